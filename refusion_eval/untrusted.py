@@ -1,8 +1,4 @@
-"""Files, texts and computations of strangers, within bounds.
-
-Files are opened without waiting, texts are parsed up to a size and shown without effect, and a `Child`, which can be
-killed, computes what may hang or use up its memory: the expressions of a model, the templates of a checkpoint.
-"""
+"""Files, texts and computations of strangers, within bounds."""
 
 import json
 import os
@@ -26,11 +22,8 @@ MOST_VALUES = 6_000_000
 DEEPEST = 64
 
 _LONGEST_LINE = 1 << 16
-
-# The first answer of a process also waits for its imports.
-_START_SECONDS = 60.0
-# Where a process dies of itself, another one is asked once, because a user's kill says nothing about the question.
-_ATTEMPTS = 2
+_START_SECONDS = 60.0  # the first answer of a process also waits for its imports
+_ATTEMPTS = 2  # where a process dies of itself, because a user's kill says nothing about the question
 
 # Control characters (C0 and C1), marks that reorder or hide text, line separators, and halves of surrogate pairs.
 _UNSAFE = re.compile(
@@ -41,11 +34,7 @@ _UNSAFE = re.compile(
 
 def visible(text: str, keep: str = "") -> str:
     r"""Text that a terminal shows and does not obey: each character with an effect is written as its escape (\x1b)."""
-    return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text)
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
@@ -62,14 +51,8 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 
 def kind_of(mode: int) -> str:
     """The kind of a file in words, by its `st_mode`."""
-    kinds = {
-        stat.S_IFLNK: "symbolic link",
-        stat.S_IFIFO: "named pipe",
-        stat.S_IFSOCK: "socket",
-        stat.S_IFDIR: "folder",
-        stat.S_IFREG: "file",
-    }
-    return kinds.get(stat.S_IFMT(mode), "device")
+    kinds = {"l": "symbolic link", "p": "named pipe", "s": "socket", "d": "folder", "-": "file"}
+    return kinds.get(stat.filemode(mode)[0], "device")
 
 
 def read_plain(path: str | os.PathLike[str]) -> bytes:
@@ -116,9 +99,10 @@ def parse_json(text: str | bytes, object_pairs_hook: Callable[[list[tuple[str, A
 
 
 class Child:
-    """One process, started when first asked and again after each death. Only one thread at a time may ask.
+    """A process that computes what may hang or use up its memory, started when first asked and again after each death.
 
-    Its script reads questions as JSON lines, the first of them `first`, and answers each with a JSON line.
+    Only one thread at a time may ask. The script reads questions as JSON lines, the first of them `first`, and answers
+    each with a JSON line.
     """
 
     def __init__(self, script: Path, first: Any) -> None:
@@ -126,13 +110,10 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._is_given_up = False
-        self.seconds = 0.0
+        self.seconds = 0.0  # that all answers took
 
     def ask(self, question: Any, timeout_s: float) -> Any | None:
-        """The answer; None if it took too long, or if the process died and its replacement as well.
-
-        A script may limit itself: SIGPROF, which a timer of its processor time sends, counts as too long.
-        """
+        """The answer; None if it took too long, or if the process died and its replacement as well."""
         for _ in range(_ATTEMPTS):
             if self._is_given_up:
                 break
@@ -142,6 +123,7 @@ class Child:
             self.seconds += time.monotonic() - started_s
             if line is not None and line.endswith(b"\n"):
                 return json.loads(line)
+            # A script may limit itself: SIGPROF, which a timer of its processor time sends, counts as too long.
             if self.close() == -signal.SIGPROF or line is None:
                 break
         return None
@@ -176,7 +158,7 @@ class Child:
         return self._process
 
     def kill(self) -> None:
-        """Kills the process while another thread waits for its answer; that thread sees the end of the pipe."""
+        """Ends the process while another thread waits for its answer; that thread sees the end of the pipe."""
         self._is_given_up = True
         if (process := self._process) is not None:
             process.kill()

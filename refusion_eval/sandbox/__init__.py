@@ -1,28 +1,8 @@
-"""Run untrusted programs against trusted tests, in isolation.
+"""Run untrusted programs against trusted tests, in isolation; docs/explanations/sandbox.md says what is promised.
 
-The test runs in a judge process; the program runs in a guest process that answers calls with data only (`wire`), so
-nothing a program does can declare itself correct. Both are locked in. The judge asks no object of a program how it
-relates to the test's data, and does not tell the program that data (`mirror`). A check uses the best isolation that
-`probe()` finds to hold on this machine and names it in its verdict; without any, it refuses. For a program, the order
-of sets of strings and the numbers of `random` are the same in every check, so it gets the same verdict each time; what
-a test draws, no program can know.
-
-Verdicts are those of program and test as one file run by Python, as by `code_eval`, except for what would let a program
-claim to be right, and builtins, modules, helpers and the test's own names are the judge's. There are no installed
-packages. A test that needs the program's own process is an error, `inseparable`. docs/explanations/sandbox.md lists the
-differences.
-
-A program may use threads and forked children (32 together), pipes and pairs of sockets, signals to itself, deep
-recursion, its memory limit, and in tier A a /tmp of 64 MiB. Its standard input is at its end, and what it prints is
-dropped. Page tables, buffers of pipes and sockets, and what the judge grows by while it holds the program's values
-count as its memory. It may make the system calls that `seccomp` lists. It has no network, no other program to run, no
-named semaphore (so no `multiprocessing.Pool` or `Queue`), no shared anonymous mapping and no locks on files (so
-`sqlite3` needs a database in memory, or `vfs=unix-dotfile`).
-
-Known limits: the kernel's records of memory mappings do not count as memory; in tiers B and C a program can ask for
-sizes and times of files whose names it guesses, and what it forked lives on if its worker is killed by others
-meanwhile; in tier C the programs checked at one time share the user's count of processes. Memory is added up twenty
-times a second, so more than the limit can be held for that long. tests/sandbox attacks all tiers.
+The test runs in a judge process, and the program in a guest process that answers calls with data only. Both are locked
+in. A check uses the best isolation that `probe()` finds on this machine and names it in its verdict; without any, it
+refuses.
 """
 
 import sys

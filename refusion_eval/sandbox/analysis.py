@@ -23,13 +23,20 @@ _STATELESS_MODULES = frozenset((
     "bisect", "cmath", "collections", "copy", "datetime", "fractions", "functools", "hashlib", "heapq", "itertools",
     "json", "math", "numbers", "operator", "random", "re", "statistics", "string", "typing",
 ))
-# Names that reach further, wherever they are read from and whatever they are called afterwards.
+# Names that reach further, wherever they are read from and whatever they are called afterwards; below, with those under
+# which the stateless modules hold objects that can be changed: other modules, and containers.
 _REACHING_NAMES = frozenset((
     "breakpoint", "compile", "delattr", "eval", "exec", "exit", "getattr", "globals", "help", "input", "locals", "open",
     "quit", "setattr", "vars", "attrgetter", "get_type_hints", "gi_frame", "methodcaller", "register",
     "total_ordering", "update_wrapper", "wraps",
 ))
 # fmt: on
+_REACHING = _REACHING_NAMES | {
+    name
+    for module in _STATELESS_MODULES
+    for name, value in vars(importlib.import_module(module)).items()
+    if isinstance(value, ModuleType | list | dict | set) and name not in _STATELESS_MODULES | {"abc"}
+}
 _BUILTINS = frozenset(vars(builtins))
 _ATTRIBUTES_OF_DATA = frozenset(
     name
@@ -37,9 +44,6 @@ _ATTRIBUTES_OF_DATA = frozenset(
     for name in dir(kind)
 )
 _NAMES_OF_DATA = frozenset(kind.__name__ for kind in DATA)
-_TELLING = frozenset(
-    (ast.Assign, ast.Attribute, ast.Call, ast.ClassDef, ast.Compare, ast.ExceptHandler, ast.Import, ast.ImportFrom)
-)
 _MAY_BE_CHANGED = (("sys", "stdout"),)  # what is printed comes to the judge
 _INTO_PROGRAMS = ("unittest.mock.", "inspect.", "dis.", "gc.", "tracemalloc.", "warnings.", "weakref.")
 _KIND_TESTS = ("isinstance", "issubclass", "assertIsInstance")
@@ -56,41 +60,16 @@ _OF_ONE_PROCESS = frozenset((
 # fmt: on
 
 
-def _shared() -> frozenset[str]:
-    """Names under which the stateless modules hold objects that can be changed: other modules, and containers."""
-    return frozenset(
-        name
-        for module in _STATELESS_MODULES
-        for name, value in vars(importlib.import_module(module)).items()
-        if isinstance(value, ModuleType | list | dict | set) and name not in _STATELESS_MODULES | {"abc"}
-    )
-
-
-_REACHING = _REACHING_NAMES | _shared()
-
-
-class Names(NamedTuple):
-    """Names that a test must be given: those that only the candidate can supply, and standard modules."""
-
-    wanted: list[str]
-    modules: list[str]
-
-
 class Analysis(NamedTuple):
-    """Result of the analysis of a test or of its helpers.
+    """Analysis of a test, or of its helpers."""
 
-    Attributes:
-        reaches_out: whether a statement may change more than names of the source, whatever these names are.
-        needs_one_process: what it does that has its effect on a program only in the program's own process; or "".
-    """
-
-    foreign: frozenset[str]
-    owners: frozenset[str]
-    reaches_out: bool
+    foreign: frozenset[str]  # names that it reads before it binds them, or does not bind
+    owners: frozenset[str]  # names whose attributes it reads
+    reaches_out: bool  # whether a statement may change more than names of the source, whatever these names are
     classes: frozenset[str]
-    own: frozenset[str]
-    needs_one_process: str
-    runs_texts: str
+    own: frozenset[str]  # names that it binds
+    needs_one_process: str  # reason why test and program must share a process, or ""
+    runs_texts: str  # what may run a text of a program, or ""
 
     @property
     def may_leave_traces(self) -> bool:
@@ -98,16 +77,14 @@ class Analysis(NamedTuple):
         modules = self.foreign & self.owners & sys.stdlib_module_names
         return self.reaches_out or not modules <= _STATELESS_MODULES
 
-    def names(self, known: set[str]) -> Names:
-        """Find the names that the test must be given besides those that trusted helpers define (`known`).
-
-        A builtin stays the judge's own, or a candidate could redefine abs() and agree with everything. Only a test that
-        names nothing else (MBPP 126 tests a function called `sum`) takes builtins from the candidate.
-        """
-        read = self.foreign - known
+    def names(self, defined: set[str]) -> tuple[list[str], list[str]]:
+        """Names that only the program can supply, and standard modules, besides what trusted helpers define."""
+        read = self.foreign - defined
         modules = read & self.owners & sys.stdlib_module_names
+        # A builtin stays the judge's own, or a candidate could redefine abs() and agree with everything. Only a test
+        # that names nothing else (MBPP 126 tests a function called `sum`) takes builtins from the candidate.
         wanted = read - modules - _BUILTINS or read & _BUILTINS
-        return Names(sorted(wanted), sorted(modules))
+        return sorted(wanted), sorted(modules)
 
 
 def analyse(tree: ast.Module, source: str = "") -> Analysis:
@@ -129,30 +106,27 @@ def analyse(tree: ast.Module, source: str = "") -> Analysis:
         elif isinstance(node, ast.ClassDef | ast.AsyncFunctionDef):
             reaches_out = True  # not followed
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            reaches_out |= not all(map(_is_harmless, _imported(node)))
+            for module, *parts in (name.split(".") for name in _imported(node)):
+                reaches_out |= module not in _STATELESS_MODULES
+                reaches_out |= any(part.startswith("_") or part in _REACHING for part in parts)
     foreign, own = map(frozenset, _foreign(tree, source or ast.unparse(tree)))
-    telling = [node for node in nodes if type(node) in _TELLING]
-    callees = _callees(telling)
-    classes = foreign & _class_names(telling, callees, any(name[0].isupper() for name in used))
-    needs = _needs_one_process(nodes, foreign) or _compared_with_data(telling, callees, classes)
+    callees = _callees(nodes)
+    classes = foreign & _class_names(nodes, callees, any(name[0].isupper() for name in used))
+    needs = _needs_one_process(nodes, foreign) or _compared_with_data(nodes, callees, classes)
     return Analysis(foreign, frozenset(owners), reaches_out, classes, own, needs, _runs_texts(nodes))
 
 
 def _runs_texts(nodes: list[ast.AST]) -> str:
-    """Say by what a test may run a text of a program; empty if by nothing."""
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found = [name for name in _imported(node) if f"{name}.".startswith(_INTERPRETERS)]
-        else:
-            called = getattr(node.func, "id", "") if isinstance(node, ast.Call) and _has_unknown_text(node) else ""
-            found = [called] if called in ("eval", "exec") else []
-        if found:
-            return found[0]
+            for name in _imported(node):
+                if f"{name}.".startswith(_INTERPRETERS):
+                    return name
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("eval", "exec"):
+            is_known = node.args and isinstance(node.args[0], ast.Constant)
+            if not is_known:
+                return _name(node.func)
     return ""
-
-
-def _has_unknown_text(call: ast.Call) -> bool:
-    return not (call.args and isinstance(call.args[0], ast.Constant))
 
 
 def _foreign(tree: ast.Module, source: str) -> tuple[set[str], set[str]]:
@@ -178,24 +152,19 @@ _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
 
 
 def _note_early(statements: list[Any], own: set[str], early: set[str]) -> None:
-    """Note which names statements bind, and which they read before that, in the order in which they run.
-
-    Bodies of functions are left out: they run when they are called. What one branch binds counts as bound, so that a
-    program never supplies what the test may have bound.
-    """
+    """Note which names statements bind, and which they read before that, in the order in which they run."""
     for statement in statements:
-        is_function = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+        # The statements of a class are parts of it, because it binds no names here. What one branch binds counts as
+        # bound, so that a program never supplies what the test may have bound.
         bodies = [] if isinstance(statement, ast.ClassDef) else [getattr(statement, name, []) for name in _BODIES]
         inner = [child for body in bodies for child in body]
-        nodes = [
-            node for child in ast.iter_child_nodes(statement) if child not in inner for node in _run_at_once(child)
-        ]
-        names = [node for node in nodes if isinstance(node, ast.Name)]
+        parts = [child for child in ast.iter_child_nodes(statement) if child not in inner]
+        names = [node for part in parts for node in _run_at_once(part) if isinstance(node, ast.Name)]
         early |= {name.id for name in names if isinstance(name.ctx, ast.Load | ast.Del)} - own
         if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
             early |= {statement.target.id} - own
         own |= {name.id for name in names if isinstance(name.ctx, ast.Store)} | _bound_names(statement)
-        if not is_function:
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):  # whose body runs when it is called
             _note_early(inner, own, early)
 
 
@@ -235,34 +204,26 @@ def _callees(nodes: list[ast.AST]) -> dict[str, str]:
 
 
 def _class_names(nodes: list[ast.AST], callees: dict[str, str], capitalised: bool) -> set[str]:
-    """Names that are used as only those of classes are; names of variables may be among them.
-
-    They are named in `except`, `isinstance` and the like; or attributes are read from them; or what a call of them
-    returns has attributes that no data has; or calls of a capitalised name stand on both sides of a comparison.
-    """
-    found: set[str] = set()
+    """Names that are used as only those of classes are; names of variables may be among them."""
+    names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.ExceptHandler) and node.type:
-            found |= _names_in(node.type)
+            names |= _names_in(node.type)
         elif isinstance(node, ast.ClassDef):
-            found |= {name for base in node.bases for name in _names_in(base)}
+            names |= {name for base in node.bases for name in _names_in(base)}
         elif isinstance(node, ast.Call) and node.args:
-            called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            called = _name(node.func)
             if called in (*_KIND_TESTS, "assertRaises"):
-                found |= _names_in(node.args[0 if called == "assertRaises" else -1])
-        elif isinstance(node, ast.Compare) and capitalised:
-            first, *others = ({name for name in _called_in(side) if name[0].isupper()} for side in _sides(node))
-            found |= first.intersection(*others)
+                names |= _names_in(node.args[0 if called == "assertRaises" else -1])
+        elif isinstance(node, ast.Compare) and capitalised:  # calls of a capitalised name stand on both sides
+            sides = (node.left, *node.comparators)
+            names |= set.intersection(*({name for name in _called_in(side) if name[0].isupper()} for side in sides))
         elif isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name):
-                found.add(node.value.id)
-            if node.attr not in _ATTRIBUTES_OF_DATA:
-                found |= _called_in(node.value) | {callees[name] for name in _names_in(node.value) if name in callees}
-    return found
-
-
-def _sides(node: ast.Compare) -> list[ast.expr]:
-    return [node.left, *node.comparators]
+                names.add(node.value.id)
+            if node.attr not in _ATTRIBUTES_OF_DATA:  # an attribute of what a call of the name returns
+                names |= _called_in(node.value) | {callees[name] for name in _names_in(node.value) if name in callees}
+    return names
 
 
 def _names_in(tree: ast.expr) -> set[str]:
@@ -277,14 +238,14 @@ def _called_in(tree: ast.expr) -> set[str]:
 
 
 def _compared_with_data(nodes: list[ast.AST], callees: dict[str, str], classes: frozenset[str]) -> str:
-    """Say which object of a class the test makes and compares with data; empty if none."""
+    """Reason, if the test compares an object that it makes of one of the classes with data; else ""."""
     for node in nodes:
         if classes and isinstance(node, ast.Compare):
-            sides = _sides(node)
-            made = {callees.get(getattr(side, "id", "")) for side in sides}
-            made |= {getattr(side.func, "id", None) for side in sides if isinstance(side, ast.Call)}
-            if (found := made & classes) and any(_is_literal(side) for side in sides):
-                return f"the test compares an object of a {min(map(str, found))} with data"
+            sides = (node.left, *node.comparators)
+            made = {callees.get(getattr(side, "id", ""), "") for side in sides}
+            made |= {getattr(side.func, "id", "") for side in sides if isinstance(side, ast.Call)}
+            if (kinds := made & classes) and any(map(_is_literal, sides)):
+                return f"the test compares an object of a {min(kinds)} with data"
     return ""
 
 
@@ -297,7 +258,7 @@ def _is_literal(tree: ast.expr) -> bool:
 
 
 def _needs_one_process(nodes: list[ast.AST], foreign: frozenset[str]) -> str:
-    """Say what a test does that would reach its program, or be told by it, in one process only; empty if nothing."""
+    """Reason, if the test does what would reach its program, or be told by it, in one process only; else ""."""
     modules: set[str] = set()
     imported: set[str] = set()
     for node in nodes:
@@ -335,13 +296,7 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _imported_as(node: ast.Import | ast.ImportFrom) -> set[str]:
-    """Names that a statement imports under."""
     return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-
-
-def _is_harmless(dotted: str) -> bool:
-    module, *parts = dotted.split(".")
-    return module in _STATELESS_MODULES and not any(part.startswith("_") or part in _REACHING for part in parts)
 
 
 class Case(NamedTuple):
@@ -378,9 +333,7 @@ def case_of(job: dict[str, str]) -> Case:
 
 
 def _is_placeholder(node: ast.stmt) -> bool:
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return False
-    return all(
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(
         isinstance(step, ast.Pass | ast.Import | ast.ImportFrom)
         or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant))
         for step in node.body

@@ -1,7 +1,4 @@
-"""Kinds of containers: how to read and to write each, past whatever methods a subclass of it has.
-
-Objects of the library's classes of values, such as paths, are containers of their attributes here.
-"""
+"""Kinds of containers: how to read and to write each, past whatever methods a subclass of it has."""
 
 import contextlib
 import ipaddress
@@ -20,21 +17,12 @@ from refusion_eval.sandbox import wire
 
 
 class Container(NamedTuple):
-    """How to read and write one kind of container, past whatever methods a subclass has.
-
-    `items` gives its contents as a flat list, `fill` replaces them. `start` makes an empty one of a class that is or
-    derives from a class of data; `option` is a further argument of its constructor.
-    """
-
     tag: str
-    items: Callable[[Any], list[Any]]
-    fill: Callable[[Any, list[Any]], None]
-    option: Callable[[Any], Any] = lambda _: None
+    items: Callable[[Any], list[Any]]  # contents as a flat list
+    fill: Callable[[Any, list[Any]], None]  # replaces the contents
+    option: Callable[[Any], Any] = lambda _: None  # a further argument of the constructor
+    # Makes an empty container of a class `kind` that is or derives from the class of data `base`.
     start: Callable[[Any, Any, Any], Any] = lambda base, kind, option: base.__new__(kind)
-
-
-def _flat(kind: type[dict[Any, Any]]) -> Callable[[Any], list[Any]]:
-    return lambda value: [*kind.keys(value), *kind.values(value)]
 
 
 def _pairs(flat: list[Any]) -> Iterable[tuple[Any, Any]]:
@@ -42,18 +30,14 @@ def _pairs(flat: list[Any]) -> Iterable[tuple[Any, Any]]:
     return zip(flat[:half], flat[half:], strict=True)
 
 
-def _fill_list(value: list[Any], items: list[Any]) -> None:
-    list.__setitem__(value, slice(None), items)
-
-
-def _fill_dict(kind: type[dict[Any, Any]]) -> Callable[[Any, list[Any]], None]:
+def _mapping(tag: str, kind: Any, **constructor: Any) -> Container:
     def fill(value: dict[Any, Any], flat: list[Any]) -> None:
         pairs = list(_pairs(flat))
         kind.clear(value)
         for key, item in pairs:
             kind.__setitem__(value, key, item)
 
-    return fill
+    return Container(tag, lambda value: [*kind.keys(value), *kind.values(value)], fill, **constructor)
 
 
 def _fill_deque(value: deque[Any], items: list[Any]) -> None:
@@ -62,11 +46,9 @@ def _fill_deque(value: deque[Any], items: list[Any]) -> None:
 
 
 def _fill_set(value: set[Any], items: list[Any]) -> None:
-    """Fill a set so that it is read in the order of `items` where one of two ways of making it gives that order.
-
-    The order follows from the size of the set's table, which depends on how the set was made: item by item or at once.
-    It also depends on which of two items with the same place in the table came first, which nothing tells afterwards.
-    """
+    """Fill a set so that it is read in the order of `items` where one of two ways of making it gives that order."""
+    # The order follows from the size of the set's table, which depends on how the set was made: item by item or at
+    # once. It also depends on which of two items with the same place in the table came first; nothing tells that later.
     set.clear(value)
     set.update(value, items)
     if not same(list(set.__iter__(value)), items):
@@ -74,20 +56,8 @@ def _fill_set(value: set[Any], items: list[Any]) -> None:
         set.update(value, dict.fromkeys(items))
 
 
-def _fill_bytes(value: bytearray, items: list[Any]) -> None:
-    bytearray.__setitem__(value, slice(None), bytes(items))
-
-
 def _attributes(value: Any) -> dict[str, Any]:
     return object.__getattribute__(value, "__dict__")
-
-
-def _fill_user(value: Any, items: list[Any]) -> None:
-    (_attributes(value)["data"],) = items
-
-
-def _member(kind: type, name: str) -> Callable[[Any], Any]:
-    return vars(kind)[name].__get__
 
 
 def _start(base: Any, kind: Any, option: Any) -> Any:
@@ -96,41 +66,28 @@ def _start(base: Any, kind: Any, option: Any) -> Any:
     return made
 
 
-def _fill_array(value: Any, items: list[Any]) -> None:
-    array.__setitem__(value, slice(None), array(_TYPE_OF_ARRAY(value), items))
-
-
-def _fill_chain(value: Any, items: list[Any]) -> None:
-    _attributes(value)["maps"] = items
-
-
-def _members(kind: type) -> dict[str, Any]:
-    """Attributes of a class's objects that are no entries of a `__dict__`."""
-    found = {name: member for base in kind.__mro__ for name, member in vars(base).items()}
-    found.pop("__dict__", None)
-    return {name: member for name, member in found.items() if isinstance(member, MemberDescriptorType)}
-
-
-def _is_fraction(numerator: Any, denominator: Any) -> bool:
-    return type(numerator) is int and type(denominator) is int and denominator > 0
-
-
 def _of_attributes(kind: type) -> Container:
-    members = _members(kind)
+    """Objects of a class of values, such as paths, as containers of their attributes."""
+    names = {name: member for base in kind.__mro__ for name, member in vars(base).items()}
+    names.pop("__dict__", None)
+    # Attributes that are not entries of a `__dict__`.
+    members = {name: member for name, member in names.items() if isinstance(member, MemberDescriptorType)}
 
     def items(value: Any) -> list[Any]:
-        found: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         with contextlib.suppress(AttributeError):  # it has none but the members
-            found |= _attributes(value)
+            attributes |= _attributes(value)
         for name, member in members.items():
             with contextlib.suppress(AttributeError):  # not set
-                found[name] = member.__get__(value)
-        return [*found, *found.values()]
+                attributes[name] = member.__get__(value)
+        return [*attributes, *attributes.values()]
 
     def fill(value: Any, flat: list[Any]) -> None:
         parts = dict(_pairs(flat))
-        if kind is Fraction and not _is_fraction(parts.get("_numerator"), parts.get("_denominator")):
-            return  # nothing can be done with it
+        if kind is Fraction:
+            numerator, denominator = parts.get("_numerator"), parts.get("_denominator")
+            if type(numerator) is not int or type(denominator) is not int or denominator <= 0:
+                return  # nothing can be done with it
         for name, item in parts.items():
             if name in members:
                 members[name].__set__(value, item)
@@ -145,8 +102,10 @@ def _of_attributes(kind: type) -> Container:
     )
 
 
-_OF_USER = (lambda value: [_attributes(value)["data"]], _fill_user)
-_TYPE_OF_ARRAY = _member(array, "typecode")
+_OF_USER = (lambda value: [_attributes(value)["data"]], lambda value, items: _attributes(value).update(data=items[0]))
+# Read past a subclass, as all here.
+_TYPE_OF_ARRAY, _LENGTH_OF_DEQUE = vars(array)["typecode"].__get__, vars(deque)["maxlen"].__get__
+_FACTORY_OF_DICT = vars(defaultdict)["default_factory"].__get__
 # fmt: off
 _OF_VALUES: tuple[type, ...] = (
     Fraction, SimpleNamespace, statistics.NormalDist, uuid.UUID, pathlib.PurePosixPath, pathlib.PureWindowsPath,
@@ -155,26 +114,34 @@ _OF_VALUES: tuple[type, ...] = (
 )
 # fmt: on
 KINDS: dict[type, Container] = {
-    list: Container("l", lambda value: list(list.__iter__(value)), _fill_list),
-    dict: Container("d", _flat(dict), _fill_dict(dict)),
-    set: Container("s", lambda value: list(set.__iter__(value)), _fill_set),
-    deque: Container(
-        "q",
-        lambda value: list(deque.__iter__(value)),
-        _fill_deque,
-        _member(deque, "maxlen"),
-        _start,
+    list: Container(
+        "l", lambda value: list(list.__iter__(value)), lambda value, items: list.__setitem__(value, slice(None), items)
     ),
-    bytearray: Container("B", lambda value: list(bytearray.__iter__(value)), _fill_bytes),
-    OrderedDict: Container("O", _flat(OrderedDict), _fill_dict(OrderedDict)),
-    Counter: Container("C", _flat(dict), _fill_dict(dict)),
-    defaultdict: Container("dd", _flat(dict), _fill_dict(dict), _member(defaultdict, "default_factory"), _start),
+    dict: _mapping("d", dict),
+    set: Container("s", lambda value: list(set.__iter__(value)), _fill_set),
+    deque: Container("q", lambda value: list(deque.__iter__(value)), _fill_deque, _LENGTH_OF_DEQUE, _start),
+    bytearray: Container(
+        "B",
+        lambda value: list(bytearray.__iter__(value)),
+        lambda value, items: bytearray.__setitem__(value, slice(None), bytes(items)),
+    ),
+    OrderedDict: _mapping("O", OrderedDict),
+    Counter: _mapping("C", dict),
+    defaultdict: _mapping("dd", dict, option=_FACTORY_OF_DICT, start=_start),
     UserList: Container("UL", *_OF_USER),
     UserDict: Container("UD", *_OF_USER),
     UserString: Container("US", *_OF_USER),
-    ChainMap: Container("CM", lambda value: list(_attributes(value)["maps"]), _fill_chain),
+    ChainMap: Container(
+        "CM",
+        lambda value: list(_attributes(value)["maps"]),
+        lambda value, items: _attributes(value).update(maps=items),
+    ),
     array: Container(
-        "ar", array.tolist, _fill_array, _TYPE_OF_ARRAY, lambda base, kind, option: base.__new__(kind, option)
+        "ar",
+        array.tolist,
+        lambda value, items: array.__setitem__(value, slice(None), array(_TYPE_OF_ARRAY(value), items)),
+        _TYPE_OF_ARRAY,
+        lambda base, kind, option: base.__new__(kind, option),
     ),
     **{kind: _of_attributes(kind) for kind in _OF_VALUES},
 }
@@ -196,7 +163,7 @@ DATA = CONTAINERS | wire.PACKERS.keys() | {tuple, frozenset}
 
 
 def data_class(kind: type) -> type | None:
-    """The class of data that a class is or derives from; None if its objects are no data."""
+    """The class of data that a class is or derives from; None if its objects are not data."""
     return next((base for base in kind.__mro__ if base in DATA), None)
 
 

@@ -1,8 +1,7 @@
-"""The candidate's side: loads the program, then answers the judge's requests with data, one at a time.
+"""The candidate's side: loads the program, then answers the judge's requests with data, one at a time."""
 
-Everything here shares its process with untrusted code, which may take the process over. It can then lie about its own
-values and do nothing else, because the judge reads data only.
-"""
+# Everything here shares its process with untrusted code, which may take the process over. It can then lie about its own
+# values and do nothing else, because the judge reads data only.
 
 import builtins
 import contextlib
@@ -11,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import io
+import operator
 import socket
 import sys
 import threading
@@ -22,7 +22,7 @@ from typing import Any
 from refusion_eval.sandbox import wire
 from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class
 from refusion_eval.sandbox.mirror import SPECIAL
-from refusion_eval.sandbox.table import Table, exception_of
+from refusion_eval.sandbox.table import ObjectTable, exception_of
 
 MODULE_NAME = "candidate"  # not "__main__": blocks that read input() must not run
 RECURSION_LIMIT = 2000  # room for a program that recurses 1000 deep below our own frames
@@ -34,7 +34,7 @@ class Guest:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._table = Table(1, self._describe, self._build)
+        self._table = ObjectTable(1, self._describe, self._build)
         self._classes: dict[type, Any] = {}  # packed
         self._library = frozenset(sys.modules)  # the judge has these modules too
         self._module = types.ModuleType(MODULE_NAME)
@@ -67,18 +67,14 @@ class Guest:
                 self._answer(*self._receive())
 
     def _receive(self) -> tuple[str, str, list[Any], bool]:
-        """The next message of the judge: its nonce, the operation, operands, and whether to return what is printed."""
+        """Nonce, operation and operands of the judge's next message, and whether to return what is printed."""
         nonce, name, packed, entries, forgotten, captures = wire.receive(self._sock)
         self._table.forget(forgotten)
         return nonce, name, self._table.unpack_all(packed, entries), captures
 
     def _send(self, nonce: str, how: str, *values: Any) -> None:
-        known = self._module.__dict__
-        changed = {
-            name: known[name]
-            for name in self._names
-            if name in known and known[name] is not self._bound.get(name, self)
-        }
+        bound = {name: self._module.__dict__[name] for name in self._names if name in self._module.__dict__}
+        changed = {name: value for name, value in bound.items() if value is not self._bound.get(name, self)}
         self._bound |= changed
         printed = self._printed.getvalue()
         if printed:
@@ -112,7 +108,6 @@ class Guest:
                 self._send(nonce, "raised", error.with_traceback(None), *_describe_error(error))
 
     def _ask(self, how: str, lent: Any, args: tuple[Any, ...], kwargs: tuple[Any, ...]) -> Any:
-        """Have the judge use an object of the test."""
         with self._one_at_a_time:
             self._send(self._nonce, "ask", how, lent, args, kwargs)
             while True:
@@ -124,7 +119,6 @@ class Guest:
                 self._answer(nonce, name, operands, captures)
 
     def _load(self, source: str, names: tuple[str, ...], imports: str) -> None:
-        """Run the program, then the imports of the test."""
         try:
             code = compile(source, f"{MODULE_NAME}.py", "exec", dont_inherit=True)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -152,7 +146,6 @@ class Guest:
         return self._loop.run_until_complete(task), waited[0]
 
     def _describe(self, value: Any) -> Any:
-        """Pack an object that is no plain data."""
         kind = type(value)
         if issubclass(kind, type):
             return self._class(value)
@@ -167,7 +160,6 @@ class Guest:
         return self._table.add(value, "h", mirrored)
 
     def _class(self, kind: type) -> Any:
-        """Pack a class."""
         return self._shared(kind) or self._mirrored(kind)
 
     def _shared(self, kind: type) -> Any:
@@ -193,12 +185,9 @@ class Guest:
         return self._classes[kind]
 
     def _build(self, tag: str, rest: list[Any]) -> Any:
-        """Make what stands for an object of the test."""
         if tag == "n":
-            found: Any = importlib.import_module(rest[0])
-            for part in rest[1].split("."):
-                found = getattr(found, part)
-            return found
+            module, name = rest
+            return operator.attrgetter(name)(importlib.import_module(module))
         if tag == "call":
 
             def function(*args: Any, **kwargs: Any) -> Any:
@@ -211,9 +200,7 @@ class Guest:
         return exception_of(vars(builtins)[rest[0]], rest[1:])
 
 
-class _Iterator:
-    """An iterator of the test."""
-
+class _Iterator:  # of the test
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
 
@@ -226,18 +213,15 @@ class _Iterator:
 
 @functools.cache
 def _special_names(kind: type) -> list[str]:
-    """Special methods of a class's objects that are not those of every object, nor those of data.
-
-    "-__hash__" stands for objects that have no hash.
-    """
-    found = []
+    """Special methods of a class's objects that are not those of every object or data; "-__hash__" for no hash."""
+    names = []
     of_all = (type, *(data_class(kind) or object).__mro__)
     for name in SPECIAL:
         owner = next((base for base in kind.__mro__ if name in vars(base)), object)
         is_builtin_error = issubclass(owner, BaseException) and owner.__module__ == "builtins"
         if owner not in of_all and not is_builtin_error:
-            found.append(name if vars(owner)[name] is not None else f"-{name}")
-    return found
+            names.append(name if vars(owner)[name] is not None else f"-{name}")
+    return names
 
 
 for _kind in (types.FunctionType, type):  # of every program, so found once for all
@@ -261,7 +245,6 @@ def _content(value: Any) -> tuple[str, Any] | None:
 
 
 def _describe_error(error: BaseException) -> tuple[str, str]:
-    """Class name and message of an exception."""
     try:
         text = str(error)[:_MAX_MESSAGE_CHARS]
     except Exception:  # noqa: BLE001 - a hostile __str__

@@ -1,17 +1,17 @@
-"""The ways to isolate a program, as data (`PROFILES`; `probe` finds one that holds), and the steps that lock it in.
+"""The ways to isolate a program, as data (`PROFILES`; `probe` finds one that holds), and the steps that lock it in."""
 
-Namespaces and a small root are made once per worker, everything else once per program.
+# Namespaces and a small root are made once per worker, everything else once per program. The order of the steps
+# matters: each gives up a right that no later step needs.
 
-The order of the steps matters: each gives up a right that no later step needs. Most comments are about that.
-"""
-
+import contextlib
 import errno
 import os
 import resource
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
-from refusion_eval.sandbox import layout, linux, seccomp
+from refusion_eval.sandbox import layout, linux
 
 _INSIDE_ID = 1000  # uid and gid that a user namespace shows to the program
 _MIB = 1 << 20
@@ -30,8 +30,6 @@ _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/tmp")
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One way to isolate a program."""
-
     tier: str
     layers: tuple[str, ...]
     namespaces: bool = False
@@ -72,29 +70,29 @@ def enter_namespaces(profile: Profile) -> None:
     uid, gid = os.getuid(), os.getgid()
     flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
     if not profile.user_namespace:
-        linux.unshare(flags)
+        linux.call("unshare", flags)
         return
     if uid == 0:  # a real uid of 0 may write /proc/sys even from a user namespace without capabilities
         uid = gid = unprivileged_ids(os.getpid())[0]
         become(uid)
-        linux.be_dumpable()  # the change of uid took /proc/self away
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # the change of uid took /proc/self away
     try:
-        linux.unshare(flags | linux.CLONE_NEWUSER)
+        linux.call("unshare", flags | linux.CLONE_NEWUSER)
     except OSError as error:
         raise OSError(error.errno, _why_no_user_namespace(error)) from error
-    for name, text in (
-        ("setgroups", "deny"),
-        ("gid_map", f"{_INSIDE_ID} {gid} 1"),
-        ("uid_map", f"{_INSIDE_ID} {uid} 1"),
-    ):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    # Groups first: the kernel takes a gid_map of an unprivileged process only after that.
+    maps = {"setgroups": "deny", "gid_map": f"{_INSIDE_ID} {gid} 1", "uid_map": f"{_INSIDE_ID} {uid} 1"}
+    for name, text in maps.items():
+        Path(f"/proc/self/{name}").write_text(text)
 
 
 def _why_no_user_namespace(error: OSError) -> str:
     """The setting to look at, which the kernel's own message ("no space left on device") does not name."""
-    switches = ("user/max_user_namespaces", "kernel/unprivileged_userns_clone")
-    off = [name.replace("/", ".") for name in switches if _reads_zero(f"/proc/sys/{name}")]
+    off = []
+    for name in ("user/max_user_namespaces", "kernel/unprivileged_userns_clone"):
+        with contextlib.suppress(OSError):  # not every kernel has both
+            if Path(f"/proc/sys/{name}").read_text().strip() == "0":
+                off.append(name.replace("/", "."))
     if off:
         return f"user namespaces are switched off: {' and '.join(off)} = 0"
     if error.errno == errno.ENOSPC:
@@ -102,29 +100,17 @@ def _why_no_user_namespace(error: OSError) -> str:
     return f"user namespaces are refused ({os.strerror(error.errno or 0)}), by a container's filter or by AppArmor"
 
 
-def _reads_zero(path: str) -> bool:
-    try:
-        with open(path) as file:
-            return file.read().strip() == "0"
-    except OSError:
-        return False
-
-
 def build_root(folders: list[str]) -> None:
     """Replace the root of this mount namespace by a read-only one with four devices and these folders, no more."""
-    links = layout.root_links()
     base = next(path for path in _MOUNT_POINTS if os.path.isdir(path) and not any(f.startswith(path) for f in folders))
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", base, "tmpfs", linux.MS_NOSUID, "size=1m,mode=755")
     for folder in folders:
-        _make_passage(base, folder)
-        linux.mount(folder, base + folder, flags=linux.MS_BIND | linux.MS_REC)
-        for name in layout.HIDDEN_NAMES:
-            if os.path.isdir(f"{folder}/{name}"):
-                linux.mount("tmpfs", f"{base}{folder}/{name}", "tmpfs", 0, "size=4k,mode=755")
-        linux.set_mount_attributes(base + folder, _SEALED, recursive=True)
-    for path, target in links:
-        os.symlink(target, base + path)
+        hidden = [name for name in layout.HIDDEN_NAMES if os.path.isdir(f"{folder}/{name}")]
+        _bind(base, folder, folder, hidden)
+    for path in ("/lib", "/lib64"):  # links through which the loader finds libraries
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), base + path)
     os.mkdir(f"{base}/dev", 0o755)
     for device in layout.DEVICES:
         os.close(os.open(base + device, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
@@ -132,50 +118,47 @@ def build_root(folders: list[str]) -> None:
         # Read-only devices can be written to; their times and owners cannot be changed.
         linux.set_mount_attributes(base + device, _READ_ONLY, recursive=False)
     os.makedirs(f"{base}/tmp", exist_ok=True)
-    for number, folder in enumerate(below_tmp(folders)):
-        copy = f"{base}{_KEPT}/{number}"
-        _make_passage(base, f"{_KEPT}/{number}")
-        linux.mount(base + folder, copy, flags=linux.MS_BIND | linux.MS_REC)
-        linux.set_mount_attributes(copy, _SEALED, recursive=True)
+    for kept, folder in _below_tmp(folders).items():
+        _bind(base, base + folder, kept)
     os.chdir(base)
-    linux.pivot_root(".", ".")
-    linux.unmount_lazily(".")
+    linux.call("pivot_root", ".", ".")
+    linux.call("umount2", ".", linux.MNT_DETACH)
     os.chdir("/")
     linux.set_mount_attributes("/", _READ_ONLY, recursive=False)
 
 
-def below_tmp(folders: list[str]) -> list[str]:
-    """The folders that an empty /tmp would hide, such as those of a Python that somebody installed there."""
-    return [folder for folder in folders if folder.startswith("/tmp/")]
+def _below_tmp(folders: list[str]) -> dict[str, str]:
+    """The folders that an empty /tmp would hide, such as those of a Python that somebody installed there, by a copy."""
+    below = [folder for folder in folders if folder.startswith("/tmp/")]
+    return {f"{_KEPT}/{number}": folder for number, folder in enumerate(below)}
 
 
-def _make_passage(base: str, folder: str) -> None:
-    """Make a folder and those above it; these can be passed through and not listed."""
+def _bind(base: str, source: str, folder: str, hidden: list[str] | None = None) -> None:
+    """Mount a folder, read-only and with empty folders over what is hidden in it, below `base`."""
     path = base
     for part in folder.strip("/").split("/"):
         path = f"{path}/{part}"
         if not os.path.isdir(path):
             os.mkdir(path)
-            os.chmod(path, 0o111)
+            os.chmod(path, 0o111)  # can be passed through and not listed
+    linux.mount(source, path, flags=linux.MS_BIND | linux.MS_REC)
+    for name in hidden or []:
+        linux.mount("tmpfs", f"{path}/{name}", "tmpfs", 0, "size=4k,mode=755")
+    linux.set_mount_attributes(path, _SEALED, recursive=True)
 
 
 class PrivateTmp:
-    """An empty /tmp with limits on bytes and files, mounted anew where the last program left a trace in it.
-
-    Those of `folders`, which programs may read, that lie below /tmp are mounted into it again each time.
-    """
+    """An empty /tmp with limits on bytes and files, mounted anew where the last program left a trace in it."""
 
     def __init__(self, folders: list[str]) -> None:
-        self._kept = [(f"{_KEPT}/{number}", folder) for number, folder in enumerate(below_tmp(folders))]
+        self._kept = _below_tmp(folders)
         self._mount()
 
     def _mount(self) -> None:
         limits = f"size={_TMP_MIB}m,nr_inodes={_TMP_FILES},mode=777"
         linux.mount("tmpfs", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, limits)
-        for copy, folder in self._kept:
-            _make_passage("", folder)
-            linux.mount(copy, folder, flags=linux.MS_BIND | linux.MS_REC)
-            linux.set_mount_attributes(folder, _SEALED, recursive=True)
+        for kept, folder in self._kept.items():
+            _bind("", kept, folder)
         self._pristine = self._state()
 
     @staticmethod
@@ -188,7 +171,7 @@ class PrivateTmp:
     def renew(self) -> None:
         """Make it as new; nobody may be using it."""
         if self._state() != self._pristine:
-            linux.unmount_lazily("/tmp")
+            linux.call("umount2", "/tmp", linux.MNT_DETACH)
             self._mount()
 
 
@@ -200,19 +183,12 @@ def become(uid: int) -> None:
 
 
 def make_ruleset(profile: Profile, folders: list[str]) -> int | None:
-    """Landlock ruleset that leaves these folders readable, made once per worker; None where the profile has none."""
+    """Landlock ruleset that leaves these folders readable; None where the profile has none."""
     if not profile.restrict_files:
         return None
     if not profile.change_uid and linux.landlock_abi() < linux.LANDLOCK_ABI_SIGNALS:
         raise OSError(f"Landlock {linux.landlock_abi()} cannot stop signals; version {linux.LANDLOCK_ABI_SIGNALS} can")
     return linux.landlock_ruleset([*folders, *layout.DEVICES], layout.HIDDEN_NAMES)
-
-
-def open_streams() -> None:
-    """Open the standard streams anew, on the null device: a program's flags on its own reach no other program's."""
-    streams = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        os.dup2(streams, fd)
 
 
 def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[int, int], filter_bytes: bytes) -> None:
@@ -225,22 +201,17 @@ def lock_down(profile: Profile, uid: int, ruleset_fd: int | None, limits: dict[i
         become(uid)
     if not profile.namespaces:
         # After the change of uid, which clears it. With namespaces the end of the worker ends the pid namespace.
-        linux.die_with_parent(signal.SIGKILL)
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if not profile.filter_calls:
         return
-    linux.no_new_privileges()
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.drop_capabilities()
     if ruleset_fd is not None:
-        linux.landlock_restrict(ruleset_fd)
+        linux.call("landlock_restrict_self", ruleset_fd, 0)
     linux.install_seccomp(filter_bytes)
 
 
 def limits_of(memory_bytes: int, cpu_s: int, num_processes: int) -> dict[int, int]:
-    """Resource limits of a program or of a judge.
-
-    Args:
-        cpu_s: processor seconds after which the kernel kills; the watchdog comes first.
-    """
     return {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_CPU: cpu_s,
@@ -252,12 +223,3 @@ def limits_of(memory_bytes: int, cpu_s: int, num_processes: int) -> dict[int, in
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_CORE: 0,
     }
-
-
-def filter_program(profile: Profile) -> bytes:
-    """The seccomp program for a profile; empty where it has none."""
-    if not profile.filter_calls:
-        return b""
-    if not seccomp.supported():
-        raise OSError(f"no system call numbers are known for {os.uname().machine}")
-    return seccomp.allow_program(with_landlock=profile.restrict_files)

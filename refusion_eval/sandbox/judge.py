@@ -1,8 +1,7 @@
-"""The judge: runs the dataset's test in a process of its own, with the candidate's names bound to stand-ins (`mirror`).
+"""The judge: runs the dataset's test in its own process, with the candidate's names bound to stand-ins (`mirror`)."""
 
-A program passes only if this process reaches the end of the test. Nothing that the candidate prints, returns as its
-exit code or sends unasked can make it pass.
-"""
+# A program passes only if this process reaches the end of the test. Nothing that the candidate prints, returns as its
+# exit code or sends unasked can make it pass.
 
 import contextlib
 import decimal
@@ -16,11 +15,11 @@ import socket
 import sys
 import traceback
 import types
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from refusion_eval.sandbox import wire
 from refusion_eval.sandbox.analysis import HELPERS_FILE, TEST_FILE, Case, case_of
+from refusion_eval.sandbox.layout import ForkHooks
 from refusion_eval.sandbox.proxy import Broken, Candidate
 from refusion_eval.sandbox.watch import GOES_ON, KEPT_JUDGE_BYTES
 
@@ -29,18 +28,13 @@ _BY_VALUE = ("failed_assertion", "wrong_type", "raised", "no_code", "protocol_er
 
 
 class JudgeResult(NamedTuple):
-    """Reason (a key of `result.STATUS_OF_REASON`), one line of detail, and `Candidate.passed_over` without success."""
-
-    reason: str
-    detail: str
-    passed_over: bool = False
+    reason: str  # a key of `result.STATUS_OF_REASON`
+    detail: str = ""
+    passed_over: bool = False  # as `Candidate.passed_over`, without success
 
 
-def judge(sock: socket.socket, program: str, case: Case, asks_data: bool = False) -> JudgeResult:
-    """Run one test against the process at the other end of `sock`, which is to load the candidate's `program`.
-
-    With `asks_data`, data whose class has a method of its own for what the test asks is asked by it (`Candidate`).
-    """
+def judge(sock: socket.socket, program: str, case: Case, asks_data: bool) -> JudgeResult:
+    """Run a test against the process at the other end of `sock`; with `asks_data`, as `Candidate.is_asked` says."""
     main = types.ModuleType("__main__")  # in which `unittest.main` looks for tests
     namespace = vars(main)
     if case.analysis.runs_texts:
@@ -48,22 +42,18 @@ def judge(sock: socket.socket, program: str, case: Case, asks_data: bool = False
     try:
         code = compile(case.test, TEST_FILE, "exec", dont_inherit=True)
         exec(compile(case.helpers, HELPERS_FILE, "exec", dont_inherit=True), namespace)  # the dataset's prompt, trusted
-    except Exception as error:  # noqa: BLE001 - any fault in trusted text is ours
+    except Exception as error:  # noqa: BLE001 - any fault in trusted text is one of the dataset
         return _unusable(error)
-    names = case.analysis.names(set(namespace))
-    candidate = Candidate(sock, case, names.wanted, namespace, asks_data)
-    try:
-        candidate.wait_until_ready()
-    except (RuntimeError, OSError) as error:
-        return JudgeResult("sandbox_error", str(error))
+    wanted, modules = case.analysis.names(set(namespace))
+    candidate = Candidate(sock, case, wanted, namespace, asks_data)
     own_main = sys.modules["__main__"]
     sys.modules["__main__"] = main
     try:
-        outcome = _run(candidate, program, code, names.modules, namespace)
+        outcome = _run(candidate, program, code, modules, namespace)
     finally:
         sys.modules["__main__"] = own_main
     if outcome.reason == "passed" and candidate.broken:
-        outcome = JudgeResult(candidate.broken.reason, candidate.broken.detail)
+        outcome = JudgeResult(*candidate.broken.args)
     elif outcome.reason == "passed" and candidate.failed_inside:
         outcome = JudgeResult("failed_assertion", f"{_where(candidate.failed_inside)}, called by the program")
     if outcome.reason == "passed":
@@ -82,7 +72,7 @@ def _run(candidate: Candidate, program: str, code: Any, modules: list[str], name
     try:
         candidate.load(program)
     except Broken as broken:
-        return JudgeResult(broken.reason, broken.detail)
+        return JudgeResult(*broken.args)
     except SyntaxError as error:
         return JudgeResult("syntax_error", _one_line(error))
     except Exception as error:  # noqa: BLE001 - whatever the candidate's import raised
@@ -91,33 +81,32 @@ def _run(candidate: Candidate, program: str, code: Any, modules: list[str], name
         namespace.update({name: importlib.import_module(name) for name in modules})
         exec(code, namespace)  # the dataset's test, trusted
     except Broken as broken:
-        return JudgeResult(broken.reason, broken.detail)
+        return JudgeResult(*broken.args)
     except SystemExit as end:  # as `unittest.main` ends; a program's own reaches the test as Broken
-        return JudgeResult("passed", "") if not end.code else _raised(candidate, end)
+        return _raised(candidate, end) if end.code else JudgeResult("passed")
     except BaseException as error:  # noqa: BLE001 - whatever ends a test early is its verdict
         return _raised(candidate, error)
-    return JudgeResult("passed", "")
+    return JudgeResult("passed")
 
 
 def _raised(candidate: Candidate, error: BaseException) -> JudgeResult:
-    """Say why a test ended with an exception."""
     for remote, text in candidate.remote_errors:
         if remote is error:
             return JudgeResult("memory" if isinstance(error, MemoryError) else "raised", text)
     if isinstance(error, AssertionError):
-        wrong_type = candidate.compared_with_data
-        return JudgeResult("wrong_type" if wrong_type else "failed_assertion", _where(error))
-    if isinstance(error, ImportError):
-        return JudgeResult("sandbox_error", f"the test needs what is not here: {_one_line(error)}")
-    if isinstance(error, OSError) and error.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
-        return JudgeResult("inseparable", f"the test needs what no program has here: {_one_line(error)}")
-    if isinstance(error, NameError):
-        return JudgeResult("no_code", f"the program does not define it: {_one_line(error)}")
+        return JudgeResult("wrong_type" if candidate.compared_with_data else "failed_assertion", _where(error))
     if isinstance(error, MemoryError):
         return JudgeResult("output_limit", "the values are too large for the judge")
-    if isinstance(error, TypeError | AttributeError):
-        return JudgeResult("wrong_type", f"{_where(error)}: {_one_line(error)}")
-    return JudgeResult("raised", f"{_where(error)}: {_one_line(error)}")
+    reason, why = "raised", _where(error)
+    if isinstance(error, ImportError):
+        reason, why = "sandbox_error", "the test needs what is not here"
+    elif isinstance(error, OSError) and error.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
+        reason, why = "inseparable", "the test needs what no program has here"
+    elif isinstance(error, NameError):
+        reason, why = "no_code", "the program does not define it"
+    elif isinstance(error, TypeError | AttributeError):
+        reason = "wrong_type"
+    return JudgeResult(reason, f"{why}: {_one_line(error)}")
 
 
 def _where(error: BaseException) -> str:
@@ -132,14 +121,13 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".replace("\n", " ")[:_MAX_DETAIL_CHARS]
 
 
-def serve(control: socket.socket, fork_hooks: list[dict[str, Callable[[], object]]], folder: str) -> None:
+def serve(control: socket.socket, fork_hooks: ForkHooks, folder: str) -> None:
     """Judge one job after another until `control` is closed, or until this process has grown too large to be kept.
 
-    Each message on `control` is one byte with two descriptors: where the job is read from and its outcome written to,
-    and the connection to the candidate. A job done is answered with `GOES_ON`, or by the end of this process. The
-    `fork_hooks` of `layout.preload` are for tests that fork, and `folder` is where tests that use files run.
+    `fork_hooks` are for tests that fork, and tests that use files run in `folder`.
     """
     while True:
+        # Two descriptors: the job is read from the first and its outcome is written to it; the candidate has the other.
         message, fds, _, _ = socket.recv_fds(control, 1, 2)
         if not message:
             return
@@ -152,25 +140,21 @@ def serve(control: socket.socket, fork_hooks: list[dict[str, Callable[[], object
 
 
 def _serve_one(
-    control: socket.socket,
-    result: socket.socket,
-    candidate: socket.socket,
-    fork_hooks: list[dict[str, Callable[[], object]]],
-    folder: str,
+    control: socket.socket, result: socket.socket, candidate: socket.socket, fork_hooks: ForkHooks, folder: str
 ) -> None:
     job = wire.receive(result)
     random.seed()  # what a test draws, no program can know
     decimal.setcontext(decimal.Context())  # reckoning with a program's numbers raises flags in it
     if not job["candidate"].strip():
-        wire.send(result, list(JudgeResult("no_code", "the program is empty")))
+        wire.send(result, JudgeResult("no_code", "the program is empty"))
         return
     try:
         case = case_of(job)
-    except Exception as error:  # noqa: BLE001 - any fault in trusted text is ours
-        wire.send(result, list(_unusable(error)))
+    except Exception as error:  # noqa: BLE001 - any fault in trusted text is one of the dataset
+        wire.send(result, _unusable(error))
         return
     if not case.may_leave_traces:
-        wire.send(result, list(judge(candidate, job["candidate"], case, job["asks_data"])))
+        wire.send(result, judge(candidate, job["candidate"], case, job["asks_data"]))
         return
     pid = os.fork()
     if pid:
@@ -184,6 +168,6 @@ def _serve_one(
             os.register_at_fork(**hooks)
         os.chdir(folder)  # not in the judge, which would hold the files of the last program there
         os.umask(0)  # the program may have another uid, and may change what the test has written for it
-        wire.send(result, list(judge(candidate, job["candidate"], case, job["asks_data"])))
+        wire.send(result, judge(candidate, job["candidate"], case, job["asks_data"]))
     finally:
         os._exit(0)

@@ -9,6 +9,8 @@ HIDDEN_NAMES = frozenset({"site-packages", "dist-packages"})
 # Not /dev/zero: a shared mapping of it is memory that outlives the mapping and that nobody counts.
 DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 
+ForkHooks = list[dict[str, Callable[[], object]]]  # arguments of calls of `os.register_at_fork`
+
 # Imported before the first fork, so that every program finds them loaded; the rest of the standard library is read
 # when it is asked for.
 # fmt: off
@@ -21,13 +23,11 @@ _PRELOADED = (
 # fmt: on
 
 
-def preload() -> list[dict[str, Callable[[], object]]]:
-    """Import the modules that programs use most; comes before all imports of a worker.
-
-    Returns what they asked to be run at forks, as arguments of `os.register_at_fork`. A worker has one thread and no
-    use for new random numbers, and it would cost it more than the fork; its guests register it for themselves.
-    """
-    held_back: list[dict[str, Callable[[], object]]] = []
+def preload() -> ForkHooks:
+    """Import the modules that programs use most, before all imports of a worker; returns what they run at forks."""
+    # A worker has one thread and no use for new random numbers, and what the modules run would cost it more than the
+    # fork; its guests register it for themselves.
+    held_back: ForkHooks = []
     register = os.register_at_fork
     os.register_at_fork = lambda **hooks: held_back.append(hooks)
     try:
@@ -39,11 +39,7 @@ def preload() -> list[dict[str, Callable[[], object]]]:
 
 
 def readable_folders() -> list[str]:
-    """Absolute paths of the folders that Python needs to go on importing.
-
-    A library folder that contains the standard library is left out: it would bring the installed packages with it, and
-    what was loaded from it stays loaded.
-    """
+    """Absolute paths of the folders that Python needs to go on importing."""
     stdlib = {path for path in search_path() if os.path.isdir(path)}
     folders = set(stdlib)
     with open("/proc/self/maps") as maps:
@@ -51,6 +47,8 @@ def readable_folders() -> list[str]:
             path = line.split(maxsplit=5)[-1].strip()
             if path.startswith("/") and ".so" in os.path.basename(path):
                 folders.add(os.path.dirname(path))
+    # A library folder that contains the standard library is left out: it would bring the installed packages with it,
+    # and what was loaded from it stays loaded.
     libraries = {folder for folder in folders - stdlib if not any(_within(inner, folder) for inner in stdlib)}
     wanted = stdlib | libraries
     return sorted(path for path in wanted if not any(path != other and _within(path, other) for other in wanted))
@@ -58,12 +56,6 @@ def readable_folders() -> list[str]:
 
 def _within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def root_links() -> list[tuple[str, str]]:
-    """Pairs (path, target) of the links in / through which the loader finds libraries, such as /lib -> usr/lib."""
-    names = ("/lib", "/lib64")
-    return [(name, os.readlink(name)) for name in names if os.path.islink(name)]
 
 
 def search_path() -> list[str]:

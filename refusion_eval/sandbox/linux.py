@@ -1,6 +1,7 @@
 """The few Linux calls that Python's standard library lacks, through ctypes; each raises OSError like its own."""
 
 import ctypes
+import errno
 import functools
 import os
 import signal
@@ -8,27 +9,31 @@ import stat
 import struct
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 _CLONE_VM, _CLONE_FILES = 0x100, 0x400
 _STACK_BYTES, _STACK_ALIGNMENT = 1 << 14, 16
+_STACK = ctypes.create_string_buffer(_STACK_BYTES)  # kept, because a process runs on it
 _SIGNAL_SET_BYTES = 128
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
-_MNT_DETACH = 2
+MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 0x1, 0x2, 0x4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
-_PR_CAP_AMBIENT_CLEAR_ALL = 4
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 22, 24, 47, 4
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _NUM_CAPABILITIES = 64
 
-# The same numbers on every architecture that has them: they are newer than the shared table.
-_SYS_MOUNT_SETATTR = 442
-_SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
-_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SYSTEM_CALLS = {
+    "pivot_root": {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1),
+    # The same numbers on every architecture that has them: they are newer than the shared table.
+    "mount_setattr": 442,
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+}
 
 LANDLOCK_ABI_SIGNALS = 6  # first version of Landlock that stops signals to processes outside
 _LANDLOCK_ABI_TCP = 4
@@ -51,39 +56,22 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def _call(name: str, *args: int | bytes | None) -> int:
-    wrapped = [ctypes.c_char_p(arg) if arg is None or isinstance(arg, bytes) else ctypes.c_ulong(arg) for arg in args]
-    return _check(getattr(_libc(), name)(*wrapped), name)
-
-
-def _syscall(what: str, number: int, *args: int | bytes | None) -> int:
-    wrapped = [ctypes.c_char_p(arg) if arg is None or isinstance(arg, bytes) else ctypes.c_long(arg) for arg in args]
-    return _check(_libc().syscall(ctypes.c_long(number), *wrapped), what)
-
-
-def unshare(flags: int) -> None:
-    """Leave the namespaces named by CLONE_NEW* flags for new ones (a new pid namespace takes the next child)."""
-    _call("unshare", flags)
-
-
-def setns(fd: int, flags: int) -> None:
-    """Enter the namespace that `fd` names."""
-    _call("setns", fd, flags)
-
-
-@functools.cache
-def _stack() -> "ctypes.Array[ctypes.c_char]":
-    return ctypes.create_string_buffer(_STACK_BYTES)
+def call(name: str, *args: int | str | bytes | None) -> int:
+    """Call a function of the C library, or make a system call for which older versions have none."""
+    if name in _SYSTEM_CALLS:
+        function = functools.partial(_libc().syscall, ctypes.c_long(_SYSTEM_CALLS[name]))
+    else:
+        function = getattr(_libc(), name)
+    encoded = [os.fsencode(arg) if isinstance(arg, str) else arg for arg in args]
+    return _check(function(*[ctypes.c_ulong(arg) if isinstance(arg, int) else arg for arg in encoded]), name)
 
 
 def start_first_process() -> int:
-    """Start a process that waits until it is killed, for instance as the first of a new pid namespace; returns its pid.
-
-    The kernel spares the first process of a namespace every signal that it has no handler for, and ends the others with
-    it. This one has the memory and the open files of its parent, because a copy would take forty times as long; it
-    never comes back from the C library's pause(), because it takes no signals. Only one at a time may run.
-    """
-    top = (ctypes.addressof(_stack()) + _STACK_BYTES) // _STACK_ALIGNMENT * _STACK_ALIGNMENT
+    """Start the first process of a new pid namespace, which waits until it is killed; only one at a time may run."""
+    # The kernel spares the first process of a namespace every signal that it has no handler for, and ends the others
+    # with it. This one has the memory and the open files of its parent, because a copy would take forty times as long;
+    # it never comes back from the C library's pause(), because it takes no signals.
+    top = (ctypes.addressof(_STACK) + _STACK_BYTES) // _STACK_ALIGNMENT * _STACK_ALIGNMENT
     pause = ctypes.cast(_libc().pause, ctypes.c_void_p)
     flags = _CLONE_VM | _CLONE_FILES | signal.SIGCHLD
     before = ctypes.create_string_buffer(_SIGNAL_SET_BYTES)
@@ -96,97 +84,63 @@ def start_first_process() -> int:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Mount a file system, or bind a path."""
-    _call("mount", os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, os.fsencode(data))
-
-
-def unmount_lazily(target: str) -> None:
-    """Detach a mount and all below it."""
-    _call("umount2", os.fsencode(target), _MNT_DETACH)
+    call("mount", source, target, kind, flags, data)
 
 
 def set_mount_attributes(target: str, attributes: int, *, recursive: bool) -> None:
     """Add MOUNT_ATTR_* to a mount, or to all mounts below a path as well (kernel 5.12 or newer)."""
     structure = struct.pack("=QQQQ", attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
-    path = os.fsencode(target)
-    _syscall("mount_setattr", _SYS_MOUNT_SETATTR, _AT_FDCWD, path, flags, structure, len(structure))
+    call("mount_setattr", _AT_FDCWD, target, flags, structure, len(structure))
 
 
-def pivot_root(new_root: str, put_old: str) -> None:
-    """Make `new_root` the root of this mount namespace."""
-    _syscall("pivot_root", _SYS_PIVOT_ROOT[os.uname().machine], os.fsencode(new_root), os.fsencode(put_old))
-
-
-def die_with_parent(signal_number: int) -> None:
-    """Ask for a signal when the thread that made this process ends; lost on a change of uid."""
-    _call("prctl", _PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
-
-
-def be_dumpable() -> None:
-    """Own /proc/self again after a change of uid."""
-    _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends."""
-    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def no_new_privileges() -> None:
-    """Give up setuid programs and file capabilities for good."""
-    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+def prctl(option: int, value: int) -> None:
+    """Change this process: PR_SET_PDEATHSIG is lost on a change of uid, PR_SET_NO_NEW_PRIVS is for good."""
+    call("prctl", option, value, 0, 0, 0)
 
 
 def drop_bounding_capabilities() -> None:
     """Empty the bounding set; needs CAP_SETPCAP, so it comes before a change of uid."""
     for capability in range(_NUM_CAPABILITIES):
         try:
-            _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+            prctl(_PR_CAPBSET_DROP, capability)
         except OSError as error:
-            if error.errno == 22:  # EINVAL: past the last capability this kernel knows
+            if error.errno == errno.EINVAL:  # past the last capability this kernel knows
                 return
             raise
 
 
 def drop_capabilities() -> None:
     """Empty the effective, permitted, inheritable and ambient sets."""
-    _call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    _call("capset", header, bytes(24))
+    call("capset", header, bytes(24))
 
 
 def install_seccomp(program: bytes) -> None:
-    """Install a BPF program (8-byte instructions); needs `no_new_privileges` first."""
+    """Install a BPF program (8-byte instructions); needs PR_SET_NO_NEW_PRIVS first."""
     buffer = ctypes.create_string_buffer(program, len(program))
     filter_header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
-    _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(filter_header), 0, 0)
+    call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(filter_header), 0, 0)
 
 
 def landlock_abi() -> int:
     """Version of Landlock that the kernel offers; 0 for none."""
     try:
-        return _syscall("landlock", _SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
+        return call("landlock_create_ruleset", None, 0, 1)
     except OSError:
         return 0
 
 
 def landlock_ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
-    """Make a Landlock ruleset, and return its descriptor; every right it knows is refused except as said here.
+    """Descriptor of a ruleset that refuses all rights but to read folders, and to read and write devices (`readable`).
 
-    `readable` are folders whose files may be read, and device files that may be read and written. Entries of these
-    folders with one of the hidden names (installed packages) stay unreadable.
+    Entries of these folders with one of the hidden names (installed packages) stay unreadable.
     """
     abi = landlock_abi()
-    files = _FIRST_RIGHTS
-    for version, right in _LATER_RIGHTS:
-        files |= right if abi >= version else 0
-    attributes = struct.pack("=Q", files)
-    if abi >= _LANDLOCK_ABI_TCP:
-        attributes += struct.pack("=Q", _BOTH_TCP)
-    if abi >= LANDLOCK_ABI_SIGNALS:
-        attributes += struct.pack("=Q", _BOTH_SCOPES)
-    ruleset_fd = _landlock_create(attributes)
+    files = sum((right for version, right in _LATER_RIGHTS if abi >= version), _FIRST_RIGHTS)
+    tcp = _BOTH_TCP if abi >= _LANDLOCK_ABI_TCP else 0
+    ruleset_fd = _landlock_create(files, tcp, _BOTH_SCOPES if abi >= LANDLOCK_ABI_SIGNALS else 0)
     for path in readable:
         if not stat.S_ISDIR(os.stat(path).st_mode):
             _landlock_allow(ruleset_fd, _READ_FILE | _WRITE_FILE, path)
@@ -201,23 +155,20 @@ def landlock_ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
 
 def landlock_own_signals_only() -> int:
     """Make a ruleset that leaves a process signals to what it starts from then on, and restricts nothing else."""
-    return _landlock_create(struct.pack("=QQQ", 0, 0, _SIGNALS))
+    return _landlock_create(0, 0, _SIGNALS)
 
 
-def _landlock_create(attributes: bytes) -> int:
-    return _syscall("landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+def _landlock_create(files: int, tcp: int, scopes: int) -> int:
+    attributes = struct.pack(
+        "=QQQ", files, tcp, scopes
+    )  # older kernels take fields that they do not know if they are 0
+    return call("landlock_create_ruleset", attributes, len(attributes), 0)
 
 
 def _landlock_allow(ruleset_fd: int, rights: int, path: str) -> None:
-    """Allow rights below a path (or on one file)."""
     path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         rule = struct.pack("=Qi", rights, path_fd)
-        _syscall("landlock_add_rule", _SYS_LANDLOCK_ADD_RULE, ruleset_fd, 1, rule, 0)
+        call("landlock_add_rule", ruleset_fd, 1, rule, 0)
     finally:
         os.close(path_fd)
-
-
-def landlock_restrict(ruleset_fd: int) -> None:
-    """Bind this process and its children to a ruleset for good; needs `no_new_privileges` first."""
-    _syscall("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset_fd, 0)

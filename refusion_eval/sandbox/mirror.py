@@ -2,18 +2,13 @@
 
 A class of the candidate becomes a class here, with stand-ins for its bases, so that `isinstance`, `type` and `except`
 work as in one process; it has the special methods that the class has there, and no others.
-
-**The judge asks no object of a program how it relates to the test's data** (is it equal, does it contain, what is the
-difference?), because it could claim what the test expects; and the test's data is not told to it.
-
-- An object of a class that derives from data, such as a named tuple or a `UserList`, is that data here. Operators take
-  the plain values of both sides (`containers.plain`), past all methods, those of the library's own Python code too.
-- An object of another class is not equal to data and has no operators for it. If its class defines how it compares, and
-  it is a mapping, a set, a sequence, a dataclass or a member of an enumeration, its content is compared instead.
-- An object answers questions about itself, such as an attribute, its length or its items. Data answers them from its
-  plain value where its class of data can, unless the test made the object of a class that it names
-  (`Asked.is_asked`). A number that the object of another class gives for itself is asked for once (`proxy`).
 """
+
+# The judge asks no object of a program how it relates to the test's data (is it equal, does it contain, what is the
+# difference?), because it could claim what the test expects; and the test's data is not told to it. So an object whose
+# class derives from data is that data here, past all methods, and an object of another class is compared by its
+# content, if it has one. An object answers questions about itself, unless its class of data can (`Asked.is_asked`).
+# docs/explanations/sandbox.md has all rules.
 
 import dataclasses
 import inspect
@@ -24,21 +19,18 @@ from typing import Any, Protocol
 
 from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
 
-COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "lshift", "rshift")
-_LOGIC = ("and", "or", "xor")
-BINARY = (
-    *COMPARISONS,
-    "__contains__",
-    *(f"__{side}{name}__" for side in ("", "r", "i") for name in (*_ARITHMETIC, *_LOGIC)),
-)
-_IN_PLACE = frozenset(f"__i{name}__" for name in (*_ARITHMETIC, *_LOGIC))
-# Operators whose result may be of the same kind as their operands.
-OPERATORS = frozenset(BINARY[len(COMPARISONS) + 1 :]) | {
-    *("__abs__", "__invert__", "__neg__", "__pos__", "__round__"),
-    "__enter__",
-}
 # fmt: off
+COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_ARITHMETIC = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "lshift", "rshift", "and", "or",
+    "xor",
+)
+BINARY = (*COMPARISONS, "__contains__", *(f"__{side}{name}__" for side in ("", "r", "i") for name in _ARITHMETIC))
+_IN_PLACE = frozenset(f"__i{name}__" for name in _ARITHMETIC)
+# Operators whose result may be of the same kind as their operands.
+OPERATORS = frozenset((
+    *BINARY[len(COMPARISONS) + 1 :], "__abs__", "__enter__", "__invert__", "__neg__", "__pos__", "__round__",
+))
 CONVERSIONS = (  # whose answer is a plain value that only the object knows
     "__bool__", "__bytes__", "__ceil__", "__complex__", "__float__", "__floor__", "__hash__", "__index__", "__int__",
     "__len__", "__round__", "__trunc__",
@@ -61,65 +53,42 @@ _KNOWN = {
 
 
 class Asked(Protocol):
-    """The candidate, as its stand-ins see it."""
+    """The candidate, as its stand-ins see it (`proxy.Candidate`)."""
 
-    def request(self, name: str, *operands: Any) -> Any:
-        """Ask for an operation."""
-
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function or class."""
-
-    def operate(self, name: str, value: Any, *operands: Any) -> Any:
-        """Ask for a special method of an object."""
-
-    def was_made(self, value: Any) -> bool:
-        """Whether the test made an object of a class that it names."""
-
-    def is_asked(self, value: Any) -> bool:
-        """Whether the candidate is asked what data tells about itself."""
-
-    def note_inseparable(self, why: str) -> None:
-        """Note what may be otherwise in one process."""
-
-    def may_decide(self, name: str, value: Any, other: Any) -> bool:
-        """Whether the candidate is asked how its object relates to another."""
-
-    def compare(self, name: str, value: Any, other: Any) -> Any:
-        """Compare the contents of objects."""
-
-    def knows(self, value: Any) -> bool:
-        """Whether an object is one of the candidate's."""
-
-    def wait_for(self, value: Any) -> Any:
-        """Have an awaitable run to its end."""
+    def request(self, name: str, *operands: Any) -> Any: ...
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def operate(self, name: str, value: Any, *operands: Any) -> Any: ...
+    def was_made(self, value: Any) -> bool: ...
+    def is_asked(self, value: Any) -> bool: ...
+    def note_inseparable(self, why: str) -> None: ...
+    def may_decide(self, name: str, value: Any, other: Any) -> bool: ...
+    def compare(self, name: str, value: Any, other: Any) -> Any: ...
+    def knows(self, value: Any) -> bool: ...
+    def wait_for(self, value: Any) -> Any: ...
 
 
-class _Attribute:
-    """An attribute that is read and written there.
-
-    A method that data of the class `base` has is the judge's own, because its arguments may be what the test expects:
-    `issubset`, say. That method is the candidate's only of an object that the test made.
-    """
-
+class _Attribute:  # that is read and written in the guest
     def __init__(self, candidate: Asked, name: str, base: type = object) -> None:
         self._candidate = candidate
         self._name = name
+        # A method that data of the class `base` has is the judge's own, because its arguments may be what the test
+        # expects: `issubset`, say. That method is the candidate's only of an object that the test made.
         self._native = inspect.getattr_static(base, name, None) if base in DATA else None
 
     def __get__(self, value: Any, owner: Any) -> Any:
         native = None if value is None or self._candidate.was_made(value) else self._native
         if native is not None and not callable(native):
             return _bound(native, value)
-        found = self._candidate.request("getattr", owner if value is None else value, self._name)
-        if native is None or not callable(found):
-            return found
+        attribute = self._candidate.request("getattr", owner if value is None else value, self._name)
+        if native is None or not callable(attribute):
+            return attribute
         self._candidate.note_inseparable(f"the program's class has a method {self._name} of its own")
         return _bound(native, value)
 
 
-def _bound(found: Any, value: Any) -> Any:
-    """What is found in a class, as an attribute of an object."""
-    return found.__get__(value, type(value)) if hasattr(found, "__get__") else found
+def _bound(member: Any, value: Any) -> Any:
+    """A member of a class, as an attribute of an object."""
+    return member.__get__(value, type(value)) if hasattr(member, "__get__") else member
 
 
 def class_of(candidate: Asked, name: str, builtin: bool, bases: list[Any], own: list[str], of_class: list[str]) -> Any:
@@ -128,7 +97,7 @@ def class_of(candidate: Asked, name: str, builtin: bool, bases: list[Any], own: 
     Args:
         own: special methods of its objects, "-__hash__" for none; and all other names it defines, if it is data.
     """
-    base = next((found for parent in bases if (found := _real_base(parent)) is not None), object)
+    base = next((real for parent in bases if (real := _real_base(parent)) is not None), object)
     metaclass: Any = type
     if not builtin:
         above = tuple(dict.fromkeys(type(parent) for parent in bases if type(parent) is not type))
@@ -150,11 +119,12 @@ def class_of(candidate: Asked, name: str, builtin: bool, bases: list[Any], own: 
         names["__slots__"] = ()
         names["__doc__"] = _Attribute(candidate, "__doc__")
         own = [*own, "__str__", "__repr__", "__eq__"] if not bases else own
-        if builtin and name in _KNOWN:
-            names["__class__"] = property(lambda self: _KNOWN[name])
-        if builtin and _KNOWN.get(name) is types.FunctionType:
+        kind = _KNOWN.get(name) if builtin else None
+        if kind is not None:
+            names["__class__"] = property(lambda self: kind)
+        if kind is types.FunctionType:
             names["__get__"] = lambda self, value, owner=None: self if value is None else types.MethodType(self, value)
-        if builtin and _KNOWN.get(name) is types.CoroutineType:
+        if kind is types.CoroutineType:
             names["send"] = lambda self, value: next(_awaiting(candidate, self))
     for key in own:
         if key in SPECIAL:
@@ -202,7 +172,7 @@ def _attribute(candidate: Asked, value: Any, name: str) -> Any:
     # library writes their names into source text, so they have to be plain names.
     fields = candidate.request("fields", value)
     if not all(type(key) is str and key.isidentifier() for key, _ in fields):
-        raise TypeError("names of fields that are no names")
+        raise TypeError("fields whose names are not names")
     made = dataclasses.make_dataclass(
         "fields", [(key, object, dataclasses.field(init=init is True)) for key, init in fields]
     )
@@ -248,20 +218,15 @@ def value_of(kind: Any, value: Any) -> Any:
     """An object of a stand-in for a class that derives from immutable data, with the data's value."""
     base = data_class(kind)
     if base is None or base is kind or base in CONTAINERS:
-        raise TypeError("no class of the candidate's with immutable data")
+        raise TypeError("not a class of the candidate's with immutable data")
     parts = value.__reduce__()[1] if isinstance(value, date | time | timedelta) else (value,)
     return base.__new__(kind, *parts)
 
 
-def object_of(kind: Any) -> Any:
-    """An object of a stand-in for a class that is no data."""
-    return object.__new__(kind)
-
-
 def exception_of(kind: Any, arguments: tuple[Any, ...]) -> BaseException:
     """An exception of a stand-in for a class of exceptions."""
-    base = next(found for found in kind.__mro__ if found.__module__ == "builtins")
+    base = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
     made = base.__new__(kind, *arguments)
     if not isinstance(made, BaseException):
-        raise TypeError("no exception")
+        raise TypeError("not an exception")
     return made

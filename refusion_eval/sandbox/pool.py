@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -15,7 +14,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
 from functools import partial
 from pathlib import Path
@@ -54,13 +53,11 @@ _DETAILS = {
 
 
 def _interpreter(profile_name: str) -> str:
-    """The Python to run programs with: this one without its virtual environment.
-
-    Root that gives up its uid before the machine's root is replaced needs one that other users can read.
-    """
+    """The Python to run programs with: this one without its virtual environment."""
     own = getattr(sys, "_base_executable", None) or sys.executable
     if os.geteuid() != 0 or profile_name in ("namespaces", "none"):
         return own
+    # Root that gives up its uid before the machine's root is replaced needs one that other users can read.
     folders = [Path(sysconfig.get_path("stdlib")), *Path(sysconfig.get_path("stdlib")).parents]
     if all(folder.stat().st_mode & stat.S_IXOTH for folder in folders):
         return own
@@ -68,11 +65,7 @@ def _interpreter(profile_name: str) -> str:
 
 
 class WorkerProcess:
-    """One worker process under one of `jail.PROFILES`, started at once; checks one program at a time.
-
-    Raises:
-        SandboxError: the profile cannot be set up on this machine; the message says why.
-    """
+    """A worker process under one of `jail.PROFILES`, or SandboxError with the reason why it cannot be set up here."""
 
     def __init__(self, profile_name: str, tier: str) -> None:
         self._tier = tier
@@ -109,7 +102,6 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether its process still runs."""
         return self._process.poll() is None
 
     def check(self, program: Program) -> CheckResult:
@@ -126,13 +118,11 @@ class WorkerProcess:
             raise SandboxError(f"a sandbox worker broke: {type(error).__name__}: {error}") from error
         if report["stopped"] == JUDGE_KILLED:
             raise SandboxError("a sandbox worker broke: its judge was killed, maybe by a machine out of memory")
-        reason, detail = _merge(outcome, report)
-        verdict = result_of(reason, detail, time.monotonic() - started_s, self._tier)
-        return dataclasses.replace(verdict, waited_s=round(report["waited_s"], 4))
+        seconds = time.monotonic() - started_s
+        return result_of(*_merge(outcome, report), seconds, self._tier, report["waited_s"])
 
     def _exchange(self, program: Program, asks_data: bool = False) -> tuple[list[Any] | None, dict[str, Any]]:
-        texts = {"candidate": program.candidate, "test": program.test, "helpers": program.helpers}
-        job = {**texts, "asks_data": asks_data}
+        job = {key: getattr(program, key) for key in ("candidate", "test", "helpers")} | {"asks_data": asks_data}
         ours, theirs = socket.socketpair()
         with ours, theirs:
             limit_s = hard_wall_s(program.timeout_s) + _ANSWER_SLACK_S
@@ -164,20 +154,19 @@ class WorkerProcess:
 
 def _merge(outcome: list[Any] | None, report: dict[str, Any]) -> tuple[str, str]:
     """Reason and detail from what the judge saw and what the worker did."""
+    reason, detail = outcome[:2] if outcome is not None else ("protocol_error", "the judge ended without a verdict")
     stopped, status = report["stopped"], report["status"]
-    if outcome is not None and outcome[0] not in ("exited", "protocol_error"):
-        return outcome[0], outcome[1]
+    if outcome is not None and reason not in ("exited", "protocol_error"):
+        return reason, detail
     if stopped:
         return stopped, _DETAILS.get(stopped, "")
     if status is not None and os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         names = {member.value: member.name for member in signal.Signals}  # most of the real-time signals have none
         return "signal", f"the program ended by {names.get(number, f'signal {number}')}"
-    if outcome is None:
-        return "protocol_error", "the judge ended without a verdict"
-    if outcome[0] == "exited" and status is not None and os.WIFEXITED(status):
-        return "exited", outcome[1] or f"exit code {os.waitstatus_to_exitcode(status)}"
-    return outcome[0], outcome[1]
+    if reason == "exited" and status is not None:
+        return reason, detail or f"exit code {os.waitstatus_to_exitcode(status)}"
+    return reason, detail
 
 
 class _IdleWorkers:
@@ -205,11 +194,8 @@ class _IdleWorkers:
             self._idle.setdefault(profile_name, []).append(worker)
 
     def close(self) -> None:
-        with self._lock:
-            workers = [worker for idle in self._idle.values() for worker in idle]
-            self._idle.clear()
         if self._owner_pid == os.getpid():
-            for worker in workers:
+            for worker in [worker for idle in self._idle.values() for worker in idle]:
                 worker.close()
 
 
@@ -218,18 +204,13 @@ atexit.register(_idle_workers.close)
 
 
 def default_workers() -> int:
-    """Programs that are checked at a time unless told otherwise."""
     return _WORKERS_PER_PROCESSOR * len(os.sched_getaffinity(0))
 
 
 def check_on(profile_name: str, tier: str, program: Program) -> CheckResult:
-    """Check one program under one profile; a broken worker is replaced and the check repeated, twice at most.
-
-    A check that says "sandbox_error" is repeated once.
-
-    Raises SandboxError if no worker can be started. Whatever else goes wrong becomes a verdict, because a program may
-    be the cause; its reason is "worker_broke" where no worker came to an end.
-    """
+    """Check one program under one profile; SandboxError if no worker can be started."""
+    # A broken worker is replaced and the check repeated, twice at most; one that says "sandbox_error" is repeated once.
+    # Whatever else goes wrong becomes a verdict, because a program may be the cause.
     detail, reason = "", "worker_broke"
     for attempt in range(_ATTEMPTS):
         worker = _idle_workers.take(profile_name, tier)
@@ -257,22 +238,24 @@ def check_all(
     workers: int | None,
     on_done: Callable[[int, CheckResult], None] | None,
 ) -> list[CheckResult]:
-    """Check programs on several workers; see `check_programs`."""
-    calls = [partial(check_on, profile_name, tier, program) for program in programs]
-    verdicts: dict[int, CheckResult] = {}
-    for index, verdict in run_in_threads(calls, workers or default_workers()):
-        verdicts[index] = verdict
-        if on_done is not None:
-            on_done(index, verdict)
-    return [verdicts[index] for index in range(len(calls))]
+    threads = DaemonThreads(workers or default_workers())
+    try:
+        futures = [threads.submit(partial(check_on, profile_name, tier, program)) for program in programs]
+        indices = {future: index for index, future in enumerate(futures)}
+        for future in as_completed(futures):
+            verdict = future.result()
+            if on_done is not None:
+                on_done(indices[future], verdict)
+        return [future.result() for future in futures]
+    finally:
+        threads.close()  # after an exception of the caller, too
 
 
 class DaemonThreads:
-    """At most `number` threads that work off calls, started when they are needed.
+    """At most `number` threads that work off calls, started when they are needed."""
 
-    An executor of the standard library joins its threads when the process exits, so a process that a signal ends would
-    wait for a program that takes its whole time limit.
-    """
+    # An executor of the standard library joins its threads when the process exits, so a process that a signal ends
+    # would wait for a program that takes its whole time limit.
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -280,7 +263,6 @@ class DaemonThreads:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
 
     def submit(self, call: Callable[[], T]) -> "Future[T]":
-        """Begin a call."""
         future: Future[T] = Future()
         self._calls.put((future, call))
         if self._num_started < self._number:
@@ -304,14 +286,3 @@ class DaemonThreads:
                     future.set_result(call())
                 except BaseException as error:  # noqa: BLE001 - the caller gets it from the future
                     future.set_exception(error)
-
-
-def run_in_threads(calls: Sequence[Callable[[], T]], number: int) -> Iterator[tuple[int, T]]:
-    """Run calls in daemon threads; yields index and result of each as it ends. The first exception cancels the rest."""
-    threads = DaemonThreads(number)
-    try:
-        indices = {threads.submit(call): index for index, call in enumerate(calls)}
-        for future in as_completed(indices):
-            yield indices[future], future.result()
-    finally:
-        threads.close()

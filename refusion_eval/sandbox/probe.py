@@ -24,28 +24,28 @@ def honest(items):
     items.append(len(items))
     return sorted(items)
 def reach():
-    found = []
+    reached = []
     for path in PATHS:
         try:
             os.listdir(path) if os.path.isdir(path) else open(path, "rb").close()
-            found.append("read " + path)
+            reached.append("read " + path)
         except OSError:
             pass
     try:
         socket.socket().connect(("127.0.0.1", 1))
-        found.append("network")
+        reached.append("network")
     except OSError as error:
         if error.errno != errno.EPERM:
-            found.append("network")
+            reached.append("network")
     for pid in PIDS:
         try:
             os.kill(pid, 0)
-            found.append("signal")
+            reached.append("signal")
         except OSError:
             pass
     if os.geteuid() == 0 and os.getuid() == 0:
-        found.append("root")
-    return found
+        reached.append("root")
+    return reached
 def fork():
     pid = os.fork()
     if not pid:
@@ -59,14 +59,14 @@ _SELF_TEST = """
 assert honest([3, 1]) == [1, 2, 3]
 assert late() == "plistlib"
 assert fork() == 0
-found = reach()
-assert found == [], found
+reached = reach()
+assert reached == [], reached
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxReport:
-    """What `doctor` shows."""
+    """The isolation of this machine: tier and profile ("D" and "" for none), and why stronger ones are missing."""
 
     tier: str
     profile: str
@@ -77,11 +77,9 @@ class SandboxReport:
 
 @functools.cache
 def probe() -> SandboxReport:
-    """Find the best isolation of this machine; tried once per process.
-
-    Each candidate is set up for real and given a program that tries to read outside, to open a connection and to signal
-    this process, and that must also be able to do honest work.
-    """
+    """Find the best isolation of this machine; tried once per process."""
+    # Each profile is set up for real and given a program that tries to read outside, to open a connection and to signal
+    # this process, and that must also be able to do honest work.
     missing: dict[str, str] = {}
     if sys.platform == "linux":
         for name in _FOR_ROOT if os.geteuid() == 0 else _FOR_USERS:
@@ -96,7 +94,7 @@ def probe() -> SandboxReport:
 
 
 def self_test(profile_name: str) -> str:
-    """Set a profile up and attack it. Returns an empty text if it holds, else what went wrong."""
+    """Set a profile up and attack it; returns what went wrong, or "" if it holds."""
     with contextlib.ExitStack() as stack:
         paths = [os.path.expanduser("~"), __file__, "/etc/passwd", "/proc/self/environ", os.getcwd()]
         with contextlib.suppress(OSError):  # a machine without a writable folder for temporary files
@@ -112,19 +110,14 @@ def _attack(profile_name: str, paths: list[str]) -> str:
     program = f"PATHS = {paths!r}\nPIDS = {[os.getpid(), os.getppid()]!r}\n{_SELF_TEST_PROGRAM}"
     try:
         worker = pool.WorkerProcess(profile_name, PROFILES[profile_name].tier)
+        with contextlib.closing(worker):
+            verdict = worker.check(Program(candidate=program, test=_SELF_TEST, timeout_s=_TIMEOUT_S))
     except SandboxError as error:
         return str(error)
-    try:
-        verdict = worker.check(Program(candidate=program, test=_SELF_TEST, timeout_s=_TIMEOUT_S))
-    except SandboxError as error:
-        return str(error)
-    finally:
-        worker.close()
     return "" if verdict.passed else f"self-test: {verdict.reason}: {verdict.detail}"
 
 
 def _advice(tier: str) -> tuple[str, ...]:
-    """What to change for tier A."""
     if tier == "A":
         return ()
     if sys.platform != "linux":

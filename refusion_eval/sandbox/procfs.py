@@ -13,8 +13,6 @@ _LAST_MESSAGE_BYTES = 64 << 10  # a socket takes one more message when its buffe
 
 
 class Usage(NamedTuple):
-    """Sums over a process and all its descendants."""
-
     cpu_s: float  # processor seconds, ended and waited-for children included
     memory_bytes: int  # resident memory and page tables now, and what the open pipes and sockets may hold
     starved_s: float  # seconds the first process was ready to run and had no processor
@@ -31,21 +29,21 @@ class Proc:
             socket_bytes = left.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) + _LAST_MESSAGE_BYTES
         self._file_bytes = max(socket_bytes, _PIPE_PAGES * _PAGE_BYTES)
 
-    def _read(self, path: str) -> str:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            return os.read(fd, 65536).decode("ascii", "replace")
-        finally:
-            os.close(fd)
+    def _open(self, path: str, flags: int = os.O_RDONLY) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, dir_fd=self._fd)
 
-    def own_pid(self) -> int:
+    def _read(self, path: str) -> str:
+        with os.fdopen(self._open(path), "rb", 0) as file:
+            return file.read(65536).decode("ascii", "replace")
+
+    def own_number(self) -> int:
         """This process's number as this /proc counts (another than os.getpid() in a pid namespace)."""
         return int(os.readlink("self", dir_fd=self._fd))
 
     def _list(self, path: str) -> list[str]:
         """Names in a folder; none if it is gone."""
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+            fd = self._open(path)
             try:
                 return os.listdir(fd)
             finally:
@@ -61,7 +59,6 @@ class Proc:
         return children
 
     def tree(self, pid: int) -> list[int]:
-        """A process and all its descendants."""
         members = [pid]
         for member in members:
             members += [child for child in self.children(member) if child not in members]
@@ -89,41 +86,35 @@ class Proc:
         return Usage(cpu_ticks / _TICKS_PER_SECOND, memory_bytes, starved_s, num_tasks)
 
     def _memory_bytes(self, thread: str) -> int:
-        """Memory of a thread's process: pages, those swapped out, and page tables, which count pages only read, too."""
+        # Pages, those swapped out, and page tables, which count pages only read, too.
         lines = self._read(f"{thread}/status").splitlines()
         return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("VmRSS:", "VmSwap:", "VmPTE:")))
 
     def _files(self, folder: str) -> set[tuple[int, int]]:
         """Device and inode of the open files of a process, so that a file that several have open counts once."""
-        found = set()
+        files = set()
         for name in self._list(folder):
             with contextlib.suppress(OSError):
                 status = os.stat(f"{folder}/{name}", dir_fd=self._fd)
-                found.add((status.st_dev, status.st_ino))
-        return found
+                files.add((status.st_dev, status.st_ino))
+        return files
 
     def is_ending(self, pid: int) -> bool:
         """Whether a child of this process, not waited for yet, has begun to end."""
         return bool(int(self._read(f"{pid}/stat").rpartition(")")[2].split()[6]) & _EXITING)
 
     def open_pid_namespace(self) -> int:
-        """File descriptor of this process's pid namespace."""
-        return os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        return self._open("self/ns/pid")
 
     def address_space_bytes(self, pid: int) -> int:
-        """Address space of a process."""
         return int(self._read(f"{pid}/statm").split()[0]) * _PAGE_BYTES
 
     def die_first(self) -> None:
         """Offer this process to the kernel when memory runs out."""
-        fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            os.write(fd, b"1000")
-        finally:
-            os.close(fd)
+        with os.fdopen(self._open("self/oom_score_adj", os.O_WRONLY), "wb", 0) as file:
+            file.write(b"1000")
 
     def num_tasks_of(self, uid: int) -> int:
-        """Processes and threads of a uid."""
         total = 0
         for name in filter(str.isdecimal, os.listdir("/proc")):
             with contextlib.suppress(OSError):

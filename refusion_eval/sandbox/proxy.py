@@ -1,4 +1,4 @@
-"""The judge's end of the connection to the candidate: requests, and what the candidate may ask while one is open."""
+"""The judge's end of the connection to the candidate: requests, and what the candidate may ask meanwhile."""
 
 import builtins
 import contextlib
@@ -7,6 +7,7 @@ import secrets
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, TracebackType
@@ -15,35 +16,20 @@ from typing import Any, NoReturn
 from refusion_eval.sandbox import mirror, wire
 from refusion_eval.sandbox.analysis import HELPERS_FILE, TEST_FILE, Case
 from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
-from refusion_eval.sandbox.table import Table
+from refusion_eval.sandbox.table import ObjectTable
 
 _NUM_VALUES = {"ok": 1, "raised": 3, "exited": 3, "oversized": 3, "ask": 4}  # of each form of answer
-
-
 # Loaded before any test, so that a program can name no exception that means something to a framework of tests.
 _LIBRARY = frozenset(name for name in sys.modules if name.partition(".")[0] in sys.stdlib_module_names)
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodWrapperType, partial, type)
 
 
-class Broken(BaseException):
-    """A fault that ends the check, whatever the test does next. It is no Exception, so that no test can swallow it.
-
-    `reason` is a key of `result.STATUS_OF_REASON`.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
+class Broken(BaseException):  # not an Exception, so that no test can swallow it
+    """A fault that ends the check, whatever the test does next; its arguments are those of `judge.JudgeResult`."""
 
 
 class Candidate:
-    """The candidate at the other end of `sock`; what it binds the `wanted` names to, `namespace` gives to the test.
-
-    Attributes:
-        remote_errors: exceptions of the candidate that were raised again here, each with its class's name and message.
-        passed_over: whether data told something about itself past a method that its class has for that.
-    """
+    """The candidate at the other end of `sock`; `namespace` gives the test what it binds the `wanted` names to."""
 
     def __init__(
         self, sock: socket.socket, case: Case, wanted: list[str], namespace: dict[str, Any], asks_data: bool
@@ -53,7 +39,7 @@ class Candidate:
         self._case = case
         self._wanted = frozenset(wanted)
         self._bound: dict[str, Any] = {}  # what the candidate has bound these names to
-        self._table = Table(-1, self._describe, self._build)
+        self._table = ObjectTable(-1, self._describe, self._build)
         self._lent: dict[int, str] = {}  # numbers of the test's objects that the candidate may use, and how
         self._made: set[int] = set()  # numbers of the objects that the test made of the classes it names
         self._mentioned: dict[int, int] = {}  # how often the last answer has mentioned objects
@@ -62,40 +48,26 @@ class Candidate:
         self._one_at_a_time = threading.RLock()  # threads of the test may use the program
         self._num_waiting = 0
         self.broken: Broken | None = None
-        self.remote_errors: list[tuple[BaseException, str]] = []
+        self.remote_errors: list[tuple[BaseException, str]] = []  # raised again here, each with class name and message
         self.compared_with_data = False
         self.failed_inside: AssertionError | None = None
-        self.passed_over = False
+        self.passed_over = False  # whether data told something about itself past a method that its class has for that
         self.inseparable = ""
 
-    def wait_until_ready(self) -> None:
-        """Wait for the sandbox to be locked down; nothing of the candidate has run before that.
-
-        Raises RuntimeError if the sandbox could not be set up.
-        """
-        try:
-            first = wire.receive(self._sock)
-        except wire.WireError as error:
-            raise RuntimeError(f"the sandbox did not start: {error}") from None
-        if first != ["ready"]:
-            raise RuntimeError(f"the sandbox did not start: {str(first)[:300]}")
-
     def load(self, source: str) -> None:
-        """Have the program run; what it binds the wanted names to, now or later, is found in the namespace.
-
-        Raises:
-            SyntaxError: it is no program.
-            Broken: as `request`.
-            Exception: what running it raised.
-        """
+        """Have the program run once the guest is locked down; raises as `request`, or SyntaxError."""
+        try:
+            ready: Any = wire.receive(self._sock)
+        except (wire.WireError, OSError) as error:
+            ready = error
+        if ready != ["ready"]:
+            raise Broken("sandbox_error", f"the sandbox did not start: {str(ready)[:300]}")
         self.request("load", source, tuple(self._wanted), self._case.imports)
 
     def request(self, name: str, *operands: Any) -> Any:
-        """Ask for one operation and return its result.
+        """Ask for one operation; raises what the operation raised.
 
-        Raises:
-            Broken: the candidate is gone, sends malformed answers or sends too much, or only it could tell the result.
-            Exception: what the operation raised.
+        It raises Broken if the candidate is gone, sends malformed or too large answers, or alone could tell the result.
         """
         if self.broken:
             raise self.broken
@@ -129,24 +101,22 @@ class Candidate:
         raise result
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function or a class of the candidate."""
         newest = self._table.newest
         result = self.request("call", function, args, tuple(kwargs.items()))
         number = self._table.number_of(result) or 0
         is_new = number > newest and self._mentioned[number] == 1  # else a list or an attribute may hold it, too
         named = any(self._namespace.get(name) is function for name in self._case.analysis.classes)
         if is_new and named and isinstance(function, type) and type.__instancecheck__(function, result):
-            self._note_made(result)
+            self._made.add(number)
         return result
 
     def operate(self, name: str, value: Any, *operands: Any) -> Any:
-        """Ask for a special method of an object."""
         if name == "__exit__":
             *error, trace = operands
             swallows = self.request("special", value, name, *error, None)
             return swallows if _is_raised_by(trace, self._case.raises) else False
         if name == "__aexit__":
-            return self._leave(value, *operands)
+            return self._leave_async(value, *operands)
         if name in mirror.CONVERSIONS and not self.was_made(value):
             told = (self._table.number_of(value), name, *map(repr, operands))
             if told not in self._told:
@@ -154,30 +124,30 @@ class Candidate:
             return self._told[told]
         result = self.request("special", value, name, *operands)
         if name in mirror.OPERATORS and self.was_made(value) and type(result) is type(value):
-            self._note_made(result)
+            self._made.add(self._table.number_of(result) or 0)
         return result
 
-    async def _leave(self, value: Any, *error: Any) -> Any:
-        """What `__aexit__` returns."""
-        kind, raised, trace = error
+    async def _leave_async(self, value: Any, kind: Any, raised: Any, trace: TracebackType | None) -> Any:
         swallows = await self.request("special", value, "__aexit__", kind, raised, None)
         return swallows if _is_raised_by(trace, self._case.raises) else False
 
     def wait_for(self, value: Any) -> Any:
         """Have an awaitable run to its end in an event loop of the candidate; returns its result."""
         result, waited = self.request("await", value)
-        if waited and _other_tasks():
-            self.note_inseparable("a coroutine of the program waits for others in the event loop of the test")
+        if waited:
+            import asyncio  # takes longer than most tests
+
+            with contextlib.suppress(RuntimeError):  # no event loop
+                if len(asyncio.all_tasks()) > 1:
+                    self.note_inseparable("a coroutine of the program waits for others in the event loop of the test")
         return result
 
     def is_asked(self, value: Any) -> bool:
-        """Whether the candidate is asked for what data tells about itself, such as its length, by its class's method.
-
-        It is where the test made the object. Another object is asked only if the test itself uses the method, not code
-        of the library on its behalf, and only when its plain value has led to no success (`pool`).
-        """
+        """Whether what data tells about itself, such as its length, is asked of the candidate's class."""
         if self.was_made(value):
             return True
+        # Another object is asked only if the test itself uses the method, not code of the library on its behalf, and
+        # only when its plain value has led to no success (`pool`).
         user = sys._getframe(2)  # beyond the stand-in's method
         if user.f_code.co_filename not in (TEST_FILE, HELPERS_FILE):
             return False
@@ -189,12 +159,10 @@ class Candidate:
         self.inseparable = self.inseparable or why
 
     def may_decide(self, name: str, value: Any, other: Any) -> bool:
-        """Whether the candidate is asked how its object relates to another.
-
-        It is where the test itself made both objects of classes that it names; and for operators other than
-        comparisons, where it made the first one and the other is the test's. Else it is where both are the
-        candidate's and their values are unknown here: none is data, or has a content to be compared.
-        """
+        """Whether the candidate is asked how its object relates to another."""
+        # It is where the test itself made both objects of classes that it names; and for operators other than
+        # comparisons, where it made the first one and the other is the test's. Else it is where both are the
+        # candidate's and their values are unknown here: neither is data, or has a content to be compared.
         is_comparison = name in mirror.COMPARISONS
         if not self.knows(other):
             return self.was_made(value) and not is_comparison
@@ -205,18 +173,18 @@ class Candidate:
         return not is_comparison or self._content(value) is None
 
     def compare(self, name: str, value: Any, other: Any) -> Any:
-        """Compare the content of an object that is no data with data, or with that of another object."""
+        """Compare the content of an object that is not data with data, or with that of another object."""
         kind, content = self._content(value) or ("", None)
-        known = self.knows(other) and data_class(type(other)) is None
+        with_object = self.knows(other) and data_class(type(other)) is None
         of_other: tuple[str, Any] | None = ("items", plain(other))
-        if known:
+        if with_object:
             of_other = self._content(other)
             related = issubclass(type(value), type(other)) or issubclass(type(other), type(value))
             of_other = of_other if related or kind == "items" else None
         elif type(content) is list and isinstance(other, tuple):
             content = tuple(content)
         if of_other is None or of_other[0] != kind:
-            self.compared_with_data |= not known
+            self.compared_with_data |= not with_object
             return NotImplemented
         return getattr(operator, name.strip("_"))(content, of_other[1])
 
@@ -231,16 +199,10 @@ class Candidate:
         return number is not None and number > 0 and type(value) not in CONTAINERS
 
     def was_made(self, value: Any) -> bool:
-        """Whether the test made an object of a class that it names."""
         return self._table.number_of(value) in self._made
 
-    def _note_made(self, value: Any) -> None:
-        number = self._table.number_of(value)
-        if number is not None:
-            self._made.add(number)
-
     def _exchange(self, name: str, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Send a request; returns its answer: ("ok", result) or (how, exception, class name, message)."""
+        """The answer to a request: ("ok", result) or (how, exception, class name, message)."""
         nonce = secrets.token_hex(8)
         self._send(nonce, name, operands)
         while True:
@@ -249,14 +211,14 @@ class Candidate:
                 raise wire.WireError("an answer to no question")
             how, packed, entries, printed = reply[1:]
             if not isinstance(printed, str) or how not in _NUM_VALUES:
-                raise wire.WireError("an answer of no known form")
+                raise wire.WireError("an answer of an unknown form")
             names, *values = self._table.unpack_all(packed, entries)
             if name != "special" or operands[1] not in mirror.OPERATORS:
                 self._made -= self._table.mentioned.keys()  # else a function could return them instead of a number
             self._mentioned = dict(self._table.mentioned)
             self._table.mentioned.clear()
             if len(values) != _NUM_VALUES[how]:
-                raise wire.WireError("an answer of no known form")
+                raise wire.WireError("an answer of an unknown form")
             self._bind(names)
             if printed:
                 sys.stdout.write(printed)
@@ -298,9 +260,8 @@ class Candidate:
             self._send(nonce, "told", (result,))
 
     def _describe(self, value: Any) -> Any:
-        """Pack an object of the test that is no plain data."""
-        if (found := _name_in_library(value)) is not None:
-            return ["n", *found]
+        if (in_library := _name_in_library(value)) is not None:
+            return ["n", *in_library]
         if isinstance(value, BaseException):
             kind = next(base for base in type(value).__mro__ if base.__module__ == "builtins")
             return self._lend(value, "error", kind.__name__, str(value))
@@ -331,14 +292,13 @@ class Candidate:
         return reference
 
     def _build(self, tag: str, rest: list[Any]) -> Any:
-        """Make the stand-in for an object of the candidate."""
         unpack = self._table.unpack
         if tag == "n":
             module, name = rest
-            found = vars(sys.modules[module])[name] if module in _LIBRARY else None
-            if found not in DATA and not (isinstance(found, type) and issubclass(found, BaseException)):
-                raise wire.WireError("no class of data")
-            return found
+            kind = vars(sys.modules[module])[name] if module in _LIBRARY else None
+            if kind not in DATA and not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                raise wire.WireError("not a class of data")
+            return kind
         if tag == "k":
             name, builtin, bases, own, of_class = rest
             return mirror.class_of(self, name, bool(builtin), [unpack(base) for base in bases], own, of_class)
@@ -348,7 +308,7 @@ class Candidate:
         if tag == "x":
             return mirror.exception_of(kind, *value)
         if tag == "h":
-            return mirror.object_of(kind)
+            return object.__new__(kind)
         raise wire.WireError("unknown entry")
 
     def _fail(self, reason: str, detail: str) -> NoReturn:
@@ -364,23 +324,13 @@ def _name_in_library(value: Any) -> tuple[str, str] | None:
     module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
     if module not in sys.stdlib_module_names or not isinstance(name, str):
         return None
-    found: Any = sys.modules.get(module, builtins)
+    member: Any = sys.modules.get(module, builtins)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return (module, name) if found is value else None
+        member = getattr(member, part, None)
+    return (module, name) if member is value else None
 
 
 def _is_raised_by(trace: TracebackType | None, lines: frozenset[int]) -> bool:
     """Whether an exception comes from one of these lines of the test."""
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename == TEST_FILE and trace.tb_lineno in lines
-
-
-def _other_tasks() -> bool:
-    """Whether the test's event loop has others to run meanwhile."""
-    import asyncio  # takes longer than most tests
-
-    with contextlib.suppress(RuntimeError):  # no event loop
-        return len(asyncio.all_tasks()) > 1
-    return False
+    last = [*traceback.walk_tb(trace)][-1:]
+    return any(frame.f_code.co_filename == TEST_FILE and line in lines for frame, line in last)

@@ -1,27 +1,19 @@
-"""The input and the result of a check. This module starts no process and makes no system call."""
+"""The input and the result of a check."""
 
 from dataclasses import dataclass
 
-# Reason -> status. One place decides, so that no caller can count a fault of ours as a fault of the model.
+# Reason -> status. One place decides, so that no caller can count a fault of the sandbox as a fault of the model.
 STATUS_OF_REASON = {
-    "passed": "passed",
-    "failed_assertion": "failed",
-    "wrong_type": "failed",
-    "raised": "failed",
-    "exited": "failed",
-    "protocol_error": "failed",
-    "syntax_error": "failed",
-    "no_code": "failed",
-    "timeout_cpu": "timed_out",
-    "timeout_wall": "timed_out",
-    "memory": "killed",
-    "output_limit": "killed",
-    "signal": "killed",
-    "inseparable": "error",
-    "sandbox_error": "error",
-    "worker_broke": "error",
+    reason: status
+    for status, reasons in {
+        "passed": ("passed",),
+        "failed": ("failed_assertion", "wrong_type", "raised", "exited", "protocol_error", "syntax_error", "no_code"),
+        "timed_out": ("timeout_cpu", "timeout_wall"),
+        "killed": ("memory", "output_limit", "signal"),
+        "error": ("inseparable", "sandbox_error", "worker_broke"),
+    }.items()
+    for reason in reasons
 }
-
 
 _MAX_DETAIL_CHARS = 400
 
@@ -73,11 +65,16 @@ class CheckResult:
         return self.status == "passed"
 
 
-def result_of(reason: str, detail: str, seconds: float, tier: str) -> CheckResult:
-    """Build the result that belongs to a reason (its status follows from `STATUS_OF_REASON`)."""
-    status = STATUS_OF_REASON[reason]
-    detail = "".join(char if char.isprintable() else " " for char in detail[:_MAX_DETAIL_CHARS])
-    return CheckResult(status=status, reason=reason, detail=detail, seconds=round(seconds, 4), tier=tier)
+def result_of(reason: str, detail: str, seconds: float, tier: str, waited_s: float = 0.0) -> CheckResult:
+    """Build the result that belongs to a reason."""
+    return CheckResult(
+        status=STATUS_OF_REASON[reason],
+        reason=reason,
+        detail="".join(char if char.isprintable() else " " for char in detail[:_MAX_DETAIL_CHARS]),
+        seconds=round(seconds, 4),
+        tier=tier,
+        waited_s=round(waited_s, 4),
+    )
 
 
 def hard_wall_s(timeout_s: float) -> float:

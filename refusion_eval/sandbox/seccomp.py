@@ -1,12 +1,11 @@
-"""The filter of system calls: those that a program under test may make, as data, and a BPF program made of them.
+"""The filter of system calls: those that a program under test may make, as data, and a BPF program made of them."""
 
-Every other call fails, because no list of harmful ones is complete. Some look harmless and are missing on purpose.
-Locks on files, signals on input, notes of changes and advice (flock, most of fcntl, fadvise64) reach files of the
-standard library, which all programs share. Pipes and sockets would hold memory that nobody counts: pages (splice, tee,
-vmsplice, sendfile), descriptors (sendmsg), or as much as they are told to (setsockopt). Some limits belong to the whole
-machine (io_setup, inotify_init). Without namespaces, a program that runs under the harness's own uid might change the
-priority and processors of the harness, the modes and times of its files and its System V memory.
-"""
+# Every other call fails, because no list of harmful ones is complete. Some look harmless and are missing on purpose.
+# Locks on files, signals on input, notes of changes and advice (flock, most of fcntl, fadvise64) reach files of the
+# standard library, which all programs share. Pipes and sockets would hold memory that nobody counts: pages (splice,
+# tee, vmsplice, sendfile), descriptors (sendmsg), or as much as they are told to (setsockopt). Some limits belong to
+# the whole machine (io_setup, inotify_init). Without namespaces, a program that runs under the harness's own uid might
+# change the priority and processors of the harness, the modes and times of its files and its System V memory.
 
 import errno
 import os
@@ -98,22 +97,14 @@ class Restricted(NamedTuple):
 
 _CLONE_NEW, _CLONE_PARENT = 0x7E020080, 0x8000
 _CLONE_THREAD, _CLONE_FILES = 0x10000, 0x400
+_CLONE_MASK = _CLONE_NEW | _CLONE_PARENT | _CLONE_FILES | _CLONE_THREAD
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 _AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
 _SIGCHLD = 17
 
 RESTRICTED = {
     # No namespaces and no sibling instead of a child. A thread with open files of its own would hide them.
-    "clone": Restricted(
-        (56, 220),
-        (
-            Argument(
-                0,
-                (0, _CLONE_FILES, _CLONE_FILES | _CLONE_THREAD),
-                _CLONE_NEW | _CLONE_PARENT | _CLONE_FILES | _CLONE_THREAD,
-            ),
-        ),
-    ),
+    "clone": Restricted((56, 220), (Argument(0, (0, _CLONE_FILES, _CLONE_FILES | _CLONE_THREAD), _CLONE_MASK),)),
     # Not CLOSE_RANGE_UNSHARE, for the same reason.
     "close_range": Restricted((436, 436), (Argument(2, (0, 4)),)),
     # The times of ended children count once they are waited for, and with SIGCHLD ignored they never are.
@@ -150,17 +141,11 @@ _OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_ARGUMENTS, _ARGUMENT_BYTES = 0, 4,
 Step = tuple[int, int, int, int]  # operation, steps to skip if true, if false, operand
 
 
-def supported() -> bool:
-    """Whether the numbers of this machine's system calls are known here."""
-    return os.uname().machine in ARCHITECTURES
-
-
 def allow_program(with_landlock: bool) -> bytes:
-    """BPF program for this machine: foreign call tables kill, calls that are not allowed fail with EPERM or ENOSYS.
-
-    `with_landlock` refuses the calls that Landlock leaves open, too (`ALLOWED_WITHOUT_LANDLOCK`).
-    """
-    column, architecture = ARCHITECTURES[os.uname().machine]
+    """BPF program for this machine: foreign call tables kill, calls that are not allowed fail with EPERM or ENOSYS."""
+    if (machine := os.uname().machine) not in ARCHITECTURES:
+        raise OSError(f"no system call numbers are known for {machine}")
+    column, architecture = ARCHITECTURES[machine]
     steps: list[Step] = [
         (_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, architecture),
@@ -172,9 +157,9 @@ def allow_program(with_landlock: bool) -> bytes:
     for restricted in RESTRICTED.values():
         body = _check_arguments(restricted)
         steps += [(_JUMP_EQUAL, 0, len(body), restricted.numbers[column]), *body]
-    known = [*ALLOWED.values(), *([] if with_landlock else ALLOWED_WITHOUT_LANDLOCK.values())]
-    known += [restricted.numbers for restricted in RESTRICTED.values()]
-    allowed = {number for numbers in known if (number := numbers[column]) is not None}
+    calls = [*ALLOWED.values(), *([] if with_landlock else ALLOWED_WITHOUT_LANDLOCK.values())]
+    calls += [restricted.numbers for restricted in RESTRICTED.values()]
+    allowed = {number for numbers in calls if (number := numbers[column]) is not None}
     # One comparison for each range of numbers that end alike: the kernel compiles the program anew for each check.
     for number in range(max(*allowed, FIRST_RECENT) + 1, 0, -1):
         end = _end_of(number, allowed)
@@ -185,7 +170,6 @@ def allow_program(with_landlock: bool) -> bytes:
 
 
 def _end_of(number: int, allowed: set[int]) -> int:
-    """What the filter returns for a call."""
     if number in allowed:
         return _ALLOW
     return _ERRNO | (errno.ENOSYS if number >= FIRST_RECENT else errno.EPERM)

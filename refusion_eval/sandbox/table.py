@@ -1,9 +1,8 @@
-"""Objects that the judge and the candidate both know by number, and values that hold such objects.
+"""Objects that the judge and the guest both know by number, and values that hold such objects."""
 
-Tuples and other immutable values are copied. A container that can be changed has a number and one copy on each side,
-and every message carries the new contents of those that have changed since the last one. So two names for one list stay
-two names for one list, and what either side does to it in place, however deep, the other side sees.
-"""
+# Immutable values are copied. A container that can be changed has a number and one copy on each side, and every message
+# carries the new contents of those that have changed since the last one. So two names for one list stay two names for
+# one list, and what either side does to it in place, however deep, the other side sees.
 
 import builtins
 import sys
@@ -20,11 +19,11 @@ _MAX_DEPTH = 100  # of tuples and frozen sets
 _ONLY_OURS = 2  # references to an object that nobody holds but a table: the table's and that of the count's argument
 
 
-class Table:
+class ObjectTable:
     """One side's objects by number.
 
     Args:
-        describe: returns a packed value for an object that is no plain data; it may call `add`, or raise to refuse.
+        describe: returns a packed value for an object that is not data; it may call `add`, or raise to refuse.
         build: makes the object that an entry of the other side describes, from its tag and its other fields.
     """
 
@@ -37,7 +36,6 @@ class Table:
         self._number_of: dict[int, int] = {}
         self._contents: dict[int, tuple[str, list[Any]]] = {}  # of containers, as both sides know them
         self._entries: list[list[Any]] = []
-        self._pending: list[tuple[int, list[Any]]] = []
         self._filling = False
         self.mentioned: Counter[int] = Counter()
         self.newest = 0
@@ -49,15 +47,15 @@ class Table:
     def pack_all(self, values: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
         """Pack values. Returns them with the entries that the other side needs first: new objects, changed contents."""
         entries: list[list[Any]] = []
-        pending: list[tuple[int, list[Any]]] = []
-        self._entries, self._pending = entries, pending
+        self._entries = entries
         if not self._filling:
             for number, (tag, _) in self._contents.items():
                 if (items := self._changed(number)) is not None:
                     self._note(number, tag, None, None, items)
         packed = [self.pack(value) for value in values]
-        for number, entry in pending:  # grows while containers are found in containers
-            entry[4] = [self.pack(item) for item in self._contents[number][1]]
+        for number, tag, *rest in entries:  # grows while containers are found in containers
+            if tag in BY_TAG:
+                rest[-1] += [self.pack(item) for item in self._contents[number][1]]
         return packed, entries
 
     def pack(self, value: Any, depth: int = 0) -> Any:
@@ -67,14 +65,10 @@ class Table:
             return value
         if (packer := wire.PACKERS.get(kind)) is not None:
             return packer(value)
-        number = self._number_of.get(id(value))
-        if number is not None:
+        if (number := self._number_of.get(id(value))) is not None:
             return ["@", number]
-        if depth < _MAX_DEPTH:
-            if kind is tuple:
-                return ["t", *[self.pack(item, depth + 1) for item in value]]
-            if kind is frozenset:
-                return ["z", *[self.pack(item, depth + 1) for item in value]]
+        if depth < _MAX_DEPTH and (kind is tuple or kind is frozenset):
+            return ["t" if kind is tuple else "z", *[self.pack(item, depth + 1) for item in value]]
         if kind in KINDS:
             return self.add_container(value, kind, None)
         if kind is range or kind is slice:
@@ -102,7 +96,7 @@ class Table:
         return ["@", number]
 
     def add(self, value: Any, *entry: Any) -> list[Any]:
-        """Begin to share an object that is no container; its entry is a tag and packed fields."""
+        """Begin to share an object that is not a container; its entry is a tag and packed fields."""
         number = self._number(value)
         self._entries.append([number, *entry])
         return ["@", number]
@@ -118,17 +112,11 @@ class Table:
         self._number_of[id(value)] = number
 
     def _note(self, number: int, tag: str, kind: Any, option: Any, items: list[Any]) -> None:
-        entry = [number, tag, kind, option, None]
         self._contents[number] = tag, items
-        self._entries.append(entry)
-        self._pending.append((number, entry))
+        self._entries.append([number, tag, kind, option, []])  # `pack_all` adds the packed items
 
     def unpack_all(self, packed: list[Any], entries: list[list[Any]]) -> list[Any]:
-        """Take up the entries of a message and return its values.
-
-        Raises:
-            WireError: they are not what `pack_all` makes. They may be hostile.
-        """
+        """Take up the entries of a message and return its values; WireError for what `pack_all` does not make."""
         filling = self._filling
         try:
             to_fill = [(number, tag, rest[-1]) for number, tag, *rest in entries if self._take_up(number, tag, rest)]
@@ -147,20 +135,21 @@ class Table:
 
     def _take_up(self, number: Any, tag: Any, rest: list[Any]) -> bool:
         """Make a new object; returns whether it is a container, which is to be filled."""
-        known = self._contents[number][0] if number in self._contents else None
-        if type(number) is not int or (number in self._objects and known != tag):
+        shared = self._contents[number][0] if number in self._contents else None
+        if type(number) is not int or (number in self._objects and shared != tag):
             raise WireError("malformed entry")
-        if known is None:
+        if shared is None:
             if number * self._sign >= 0:
-                raise WireError("a number of ours")
-            self._keep(number, self._start(tag, *rest[:2]) if tag in BY_TAG else self._build(tag, rest))
+                raise WireError("a number of this side")
+            if tag in BY_TAG:
+                base, container = BY_TAG[tag]
+                kind, option = rest[:2]
+                value = container.start(base, base if kind is None else self.unpack(kind), self.unpack(option))
+            else:
+                value = self._build(tag, rest)
+            self._keep(number, value)
             self.newest = number
         return tag in BY_TAG
-
-    def _start(self, tag: str, kind: Any, option: Any) -> Any:
-        """A new container, still empty."""
-        base, container = BY_TAG[tag]
-        return container.start(base, base if kind is None else self.unpack(kind), self.unpack(option))
 
     def unpack(self, message: Any, depth: int = 0) -> Any:
         """Turn a packed value into the value, as `unpack_all`, whose errors it leaves as they are."""
@@ -186,20 +175,16 @@ class Table:
         return wire.unpack(tag, items)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Stop sharing objects."""
         for number in numbers:
-            value = self._objects.pop(number)
-            del self._number_of[id(value)]
+            del self._number_of[id(self._objects.pop(number))]
             self._contents.pop(number, None)
 
     def forget_unused(self, kept: Container[int]) -> list[int]:
-        """Stop sharing what nobody on this side can see any more, except some numbers; returns what was forgotten.
-
-        Containers with changes that the other side does not know yet are left for later.
-        """
+        """Stop sharing what nobody on this side can see any more, except some numbers; returns what was forgotten."""
         forgotten: list[int] = []
         for number in [] if self._filling else list(self._objects):
             unused = sys.getrefcount(self._objects[number]) <= _ONLY_OURS and number not in kept
+            # The other side has to hear of changes first.
             if unused and (number not in self._contents or self._changed(number) is None):
                 forgotten.append(number)
                 self.forget([number])
@@ -213,9 +198,9 @@ class Table:
 
 
 def exception_of(kind: Any, arguments: list[Any]) -> BaseException:
-    """An exception of a builtin class. Raises TypeError if it is no class of exceptions."""
+    """An exception of a builtin class; TypeError if it is not a class of exceptions."""
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-        raise TypeError("no exception")
+        raise TypeError("not an exception")
     try:
         return kind(*arguments)
     except TypeError:  # UnicodeDecodeError and its like are particular

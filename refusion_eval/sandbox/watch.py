@@ -1,10 +1,9 @@
-"""The watchdog: reads the usage of processes from the kernel, and decides when a check has to be stopped.
+"""The watchdog: reads the usage of processes from the kernel, and decides when a check has to be stopped."""
 
-The time of a check is the wall clock less the time that its processes were ready to run and had no processor. So a busy
-machine changes no verdict, and a program that sleeps is stopped as soon as one that computes. A program that takes the
-processor from itself by its own children gains nothing: it cannot have them collected unseen
-(`seccomp.RESTRICTED`: SIGCHLD), so their processor time counts.
-"""
+# The time of a check is the wall clock less the time that its processes were ready to run and had no processor. So a
+# busy machine changes no verdict, and a program that sleeps is stopped as soon as one that computes. A program that
+# takes the processor from itself by its own children gains nothing: it cannot have them collected unseen
+# (`seccomp.RESTRICTED`: SIGCHLD), so their processor time counts.
 
 import contextlib
 import math
@@ -13,7 +12,7 @@ import select
 import signal
 import socket
 import time
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from refusion_eval.sandbox.procfs import Proc, Usage
 from refusion_eval.sandbox.result import hard_wall_s
@@ -28,27 +27,14 @@ _GRACE_S = 0.5  # for a judge to end by itself once its guest was stopped
 KEPT_JUDGE_BYTES = 256 << 20
 
 
-class Limits(NamedTuple):
-    """Limits of one check, and when it began."""
-
-    timeout_s: float  # own time and processor seconds
-    memory_bytes: int  # of all processes of the guest together, and what the judge grows by
-    started_s: float  # `time.monotonic()`
-
-
 class JudgeProcess:
-    """A running judge. It is reused between checks, because forking takes longer than most tests.
+    """A running judge. It is reused between checks, because forking takes longer than most tests."""
 
-    Attributes:
-        collected: whether it has ended and been waited for; another process may have its number then.
-
-    `pid` is its process number in the worker's pid namespace, and `sock` the connection to it.
-    """
-
+    # `pid` is its process number in the worker's pid namespace, `number` that in the machine's /proc.
     def __init__(self, proc: Proc, pid: int, number: int, sock: socket.socket) -> None:
         self.number = number
         self.killed = False
-        self.collected = False
+        self.collected = False  # it has ended and been waited for; another process may have its number then
         self.peak_bytes = 0
         self._proc = proc
         self._pid = pid
@@ -63,7 +49,6 @@ class JudgeProcess:
         return self.collected
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the judge has done its check or has ended."""
         return self._sock.fileno()
 
     def begin(self, result_fd: int, candidate: socket.socket) -> None:
@@ -99,14 +84,12 @@ class JudgeProcess:
         return total._replace(memory_bytes=max(part.memory_bytes for part in parts))
 
     def kill(self) -> None:
-        """Kill the judge; the processes that it started end with it."""
         if not self.collected:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
             self._collect()
 
     def _collect(self) -> int:
-        """Wait for the judge and return its wait status."""
         status = 0
         with contextlib.suppress(ChildProcessError):  # collected with the orphans
             _, status, used = os.wait4(self._pid, 0)
@@ -116,98 +99,79 @@ class JudgeProcess:
         return status
 
 
+@dataclass
 class Watched:
-    """A guest and its judge while they run.
-
-    Attributes:
-        guest_status: wait status of a guest that ended by itself; None if it was killed here.
-        waited_s: seconds not counted, because others had the processor.
-
-    The guest's process number is `guest_pid` as this process counts, and `guest_number` as /proc counts; `first_number`
-    is that of the first process of its pid namespace, if it has one, which does nothing itself.
-    """
-
-    def __init__(
-        self, proc: Proc, limits: Limits, guest_pid: int, guest_number: int, first_number: int, judge: JudgeProcess
-    ) -> None:
-        self.stopped: str | None = None
-        self.guest_status: int | None = None
-        self._proc = proc
-        self._limits = limits
-        self._guest_pid = guest_pid
-        self._guest_number = guest_number
-        self._first_number = first_number
-        self._judge = judge
-        self._own_number = proc.own_pid()
-        self.waited_s = 0.0
-        self._judge_busy = True
-        self._had_company = False
-        self._pool_gone = False
-        self._deadline_s = math.inf
+    proc: Proc
+    judge: JudgeProcess
+    guest_pid: int  # as the worker counts
+    guest_number: int  # as /proc counts
+    first_number: int  # of the first process of the guest's pid namespace, which does nothing itself; -1 for none
+    timeout_s: float  # own time and processor seconds
+    memory_bytes: int  # of all processes of the guest together, and what the judge grows by
+    started_s: float  # `time.monotonic()`
+    stopped: str | None = None  # why the guest was killed here
+    guest_status: int | None = None  # wait status of a guest that ended by itself
+    waited_s: float = 0.0  # not counted, because others had the processor
+    _judge_busy: bool = True
+    _had_company: bool = False
+    _deadline_s: float = math.inf
 
     def wait(self, control: socket.socket) -> None:
         """Return when the judge is done or `control` was closed; stop the guest when it is over a limit."""
-        guest_fd = os.pidfd_open(self._guest_pid)
-        notes = {guest_fd: self._note_guest, self._judge.fileno(): self._note_judge}
+        guest_fd = os.pidfd_open(self.guest_pid)
         poller = select.poll()
-        for fd in (*notes, control.fileno()):
+        for fd in (guest_fd, self.judge.fileno(), control.fileno()):
             poller.register(fd, select.POLLIN)
+        pool_gone = False
         try:
-            while self._judge_busy and not self._pool_gone:
+            while self._judge_busy and not pool_gone:
                 events = poller.poll(_TICK_MS)
                 for fd, _ in events:
                     poller.unregister(fd)
-                    notes.get(fd, self._note_pool)()
+                    if fd == guest_fd:
+                        _, self.guest_status = os.waitpid(self.guest_pid, 0)
+                    elif fd == control.fileno():
+                        pool_gone = True
+                    else:
+                        self._judge_busy = False
+                        self.judge.note_end()
+                        if self.judge.killed:
+                            too_large = self.judge.peak_bytes > KEPT_JUDGE_BYTES
+                            self.stopped = "memory" if too_large else JUDGE_KILLED
                 if not events:
                     self._enforce()
         finally:
             os.close(guest_fd)
 
-    def _note_guest(self) -> None:
-        _, self.guest_status = os.waitpid(self._guest_pid, 0)
-
-    def _note_judge(self) -> None:
-        self._judge.note_end()
-        self._judge_busy = False
-        if self._judge.killed:
-            self.stopped = "memory" if self._judge.peak_bytes > KEPT_JUDGE_BYTES else JUDGE_KILLED
-
-    def _note_pool(self) -> None:
-        self._pool_gone = True
-
     def _enforce(self) -> None:
         now_s = time.monotonic()
         if self.stopped:
             if now_s > self._deadline_s:
-                self._judge.kill()
+                self.judge.kill()
                 self._judge_busy = False
             return
+        own_number = self.proc.own_number()
         # All below this process but the judge: orphans of the guest may be children of this process.
-        ours = (self._own_number, self._guest_number, self._first_number, *self._proc.tree(self._judge.number))
-        others = [pid for pid in self._proc.tree(self._own_number) if pid not in ours]
-        self.stopped = self._over(
-            self._proc.usage([self._guest_number, *others]),
-            self._judge.usage(),
-            now_s - self._limits.started_s,
-        )
+        ours = (own_number, self.guest_number, self.first_number, *self.proc.tree(self.judge.number))
+        others = [pid for pid in self.proc.tree(own_number) if pid not in ours]
+        guest = self.proc.usage([self.guest_number, *others])
+        self.stopped = self._over(guest, self.judge.usage(), now_s - self.started_s)
         if self.stopped:
             self._deadline_s = now_s + _GRACE_S
             if self.guest_status is None:
-                os.kill(self._guest_pid, signal.SIGKILL)
+                os.kill(self.guest_pid, signal.SIGKILL)
 
     def _over(self, guest: Usage, judge: Usage, wall_s: float) -> str | None:
-        """Reason to stop, or None."""
-        timeout_s = self._limits.timeout_s
         self._had_company |= guest.num_tasks > 1
         self.waited_s = min(wall_s, guest.starved_s + judge.starved_s)
         own_s = wall_s - self.waited_s
-        if guest.memory_bytes + judge.memory_bytes > self._limits.memory_bytes:
+        if guest.memory_bytes + judge.memory_bytes > self.memory_bytes:
             return "memory"
-        if guest.cpu_s > timeout_s:
+        if guest.cpu_s > self.timeout_s:
             return "timeout_cpu"
-        if own_s > timeout_s:
+        if own_s > self.timeout_s:
             return "timeout_cpu" if guest.cpu_s + judge.cpu_s > own_s / 2 else "timeout_wall"
-        if wall_s > hard_wall_s(timeout_s):
+        if wall_s > hard_wall_s(self.timeout_s):
             # A machine too busy to tell is no fault of the program, unless it may itself be what keeps it busy.
             return "timeout_cpu" if self._had_company else "sandbox_error"
         return None
@@ -215,9 +179,9 @@ class Watched:
     def reap(self) -> None:
         """Kill and collect what is left of the guest, and a judge that is not done."""
         if self._judge_busy:
-            self._judge.kill()
+            self.judge.kill()
         if self.guest_status is None:
-            by_itself = self._proc.is_ending(self._guest_number)
-            os.kill(self._guest_pid, signal.SIGKILL)
-            _, status = os.waitpid(self._guest_pid, 0)
+            by_itself = self.proc.is_ending(self.guest_number)
+            os.kill(self.guest_pid, signal.SIGKILL)
+            _, status = os.waitpid(self.guest_pid, 0)
             self.guest_status = status if by_itself or status != signal.SIGKILL else None

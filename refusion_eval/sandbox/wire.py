@@ -1,7 +1,7 @@
-"""Messages of data-only JSON between the judge and the candidate, and single values in them.
+"""Messages of data-only JSON between judge and guest, and single values in them: neither side can send the other code.
 
 None, booleans, finite floats, strings and small integers are themselves; everything else is a list whose first item is
-a tag. Neither side can send the other code. `table` adds values that hold others, and objects that are no data.
+a tag. `table` adds values that hold others, and objects that are not data.
 """
 
 import builtins
@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 MAX_FRAME_BYTES = 32 << 20
-_JSON_INT_LIMIT = 1 << 53
+_JSON_INT_LIMIT = 1 << 53  # other readers of JSON would round larger ones
 _HEADER = struct.Struct(">I")
 
 
@@ -32,12 +32,7 @@ class PeerGone(WireError):
 
 
 def send(sock: socket.socket, message: Any) -> None:
-    """Send one message (JSON types only).
-
-    Raises:
-        FrameTooLarge: nothing was sent.
-        OSError: the other side is gone.
-    """
+    """Send a message of JSON types; OSError if the other side is gone, FrameTooLarge if nothing was sent."""
     data = json.dumps(message, separators=(",", ":")).encode("ascii")
     if len(data) > MAX_FRAME_BYTES:
         raise FrameTooLarge(f"{len(data)} bytes")
@@ -45,13 +40,7 @@ def send(sock: socket.socket, message: Any) -> None:
 
 
 def receive(sock: socket.socket) -> Any:
-    """Receive one message.
-
-    Raises:
-        PeerGone: end of stream.
-        FrameTooLarge: the header announces more than `MAX_FRAME_BYTES`.
-        WireError: not JSON, or nested too deeply.
-    """
+    """Receive a message; PeerGone at the end of the stream, FrameTooLarge, or WireError for what is not JSON."""
     (num_bytes,) = _HEADER.unpack(_read(sock, _HEADER.size))
     if num_bytes > MAX_FRAME_BYTES:
         raise FrameTooLarge(f"{num_bytes} bytes")
@@ -87,78 +76,79 @@ def _pack_complex(value: complex) -> Any:
     return ["c", _pack_float(plain.real), _pack_float(plain.imag)]
 
 
-# class -> (tag, text of a value, value of a text)
-_TEXT_TYPES: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
-    bytes: ("b", bytes.hex, bytes.fromhex),
-    Decimal: ("D", Decimal.__str__, Decimal),
-    datetime.datetime: ("ts", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
-    datetime.date: ("da", datetime.date.isoformat, datetime.date.fromisoformat),
-    datetime.time: ("ti", datetime.time.isoformat, datetime.time.fromisoformat),
-}
-_OF_TEXT = {tag: value_of for tag, _, value_of in _TEXT_TYPES.values()}
-
-
-def _text_packer(tag: str, text_of: Callable[[Any], str]) -> Callable[[Any], Any]:
-    return lambda value: [tag, text_of(value)]
-
-
-_OF_DELTA = ("days", "seconds", "microseconds")
-
-
 def _pack_delta(value: datetime.timedelta) -> list[Any]:
-    return ["td", *[vars(datetime.timedelta)[part].__get__(value) for part in _OF_DELTA]]
+    parts = ("days", "seconds", "microseconds")
+    return ["td", *[vars(datetime.timedelta)[part].__get__(value) for part in parts]]
 
 
 # Class -> packer of its values and of its subclasses' values, which are flattened to the plain value that they are.
+# The methods are those of the class itself, because a subclass may have others.
 PACKERS: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
     int: _pack_int,
     float: _pack_float,
     complex: _pack_complex,
-    **{kind: _text_packer(tag, text_of) for kind, (tag, text_of, _) in _TEXT_TYPES.items()},
+    bytes: lambda value: ["b", bytes.hex(value)],
+    Decimal: lambda value: ["D", Decimal.__str__(value)],
+    datetime.datetime: lambda value: ["ts", datetime.datetime.isoformat(value)],
+    datetime.date: lambda value: ["da", datetime.date.isoformat(value)],
+    datetime.time: lambda value: ["ti", datetime.time.isoformat(value)],
     datetime.timedelta: _pack_delta,
     datetime.timezone: lambda value: ["tz", *_pack_delta(value.utcoffset(None))[1:], value.tzname(None)],
 }
-_SINGLE = {"E": Ellipsis, "N": NotImplemented}
-_TAG_OF_SINGLE = {id(value): tag for tag, value in _SINGLE.items()}
 
 
 def pack(value: Any) -> Any:
-    """Turn a single value without parts that may be objects into JSON types; None stands for any other value too."""
+    """Turn a value without parts that may be objects into JSON types; None stands for any other value too."""
     if (packer := PACKERS.get(type(value))) is not None:
         return packer(value)
-    if isinstance(value, bool):
-        return value
-    if (tag := _TAG_OF_SINGLE.get(id(value))) is not None:
-        return [tag]
+    if value is Ellipsis or value is NotImplemented:
+        return ["E" if value is Ellipsis else "N"]
     if type(value) is type and vars(builtins).get(name := str(value.__name__)) is value:
         return ["T", name]
     return None
 
 
-def unpack(tag: str, items: list[Any]) -> Any:
-    """Turn a tag and what follows it back into a value: the inverse of `pack`.
+def _float_of(text: str) -> float:
+    real = float(text)
+    return math.nan if math.isnan(real) else real  # a list is equal to another one with the same NaN only
 
-    Raises:
-        WireError: the tag is unknown.
-        Exception: the items are not what `pack` makes. They may be hostile.
-    """
-    if tag == "i":
-        return int(items[0], 16)
-    if tag == "f":
-        real = float(items[0])
-        return math.nan if math.isnan(real) else real  # a list is equal to another one with the same NaN only
-    if tag in _OF_TEXT:
-        return _OF_TEXT[tag](items[0])
-    if tag == "c":
-        return complex(*(float(item if isinstance(item, float) else item[1]) for item in items))
-    if tag == "td":
-        return datetime.timedelta(*items)
-    if tag == "tz":
-        zone = datetime.timezone(datetime.timedelta(*items[:3]), items[3])
-        return datetime.UTC if zone.tzname(None) == "UTC" and zone == datetime.UTC else zone
-    if tag in _SINGLE:
-        return _SINGLE[tag]
-    if tag == "T" and isinstance(vars(builtins).get(items[0]), type):
-        return vars(builtins)[items[0]]
-    raise WireError(f"unknown tag {str(tag)[:20]!r}")
+
+def _complex_of(*parts: Any) -> complex:
+    return complex(*(float(part if isinstance(part, float) else part[1]) for part in parts))
+
+
+def _timezone_of(days: int, seconds: int, microseconds: int, name: str) -> datetime.timezone:
+    zone = datetime.timezone(datetime.timedelta(days, seconds, microseconds), name)
+    return datetime.UTC if name == "UTC" and zone == datetime.UTC else zone
+
+
+def _builtin_class(name: str) -> type:
+    kind = vars(builtins).get(name)
+    if not isinstance(kind, type):
+        raise WireError("not a builtin class")
+    return kind
+
+
+_UNPACKERS: dict[str, Callable[..., Any]] = {
+    "i": lambda text: int(text, 16),
+    "f": _float_of,
+    "c": _complex_of,
+    "b": bytes.fromhex,
+    "D": Decimal,
+    "ts": datetime.datetime.fromisoformat,
+    "da": datetime.date.fromisoformat,
+    "ti": datetime.time.fromisoformat,
+    "td": datetime.timedelta,
+    "tz": _timezone_of,
+    "E": lambda: Ellipsis,
+    "N": lambda: NotImplemented,
+    "T": _builtin_class,
+}
+
+
+def unpack(tag: str, items: list[Any]) -> Any:
+    """The inverse of `pack`; WireError for an unknown tag, any exception for hostile items."""
+    if tag not in _UNPACKERS:
+        raise WireError(f"unknown tag {str(tag)[:20]!r}")
+    return _UNPACKERS[tag](*items)

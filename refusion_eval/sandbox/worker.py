@@ -1,9 +1,8 @@
-"""The worker process: a warm Python that forks a judge and a locked-in guest for every check and watches both.
+"""The worker process: a warm Python that forks a judge and a locked-in guest for every check and watches both."""
 
-It never sees a program or a test, and a guest begins as its copy, so a guest knows none but its own. It runs in the
-bare interpreter (`python -S`, empty environment), is started by `pool.WorkerProcess`, and ends when that closes the
-connection.
-"""
+# It never sees a program or a test, and a guest begins as its copy, so a guest knows none but its own. It runs in the
+# bare interpreter (`python -S`, empty environment), is started by `pool.WorkerProcess`, and ends when that closes the
+# connection.
 
 import contextlib
 import gc
@@ -18,12 +17,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
-from refusion_eval.sandbox import guest, jail, judge, layout, linux, wire
+from refusion_eval.sandbox import guest, jail, judge, layout, linux, seccomp, wire
 from refusion_eval.sandbox.jail import PROFILES, Profile
+from refusion_eval.sandbox.layout import ForkHooks
 from refusion_eval.sandbox.procfs import Proc
-from refusion_eval.sandbox.watch import JudgeProcess, Limits, Watched
+from refusion_eval.sandbox.watch import JudgeProcess, Watched
 
 _CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watchdog's
 _JUDGE_MIB = 2048
@@ -36,30 +37,22 @@ _MOST_REAPED = 64  # in one round; some processes fork faster than they can be r
 
 
 class Worker:
-    """Sets the isolation up once, then runs one check at a time.
+    """Sets the isolation up once, then runs one check at a time for the pool at the other end of `control`."""
 
-    `control` is the connection to the pool, `proc` the machine's /proc, opened before the root was replaced, and
-    `folders` are what programs may read.
-    """
-
+    # `proc` is the machine's /proc, opened before the root was replaced, and `folders` are what programs may read.
     def __init__(
-        self,
-        control: socket.socket,
-        profile: Profile,
-        proc: Proc,
-        folders: list[str],
-        fork_hooks: list[dict[str, Callable[[], object]]],
+        self, control: socket.socket, profile: Profile, proc: Proc, folders: list[str], fork_hooks: ForkHooks
     ) -> None:
         random.seed(0)  # for all guests, which are copies: the same program gives the same verdict
         self._control = control
         self._profile = profile
         self._proc = proc
-        self._own_pid = proc.own_pid()
-        self._guest_uid, self._judge_uid = jail.unprivileged_ids(self._own_pid)
-        self._filter = jail.filter_program(profile)
+        self._own_number = proc.own_number()
+        self._guest_uid, self._judge_uid = jail.unprivileged_ids(self._own_number)
+        self._filter = seccomp.allow_program(profile.restrict_files) if profile.filter_calls else b""
         self._ruleset_fd = jail.make_ruleset(profile, folders)
-        self._base = proc.usage([self._own_pid])
-        self._base_bytes = proc.address_space_bytes(self._own_pid)
+        self._base = proc.usage([self._own_number])
+        self._base_bytes = proc.address_space_bytes(self._own_number)
         self._path = layout.search_path()
         self._fork_hooks = fork_hooks
         self._num_other_processes = 0
@@ -75,7 +68,6 @@ class Worker:
         self._first = (-1, -1)  # of the guest's pid namespace
 
     def serve(self) -> None:
-        """Check one program after another until the pool closes the connection."""
         gc.collect()
         gc.freeze()  # forked copies then share these pages
         wire.send(self._control, ["up"])
@@ -87,61 +79,55 @@ class Worker:
             wire.send(self._control, self._check(timeout_s, memory_mb, fds[0]))
 
     def _check(self, timeout_s: float, memory_mb: int, result_fd: int) -> dict[str, Any]:
-        """Run one check; says how the guest ended and who stopped it."""
         started_s = time.monotonic()
-        judge_process = self._ready_judge()
-        guest_end, judge_end = socket.socketpair()
-        guest_pid, guest_number = self._fork_guest(guest_end, timeout_s, memory_mb, [result_fd, judge_end.fileno()])
-        judge_process.begin(result_fd, judge_end)
-        guest_end.close()
-        judge_end.close()
-        os.close(result_fd)
-        limits = Limits(timeout_s, memory_mb * _MIB + self._base.memory_bytes, started_s)
-        watched = Watched(self._proc, limits, guest_pid, guest_number, self._first[1], judge_process)
-        try:
-            watched.wait(self._control)
-        finally:
-            watched.reap()
-            self._end_pid_namespace()
-            self._sweeper.sweep(judge_process)
-            if self._tmp is not None:
-                self._tmp.renew()
-        return {"stopped": watched.stopped, "status": watched.guest_status, "waited_s": watched.waited_s}
-
-    def _ready_judge(self) -> JudgeProcess:
-        """The judge of the last check, or a new one."""
         if self._judge is None or self._judge.ended:
             ours, theirs = socket.socketpair()
-            pid, number = self._start(_fork, lambda: self._be_judge(theirs))
+            self._judge = JudgeProcess(self._proc, *self._start(_fork, partial(self._be_judge, theirs)), ours)
             theirs.close()
-            self._judge = JudgeProcess(self._proc, pid, number, ours)
-        return self._judge
-
-    def _start(self, start: Callable[..., int], *args: Callable[[], None]) -> tuple[int, int]:
-        """Start a process; returns its number here and in the machine's /proc."""
-        others = self._proc.children(self._own_pid)
-        pid = start(*args)
-        return pid, next(child for child in self._proc.children(self._own_pid) if child not in others)
-
-    def _fork_guest(self, sock: socket.socket, timeout_s: float, memory_mb: int, others: list[int]) -> tuple[int, int]:
+        guest_end, judge_end = socket.socketpair()
         limits = jail.limits_of(
             self._base_bytes + memory_mb * _MIB,
             math.ceil(timeout_s) + _CPU_SLACK_S,
             self._num_other_processes + jail.NUM_PROCESSES,
         )
-        if not self._profile.namespaces:
-            return self._start(_fork, lambda: self._be_guest(sock, limits, others))
-        linux.unshare(linux.CLONE_NEWPID)
-        self._first = self._start(linux.start_first_process)
-        guest = self._start(_fork, lambda: self._be_guest(sock, limits, others))
-        linux.setns(self._pid_namespace_fd, linux.CLONE_NEWPID)  # or the judge would be born inside
-        return guest
-
-    def _end_pid_namespace(self) -> None:
-        """End the first process of the guest's pid namespace, and with it all others in there."""
+        be_guest = partial(self._be_guest, guest_end, limits, [result_fd, judge_end.fileno()])
         if self._profile.namespaces:
-            os.kill(self._first[0], signal.SIGKILL)
-            os.waitpid(self._first[0], 0)
+            linux.call("unshare", linux.CLONE_NEWPID)  # takes the next child
+            self._first = self._start(linux.start_first_process)
+        guest_pid, guest_number = self._start(_fork, be_guest)
+        if self._profile.namespaces:
+            linux.call("setns", self._pid_namespace_fd, linux.CLONE_NEWPID)  # or a new judge would be born inside
+        self._judge.begin(result_fd, judge_end)
+        guest_end.close()
+        judge_end.close()
+        os.close(result_fd)
+        watched = Watched(
+            self._proc,
+            self._judge,
+            guest_pid,
+            guest_number,
+            self._first[1],
+            timeout_s=timeout_s,
+            memory_bytes=memory_mb * _MIB + self._base.memory_bytes,
+            started_s=started_s,
+        )
+        try:
+            watched.wait(self._control)
+        finally:
+            watched.reap()
+            if self._profile.namespaces:  # the end of the first process ends all others of the guest's pid namespace
+                os.kill(self._first[0], signal.SIGKILL)
+                os.waitpid(self._first[0], 0)
+            self._sweeper.sweep(self._judge)
+            if self._tmp is not None:
+                self._tmp.renew()
+        return {"stopped": watched.stopped, "status": watched.guest_status, "waited_s": watched.waited_s}
+
+    def _start(self, start: Callable[..., int], *args: Callable[[], None]) -> tuple[int, int]:
+        """Start a process; returns its number here and in the machine's /proc."""
+        others = self._proc.children(self._own_number)
+        pid = start(*args)
+        return pid, next(child for child in self._proc.children(self._own_number) if child not in others)
 
     def _be_guest(self, sock: socket.socket, limits: dict[int, int], others: list[int]) -> None:
         try:
@@ -150,19 +136,24 @@ class Worker:
                 os.close(fd)
             os.chdir(self._folder)
             os.setsid()  # or a signal to its process group would reach this worker
-            jail.open_streams()
-            jail.lock_down(self._profile, self._guest_uid, self._ruleset_fd, limits, self._filter)
-            os.dup2(sock.detach(), _ONLY_FD)
-            os.closerange(_ONLY_FD + 1, 1 << 20)
+            streams = os.open(os.devnull, os.O_RDWR)
+            for fd in range(_ONLY_FD):  # anew: a program's flags on its own streams reach no other program's
+                os.dup2(streams, fd)
+            self._lock_down(sock, self._guest_uid, limits)
         except OSError as error:
             wire.send(sock, [f"locking down failed: {error}"])
             return
-        os.environ.clear()
-        sys.path[:] = self._path
         sys.argv[:] = sys.orig_argv[:] = [""]
         for hooks in self._fork_hooks:
             os.register_at_fork(**hooks)
         guest.Guest(socket.socket(fileno=_ONLY_FD)).serve()
+
+    def _lock_down(self, sock: socket.socket, uid: int, limits: dict[int, int]) -> None:
+        jail.lock_down(self._profile, uid, self._ruleset_fd, limits, self._filter)
+        os.dup2(sock.detach(), _ONLY_FD)
+        os.closerange(_ONLY_FD + 1, 1 << 20)
+        os.environ.clear()
+        sys.path[:] = self._path
 
     def _be_judge(self, sock: socket.socket) -> None:
         # Rows of a benchmark come from elsewhere, so their tests have no more rights than programs.
@@ -171,26 +162,20 @@ class Worker:
             resource.RLIM_INFINITY,  # a judge is kept; the watchdog sees to the time of each check
             self._num_other_processes + _NUM_JUDGE_PROCESSES,
         )
-        jail.lock_down(self._profile, self._judge_uid, self._ruleset_fd, limits, self._filter)
-        os.dup2(sock.detach(), _ONLY_FD)
-        os.closerange(_ONLY_FD + 1, 1 << 20)
-        os.environ.clear()
-        sys.path[:] = self._path
+        self._lock_down(sock, self._judge_uid, limits)
         judge.serve(socket.socket(fileno=_ONLY_FD), self._fork_hooks, self._folder)
 
 
 class Sweeper:
-    """Ends every process that a check left running, however fast it forks. Each worker has one.
+    """Ends every process that a check left running, however fast it forks."""
 
-    A process that forks and ends at once, again and again, is gone before a list with its number has been read, so it
-    cannot be killed by its number. One signal to all processes that the sender may signal does end it, because the
-    kernel sends that signal in one step. Before a worker starts anything, the processes that it may signal are
-    therefore reduced to those that it starts. `guest_uid` is the uid of its programs, where the profile changes it.
-    """
-
+    # A process that forks and ends at once, again and again, is gone before a list with its number has been read, so it
+    # cannot be killed by its number. One signal to all processes that the sender may signal does end it, because the
+    # kernel sends that signal in one step. Before a worker starts anything, the processes that it may signal are
+    # therefore reduced to those that it starts.
     def __init__(self, profile: Profile, proc: Proc, guest_uid: int) -> None:
         self._proc = proc
-        self._own_number = proc.own_pid()
+        self._own_number = proc.own_number()
         # The first process of a pid namespace reaches that namespace and nothing else.
         self._reaches_own_only = os.getpid() == 1 if profile.namespaces else _confined(profile)
         by_uid = profile.change_uid and not self._reaches_own_only and _is_nobodys(guest_uid, proc)
@@ -204,7 +189,7 @@ class Sweeper:
                 judge.kill()
             else:
                 if self._uid is not None:
-                    _kill_all_of(self._uid)
+                    os.waitpid(_fork(partial(_kill_all_of, self._uid)), 0)
                 below = [pid for child in left for pid in self._proc.tree(child)]
                 for signal_number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none forks
                     for pid in below:
@@ -234,8 +219,8 @@ def _confined(profile: Profile) -> bool:
     """Give up signals to all processes but those that this one will start; False where the kernel cannot do that."""
     if not profile.restrict_files or linux.landlock_abi() < linux.LANDLOCK_ABI_SIGNALS:
         return False
-    linux.no_new_privileges()
-    linux.landlock_restrict(linux.landlock_own_signals_only())
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    linux.call("landlock_restrict_self", linux.landlock_own_signals_only(), 0)
     try:
         os.kill(os.getppid(), 0)
     except PermissionError:
@@ -244,16 +229,8 @@ def _confined(profile: Profile) -> bool:
 
 
 def _kill_all_of(uid: int) -> None:
-    """Kill all processes of a program's uid."""
-    pid = os.fork()
-    if pid:
-        os.waitpid(pid, 0)
-        return
-    try:
-        jail.become(uid)
-        os.kill(-1, signal.SIGKILL)
-    finally:
-        os._exit(0)
+    jail.become(uid)
+    os.kill(-1, signal.SIGKILL)
 
 
 def _kill(pid: int, signal_number: int) -> None:
@@ -271,8 +248,7 @@ def _fork(body: Callable[[], None]) -> int:
         os._exit(0)
 
 
-def main(control_fd: int, profile_name: str, fork_hooks: list[dict[str, Callable[[], object]]]) -> NoReturn:
-    """Entry point of the worker process, with `fork_hooks` from `layout.preload`."""
+def main(control_fd: int, profile_name: str, fork_hooks: ForkHooks) -> NoReturn:
     control = socket.socket(fileno=control_fd)
     profile = PROFILES[profile_name]
     # Background jobs of scripts and `nohup` start with these ignored, and programs would inherit that.
@@ -289,11 +265,11 @@ def main(control_fd: int, profile_name: str, fork_hooks: list[dict[str, Callable
                 control.close()
                 os.waitpid(inner, 0)
                 os._exit(0)
-            linux.die_with_parent(signal.SIGKILL)
+            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
             jail.build_root(folders)
             linux.drop_bounding_capabilities()
         else:
-            linux.adopt_orphans()
+            linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # adopts orphans of its programs
         worker = Worker(control, profile, proc, folders, fork_hooks)
     except Exception as error:  # noqa: BLE001 - whatever is missing here becomes the reason why this profile fails
         wire.send(control, ["failed", f"{type(error).__name__}: {error}"])

@@ -13,11 +13,11 @@ _SWITCHED_OFF = """
 import os
 from refusion_eval.sandbox import linux
 uid, gid = os.getuid(), os.getgid()
-linux.unshare(linux.CLONE_NEWUSER)
+linux.call("unshare", linux.CLONE_NEWUSER)
 for name, text in (("setgroups", "deny"), ("gid_map", f"{gid} {gid} 1"), ("uid_map", f"{uid} {uid} 1")):
     open(f"/proc/self/{name}", "w").write(text)
 open("/proc/sys/user/max_user_namespaces", "w").write("0")
-linux.no_new_privileges()
+linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
 linux.drop_capabilities()
 """
 # As a container's filter does: load the number, compare with that of unshare, refuse.
@@ -27,7 +27,7 @@ from refusion_eval.sandbox import linux, seccomp
 from tests.sandbox.refused import REFUSED
 number = REFUSED["unshare"][seccomp.ARCHITECTURES[os.uname().machine][0]]
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
-linux.no_new_privileges()
+linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
 linux.install_seccomp(b"".join(struct.pack("=HBBI", *step) for step in steps))
 """
 _REPORT = """

@@ -42,7 +42,8 @@ def test_a_told_secret_is_seen():
     assert storm("none", {name: cases()[name]}).told == [name]
 
 
-def test_a_process_left_behind_is_seen():
+def test_a_process_left_behind_is_seen(monkeypatch):
+    monkeypatch.setattr(sys.modules[Scene.__module__], "_GONE_WITHIN_S", 0.1)  # this one does not go
     scene = Scene(sys.executable)
     code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, {scene.places['MARK'].encode()!r}); print(flush=True)"
     left = subprocess.Popen([sys.executable, "-c", f"{code}; time.sleep(60)"], stdout=subprocess.PIPE)

@@ -1,10 +1,8 @@
-"""pass@k with the interface of the `evaluate` library's code_eval, over the sandbox: `evaluate.load(<this file>)`.
+"""pass@k with the interface of the `evaluate` library's code_eval, over the sandbox: `evaluate.load(<this file>)`."""
 
-The library copies this file elsewhere, so everything of ours is imported by its full name.
-"""
+# The library copies this file elsewhere, so everything is imported by its full name.
 
 import logging
-from collections import defaultdict
 from typing import Any
 
 import datasets
@@ -56,29 +54,25 @@ class CodeMetric(evaluate.Metric):
         helpers: list[str] | None = None,
         sandbox: str = "auto",
     ) -> tuple[dict[str, float], dict[int, list[tuple[int, dict[str, Any]]]]]:
-        """Check every candidate; see the inputs' description."""
-        places = [(task, number) for task, candidates in enumerate(predictions) for number in range(len(candidates))]
+        helpers = helpers or [""] * len(references)
         programs = [
-            Program(
-                candidate=predictions[task][number],
-                test=references[task],
-                helpers=helpers[task] if helpers else "",
-                timeout_s=timeout,
-            )
-            for task, number in places
+            Program(candidate=candidate, test=test, helpers=trusted, timeout_s=timeout)
+            for candidates, test, trusted in zip(predictions, references, helpers, strict=True)
+            for candidate in candidates
         ]
-        verdicts = check_programs(programs, workers=num_workers, sandbox=sandbox)
-        results: dict[int, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-        for (task, number), verdict in zip(places, verdicts, strict=True):
-            results[task].append((number, _details(task, number, verdict)))
+        verdicts = iter(check_programs(programs, workers=num_workers, sandbox=sandbox))
+        results = {
+            task: [(number, _details(task, number, next(verdicts))) for number in range(len(candidates))]
+            for task, candidates in enumerate(predictions)
+        }
         total = np.array([len(candidates) for candidates in predictions])
-        correct = np.array([sum(details["passed"] for _, details in results[task]) for task in range(len(predictions))])
+        correct = np.array([sum(details["passed"] for _, details in entries) for entries in results.values()])
         pass_at_k = {
             f"pass@{count}": float(estimate_pass_at_k(total, correct, count).mean())
             for count in (k or [1, 10, 100])
             if len(total) and (total >= count).all()
         }
-        return pass_at_k, dict(results)
+        return pass_at_k, results
 
 
 def _details(task: int, number: int, verdict: CheckResult) -> dict[str, Any]:

@@ -1,8 +1,19 @@
+import functools
+
 import pytest
 
 from refusion_eval.sandbox import CheckResult, Program, probe
 from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.sandbox.pool import check_on
+from refusion_eval.sandbox.probe import self_test
+
+_fault_of = functools.cache(self_test)
+
+
+def skip_without(profile: str) -> None:
+    """Leaves a test out where the machine does not allow the profile."""
+    if fault := _fault_of(profile):
+        pytest.skip(f"the machine does not allow {profile}: {fault}")
 
 
 class Judge:

@@ -8,7 +8,7 @@ from refusion_eval.sandbox import Program, check_program, probe
 from refusion_eval.sandbox.analysis import analyse
 from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.sandbox.pool import check_on
-from refusion_eval.sandbox.probe import self_test
+from tests.sandbox.unit.conftest import skip_without
 
 _WARNS = "import warnings\nwith warnings.catch_warnings(record=True) as w:\n    f()\nassert w"
 _SUBSET = "assert f().issubset({2})"
@@ -31,27 +31,25 @@ for thread in threads:
 """
 
 
-def _names(test: str, known: set[str] | None = None):
-    return analyse(ast.parse(test)).names(known or set())
+def _names(test: str, defined: set[str] | None = None):
+    return analyse(ast.parse(test)).names(defined or set())
 
 
 def test_a_test_is_given_the_names_it_does_not_define():
-    assert _names("def check(candidate):\n    y = 1\n    assert candidate(y) == f(2)\ncheck(solve)").wanted == [
-        "f",
-        "solve",
-    ]
+    test = "def check(candidate):\n    y = 1\n    assert candidate(y) == f(2)\ncheck(solve)"
+    assert _names(test) == (["f", "solve"], [])
 
 
 def test_builtins_stay_the_judges():
-    assert _names("assert abs(f(1)) == sum([1])").wanted == ["f"]
+    assert _names("assert abs(f(1)) == sum([1])") == (["f"], [])
 
 
 def test_builtins_are_the_programs_where_a_test_names_nothing_else():
-    assert _names("assert sum(1, 2) == 3").wanted == ["sum"]
+    assert _names("assert sum(1, 2) == 3") == (["sum"], [])
 
 
 def test_helpers_are_not_asked_of_the_program():
-    assert _names("assert poly(f(1)) == 0", {"poly"}).wanted == ["f"]
+    assert _names("assert poly(f(1)) == 0", {"poly"}) == (["f"], [])
 
 
 def test_a_standard_module_is_imported_by_the_judge():
@@ -109,7 +107,7 @@ def test_each_end_has_its_reason(judge, program, test, reason):
     ],
 )
 def test_what_only_one_process_could_tell_is_an_error_and_not_a_failure(judge, program, test):
-    verdict = judge(program, test)
+    verdict = judge(program, test, timeout_s=1)  # threads that wait for each other end with the time
     assert (verdict.status, verdict.reason) == ("error", "inseparable"), verdict
     assert "test" in verdict.detail
 
@@ -119,8 +117,7 @@ def test_what_only_one_process_could_tell_is_an_error_and_not_a_failure(judge, p
 )
 @pytest.mark.parametrize("profile", ["namespaces", "user-namespaces", "root-landlock", "landlock"])
 def test_a_test_has_no_more_rights_than_a_program(profile, attempt):
-    if fault := self_test(profile):
-        pytest.skip(f"{profile} does not hold here: {fault}")
+    skip_without(profile)
     program = Program(candidate="def f():\n    return 1", test=f"f()\n{attempt}", timeout_s=5)
     assert not check_on(profile, PROFILES[profile].tier, program).passed
 

@@ -13,6 +13,7 @@ from refusion_eval import sandbox
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import SandboxReport, check_program, linux, probe
 from refusion_eval.sandbox.probe import self_test
+from tests.sandbox.unit.conftest import skip_without
 
 _UNPRIVILEGED_UID = 54321
 _PYTHON = "/usr/bin/python3"  # one that every user may read
@@ -52,7 +53,7 @@ for number in {numbers}:
     steps += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050001)]
 steps.append((0x06, 0, 0, 0x7FFF0000))
 if len(steps) > 2:
-    linux.no_new_privileges()
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.install_seccomp(b"".join(struct.pack("=HBBI", *step) for step in steps))
 report = probe()
 print(report.tier, report.profile)
@@ -79,8 +80,9 @@ _LANDLOCK = 444
 def test_the_next_tier_is_found_when_one_is_missing(uid, missing, expected):
     if os.geteuid() != 0 or os.uname().machine not in _UNSHARE:
         pytest.skip("needs root, to become another user, on a known machine")
-    if linux.landlock_abi() < linux.LANDLOCK_ABI_SIGNALS or self_test("namespaces") or not Path(_PYTHON).exists():
-        pytest.skip(f"needs namespaces, Landlock and {_PYTHON}, to take them away one by one")
+    skip_without("namespaces")
+    if linux.landlock_abi() < linux.LANDLOCK_ABI_SIGNALS or not Path(_PYTHON).exists():
+        pytest.skip(f"needs Landlock and {_PYTHON}, to take isolation away step by step")
     numbers = [{"unshare": _UNSHARE[os.uname().machine], "landlock": _LANDLOCK}[name] for name in missing]
     done = subprocess.run(
         [_PYTHON, "-B", "-c", _WITHOUT.replace("{numbers}", str(numbers))],
@@ -112,12 +114,6 @@ def test_a_profile_that_the_machine_allows_holds(profile, options):
     assert self_test(profile) == ""
 
 
-def skip_without(profile):
-    """Leaves a test out where the machine does not allow the profile."""
-    if fault := self_test(profile):
-        pytest.skip(f"the machine does not allow {profile}: {fault}")
-
-
 @pytest.mark.parametrize("profile", ["namespaces", "user-namespaces"])
 @pytest.mark.parametrize("folder", ["/", "/tmp"])
 def test_a_folder_that_programs_have_for_themselves_is_no_leak(profile, folder, monkeypatch):
@@ -140,7 +136,7 @@ def test_files_of_the_machine_below_a_folder_that_programs_have_are_a_leak(profi
     assert any(path.startswith(f"{tempfile.gettempdir()}/") and path != __file__ for path in asked)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def home_with_python():
     """A home folder below /tmp with a Python of its own and a checkout, as pyenv and conda install them."""
     system = Path(_PYTHON).resolve()
@@ -158,7 +154,7 @@ def home_with_python():
     shutil.copytree(stdlib, home / ".pyenv" / "lib" / stdlib.name, ignore=ignored)
     package = Path(sandbox.__file__).parents[1]
     shutil.copytree(package / "sandbox", home / "checkout" / package.name / "sandbox")
-    for name in ("__init__.py", "errors.py", "untrusted.py"):
+    for name in ("__init__.py", "errors.py", "untrusted.py", "version.py"):
         shutil.copy(package / name, home / "checkout" / package.name)
     yield home, python
     shutil.rmtree(home)

@@ -8,14 +8,14 @@ from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, d
 import pytest
 
 from refusion_eval.sandbox import wire
-from refusion_eval.sandbox.table import Table
+from refusion_eval.sandbox.table import ObjectTable
 
 
 class _Sides:
     """A table on each side, with what is no data refused."""
 
     def __init__(self) -> None:
-        self.left, self.right = Table(-1, self._refuse, self._refuse), Table(1, self._refuse, self._refuse)
+        self.left, self.right = ObjectTable(-1, self._refuse, self._refuse), ObjectTable(1, self._refuse, self._refuse)
 
     @staticmethod
     def _refuse(*values):
