@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from refusion_eval.config import (
     NonNegativeFloat,
@@ -116,7 +116,7 @@ class DataConfig:
     on_bad: OnBad = "fail"
     workers: NonNegativeInt = 0
     max_samples: PositiveInt | None = None
-    share: Annotated[float, Ge(0), Le(1)] | None = None
+    share: Annotated[float, Gt(0), Le(1)] | None = None
     sample_seed: int = 0
     cache_dir: str = "runs/token_cache"
     loader_workers: NonNegativeInt = 2
@@ -128,8 +128,6 @@ class DataConfig:
             )
         if self.max_samples is not None and self.share is not None:
             raise ConfigError(f"data: max_samples is {self.max_samples} and share {self.share}; give one of them")
-        if self.share == 0:
-            raise ConfigError("data.share is 0; it must be above 0 and at most 1")
 
 
 @settings_class("objective")
@@ -206,9 +204,9 @@ class OptimisationConfig:
 
     epochs: PositiveFloat | None = None
     max_steps: PositiveInt | None = None
-    global_batch_size: int
-    micro_batch_size: int = 4
-    num_forwards: int | None = None
+    global_batch_size: PositiveInt
+    micro_batch_size: PositiveInt = 4
+    num_forwards: PositiveInt | None = None
     lr: PositiveFloat = 2e-5
     warmup_steps: NonNegativeInt = 0
     beta1: BelowOne = 0.9
@@ -223,24 +221,21 @@ class OptimisationConfig:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.max_steps is None):
             raise ConfigError(f"optimisation: epochs is {self.epochs} and max_steps {self.max_steps}; give one of them")
-        batch, micro, num_forwards = self.global_batch_size, self.micro_batch_size, self.forwards_of_step
-        if batch < 1 or micro < 1 or batch % micro:
+        batch, micro = self.global_batch_size, self.micro_batch_size
+        if batch % micro:
             raise ConfigError(
                 f"global_batch_size is {batch} and micro_batch_size {micro}; a step consists of whole micro-batches, "
                 "so make the first a multiple of the second"
             )
-        if not 1 <= num_forwards <= batch // micro:
+        if self.forwards_of_step > batch // micro:
             raise ConfigError(
-                f"num_forwards is {num_forwards}; a step of {batch} samples has {batch // micro} micro-batches of "
+                f"num_forwards is {self.num_forwards}; a step of {batch} samples has {batch // micro} micro-batches of "
                 f"{micro}, and every forward needs at least one of them"
             )
 
     @property
     def forwards_of_step(self) -> int:
-        """`num_forwards`, or the number of micro-batches where it is None."""
-        if self.num_forwards is None and self.micro_batch_size > 0:
-            return self.global_batch_size // self.micro_batch_size
-        return self.num_forwards or 0
+        return self.num_forwards or self.global_batch_size // self.micro_batch_size
 
 
 @settings_class("output")
@@ -323,11 +318,7 @@ class RunConfig:
             )
 
     def check_world(self, world_size: int) -> None:
-        """Checks that the forwards of a step can be shared evenly.
-
-        Raises:
-            ConfigError: the number of processes does not divide them.
-        """
+        """Raises ConfigError unless the processes can share the forwards of a step evenly."""
         num_forwards = self.optimisation.forwards_of_step
         if world_size < 1 or num_forwards % world_size:
             raise ConfigError(

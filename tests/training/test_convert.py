@@ -226,7 +226,7 @@ def test_a_target_that_is_there_is_refused_and_left_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"to": "stok"}, "to='stok' is unknown; choose release or stock"),
+        ({"to": "stok"}, "to='stok' is unknown; choose release, stock"),
         ({"to": "stock", "dtype": "int8"}, "dtype='int8' is unknown"),
         ({"to": "release", "rows": 60}, "rows=60 is for the layout stock"),
         ({"to": "stock", "rows": 51}, "rows=51 is less than the tokenizer's 52 ids"),

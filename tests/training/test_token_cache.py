@@ -174,7 +174,7 @@ def test_bad_rows_are_refused_even_if_a_cache_without_them_is_there(
 ) -> None:
     data.write_text(data.read_text() + '{"query": "a"}\n')
     for _ in range(2):
-        with pytest.raises(DataError, match=f"{data}, line 701: there is no response"):
+        with pytest.raises(DataError, match=f"{data}, line 701: response: Field required"):
             build_cache(data, tokenizer, tmp_path / "caches", max_length=64)
         assert not [path for path in (tmp_path / "caches").iterdir() if path.name.startswith(".")]
         cache = build_cache(data, tokenizer, tmp_path / "caches", max_length=64, on_bad="skip")

@@ -47,12 +47,7 @@ _DERIVED = ("vocab_size", "num_key_value_heads", "head_dim")
 
 
 def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
-    """Checks that a backbone can be trained, from config.json, tokenizer files and headers of local weights.
-
-    The weights of a model on the hub are checked only when they are downloaded.
-
-    Returns:
-        The shapes of the model.
+    """The shapes of a backbone, after a check of config.json, tokenizer files and headers of local weights.
 
     Raises:
         ConfigError: a setting does not fit the model.
@@ -66,7 +61,7 @@ def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
         location = locate(str(config.model), config.revision)
         _model_class(location.directory / "config.json")
         shapes = model_config(location.directory)
-        if location.revision is None:
+        if location.revision is None:  # weights of the hub are checked when they are downloaded
             CheckpointFiles(location.directory)
         load_tokenizer(config)
     if max_length > shapes.max_positions:
@@ -74,8 +69,7 @@ def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
             f"samples of {max_length} tokens do not fit into the model's {shapes.max_positions} positions; lower the "
             "length"
         )
-    if config.lora is not None:
-        _check_lora(config.lora, shapes.family)
+    _check_lora(config.lora, shapes.family)
     return shapes
 
 
@@ -96,11 +90,11 @@ def _model_class(path: Path) -> type[PreTrainedModel]:
     return expected
 
 
-def _check_lora(lora: LoraSettings, family: str) -> None:
+def _check_lora(lora: LoraSettings | None, family: str) -> None:
     names = FAMILIES[family].tensors
     paths = (names.q, names.k, names.v, names.out, names.gate, names.up, names.down)
     matrices = [path.rpartition(".")[2] for path in paths]
-    for target in lora.target_modules:
+    for target in () if lora is None else lora.target_modules:
         if target not in matrices:
             raise ConfigError(
                 f"lora: target_modules names {target!r}, which is not a matrix of a {family} layer; choose from "
@@ -109,11 +103,7 @@ def _check_lora(lora: LoraSettings, family: str) -> None:
 
 
 def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int]) -> PretrainedConfig:
-    """Config of a model with random weights.
-
-    Raises:
-        ConfigError: an entry is unknown, missing or impossible.
-    """
+    """Config of a model with random weights; raises ConfigError if an entry is unknown, missing or impossible."""
     model_type = shape.get("model_type")
     if model_type not in CLASSES:
         raise ConfigError(f"shape: model_type is {model_type!r}; choose {', '.join(CLASSES)}")
@@ -140,10 +130,6 @@ def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int
 def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """Loads the model on the CPU, in training mode; with adapters (a model of peft) if `config.lora` is set.
 
-    New tokens begin with the spare rows of the checkpoint, or with the mean of the rows of all known tokens, computed
-    in float32, in the embedding and in an untied output layer (`BackboneConfig.new_rows`). Rows beyond the ids of the
-    tokenizer stay as they are. With random weights no row is a mean.
-
     Raises:
         ConfigError: a setting does not fit the model.
         CheckpointError: the weights are missing, are pickled, or do not fit config.json.
@@ -169,8 +155,7 @@ def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) ->
 def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int], *, keep_spare: bool) -> None:
     """Grows embedding and output layer to at least `num_rows` rows and sets new rows to the mean of the known rows.
 
-    Args:
-        new_ids: ids that the model was not trained with. Every other id below `num_rows` is known; spare rows are not.
+    The model was not trained with `new_ids`, but with every other id below `num_rows`. Rows from there on are spare.
     """
     embedding = model.get_input_embeddings()
     filled_ids = [number for number in new_ids if number >= embedding.num_embeddings] if keep_spare else new_ids
@@ -207,11 +192,8 @@ def _load(config: BackboneConfig) -> PreTrainedModel:
         attn_implementation="sdpa",
         output_loading_info=True,
     )
-    problems = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    problems["unexpected_keys"] = [
-        name for name in problems["unexpected_keys"] if not name.endswith("rotary_emb.inv_freq")
-    ]
-    for kind, names in problems.items():
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in report[kind] if not str(name).endswith("rotary_emb.inv_freq"))
         if names:
             raise CheckpointError(
                 f"{location.directory} has {len(names)} {kind.replace('_', ' ')} ({', '.join(names[:3])}); the weights "

@@ -55,20 +55,13 @@ def convert(
 ) -> None:
     """Writes a checkpoint in another layout, completely or not at all, with one shard in memory at a time.
 
-    Args:
-        dtype: data type of the weights, a key of `DTYPES`; None keeps the type of each tensor.
-        rows: rows of the vocabulary in the layout "stock"; None is the number of Qwen's own checkpoints for a model
-            of Qwen, and the number of `source` for others.
-
     Raises:
         ConfigError: a setting is impossible, or `target` exists.
         CheckpointError: the source is missing, or is not a model of a known class with exactly its tensors.
     """
-    target = Path(target)
-    if to not in get_args(Layout):
-        raise ConfigError(f"to={to!r} is unknown; choose {' or '.join(get_args(Layout))}")
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype!r} is unknown; choose {', '.join(DTYPES)}")
+    for name, value, choices in (("to", to, get_args(Layout)), ("dtype", dtype, (None, *DTYPES))):
+        if value not in choices:
+            raise ConfigError(f"{name}={value!r} is unknown; choose {', '.join(filter(None, choices))}")
     if rows is not None and to == "release":
         raise ConfigError(f"rows={rows} is for the layout stock; the release has one row for each id of the tokenizer")
     if target.exists() or target.is_symlink():
@@ -113,7 +106,7 @@ class _Source:
             )
 
     def stock_rows(self, requested: int | None) -> int:
-        """Rows of the vocabulary in the layout "stock"."""
+        """Rows of the vocabulary in the layout "stock": for Qwen as in its own checkpoints, for others as they are."""
         if requested is not None:
             if requested < self.num_ids:
                 raise ConfigError(

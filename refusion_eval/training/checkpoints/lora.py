@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import LoraSettings
 
 
@@ -34,13 +33,10 @@ class _TiedHead(torch.nn.Linear):
 def add_adapters(model: PreTrainedModel, lora: LoraSettings, new_ids: Sequence[int], seed: int) -> PreTrainedModel:
     """Freezes a model and adds adapters, which do not change its output before training.
 
-    Args:
-        new_ids: tokens whose embeddings are trained. A tied model uses the same rows in its output layer.
+    The embeddings of `new_ids` are trained too. A tied model uses the same rows in its output layer.
     """
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ConfigError("lora needs peft, which is not installed: pip install peft") from error
+    from peft import LoraConfig, get_peft_model
+
     settings = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -76,6 +72,5 @@ def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_adapter(model: PreTrainedModel, target: Path) -> None:
-    """Writes the adapters alone, in the layout of peft."""
     model.save_pretrained(target, save_embedding_layers=False)
     (target / "README.md").unlink(missing_ok=True)  # an empty form

@@ -29,13 +29,7 @@ def save_backbone(
 ) -> None:
     """Writes weights, config and tokenizer. Adapters are merged into the weights and also written to `adapter/`.
 
-    `model` does not change. The directory is built beside `target` and renamed at the end, so that a crash leaves the
-    previous checkpoint.
-
-    Args:
-        model: a model of transformers, or a model of peft around one, which takes the memory of a merged copy.
-        decoders: decoders that the model was trained for, the main one first, for config.json
-            (`refusion_eval.models.checkpoint`); without any, readers choose.
+    `decoders` are those that the model was trained for, the main one first (`refusion_eval.models.checkpoint`).
     """
     plain = merged_copy(model) if is_adapted(model) else model
     state = plain.state_dict()
@@ -56,13 +50,8 @@ def save_backbone(
 def write_shards(
     directory: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, read: Callable[[str], Tensor]
 ) -> None:
-    """Writes model.safetensors, or shards of at most `SHARD_BYTES` (or one tensor) and their index.
-
-    Only the tensors of one shard are read at a time; `huggingface_hub.save_torch_state_dict` would need all of them.
-
-    Args:
-        shapes: shape of every tensor, by name, in the order in which the tensors fill the shards.
-    """
+    """Writes model.safetensors, or shards of at most `SHARD_BYTES` (or one tensor) and their index."""
+    # Only the tensors of one shard are read at a time; `huggingface_hub.save_torch_state_dict` would need all of them.
     sizes = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
     split = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)
     for file_name, names in split.filename_to_tensors.items():
@@ -106,5 +95,4 @@ def _make_portable(directory: Path, architecture: str, dtype: torch.dtype, decod
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file with sorted keys."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -18,11 +18,6 @@ START, MASK = "<|beginoftext|>", "<|mask|>"
 def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
     """Loads the tokenizer and adds a mask token and a beginning token if it has none.
 
-    The mask token is the one that config.json or the tokenizer names, else an existing token "<|mask|>", else a new
-    "<|mask|>". The new beginning token "<|beginoftext|>" comes before it. New tokens take the first free ids: 151669
-    and 151670 for Qwen3 as in the release of ReFusion, mask 151666 for Qwen2.5 as in Dream, mask 128256 for Llama 3.
-    The end token serves as padding if the tokenizer has none.
-
     Raises:
         ConfigError: the tokenizer has no chat template, no end token, or no token for the mask id of config.json.
         CheckpointError: there is no such tokenizer.
@@ -33,6 +28,8 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
     if config.model is not None:
         mask_id = read_json(locate(config.model, config.revision).directory / "config.json").get("mask_token_id")
     set_mask_token(tokenizer, mask_id)
+    # New tokens take the first free ids, the beginning token before the mask: 151669 and 151670 for Qwen3 as in the
+    # release of ReFusion, mask 151666 for Qwen2.5 as in Dream, mask 128256 for Llama 3.
     missing = [
         token for name, token in (("bos_token", START), ("mask_token", MASK)) if getattr(tokenizer, name) is None
     ]
@@ -60,7 +57,6 @@ def original_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
 
 
 def num_ids(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Rows of embeddings that the ids of a tokenizer need: the highest id plus 1."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -72,10 +68,7 @@ def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
 
 
 def set_mask_token(tokenizer: PreTrainedTokenizerFast, mask_id: int | None) -> None:
-    """Makes an existing token the mask token.
-
-    Args:
-        mask_id: id in config.json; None keeps the mask token of the tokenizer, or takes "<|mask|>" if that exists.
+    """Makes the token that config.json names the mask token; None keeps the tokenizer's own, or takes "<|mask|>".
 
     Raises:
         ConfigError: there is no token with this id.

@@ -19,7 +19,7 @@ CHUNK_LOGITS, CHUNK_LOGITS_ON_CPU = 1 << 26, 1 << 22
 
 
 class Losses(NamedTuple):
-    """The hybrid loss and its two terms; either term is 0 when nothing is labelled for it."""
+    """The hybrid loss and its two terms, each 0 when nothing is labelled for it."""
 
     total: torch.Tensor  # AR + lambda MDM, differentiable
     ar: torch.Tensor  # without gradient
@@ -27,8 +27,6 @@ class Losses(NamedTuple):
 
 
 class CrossEntropies(NamedTuple):
-    """Cross-entropies of labelled rows."""
-
     total: torch.Tensor  # sum of weight times cross-entropy, differentiable
     each_R: torch.Tensor  # cross-entropy of each row; it has no gradient
 
@@ -94,12 +92,7 @@ def weighted_cross_entropy(
     *,
     chunk_logits: int | None = None,
 ) -> CrossEntropies:
-    """Weighted cross-entropies in float32, in chunks of rows; losses and gradients are exact.
-
-    Args:
-        hidden_RD: hidden states of the labelled rows; without rows the total is 0 and has zero gradients.
-        weights_R: float32 factors; they get no gradient.
-        chunk_logits: maximal number of logits in memory, at least one row; None is a number that suits the device.
+    """Weighted cross-entropies in float32, in chunks of at most `chunk_logits` logits; losses and gradients are exact.
 
     Raises:
         ConfigError: the head is not a plain matrix, or computes in float16, in which small gradients vanish.
