@@ -57,14 +57,11 @@ LOSSES_BEFORE_ISOLATION, MAX_LOSSES = 2, 3
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A job, and the number of workers that died while they had it."""
-
     job: Job
-    losses: int = 0
+    losses: int = 0  # number of workers that died while they had it
 
     @property
     def is_suspect(self) -> bool:
-        """Whether so many workers died over the request that it is decoded last and alone."""
         return self.losses >= LOSSES_BEFORE_ISOLATION
 
     @property
@@ -75,10 +72,8 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker as the driver sees it; `actor` is replaced where Ray does not restart it."""
-
     name: str
-    actor: Any
+    actor: Any  # replaced where Ray does not restart it
     state: str = "starting"  # then idle and decoding in turns; "failed" if it takes no part in the run
     num_failures: int = 0  # failed starts since the last record
     problem: str = ""
@@ -92,10 +87,7 @@ def driver_args(args: ModelArgs) -> ModelArgs:
 
 
 class RayRunner:
-    """A `JobRunner` whose workers are processes of a Ray cluster.
-
-    Args:
-        keep_workers: whether workers stay alive after `run`, for another call. By default their resources become free.
+    """A `JobRunner` whose workers are processes of a Ray cluster; `keep_workers` keeps them for another `run`.
 
     Raises:
         ConfigError: ray is missing, or an argument means one process only.
@@ -122,7 +114,6 @@ class RayRunner:
         self._stop_all()
 
     def refusal(self, job: Job) -> str | None:
-        """The reason why a job cannot be decoded, if that is known before decoding; else None."""
         return self._system.refusal(job)
 
     def manifest(self, task_versions: Mapping[str, str]) -> Manifest:
@@ -142,12 +133,9 @@ class RayRunner:
         )
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
-        """Decodes jobs on all workers and yields the record of each job as it arrives.
+        """Decodes jobs with different keys on all workers and yields the record of each job as it arrives.
 
-        After a signal, it yields only the records of jobs that a worker has begun.
-
-        Args:
-            jobs: jobs with different keys, read as workers become free; jobs to be decoded alone come first.
+        Jobs to be decoded alone come first. After a signal only records of jobs that a worker has begun are yielded.
 
         Raises:
             ScaleOutError: no worker can decode, or the cluster failed.
@@ -183,7 +171,6 @@ class RayRunner:
                 self._stop_all()
 
     def close(self) -> None:
-        """Ends the workers and leaves the cluster."""
         self._stop_all()
         self.cluster.close()
 
@@ -197,14 +184,12 @@ class RayRunner:
         return [worker for worker in self._workers if worker.state != "failed"]
 
     def _grow(self) -> None:
-        """Starts workers where there is room: one first, which describes the run; then all others.
-
-        A worker that failed keeps its place, so that Ray does not start another one on its machine.
-        """
+        """Starts workers where there is room: one first, which describes the run; then all others."""
         now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + GROW_SECONDS
+        # A worker that failed keeps its place, so that Ray does not start another one on its machine.
         room = sum(map(self._room, self.cluster.nodes()))
         wanted = 1 if self._manifest is None else self._args.workers or math.inf
         while len(self._usable()) < wanted and len(self._workers) < room:
@@ -291,14 +276,14 @@ class RayRunner:
     def _lose(self, worker: Worker, error: Exception) -> list[Sample]:
         """Puts the requests of a dead worker back, except those over which `MAX_LOSSES` workers died."""
         requests, worker.requests = [*worker.requests.values()], {}
+        was_decoding, reason = worker.state == "decoding", in_short(error)
         for request in requests:
-            request.losses += worker.state == "decoding"
+            request.losses += was_decoding
         given_up = [request for request in requests if request.losses >= MAX_LOSSES]
         self._waiting += [request for request in requests if request not in given_up]
-        reason = in_short(error)
         others = f"; others decode its {len(requests) - len(given_up)} requests" if requests else ""
         log.warning("%s is lost (%s)%s", worker.name, reason, others)
-        worker.num_failures += worker.state != "decoding"
+        worker.num_failures += not was_decoding
         if not isinstance(error, self._ray.exceptions.ActorUnavailableError):  # Ray does not restart it
             self._ray.kill(worker.actor)
             worker.actor = self._new_actor()
@@ -325,7 +310,7 @@ class RayRunner:
         self._last_answer = self._last_report = time.monotonic()
 
     def _status(self) -> str:
-        """What the workers do, and the resources of the cluster if none of them is ready."""
+        """State of each worker, and the resources of the cluster if none of them is ready."""
         parts = [f"{worker.name} is {worker.state} ({len(worker.requests)} requests)" for worker in self._workers]
         if not any(worker.state in ("idle", "decoding") for worker in self._workers):
             need = "a free GPU" if self._use_gpu else f"{self._args.worker_cpus} free cores"
@@ -351,24 +336,22 @@ class RayRunner:
             # The last requests are divided evenly, even if the batch of one worker could hold them all.
             num_open = len(self._waiting) + sum(len(other.requests) for other in self._workers)
             share = math.ceil((num_open + length_hint(self._jobs, sys.maxsize)) / len(self._usable()))
-            new: dict[SampleKey, Request] = {}
+            jobs = []
             try:
                 while len(worker.requests) < min(worker.batch_size, share) and (request := self._claim(worker)):
-                    worker.requests[request.job.key] = new[request.job.key] = request
+                    worker.requests[request.job.key] = request
+                    jobs.append(job_to_json(request.job))
             except self._ray.exceptions.RayError as error:
                 self._lose(worker, error)
                 continue
             if worker.requests:
-                jobs = [job_to_json(request.job) for request in new.values()]
                 self._call(worker, "decoding", partial(worker.actor.decode.remote, jobs, self._run_facts))
 
     def _claim(self, worker: Worker) -> Request | None:
-        """Takes the next request for a worker: timed requests first, suspects last, both only for a free worker.
-
-        While timed requests wait, a worker that is busy gets nothing, so that it becomes free for them.
-        """
+        """Takes the next request for a worker: timed requests first, suspects last, both only for a free worker."""
         self._has_requests()
         request = min(self._waiting, key=lambda waiting: (waiting.is_suspect, not waiting.job.alone), default=None)
+        # While timed requests wait, a worker that is busy gets nothing, so that it becomes free for them.
         if request is None or (
             worker.requests and any(other.is_solo for other in (request, *worker.requests.values()))
         ):
