@@ -4,17 +4,13 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import save_file
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from refusion_eval.models.weights import INDEX_FILE
+from refusion_eval.models.config import read_json
 from refusion_eval.training.checkpoints.layouts import with_both_spellings
 from refusion_eval.training.checkpoints.lora import is_adapted, merged_copy, save_adapter
 
@@ -32,33 +28,20 @@ def save_backbone(
     `decoders` are those that the model was trained for, the main one first (`refusion_eval.models.checkpoint`).
     """
     plain = merged_copy(model) if is_adapted(model) else model
-    state = plain.state_dict()
-    if plain.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     with replacing(target) as part:
-        write_shards(part, shapes, plain.dtype, state.__getitem__)
-        plain.config.save_pretrained(part)
-        if plain.generation_config is not None:
-            plain.generation_config.save_pretrained(part)
+        plain.save_pretrained(part, max_shard_size=SHARD_BYTES)
         tokenizer.save_pretrained(part)
-        _make_portable(part, type(plain).__name__, plain.dtype, decoders)
+        config = read_json(part / "config.json")
+        config.pop("decoders", None)  # those of the checkpoint that the training started from
+        config |= {"architectures": [type(plain).__name__], "dtype": str(plain.dtype).removeprefix("torch.")}
+        config |= {"decoders": list(decoders)} if decoders else {}
+        write_json(part / "config.json", with_both_spellings(config))
+        tokenizer_config = read_json(part / "tokenizer_config.json") | {"tokenizer_class": "PreTrainedTokenizerFast"}
+        for name in _SESSION_KEYS:
+            tokenizer_config.pop(name, None)
+        write_json(part / "tokenizer_config.json", tokenizer_config)
         if is_adapted(model):
             save_adapter(model, part / ADAPTER_FOLDER)
-
-
-def write_shards(
-    directory: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, read: Callable[[str], Tensor]
-) -> None:
-    """Writes model.safetensors, or shards of at most `SHARD_BYTES` (or one tensor) and their index."""
-    # Only the tensors of one shard are read at a time; `huggingface_hub.save_torch_state_dict` would need all of them.
-    sizes = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
-    split = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)
-    for file_name, names in split.filename_to_tensors.items():
-        tensors = {name: read(name).detach().to("cpu").contiguous() for name in names}
-        save_file(tensors, directory / file_name, metadata={"format": "pt"})
-    if split.is_sharded:
-        write_json(directory / INDEX_FILE, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 @contextlib.contextmanager
@@ -79,19 +62,6 @@ def replacing(target: Path) -> Iterator[Path]:
         os.replace(target, old)
     os.replace(part, target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _make_portable(directory: Path, architecture: str, dtype: torch.dtype, decoders: Sequence[str]) -> None:
-    config_path, tokenizer_path = directory / "config.json", directory / "tokenizer_config.json"
-    config = json.loads(config_path.read_text(encoding="utf-8"))
-    config |= {"architectures": [architecture], "dtype": str(dtype).removeprefix("torch.")}
-    config.pop("decoders", None)  # those of the checkpoint that the training started from
-    config |= {"decoders": list(decoders)} if decoders else {}
-    tokenizer = json.loads(tokenizer_path.read_text(encoding="utf-8"))
-    tokenizer = {key: value for key, value in tokenizer.items() if key not in _SESSION_KEYS}
-    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
-    write_json(config_path, with_both_spellings(config))
-    write_json(tokenizer_path, tokenizer)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
