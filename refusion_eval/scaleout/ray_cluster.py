@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 200 * 2**20
 
 # Ray reads these when it is imported. It sends no usage statistics, keeps the output of workers in its log files, and
-# gives workers of a cluster that starts here the normal priority instead of the lowest one.
+# gives workers of a cluster that starts here the normal priority instead of the lowest.
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_worker_niceness": "0"}
 
 

@@ -56,7 +56,7 @@ LOSSES_BEFORE_ISOLATION, MAX_LOSSES = 2, 3
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class HeldJob:
     job: Job
     losses: int = 0  # number of workers that died while they had it
 
@@ -78,7 +78,7 @@ class Worker:
     num_failures: int = 0  # failed starts since the last record
     problem: str = ""
     batch_size: int = 1
-    requests: dict[SampleKey, Request] = field(default_factory=dict)
+    requests: dict[SampleKey, HeldJob] = field(default_factory=dict)
 
 
 def driver_args(args: ModelArgs) -> ModelArgs:
@@ -141,7 +141,7 @@ class RayRunner:
             ScaleOutError: no worker can decode, or the cluster failed.
         """
         self._jobs = iter(jobs)
-        self._waiting: list[Request] = []  # requests that no worker has
+        self._waiting: list[HeldJob] = []  # requests that no worker has
         stopped_at, last_record, longest_gap = math.inf, math.inf, 0.0
         self._last_answer = time.monotonic()
         is_complete = False
@@ -325,7 +325,7 @@ class RayRunner:
         if stop_requested(self._jobs):
             self._waiting.clear()
         elif all(request.is_suspect for request in self._waiting):
-            self._waiting += map(Request, itertools.islice(self._jobs, 1))
+            self._waiting += map(HeldJob, itertools.islice(self._jobs, 1))
         return bool(self._waiting) or any(worker.requests for worker in self._workers)
 
     def _assign(self) -> None:
@@ -347,7 +347,7 @@ class RayRunner:
             if worker.requests:
                 self._call(worker, "decoding", partial(worker.actor.decode.remote, jobs, self._run_facts))
 
-    def _claim(self, worker: Worker) -> Request | None:
+    def _claim(self, worker: Worker) -> HeldJob | None:
         """Takes the next request for a worker: timed requests first, suspects last, both only for a free worker."""
         self._has_requests()
         request = min(self._waiting, key=lambda waiting: (waiting.is_suspect, not waiting.job.alone), default=None)

@@ -1,4 +1,4 @@
-"""What the driver of a run and its workers in other processes exchange, and how a worker decodes.
+"""Messages between the driver of a run and its workers in other processes, and how a worker decodes.
 
 Messages hold plain JSON types only: unlike pickle, JSON cannot execute code.
 """

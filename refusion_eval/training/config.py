@@ -5,7 +5,7 @@ A configuration file (`config_files`) has one section for each attribute of `Run
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -28,6 +28,7 @@ Parallelism = Literal["ddp", "zero2", "fsdp"]
 Attention = Literal["auto", "flash"]
 Dtype = Literal["bfloat16", "float32"]
 NewRows = Literal["spare", "mean"]
+Matrix = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 MASKED_OBJECTIVES: tuple[Objective, ...] = ("llada", "bd3lm")  # not causal
@@ -41,13 +42,14 @@ class LoraSettings:
         rank: inner dimension r of the adapters.
         alpha: the product of the adapters is multiplied by alpha / rank; often twice the rank.
         dropout: probability with which an input of an adapter is dropped.
-        target_modules: names of the adapted matrices inside a layer, such as "q_proj".
+        target_modules: names of the adapted matrices inside a layer, such as "q_proj". The embedding of new tokens is
+            always trained, the output layer never.
     """
 
     rank: PositiveInt
     alpha: PositiveFloat
     dropout: BelowOne = 0.0
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    target_modules: tuple[Matrix, ...] = get_args(Matrix)
 
     def __post_init__(self) -> None:
         if not self.target_modules:
@@ -63,7 +65,7 @@ class BackboneConfig:
         revision: branch, tag or commit of a hub id.
         shape: shape of random weights: model_type (qwen3, qwen2, llama) and sizes under their names in config.json
             (see `backbone.random_config`).
-        tokenizer: directory or hub id; None is the tokenizer of the model. A shape needs one.
+        tokenizer: directory or hub id; None is the tokenizer of the model. A shape has to name it.
         dtype: data type of the weights.
         gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
         lora: None trains every weight.
@@ -245,7 +247,7 @@ class OutputConfig:
     Attributes:
         run_dir: folder of the run, on storage that all machines see.
         log_every: steps between two lines of the log, each the mean over them.
-        save_every: steps between two checkpoints, a multiple of `log_every`; the end of a run has one in any case.
+        save_every: steps between two checkpoints, a multiple of `log_every`; the end of a run is saved in any case.
         keep: number of newest checkpoints that are kept.
         tensorboard: write the log for TensorBoard too.
     """

@@ -73,20 +73,15 @@ def check_run(config: RunConfig, world_size: int) -> str:
     """
     config.check_world(world_size)
     choose_device("auto")  # refuses to train on the CPU of a machine whose GPU torch cannot use
-    if config.parallelism == "zero2" and importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(
-            "parallelism=zero2 needs the package deepspeed, which is not installed: in a checkout, pip "
-            "install '.[deepspeed]', or set parallelism=fsdp, which needs no other package"
-        )
-    if config.attention == "flash" and importlib.util.find_spec("flash_attn") is None:
-        raise ConfigError("attention=flash needs the package flash-attn, which is not installed; use attention=auto")
+    for package, is_needed, setting, other in (
+        ("deepspeed", config.parallelism == "zero2", "parallelism=zero2", "set parallelism=fsdp"),
+        ("flash-attn", config.attention == "flash", "attention=flash", "set attention=auto"),
+        ("tensorboard", config.output.tensorboard, "output.tensorboard=true", "read log.csv"),
+    ):
+        if is_needed and importlib.util.find_spec(package.replace("-", "_")) is None:
+            raise ConfigError(f"{setting} needs the package {package}, which is not installed; install it, or {other}")
     if config.attention == "flash" and not torch.cuda.is_available():
         raise ConfigError("attention=flash needs a CUDA device, and there is none; use attention=auto")
-    if config.output.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError(
-            "output.tensorboard=true needs the package tensorboard; install it, or leave the setting out: log.csv has "
-            "the same values"
-        )
     check_rows(config.data.files, on_bad=config.data.on_bad)
     max_filling = max(config.objective.eos_multiple - 1, 0)
     shapes = check_backbone(config.backbone, max_length=config.data.max_length + max_filling)

@@ -139,7 +139,7 @@ def test_adapters_and_muon_go_on_too(folder: Path, setting: str, module: str) ->
         (["backbone.tokenizer=no/such/folder"], "no/such/folder"),
         (["data.max_length=100000"], "positions"),
         (["output.tensorboard=true"], "needs the package tensorboard"),
-        (["attention=flash", "optimisation.compute_dtype=bfloat16"], "flash-attn|CUDA"),
+        (["attention=flash", "optimisation.compute_dtype=bfloat16"], "needs the package flash-attn"),
         (["parallelism=zero2"], "needs the package deepspeed"),
     ],
 )

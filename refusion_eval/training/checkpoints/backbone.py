@@ -22,11 +22,11 @@ from transformers import (
 from refusion_eval.config import check_keys
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import fetch_weights, locate
-from refusion_eval.models.config import FAMILIES, ModelConfig, model_config, parse_model_config, read_json
+from refusion_eval.models.config import ModelConfig, model_config, parse_model_config, read_json
 from refusion_eval.models.weights import CheckpointFiles
 from refusion_eval.training.checkpoints.lora import add_adapters
 from refusion_eval.training.checkpoints.special_tokens import load_tokenizer, num_ids, original_tokenizer, special_ids
-from refusion_eval.training.config import BackboneConfig, LoraSettings
+from refusion_eval.training.config import BackboneConfig
 
 # Keys are values of model_type in config.json.
 CLASSES: Mapping[str, type[PreTrainedModel]] = {
@@ -69,7 +69,6 @@ def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
             f"samples of {max_length} tokens do not fit into the model's {shapes.max_positions} positions; lower the "
             "length"
         )
-    _check_lora(config.lora, shapes.family)
     return shapes
 
 
@@ -88,18 +87,6 @@ def _model_class(path: Path) -> type[PreTrainedModel]:
             "never run. If its tensors are those of a plain model, `refusion-eval convert` makes it one"
         )
     return expected
-
-
-def _check_lora(lora: LoraSettings | None, family: str) -> None:
-    names = FAMILIES[family].tensors
-    paths = (names.q, names.k, names.v, names.out, names.gate, names.up, names.down)
-    matrices = [path.rpartition(".")[2] for path in paths]
-    for target in () if lora is None else lora.target_modules:
-        if target not in matrices:
-            raise ConfigError(
-                f"lora: target_modules names {target!r}, which is not a matrix of a {family} layer; choose from "
-                f"{', '.join(matrices)} (the embedding of new tokens is always trained, the output layer never)"
-            )
 
 
 def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int]) -> PretrainedConfig:
@@ -134,13 +121,19 @@ def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) ->
         ConfigError: a setting does not fit the model.
         CheckpointError: the weights are missing, are pickled, or do not fit config.json.
     """
+    ids = special_ids(tokenizer)
+    new_ids: list[int] = []
     if config.shape is not None:
-        model, new_ids = _random(config, config.shape, tokenizer), []
+        random = random_config(config.shape, num_ids(tokenizer), ids)
+        # The weights depend on shape and seed alone; the global generator of torch does not advance.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            model = CLASSES[random.model_type]._from_config(random, attn_implementation="sdpa", dtype=torch.float32)
+        model = model.to(getattr(torch, config.dtype))
     else:
         model = _load(config)
         new_ids = _new_ids(config, tokenizer)
         grow_vocabulary(model, num_ids(tokenizer), new_ids, keep_spare=config.new_rows == "spare")
-    ids = special_ids(tokenizer)
     model.config.update(ids)
     if model.generation_config is not None:
         model.generation_config.update(**{name: number for name, number in ids.items() if name != "mask_token_id"})
@@ -163,12 +156,12 @@ def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int], *
         model.resize_token_embeddings(num_rows, mean_resizing=False)
     if not filled_ids:
         return
-    known = torch.ones(num_rows, dtype=torch.bool)
-    known[new_ids] = False
+    was_trained = torch.ones(num_rows, dtype=torch.bool)
+    was_trained[new_ids] = False
     # A tied output layer is the same parameter.
     layers: tuple[Any, Any] = model.get_input_embeddings(), model.get_output_embeddings()
     for weight in {id(layer.weight): layer.weight for layer in layers}.values():
-        weight[filled_ids] = weight[:num_rows][known].float().mean(dim=0).to(weight.dtype)
+        weight[filled_ids] = weight[:num_rows][was_trained].float().mean(dim=0).to(weight.dtype)
 
 
 def _new_ids(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -200,12 +193,3 @@ def _load(config: BackboneConfig) -> PreTrainedModel:
                 "do not fit config.json, so take both from the same checkpoint"
             )
     return model
-
-
-def _random(config: BackboneConfig, shape: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """Random weights that depend on shape and seed alone; the global generator of torch does not advance."""
-    random = random_config(shape, num_ids(tokenizer), special_ids(tokenizer))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = CLASSES[random.model_type]._from_config(random, attn_implementation="sdpa", dtype=torch.float32)
-    return model.to(getattr(torch, config.dtype))

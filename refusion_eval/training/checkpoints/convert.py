@@ -25,8 +25,14 @@ from refusion_eval.models.config import FAMILIES, ModelConfig, model_config, rea
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.weights import INDEX_FILE, CheckpointFiles, with_saved_head
 from refusion_eval.training.checkpoints.backbone import CLASSES
-from refusion_eval.training.checkpoints.layouts import as_released, tokenizer_as_released, with_both_spellings
-from refusion_eval.training.checkpoints.save import SHARD_BYTES, replacing, write_json
+from refusion_eval.training.checkpoints.save import (
+    SHARD_BYTES,
+    as_released,
+    replacing,
+    tokenizer_as_released,
+    with_both_spellings,
+    write_json,
+)
 from refusion_eval.training.checkpoints.special_tokens import num_ids, set_mask_token, special_ids
 
 Layout = Literal["release", "stock"]

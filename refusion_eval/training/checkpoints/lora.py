@@ -3,7 +3,6 @@
 import copy
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,11 +54,6 @@ def add_adapters(model: PreTrainedModel, lora: LoraSettings, new_ids: Sequence[i
     return adapted
 
 
-def is_adapted(model: torch.nn.Module) -> bool:
-    """Whether `add_adapters` made the model."""
-    return hasattr(model, "peft_config")
-
-
 def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
     """A copy without adapters, whose weights contain them; `model` does not change."""
     adapted: Any = copy.deepcopy(model)
@@ -69,8 +63,3 @@ def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
         merged: PreTrainedModel = adapted.merge_and_unload()
     merged.config.tie_word_embeddings = model.config.tie_word_embeddings
     return merged
-
-
-def save_adapter(model: PreTrainedModel, target: Path) -> None:
-    model.save_pretrained(target, save_embedding_layers=False)
-    (target / "README.md").unlink(missing_ok=True)  # an empty form

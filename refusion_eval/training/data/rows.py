@@ -39,7 +39,7 @@ class Row:
 _ROW = TypeAdapter(Row)
 
 
-class Broken(NamedTuple):
+class BrokenRow(NamedTuple):
     """Why a place of a file holds no row, and whether nothing after it can be read either."""
 
     reason: str
@@ -90,20 +90,11 @@ class RowReport:
 
 
 class RowReader:
-    """The rows of one or many files; each iteration starts with the first row of the first file.
+    """The rows of files, folders (at any depth), patterns such as `data/**/*.jsonl`, and data sets of the hub.
 
-    JSON Lines are streamed. A JSON list is read as a whole, so that it needs several times its size in memory.
-
-    Args:
-        paths: one path or a list: files, folders (all files that end in `ENDINGS`, at any depth) and patterns such as
-            `data/**/*.jsonl`, and data sets of the hub. The files of a folder or pattern are sorted by name; a file
-            that is named twice is read once. `.jsonl` is JSON Lines, `.arrow` a data set; other files are a list if
-            they begin with a bracket, else JSON Lines.
-        on_bad: "fail" stops at the first malformed row; "skip" leaves malformed rows out and counts them. A list with a
-            syntax error has no rows, and after damaged gzip data the rest of the file cannot be read.
-
-    Raises:
-        DataError: a path has no file; while iterating: a file cannot be opened, or a row is bad under "fail".
+    JSON Lines are streamed; a JSON list is read as a whole, so that it needs several times its size in memory. The
+    files of a folder or pattern are sorted by name; a file that is named twice is read once. Under `on_bad="fail"` the
+    first malformed row is a DataError; "skip" leaves malformed rows out and counts them.
     """
 
     def __init__(self, paths: Paths, *, on_bad: OnBad = "fail") -> None:
@@ -116,7 +107,7 @@ class RowReader:
         for path in self.files:
             for unit, number, value in _values(path):
                 report.num_read += 1
-                row = value if isinstance(value, Broken) else _row(value)
+                row = value if isinstance(value, BrokenRow) else _row(value)
                 if isinstance(row, Row):
                     yield row
                     continue
@@ -135,7 +126,7 @@ def check_rows(paths: Paths, *, on_bad: OnBad = "fail") -> None:
     for entry in _listed(paths):
         if _is_on_hub(entry):
             row = _row(next(iter(_load(entry, streaming=True)), None))
-            if isinstance(row, Broken):
+            if isinstance(row, BrokenRow):
                 raise DataError(f"{entry}, row 1: {row.reason}; expected rows of {{query, response}}")
             continue
         for path in _find_files(entry):
@@ -147,20 +138,20 @@ def _listed(paths: Paths) -> list[str]:
     return [str(entry) for entry in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
-def _row(value: Any) -> Row | Broken:
+def _row(value: Any) -> Row | BrokenRow:
     try:
         row = _ROW.validate_python(value)
         (row.query + row.response).encode()
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_input=False)[0]
-        return Broken(": ".join([*map(str, first["loc"]), first["msg"]]))
+        return BrokenRow(": ".join([*map(str, first["loc"]), first["msg"]]))
     except UnicodeEncodeError as problem:
-        return Broken(f"a text is not valid Unicode (character {problem.start + 1})")
+        return BrokenRow(f"a text is not valid Unicode (character {problem.start + 1})")
     return row
 
 
 def _values(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """The values of a file: unit of their numbers ("line" or "row"), number, and value or `Broken`."""
+    """The values of a file: unit of their numbers ("line" or "row"), number, and value or `BrokenRow`."""
     if path.suffix == ".arrow":
         yield from (("row", number, value) for number, value in enumerate(_arrow_rows(path), start=1))
         return
@@ -179,14 +170,14 @@ def _values(path: Path) -> Iterator[tuple[str, int, Any]]:
             file.seek(0)
             if unit == "row":
                 whole = _parsed(file.read())
-                values = [whole._replace(ends_file=True)] if isinstance(whole, Broken) else whole
+                values = [whole._replace(ends_file=True)] if isinstance(whole, BrokenRow) else whole
                 yield from ((unit, number, value) for number, value in enumerate(values, start=1))
                 return
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield unit, number, _parsed(line)
         except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-            yield unit, number + 1, Broken(f"the gzip data are damaged or end early ({problem})", ends_file=True)
+            yield unit, number + 1, BrokenRow(f"the gzip data are damaged or end early ({problem})", ends_file=True)
 
 
 def _parsed(text: str) -> Any:
@@ -194,7 +185,7 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
-        return Broken(f"not JSON ({problem})")
+        return BrokenRow(f"not JSON ({problem})")
 
 
 def _find_files(paths: Paths) -> list[Path]:

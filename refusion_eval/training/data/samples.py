@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerFast
 
-from refusion_eval.errors import ConfigError
 from refusion_eval.models.tokenizer import render_chat
 
 
@@ -21,18 +20,8 @@ class TrainingSample:
         return len(self.prompt) + len(self.answer)
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raises ConfigError if a tokenizer has no EOS token or no chat template."""
-    for name in ("eos_token", "chat_template"):
-        if not getattr(tokenizer, name):
-            raise ConfigError(
-                f"{tokenizer.name_or_path or 'the tokenizer'} has no {name}; use a chat model's, or set it"
-            )
-
-
 def encode(tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> list[TrainingSample]:
     """Tokenises (query, response) pairs as at inference: prompt and response separately, then one EOS."""
-    check_tokenizer(tokenizer)
     prompts = [
         render_chat(tokenizer, [{"role": "user", "content": query}], add_generation_prompt=True) for query, _ in pairs
     ]

@@ -4,6 +4,7 @@ A cache is a folder `<digest>.arrow`, named after what it was made from, with th
 of token ids, one sample a row) and `cache.json` (what it was made from, counts, and the report on the rows).
 """
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -126,7 +127,12 @@ def build_cache(
             facts = source | _write(part, rows, tokenizer, max_length, workers)
             if _file_states(rows.files) != states:
                 raise DataError("a file of training data changed while it was tokenised; start again")
-            _publish(part / "cache", directory, facts)
+            (part / "cache" / FACTS_FILE).write_text(json.dumps(facts, indent=1, default=str), encoding="utf-8")
+            for path in (part / "cache").iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            with contextlib.suppress(OSError):  # another process made the same cache meanwhile
+                (part / "cache").rename(directory)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     cache = TokenCache(directory)
@@ -203,15 +209,3 @@ def _write(
         ) from problem
     num_tokens = sum(int(_lengths(tokens, name).sum()) for name in _COLUMNS)
     return {"num_samples": len(tokens), "num_tokens": num_tokens, "report": asdict(rows.report)}
-
-
-def _publish(part: Path, directory: Path, facts: dict[str, Any]) -> None:
-    (part / FACTS_FILE).write_text(json.dumps(facts, indent=1, default=str), encoding="utf-8")
-    for path in part.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    try:
-        part.rename(directory)
-    except OSError:
-        if not directory.exists():  # else another process made the same cache meanwhile
-            raise
