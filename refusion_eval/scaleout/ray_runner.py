@@ -108,7 +108,6 @@ class RayRunner:
         attention = System(args).wanted_attention()
         self._run_facts: dict[str, Any] = {} if attention == "auto" else {ATTENTION: attention}
         self._manifest: Manifest | None = None  # description of the run by the first worker that loads the checkpoint
-        self._numbers = itertools.count(1)
         self._workers: list[Worker] = []
         self._next_look = self._last_report = 0.0
         self._stop_all()
@@ -193,7 +192,7 @@ class RayRunner:
         room = sum(map(self._room, self.cluster.nodes()))
         wanted = 1 if self._manifest is None else self._args.workers or math.inf
         while len(self._usable()) < wanted and len(self._workers) < room:
-            self._workers.append(Worker(f"worker {next(self._numbers)}", self._new_actor()))
+            self._workers.append(Worker(f"worker {len(self._workers) + 1}", self._new_actor()))
             self._await_start(self._workers[-1])
         if self._workers and not self._usable():
             raise ScaleOutError(f"no machine can decode; {self._workers[0].problem}")

@@ -28,11 +28,7 @@ def read_run_config(
     overrides: Sequence[str] = (),
     settings: type[Config] = RunConfig,  # type: ignore[assignment]  # the bound is the default
 ) -> Config:
-    """Reads a named configuration or a YAML file, and replaces "section.key=value" in it; later overrides win.
-
-    Raises:
-        ConfigError: there is no such file, a key is unknown, or a value is wrong; the message names the likeliest key.
-    """
+    """Reads a named configuration or a YAML file, and replaces "section.key=value" in it; later overrides win."""
     path = Path(name_or_path).expanduser()
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():

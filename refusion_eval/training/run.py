@@ -67,10 +67,7 @@ def process_from_environment(parallelism: Parallelism) -> ProcessRank:
 
 
 def check_run(config: RunConfig, world_size: int) -> str:
-    """Checks that a run can start on this machine, without reading weights or whole data files.
-
-    Returns a sentence about the memory that it needs; raises RefusionEvalError.
-    """
+    """Checks that a run can start here, without reading whole files; returns a sentence about the memory it needs."""
     config.check_world(world_size)
     choose_device("auto")  # refuses to train on the CPU of a machine whose GPU torch cannot use
     for package, is_needed, setting, other in (

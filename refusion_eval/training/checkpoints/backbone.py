@@ -34,7 +34,7 @@ CLASSES: Mapping[str, type[PreTrainedModel]] = {
     "qwen2": Qwen2ForCausalLM,
     "llama": LlamaForCausalLM,
 }
-# Entries of `BackboneConfig.shape`, named as in config.json: required ones, defaults, and ones that follow from others.
+# Entries of `BackboneConfig.shape`, named as in config.json; the derived ones follow from others.
 _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 4096,
@@ -47,12 +47,7 @@ _DERIVED = ("vocab_size", "num_key_value_heads", "head_dim")
 
 
 def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
-    """The shapes of a backbone, after a check of config.json, tokenizer files and headers of local weights.
-
-    Raises:
-        ConfigError: a setting does not fit the model.
-        CheckpointError: a model or tokenizer is missing or has an unsupported architecture.
-    """
+    """The shapes of a backbone, after a check of config.json, tokenizer files and headers of local weights."""
     if config.shape is not None:
         tokenizer = load_tokenizer(config)
         model = random_config(config.shape, num_ids(tokenizer), special_ids(tokenizer))
@@ -115,12 +110,7 @@ def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int
 
 
 def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """Loads the model on the CPU, in training mode; with adapters (a model of peft) if `config.lora` is set.
-
-    Raises:
-        ConfigError: a setting does not fit the model.
-        CheckpointError: the weights are missing, are pickled, or do not fit config.json.
-    """
+    """Loads the model on the CPU, in training mode; with adapters (a model of peft) if `config.lora` is set."""
     ids = special_ids(tokenizer)
     new_ids: list[int] = []
     if config.shape is not None:
@@ -146,10 +136,8 @@ def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) ->
 
 @torch.no_grad()
 def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int], *, keep_spare: bool) -> None:
-    """Grows embedding and output layer to at least `num_rows` rows and sets new rows to the mean of the known rows.
-
-    The model was not trained with `new_ids`, but with every other id below `num_rows`. Rows from there on are spare.
-    """
+    """Grows embedding and output layer to `num_rows` rows or more; new rows are the mean of the trained rows."""
+    # The model was not trained with `new_ids`, but with every other id below `num_rows`. Rows from there on are spare.
     embedding = model.get_input_embeddings()
     filled_ids = [number for number in new_ids if number >= embedding.num_embeddings] if keep_spare else new_ids
     if num_rows > embedding.num_embeddings:

@@ -62,12 +62,7 @@ def convert(
     rows: int | None = None,
     revision: str | None = None,
 ) -> None:
-    """Writes a checkpoint in another layout, completely or not at all, with one shard in memory at a time.
-
-    Raises:
-        ConfigError: a setting is impossible, or `target` exists.
-        CheckpointError: the source is missing, or is not a model of a known class with exactly its tensors.
-    """
+    """Writes a checkpoint in another layout, completely or not at all, with one shard in memory at a time."""
     if rows is not None and to == "release":
         raise ConfigError(f"rows={rows} is for the layout stock; the release has one row for each id of the tokenizer")
     if target.exists() or target.is_symlink():

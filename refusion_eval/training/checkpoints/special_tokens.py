@@ -15,12 +15,7 @@ START, MASK = "<|beginoftext|>", "<|mask|>"
 
 
 def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
-    """Loads the tokenizer and adds a mask token and a beginning token if it has none.
-
-    Raises:
-        ConfigError: the tokenizer has no chat template, no end token, or no token for the mask id of config.json.
-        CheckpointError: there is no such tokenizer.
-    """
+    """Loads the tokenizer and adds a mask token and a beginning token if it has none."""
     tokenizer = original_tokenizer(config)
     for name in ("eos_token", "chat_template"):
         if not getattr(tokenizer, name):
@@ -67,11 +62,7 @@ def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
 
 
 def set_mask_token(tokenizer: PreTrainedTokenizerFast, mask_id: int | None) -> None:
-    """Makes the token that config.json names the mask token; None keeps the tokenizer's own, or takes "<|mask|>".
-
-    Raises:
-        ConfigError: there is no token with this id.
-    """
+    """Makes the token that config.json names the mask token; None keeps the tokenizer's own, or takes "<|mask|>"."""
     if mask_id is not None:
         token = tokenizer.convert_ids_to_tokens(int(mask_id))
         if token is None:

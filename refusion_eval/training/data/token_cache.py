@@ -37,11 +37,7 @@ _COLUMNS = datasets.Features(prompt=_IDS, answer=_IDS)
 
 
 class TokenCache:
-    """Samples of a cache folder, all or a drawn part. They stay on the disk.
-
-    Raises:
-        DataError: the folder is not a complete cache.
-    """
+    """Samples of a cache folder, all or a drawn part. They stay on the disk."""
 
     lengths: np.ndarray  # [n] tokens of each sample, prompt and answer
     prompt_lengths: np.ndarray  # [n] tokens of each prompt
@@ -97,14 +93,10 @@ def build_cache(
     on_bad: OnBad = "fail",
     workers: int = 0,
 ) -> TokenCache:
-    """Tokenises files of rows, or opens what an earlier call made from the same files with the same tokenizer.
+    """Tokenises files of rows, or opens the cache that an earlier call made from the same files and tokenizer.
 
     The samples have the order of the rows for any number of workers. Those of more than `max_length` tokens, prompt and
     answer, are left out and counted.
-
-    Raises:
-        ConfigError: the tokenizer belongs to no chat model, or a worker died.
-        DataError: no file, a bad row under "fail", no sample left, or a file that changed meanwhile.
     """
     rows = RowReader(paths, on_bad=on_bad)
     states = _file_states(rows.files)
@@ -131,7 +123,7 @@ def build_cache(
             for path in (part / "cache").iterdir():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
-            with contextlib.suppress(OSError):  # another process made the same cache meanwhile
+            with contextlib.suppress(OSError):  # it fails where another process made the same cache meanwhile
                 (part / "cache").rename(directory)
         finally:
             shutil.rmtree(part, ignore_errors=True)

@@ -92,11 +92,7 @@ def weighted_cross_entropy(
     *,
     chunk_logits: int | None = None,
 ) -> CrossEntropies:
-    """Weighted cross-entropies in float32, in chunks of at most `chunk_logits` logits; losses and gradients are exact.
-
-    Raises:
-        ConfigError: the head is not a plain matrix, or computes in float16, in which small gradients vanish.
-    """
+    """Weighted cross-entropies in float32, in chunks of at most `chunk_logits` logits, with exact gradients."""
     if not isinstance(head, torch.nn.Linear) or head.bias is not None:
         raise ConfigError(
             f"the model's output layer is {head}; the loss needs a linear layer without bias; keep adapters off it"
@@ -115,11 +111,7 @@ def weighted_cross_entropy(
 
 
 def hybrid_loss(model: PreTrainedModel, batch: PackedBatch, *, mdm_weight: float = 1.0) -> Losses:
-    """Loss of one forward; only labelled rows go through the last MLP and to the vocabulary.
-
-    A batch with AR targets alone is AR training, one with both kinds is ReFusion's objective, and one with MDM targets
-    alone belongs to a masked diffusion model.
-    """
+    """Loss of one forward; only labelled rows go through the last MLP and to the vocabulary."""
     ar, mdm = batch.ar, batch.mdm
     hidden_RD = hidden_states(model, batch, torch.cat([ar.rows_R, mdm.rows_R]))
     weights_R = torch.cat([ar.weights_R, mdm_weight * mdm.weights_R])
