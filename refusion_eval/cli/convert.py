@@ -12,7 +12,8 @@ def convert(
         typer.Option(help="Layout of the published ReFusion, or the backbone's, which any transformers opens."),
     ],
     dtype: Annotated[
-        str | None, typer.Option(help="Type of the weights: float32, bfloat16 or float16. The default is SOURCE's.")
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Type of the weights. The default is SOURCE's."),
     ] = None,
     rows: Annotated[
         int | None, typer.Option(help="Rows of the vocabulary, with --to stock. The default is the backbone's number.")

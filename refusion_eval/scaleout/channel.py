@@ -45,24 +45,16 @@ LEAVE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """Which of the processes of a run this process is.
+    """Rank and number of this process among all of the run and among those of its machine."""
 
-    Attributes:
-        rank: number of the process among all; rank 0 drives the run, and all others are workers.
-    """
-
-    rank: int
+    rank: int  # 0 drives the run, and all others are workers
     num_processes: int
     local_rank: int = 0
     num_local: int = 1
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
-        """Reads the variables that a launcher sets; None without a launcher, or for a process that runs alone.
-
-        Raises:
-            ScaleOutError: a variable is not a number.
-        """
+        """Reads the variables that a launcher sets; None without a launcher, or for a process that runs alone."""
         if any(not environment.get(name) for name in REQUIRED_VARIABLES):
             return None
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -74,17 +66,15 @@ class ProcessInfo:
 
 
 def num_local_processes() -> int:
-    """Number of processes of this run on this machine."""
     info = ProcessInfo.from_environment(os.environ)
     return 1 if info is None else info.num_local
 
 
 @functools.cache
 def open_channel() -> "Channel | None":
-    """Joins the processes of this run; None for a process that runs alone.
+    """Joins the processes of this run, once, as the address of the store can be bound only once; None if alone.
 
-    A process joins once, whatever it evaluates, because the address of the store can be bound only once. When rank 0
-    exits, for whatever reason, it tells all other ranks to exit.
+    When rank 0 exits, for whatever reason, it tells all other ranks to exit.
 
     Raises:
         ScaleOutError: rank 0 cannot be reached.
@@ -112,7 +102,6 @@ class Finished(Exception):
 
 @contextlib.contextmanager
 def _store_errors() -> Iterator[None]:
-    """Turns the errors of the store (RuntimeError and its subclasses) into one ScaleOutError."""
     try:
         yield
     except RuntimeError as error:
@@ -124,10 +113,7 @@ def _store_errors() -> Iterator[None]:
 
 
 class Channel:
-    """One process' access to the store.
-
-    All methods raise ScaleOutError if the store no longer answers, because its process or its machine is gone.
-    """
+    """One process' access to the store; methods raise ScaleOutError if its process or its machine is gone."""
 
     def __init__(self, store: Store, info: ProcessInfo) -> None:
         self.info = info
@@ -163,23 +149,16 @@ class Channel:
         return number
 
     def end_claims(self, round_number: int, num_jobs: int) -> int:
-        """Ends the claims of all processes in a round; returns an upper bound of the jobs that were claimed.
-
-        The first call returns their exact number.
-        """
+        """Ends the claims in a round; returns the number of jobs that were claimed, later calls an upper bound."""
         return min(num_jobs, self._count(f"claimed/{round_number}", num_jobs) - num_jobs)
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Yields the messages that workers have sent since the last call."""
         for number in range(self._num_read, self._count("sent")):
             self._num_read = number + 1
             yield self._read(f"message/{number}", delete=True)
 
     def silent_workers(self, seconds: float) -> set[int]:
-        """Ranks of the workers whose heartbeat has stopped for so long; a worker that never had one is not silent.
-
-        A worker is silent if a later call finds its counter unchanged, so that this has to be called repeatedly.
-        """
+        """Ranks of the workers whose heartbeat has stopped for so long, as repeated calls find out."""
         silent = set()
         for rank in range(1, self.info.num_processes):
             counter = self._count(f"alive/{rank}")
@@ -187,7 +166,7 @@ class Channel:
             last_counter, changed_at = self._heartbeats.get(rank, (0, now))
             if counter != last_counter:
                 self._heartbeats[rank] = (counter, now)
-            elif counter and now - changed_at > seconds:
+            elif counter and now - changed_at > seconds:  # a worker that never had a heartbeat is not silent
                 silent.add(rank)
         return silent
 
@@ -205,11 +184,7 @@ class Channel:
     # Methods for every process.
 
     def claims(self, round_number: int, num_jobs: int) -> Iterator[tuple[int, Any]]:
-        """Claims jobs of a round for this process, one by one; yields number and content of each.
-
-        Raises:
-            Finished: the run is over.
-        """
+        """Claims jobs of a round, one by one; yields number and content of each. Raises Finished."""
         while (number := self._count(f"claimed/{round_number}", 1) - 1) < num_jobs:
             self._check_finished()
             yield number, self._read(f"job/{round_number}/{number}", delete=True)
@@ -221,18 +196,13 @@ class Channel:
     # Methods for a worker.
 
     def wait_for_round(self, num_seen: int) -> tuple[int, Any]:
-        """Waits until there are more rounds than this worker has seen; returns number and header of the latest.
-
-        Raises:
-            Finished: the run is over.
-        """
+        """Waits for a round that this worker has not seen; returns number and header of the latest. Raises Finished."""
         while (num_rounds := self._count("rounds")) <= num_seen:
             self._check_finished()
             time.sleep(IDLE_SECONDS)
         return num_rounds - 1, self._read(f"round/{num_rounds - 1}", delete=False)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message to the driver, with the rank of this process."""
         self._write(f"message/{self._count('sent', 1) - 1}", {"rank": self.info.rank, **message})
 
     @contextlib.contextmanager
@@ -256,5 +226,4 @@ class Channel:
             thread.join()
 
     def leave(self) -> None:
-        """Declares that this worker needs the store no more."""
         self._count(f"left/{self.info.rank}", 1)

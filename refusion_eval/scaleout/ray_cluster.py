@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 200 * 2**20
 
 # Ray reads these when it is imported. It sends no usage statistics, keeps the output of workers in its log files, and
-# gives workers of a cluster that starts here the normal priority instead of the lowest one.
+# gives workers of a cluster that starts here the normal priority instead of the lowest.
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_worker_niceness": "0"}
 
 
@@ -30,7 +30,6 @@ class Node:
 
 
 def import_ray() -> Any:
-    """Imports ray; raises ConfigError if it is not installed."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -47,13 +46,8 @@ def import_ray() -> Any:
 class Cluster:
     """A connection to a Ray cluster, shared by all runs of this process.
 
-    Args:
-        address: "HOST:PORT", or "auto" for the cluster that this machine belongs to; None starts one on this machine,
-            unless RAY_ADDRESS names a cluster, as in a job that Ray itself started.
-
-    Raises:
-        ConfigError: ray is missing.
-        ScaleOutError: the cluster cannot be reached.
+    The address is "HOST:PORT", or "auto" for the cluster that this machine belongs to; None starts a cluster here,
+    unless RAY_ADDRESS names one, as in a job that Ray itself started.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -78,19 +72,17 @@ class Cluster:
 
     def nodes(self) -> list[Node]:
         """The machines that are alive now."""
-        return [
-            Node(node["NodeID"], _label(node), *(int(node["Resources"].get(kind, 0)) for kind in ("GPU", "CPU")))
-            for node in self.ray.nodes()
-            if node["Alive"]
-        ]
+        nodes = []
+        for node in self.ray.nodes():
+            host, address = str(node["NodeManagerHostname"]), node["NodeManagerAddress"]
+            label = host if host == address else f"{host} ({address})"
+            numbers = (int(node["Resources"].get(kind, 0)) for kind in ("GPU", "CPU"))
+            if node["Alive"]:
+                nodes.append(Node(node["NodeID"], label, *numbers))
+        return nodes
 
     def close(self) -> None:
         """Disconnects from the cluster, which ends a cluster that was started here."""
         if self._owns_connection and self.ray.is_initialized():
             self.ray.shutdown()
         self._owns_connection = False
-
-
-def _label(node: dict[str, Any]) -> str:
-    host, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
-    return str(host) if host == address else f"{host} ({address})"

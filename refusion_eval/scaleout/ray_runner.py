@@ -56,15 +56,12 @@ LOSSES_BEFORE_ISOLATION, MAX_LOSSES = 2, 3
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """A job, and the number of workers that died while they had it."""
-
+class HeldJob:
     job: Job
-    losses: int = 0
+    losses: int = 0  # number of workers that died while they had it
 
     @property
     def is_suspect(self) -> bool:
-        """Whether so many workers died over the request that it is decoded last and alone."""
         return self.losses >= LOSSES_BEFORE_ISOLATION
 
     @property
@@ -75,15 +72,13 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker as the driver sees it; `actor` is replaced where Ray does not restart it."""
-
     name: str
-    actor: Any
+    actor: Any  # replaced where Ray does not restart it
     state: str = "starting"  # then idle and decoding in turns; "failed" if it takes no part in the run
     num_failures: int = 0  # failed starts since the last record
     problem: str = ""
     batch_size: int = 1
-    requests: dict[SampleKey, Request] = field(default_factory=dict)
+    requests: dict[SampleKey, HeldJob] = field(default_factory=dict)
 
 
 def driver_args(args: ModelArgs) -> ModelArgs:
@@ -92,10 +87,7 @@ def driver_args(args: ModelArgs) -> ModelArgs:
 
 
 class RayRunner:
-    """A `JobRunner` whose workers are processes of a Ray cluster.
-
-    Args:
-        keep_workers: whether workers stay alive after `run`, for another call. By default their resources become free.
+    """A `JobRunner` whose workers are processes of a Ray cluster; `keep_workers` keeps them for another `run`.
 
     Raises:
         ConfigError: ray is missing, or an argument means one process only.
@@ -116,13 +108,11 @@ class RayRunner:
         attention = System(args).wanted_attention()
         self._run_facts: dict[str, Any] = {} if attention == "auto" else {ATTENTION: attention}
         self._manifest: Manifest | None = None  # description of the run by the first worker that loads the checkpoint
-        self._numbers = itertools.count(1)
         self._workers: list[Worker] = []
         self._next_look = self._last_report = 0.0
         self._stop_all()
 
     def refusal(self, job: Job) -> str | None:
-        """The reason why a job cannot be decoded, if that is known before decoding; else None."""
         return self._system.refusal(job)
 
     def manifest(self, task_versions: Mapping[str, str]) -> Manifest:
@@ -142,18 +132,15 @@ class RayRunner:
         )
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
-        """Decodes jobs on all workers and yields the record of each job as it arrives.
+        """Decodes jobs with different keys on all workers and yields the record of each job as it arrives.
 
-        After a signal, it yields only the records of jobs that a worker has begun.
-
-        Args:
-            jobs: jobs with different keys, read as workers become free; jobs to be decoded alone come first.
+        Jobs to be decoded alone come first. After a signal only records of jobs that a worker has begun are yielded.
 
         Raises:
             ScaleOutError: no worker can decode, or the cluster failed.
         """
         self._jobs = iter(jobs)
-        self._waiting: list[Request] = []  # requests that no worker has
+        self._waiting: list[HeldJob] = []  # requests that no worker has
         stopped_at, last_record, longest_gap = math.inf, math.inf, 0.0
         self._last_answer = time.monotonic()
         is_complete = False
@@ -183,7 +170,6 @@ class RayRunner:
                 self._stop_all()
 
     def close(self) -> None:
-        """Ends the workers and leaves the cluster."""
         self._stop_all()
         self.cluster.close()
 
@@ -197,18 +183,16 @@ class RayRunner:
         return [worker for worker in self._workers if worker.state != "failed"]
 
     def _grow(self) -> None:
-        """Starts workers where there is room: one first, which describes the run; then all others.
-
-        A worker that failed keeps its place, so that Ray does not start another one on its machine.
-        """
+        """Starts workers where there is room: one first, which describes the run; then all others."""
         now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + GROW_SECONDS
+        # A worker that failed keeps its place, so that Ray does not start another one on its machine.
         room = sum(map(self._room, self.cluster.nodes()))
         wanted = 1 if self._manifest is None else self._args.workers or math.inf
         while len(self._usable()) < wanted and len(self._workers) < room:
-            self._workers.append(Worker(f"worker {next(self._numbers)}", self._new_actor()))
+            self._workers.append(Worker(f"worker {len(self._workers) + 1}", self._new_actor()))
             self._await_start(self._workers[-1])
         if self._workers and not self._usable():
             raise ScaleOutError(f"no machine can decode; {self._workers[0].problem}")
@@ -291,14 +275,14 @@ class RayRunner:
     def _lose(self, worker: Worker, error: Exception) -> list[Sample]:
         """Puts the requests of a dead worker back, except those over which `MAX_LOSSES` workers died."""
         requests, worker.requests = [*worker.requests.values()], {}
+        was_decoding, reason = worker.state == "decoding", in_short(error)
         for request in requests:
-            request.losses += worker.state == "decoding"
+            request.losses += was_decoding
         given_up = [request for request in requests if request.losses >= MAX_LOSSES]
         self._waiting += [request for request in requests if request not in given_up]
-        reason = in_short(error)
         others = f"; others decode its {len(requests) - len(given_up)} requests" if requests else ""
         log.warning("%s is lost (%s)%s", worker.name, reason, others)
-        worker.num_failures += worker.state != "decoding"
+        worker.num_failures += not was_decoding
         if not isinstance(error, self._ray.exceptions.ActorUnavailableError):  # Ray does not restart it
             self._ray.kill(worker.actor)
             worker.actor = self._new_actor()
@@ -325,7 +309,7 @@ class RayRunner:
         self._last_answer = self._last_report = time.monotonic()
 
     def _status(self) -> str:
-        """What the workers do, and the resources of the cluster if none of them is ready."""
+        """State of each worker, and the resources of the cluster if none of them is ready."""
         parts = [f"{worker.name} is {worker.state} ({len(worker.requests)} requests)" for worker in self._workers]
         if not any(worker.state in ("idle", "decoding") for worker in self._workers):
             need = "a free GPU" if self._use_gpu else f"{self._args.worker_cpus} free cores"
@@ -340,7 +324,7 @@ class RayRunner:
         if stop_requested(self._jobs):
             self._waiting.clear()
         elif all(request.is_suspect for request in self._waiting):
-            self._waiting += map(Request, itertools.islice(self._jobs, 1))
+            self._waiting += map(HeldJob, itertools.islice(self._jobs, 1))
         return bool(self._waiting) or any(worker.requests for worker in self._workers)
 
     def _assign(self) -> None:
@@ -351,24 +335,22 @@ class RayRunner:
             # The last requests are divided evenly, even if the batch of one worker could hold them all.
             num_open = len(self._waiting) + sum(len(other.requests) for other in self._workers)
             share = math.ceil((num_open + length_hint(self._jobs, sys.maxsize)) / len(self._usable()))
-            new: dict[SampleKey, Request] = {}
+            jobs = []
             try:
                 while len(worker.requests) < min(worker.batch_size, share) and (request := self._claim(worker)):
-                    worker.requests[request.job.key] = new[request.job.key] = request
+                    worker.requests[request.job.key] = request
+                    jobs.append(job_to_json(request.job))
             except self._ray.exceptions.RayError as error:
                 self._lose(worker, error)
                 continue
             if worker.requests:
-                jobs = [job_to_json(request.job) for request in new.values()]
                 self._call(worker, "decoding", partial(worker.actor.decode.remote, jobs, self._run_facts))
 
-    def _claim(self, worker: Worker) -> Request | None:
-        """Takes the next request for a worker: timed requests first, suspects last, both only for a free worker.
-
-        While timed requests wait, a worker that is busy gets nothing, so that it becomes free for them.
-        """
+    def _claim(self, worker: Worker) -> HeldJob | None:
+        """Takes the next request for a worker: timed requests first, suspects last, both only for a free worker."""
         self._has_requests()
         request = min(self._waiting, key=lambda waiting: (waiting.is_suspect, not waiting.job.alone), default=None)
+        # While timed requests wait, a worker that is busy gets nothing, so that it becomes free for them.
         if request is None or (
             worker.requests and any(other.is_solo for other in (request, *worker.requests.values()))
         ):

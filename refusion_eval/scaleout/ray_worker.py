@@ -36,25 +36,21 @@ class RayWorker:
             self._problem = str(error)
 
     def describe(self, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-        """Describes the worker; the answer tells the driver that it has loaded the checkpoint.
+        """Tells the driver that the checkpoint is loaded, or as `problem` why no worker of this machine can decode.
 
-        Args:
-            fingerprint: fingerprint of the run; empty for the first worker, which determines it.
-
-        Returns:
-            `node_id`, and `problem`: the reason why no worker of this machine can decode; or `batch_size`, `attention`
-            and, from the first worker, `manifest`.
+        The `fingerprint` of the run is empty for the first worker, whose answer holds the `manifest`.
         """
+        facts: dict[str, Any] = {"node_id": self._node_id}
         try:
             if self._problem:
-                return {"node_id": self._node_id, "problem": self._problem}
+                return facts | {"problem": self._problem}
             if fingerprint:
                 replace(self._setup, fingerprint=fingerprint).check(self._system)
         except RefusionEvalError as error:
-            return {"node_id": self._node_id, "problem": str(error)}
-        manifest = {} if fingerprint else {"manifest": build_manifest(self._system, {}).to_json()}
-        attention = self._system.model.attention
-        return {"node_id": self._node_id, "batch_size": self._system.batch_size, "attention": attention, **manifest}
+            return facts | {"problem": str(error)}
+        if not fingerprint:
+            facts["manifest"] = build_manifest(self._system, {}).to_json()
+        return facts | {"batch_size": self._system.batch_size, "attention": self._system.model.attention}
 
     def width_cost(self) -> dict[str, Any]:
         """Measures how the time of a forward grows with its rows on this machine."""
@@ -63,9 +59,8 @@ class RayWorker:
     def decode(self, jobs: Sequence[Mapping[str, Any]], run_facts: Mapping[str, Any]) -> dict[str, Any]:
         """Decodes until the next request of this worker ends, and returns its record as a message.
 
-        Args:
-            jobs: new requests as JSON, which join the batch of earlier requests that have not ended. There may be none
-                as long as an earlier request has not ended.
+        The new requests, as JSON, join the batch of earlier requests that have not ended. There may be no new ones as
+        long as an earlier request has not ended.
         """
         self._setup.run_facts.update(run_facts)
         self._inbox.extend(jobs)
@@ -76,11 +71,9 @@ class RayWorker:
         return self._records.write(sample)
 
     def _jobs(self) -> Iterator[Job]:
-        """Yields the jobs in the inbox; ends when the decoder asks for a job and the inbox is empty.
-
-        Ends before a job that is decoded alone if the decoder has begun a batch, because it would join the batch.
-        """
+        """Yields the jobs in the inbox; ends when the decoder asks for a job and the inbox is empty."""
         has_batch = False
+        # A job that is decoded alone would join a batch that the decoder has begun.
         while self._inbox and not (has_batch and self._inbox[0]["alone"]):
             job = job_from_json(self._inbox.popleft(), self._system.entry.Settings)
             has_batch = has_batch or not job.alone

@@ -57,7 +57,7 @@ def run_worker_or_return(args: ModelArgs) -> None:
     Raises:
         ConfigError: the run would start workers of its own as well.
         ScaleOutError: the processes cannot reach each other.
-        SystemExit: the run is over: status 0; 1 where this rank had to give up; more where a signal ended it.
+        SystemExit: the run is over, with status 1 where this rank had to give up.
     """
     channel = open_channel()
     if channel is None:
@@ -78,19 +78,13 @@ class TorchrunRunner:
         self._records = RecordReader(register)
 
     def refusal(self, job: Job) -> str | None:
-        """The reason why a job cannot be decoded, if that is known before decoding; else None."""
         return self._system.refusal(job)
 
     def close(self) -> None:
         """Does nothing: the other ranks stay for the next evaluation of this process, and exit when it exits."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
-        """Yields the record of each job as it ends.
-
-        Records of other ranks are yielded whenever a job of this process ends, and after its last job.
-
-        Args:
-            jobs: jobs to be decoded alone come before all others; a process claims a job when it has room for it.
+        """Yields the record of each job as it ends; jobs to be decoded alone come before all others.
 
         Raises:
             ScaleOutError: another process failed, or its heartbeat stopped while its records are awaited.
@@ -110,14 +104,7 @@ class TorchrunRunner:
         yield from self._round(header, messages, decode_own, lambda: stop_requested(jobs))
 
     def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[TokenScore]]]:
-        """Yields number and log-likelihoods of each part as a process has scored it.
-
-        Args:
-            parts: each part holds pairs that are scored together; a process claims a part when it has room for it.
-
-        Raises:
-            ScaleOutError: another process failed, or its heartbeat stopped while its scores are awaited.
-        """
+        """Yields number and log-likelihoods of each part as a process has scored it; raises as `run` does."""
 
         def score_own(claims: Claims) -> Iterator[tuple[int, list[TokenScore]]]:
             return ((number, self._system.score_part(part)) for number, part in claims)

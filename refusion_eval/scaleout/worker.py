@@ -1,4 +1,4 @@
-"""What the driver of a run and its workers in other processes exchange, and how a worker decodes.
+"""Messages between the driver of a run and its workers in other processes, and how a worker decodes.
 
 Messages hold plain JSON types only: unlike pickle, JSON cannot execute code.
 """
@@ -35,32 +35,23 @@ Register = Callable[[Hardware, int], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What the driver tells a worker before its first job; all values are plain JSON types.
+    """The driver's message to a worker before its first job; all values are plain JSON types."""
 
-    Two setups are equal if one worker can serve both, whatever facts they hold.
-
-    Attributes:
-        run_facts: facts that were measured once for the whole run. A worker never measures them again, so that
-            a record is the same in whatever process it is made. Facts may be added before the jobs that need them.
-    """
-
+    # Two setups are equal if one worker can serve both, whatever facts they hold.
     arguments: Mapping[str, Any]
+    # Measured once for the whole run. A worker never measures them again, so that a record is the same in whatever
+    # process it is made. Facts may be added before the jobs that need them.
     run_facts: dict[str, Any] = field(compare=False)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, system: System) -> Self:
-        """Makes the setup of workers from the driver's own system."""
         run_facts = {ATTENTION: system.model.attention} if system.args.loop == "engine" else {}
         arguments = as_json(run_arguments(system.args))
         return cls(arguments=arguments, run_facts=run_facts, fingerprint=identity(system).fingerprint())
 
     def open_system(self, device: str, num_processes: int) -> System:
-        """Makes the system of a worker, which has no run directory.
-
-        Raises:
-            ScaleOutError: an argument is unknown or impossible on this machine.
-        """
+        """Makes the system of a worker; raises ScaleOutError for an argument that is impossible on this machine."""
         try:
             args = parse_model_args({**self.arguments, "device": device})
         except ValueError as error:
@@ -69,11 +60,7 @@ class Setup:
         return System(args, get_or_compute=lambda name, compute: self.run_facts[name], num_processes=num_processes)
 
     def check(self, system: System) -> None:
-        """Checks that a worker has the driver's system, and not, say, other weights under the same name.
-
-        Raises:
-            ScaleOutError: the fingerprints differ; the message names the first differing keys.
-        """
+        """Raises ScaleOutError unless a worker has the driver's system, and not other weights under the same name."""
         differing = differences(self.fingerprint, identity(system).fingerprint(), ("driver", "here"))
         if differing:
             raise ScaleOutError(
@@ -83,25 +70,16 @@ class Setup:
 
 
 def decode(system: System, jobs: Iterator[Job], max_batch_size: int | None = None) -> Iterator[Sample]:
-    """Decodes jobs in this process and yields the record of each as it ends.
-
-    Args:
-        max_batch_size: upper limit of the batch size; without a limit, one worker with a large batch would take all of
-            a few jobs.
-    """
+    """Decodes jobs in this process and yields the record of each as it ends."""
     device = system.model.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # graphs are recorded on the current device
+    # Without a limit, one worker with a large batch would take all of a few jobs.
     return system.run(jobs, min(system.batch_size, max_batch_size or system.batch_size))
 
 
 def own_device(wanted: str, local_rank: int) -> str:
-    """Chooses a GPU for one of several processes on a machine, which share GPUs if there are fewer GPUs.
-
-    Args:
-        wanted: device from the command line; a GPU that is named by number is used as it is.
-        local_rank: number of the process on its machine.
-    """
+    """Chooses a GPU for one of several processes on a machine, which share GPUs if there are fewer GPUs."""
     if wanted not in ("auto", "cuda") or not torch.cuda.is_available():
         return wanted
     return f"cuda:{local_rank % torch.cuda.device_count()}"
@@ -131,11 +109,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 
 def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
-    """Inverse of `job_to_json`.
-
-    Raises:
-        ScaleOutError: the settings differ from those of the sender, as with another version of this package.
-    """
+    """Inverse of `job_to_json`; raises ScaleOutError if another version of this package reads other settings."""
     where = f"{fields['key']['task']} item {fields['item_id']}"
     try:
         settings: Any = build(settings_type, fields["settings"], where)
@@ -153,13 +127,11 @@ def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
 
 
 class RecordWriter:
-    """Writes records of this process as plain JSON types for `RecordReader`."""
-
     def __init__(self, hardware: Hardware) -> None:
         self._process = {"hardware": asdict(hardware), "pid": os.getpid()}
 
     def write(self, sample: Sample) -> dict[str, Any]:
-        """A record as a message."""
+        """A record as plain JSON types for `RecordReader`."""
         return {**self._process, "body": sample.body(), "trace": sample.trace}
 
 
@@ -171,7 +143,6 @@ class RecordReader:
         self._process_ids: dict[Hashable, str] = {}
 
     def read(self, worker: Hashable, message: Mapping[str, Any]) -> Sample:
-        """The record in a message of a worker, which has a rank or a name that is unique in this run."""
         if worker not in self._process_ids:
             self._process_ids[worker] = self._register(Hardware.from_json(message["hardware"]), message["pid"])
         sample = Sample.from_stored(message["body"], None)

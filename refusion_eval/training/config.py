@@ -5,9 +5,9 @@ A configuration file (`config_files`) has one section for each attribute of `Run
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from refusion_eval.config import (
     NonNegativeFloat,
@@ -28,6 +28,7 @@ Parallelism = Literal["ddp", "zero2", "fsdp"]
 Attention = Literal["auto", "flash"]
 Dtype = Literal["bfloat16", "float32"]
 NewRows = Literal["spare", "mean"]
+Matrix = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 MASKED_OBJECTIVES: tuple[Objective, ...] = ("llada", "bd3lm")  # not causal
@@ -41,13 +42,14 @@ class LoraSettings:
         rank: inner dimension r of the adapters.
         alpha: the product of the adapters is multiplied by alpha / rank; often twice the rank.
         dropout: probability with which an input of an adapter is dropped.
-        target_modules: names of the adapted matrices inside a layer, such as "q_proj".
+        target_modules: names of the adapted matrices inside a layer, such as "q_proj". The embedding of new tokens is
+            always trained, the output layer never.
     """
 
     rank: PositiveInt
     alpha: PositiveFloat
     dropout: BelowOne = 0.0
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    target_modules: tuple[Matrix, ...] = get_args(Matrix)
 
     def __post_init__(self) -> None:
         if not self.target_modules:
@@ -63,7 +65,7 @@ class BackboneConfig:
         revision: branch, tag or commit of a hub id.
         shape: shape of random weights: model_type (qwen3, qwen2, llama) and sizes under their names in config.json
             (see `backbone.random_config`).
-        tokenizer: directory or hub id; None is the tokenizer of the model. A shape needs one.
+        tokenizer: directory or hub id; None is the tokenizer of the model. A shape has to name it.
         dtype: data type of the weights.
         gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
         lora: None trains every weight.
@@ -116,7 +118,7 @@ class DataConfig:
     on_bad: OnBad = "fail"
     workers: NonNegativeInt = 0
     max_samples: PositiveInt | None = None
-    share: Annotated[float, Ge(0), Le(1)] | None = None
+    share: Annotated[float, Gt(0), Le(1)] | None = None
     sample_seed: int = 0
     cache_dir: str = "runs/token_cache"
     loader_workers: NonNegativeInt = 2
@@ -128,8 +130,6 @@ class DataConfig:
             )
         if self.max_samples is not None and self.share is not None:
             raise ConfigError(f"data: max_samples is {self.max_samples} and share {self.share}; give one of them")
-        if self.share == 0:
-            raise ConfigError("data.share is 0; it must be above 0 and at most 1")
 
 
 @settings_class("objective")
@@ -206,9 +206,9 @@ class OptimisationConfig:
 
     epochs: PositiveFloat | None = None
     max_steps: PositiveInt | None = None
-    global_batch_size: int
-    micro_batch_size: int = 4
-    num_forwards: int | None = None
+    global_batch_size: PositiveInt
+    micro_batch_size: PositiveInt = 4
+    num_forwards: PositiveInt | None = None
     lr: PositiveFloat = 2e-5
     warmup_steps: NonNegativeInt = 0
     beta1: BelowOne = 0.9
@@ -223,24 +223,21 @@ class OptimisationConfig:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.max_steps is None):
             raise ConfigError(f"optimisation: epochs is {self.epochs} and max_steps {self.max_steps}; give one of them")
-        batch, micro, num_forwards = self.global_batch_size, self.micro_batch_size, self.forwards_of_step
-        if batch < 1 or micro < 1 or batch % micro:
+        batch, micro = self.global_batch_size, self.micro_batch_size
+        if batch % micro:
             raise ConfigError(
                 f"global_batch_size is {batch} and micro_batch_size {micro}; a step consists of whole micro-batches, "
                 "so make the first a multiple of the second"
             )
-        if not 1 <= num_forwards <= batch // micro:
+        if self.forwards_of_step > batch // micro:
             raise ConfigError(
-                f"num_forwards is {num_forwards}; a step of {batch} samples has {batch // micro} micro-batches of "
+                f"num_forwards is {self.num_forwards}; a step of {batch} samples has {batch // micro} micro-batches of "
                 f"{micro}, and every forward needs at least one of them"
             )
 
     @property
     def forwards_of_step(self) -> int:
-        """`num_forwards`, or the number of micro-batches where it is None."""
-        if self.num_forwards is None and self.micro_batch_size > 0:
-            return self.global_batch_size // self.micro_batch_size
-        return self.num_forwards or 0
+        return self.num_forwards or self.global_batch_size // self.micro_batch_size
 
 
 @settings_class("output")
@@ -250,7 +247,7 @@ class OutputConfig:
     Attributes:
         run_dir: folder of the run, on storage that all machines see.
         log_every: steps between two lines of the log, each the mean over them.
-        save_every: steps between two checkpoints, a multiple of `log_every`; the end of a run has one in any case.
+        save_every: steps between two checkpoints, a multiple of `log_every`; the end of a run is saved in any case.
         keep: number of newest checkpoints that are kept.
         tensorboard: write the log for TensorBoard too.
     """
@@ -323,11 +320,7 @@ class RunConfig:
             )
 
     def check_world(self, world_size: int) -> None:
-        """Checks that the forwards of a step can be shared evenly.
-
-        Raises:
-            ConfigError: the number of processes does not divide them.
-        """
+        """Raises ConfigError unless the processes can share the forwards of a step evenly."""
         num_forwards = self.optimisation.forwards_of_step
         if world_size < 1 or num_forwards % world_size:
             raise ConfigError(

@@ -12,18 +12,15 @@ import yaml
 from refusion_eval.config import build, check_keys, read_yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import RunConfig
-from refusion_eval.training.data.hub import is_hub_id
+from refusion_eval.training.data.rows import is_hub_id
+
+Config = TypeVar("Config", bound=RunConfig)
 
 FOLDER = Path(__file__).parent / "configs"
-COMMAND_LINE = "--set"
 
 
 def config_names() -> list[str]:
-    """Names of the configurations in the package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-Config = TypeVar("Config", bound=RunConfig)
 
 
 def read_run_config(
@@ -31,18 +28,14 @@ def read_run_config(
     overrides: Sequence[str] = (),
     settings: type[Config] = RunConfig,  # type: ignore[assignment]  # the bound is the default
 ) -> Config:
-    """Reads a configuration.
-
-    Args:
-        name_or_path: a name of `config_names`, or a YAML file. In a file, data files and directories that begin with
-            "./" or "../" are relative to the file.
-        overrides: "section.key=value", where the value is YAML; later ones win. Paths in them are relative to the
-            current folder.
-
-    Raises:
-        ConfigError: there is no such file, a key is unknown, or a value is wrong; the message names the likeliest key.
-    """
-    path = _find(name_or_path)
+    """Reads a named configuration or a YAML file, and replaces "section.key=value" in it; later overrides win."""
+    path = Path(name_or_path).expanduser()
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        if not path.is_file():
+            raise ConfigError(f"--config: there is no file {path}; the named ones are {', '.join(config_names())}")
+    else:
+        check_keys([name_or_path], config_names(), "--config", what="configuration")
+        path = FOLDER / f"{name_or_path}.yaml"
     values = _read(path)
     for override in overrides:
         _apply(values, override)
@@ -50,16 +43,6 @@ def read_run_config(
     if isinstance(data, dict) and isinstance(data.get("files"), str):
         data["files"] = [data["files"]]  # the name of a file may hold a comma, which separates the items of other lists
     return build(settings, values, path.name)
-
-
-def _find(name_or_path: str) -> Path:
-    path = Path(name_or_path).expanduser()
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        if not path.is_file():
-            raise ConfigError(f"--config: there is no file {path}; the named ones are {', '.join(config_names())}")
-        return path
-    check_keys([name_or_path], config_names(), "--config", what="configuration")
-    return FOLDER / f"{name_or_path}.yaml"
 
 
 def _read(path: Path, *including: Path) -> dict[str, Any]:
@@ -93,20 +76,18 @@ def _absolute(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
-    """Puts "section.key=value" into nested values."""
     key, sign, text = override.partition("=")
     if not sign or not key.strip():
-        raise ConfigError(f"{COMMAND_LINE} {override}: write section.key=value, such as optimisation.lr=1e-5")
+        raise ConfigError(f"--set {override}: write section.key=value, such as optimisation.lr=1e-5")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as problem:
-        raise ConfigError(f"{COMMAND_LINE} {override}: {text!r} is not YAML ({problem})") from problem
+        raise ConfigError(f"--set {override}: {text!r} is not YAML ({problem})") from problem
     *sections, name = key.strip().split(".")
     for section in sections:
-        inner = values.get(section)
-        if inner is None:
-            inner = values[section] = {}
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{COMMAND_LINE} {override}: {section} is one value, not a section")
-        values = inner
+        if values.get(section) is None:
+            values[section] = {}
+        values = values[section]
+        if not isinstance(values, dict):
+            raise ConfigError(f"--set {override}: {section} is one value, not a section")
     values[name] = value

@@ -38,15 +38,11 @@ PEAK_FLOPS = {
 
 def peak_flops(device: torch.device) -> float | None:
     """Peak bfloat16 FLOPs/s of a device; None if `PEAK_FLOPS` does not contain it."""
-    if device.type != "cuda":
-        return None
-    device_name = torch.cuda.get_device_name(device)
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peak for name, peak in PEAK_FLOPS.items() if name in device_name), None)
 
 
 class TrainingCost(NamedTuple):
-    """FLOPs of forward and backward."""
-
     per_row: int  # of all layers, without attention scores and the last MLP
     per_label: int  # of the last MLP and the output matrix, for each labelled row
     per_pair: int  # of attention, for each pair of rows that see each other
@@ -68,7 +64,6 @@ class TrainingCost(NamedTuple):
         )
 
     def flops(self, inputs: ForwardInputs) -> int:
-        """FLOPs of one forward and its backward."""
         batch = inputs["batch"]
         num_labels = len(batch.ar.rows_R) + len(batch.mdm.rows_R)
         return self.per_row * len(batch.tokens_T) + self.per_label * num_labels + self.per_pair * inputs["num_pairs"]

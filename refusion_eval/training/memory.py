@@ -24,7 +24,6 @@ OVERHEAD_BYTES = 3e9
 
 
 def num_weights(model: ModelConfig) -> int:
-    """Weights of a model, the embedding included."""
     embedding = 0 if model.tied_head else model.vocab_size * model.hidden_size
     return weight_bytes(model, torch.int8) + embedding
 
@@ -53,14 +52,7 @@ def training_memory(config: RunConfig, model: ModelConfig, num_processes: int) -
 
 
 def check_memory(config: RunConfig, model: ModelConfig, num_processes: int, available: float | None) -> str:
-    """Says what a run needs; refuses a run that cannot fit whatever the length of its samples.
-
-    Args:
-        available: bytes of a device; None on a CPU, where nothing is refused.
-
-    Raises:
-        ConfigError: weights, gradients and optimiser alone exceed the memory of a device.
-    """
+    """Says what a run needs; raises ConfigError if it cannot fit into the `available` bytes of a device at all."""
     needed = training_memory(config, model, num_processes)
     words = f"training needs {needed / GB:.1f} GB on each device for weights, gradients and optimiser"
     if available is not None and needed + OVERHEAD_BYTES > available:

@@ -31,12 +31,12 @@ from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.checkpoints.special_tokens import load_tokenizer
 from refusion_eval.training.config import Parallelism, RunConfig
 from refusion_eval.training.config_files import config_names, read_run_config
-from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPlan, example_lengths
+from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPlan
 from refusion_eval.training.data.rows import check_rows
 from refusion_eval.training.data.token_cache import TokenCache, build_cache
 from refusion_eval.training.memory import check_memory
-from refusion_eval.training.objectives.table import SpecialIds, filled_lengths
-from refusion_eval.training.run_log import RunLog, summary_writer
+from refusion_eval.training.objectives.table import SpecialIds, filled_lengths, num_rows
+from refusion_eval.training.run_log import RunLog
 from refusion_eval.training.trainer import (
     CHECKPOINTS,
     LossModel,
@@ -53,11 +53,7 @@ Prepare = Callable[[LossModel, RunConfig, int], torch.optim.Optimizer | None]
 
 
 def process_from_environment(parallelism: Parallelism) -> ProcessRank:
-    """Rank and world size that torchrun set; rank 0 of 1 without torchrun.
-
-    Raises:
-        ConfigError: RANK and WORLD_SIZE are invalid, or the parallelism needs torchrun.
-    """
+    """Rank and world size that torchrun set; rank 0 of 1 without torchrun. Raises ConfigError."""
     if parallelism != "ddp" and "RANK" not in os.environ:
         raise ConfigError(f"parallelism={parallelism} needs torchrun, for one process too; start the run with train.sh")
     rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -71,24 +67,18 @@ def process_from_environment(parallelism: Parallelism) -> ProcessRank:
 
 
 def check_run(config: RunConfig, world_size: int) -> str:
-    """Checks that a run can start on this machine, without reading weights or whole data files.
-
-    Raises:
-        RefusionEvalError: a setting, a package, a file or the model does not fit.
-    """
+    """Checks that a run can start here, without reading whole files; returns a sentence about the memory it needs."""
     config.check_world(world_size)
     choose_device("auto")  # refuses to train on the CPU of a machine whose GPU torch cannot use
-    if config.parallelism == "zero2" and importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(
-            "parallelism=zero2 needs the package deepspeed, which is not installed: in a checkout, pip "
-            "install '.[deepspeed]', or set parallelism=fsdp, which needs no other package"
-        )
-    if config.attention == "flash" and importlib.util.find_spec("flash_attn") is None:
-        raise ConfigError("attention=flash needs the package flash-attn, which is not installed; use attention=auto")
+    for package, is_needed, setting, other in (
+        ("deepspeed", config.parallelism == "zero2", "parallelism=zero2", "set parallelism=fsdp"),
+        ("flash-attn", config.attention == "flash", "attention=flash", "set attention=auto"),
+        ("tensorboard", config.output.tensorboard, "output.tensorboard=true", "read log.csv"),
+    ):
+        if is_needed and importlib.util.find_spec(package.replace("-", "_")) is None:
+            raise ConfigError(f"{setting} needs the package {package}, which is not installed; install it, or {other}")
     if config.attention == "flash" and not torch.cuda.is_available():
         raise ConfigError("attention=flash needs a CUDA device, and there is none; use attention=auto")
-    if config.output.tensorboard:
-        summary_writer()
     check_rows(config.data.files, on_bad=config.data.on_bad)
     max_filling = max(config.objective.eos_multiple - 1, 0)
     shapes = check_backbone(config.backbone, max_length=config.data.max_length + max_filling)
@@ -101,11 +91,7 @@ def _as_it_is(model: LossModel, config: RunConfig, num_steps: int) -> None:
 
 
 def run(config: RunConfig, process: ProcessRank, prepare: Prepare = _as_it_is) -> None:
-    """Starts or continues a training run and writes the model.
-
-    Raises:
-        RefusionEvalError: see `check_run`, which is called first.
-    """
+    """Starts or continues a training run and writes the model; raises RefusionEvalError."""
     check_run(config, process.world_size)
     try:
         arguments = training_arguments(config, process.world_size)
@@ -120,7 +106,7 @@ def run(config: RunConfig, process: ProcessRank, prepare: Prepare = _as_it_is) -
         samples = _samples(config, tokenizer, is_first)
         optimisation = config.optimisation
         plan = StepPlan(
-            example_lengths(samples, config.objective),
+            num_rows(config.objective, samples.prompt_lengths, samples.lengths - samples.prompt_lengths),
             global_batch_size=optimisation.global_batch_size,
             micro_batch_size=optimisation.micro_batch_size,
             num_forwards=optimisation.forwards_of_step,
@@ -239,7 +225,7 @@ def _train(
         keep=config.output.keep,
         loader_workers=config.data.loader_workers,
         optimizer=optimizer,
-        callbacks=[RunLog(run_dir, num_steps, tensorboard=config.output.tensorboard)],
+        callbacks=[RunLog(run_dir)],
     )
     previous = checkpoints(run_dir / CHECKPOINTS)
     trainer.train(resume_from_checkpoint=str(previous[-1]) if previous else None)
@@ -264,11 +250,7 @@ def _trained(trainer: RefusionTrainer, config: RunConfig, tokenizer: PreTrainedT
 def main(
     argv: Sequence[str] | None = None, *, settings: type[RunConfig] = RunConfig, prepare: Prepare = _as_it_is
 ) -> int:
-    """Command line; returns the exit status.
-
-    Args:
-        settings: class of the settings, which may add some that `prepare` reads.
-    """
+    """Command line; returns the exit status. The class `settings` may have more settings, which `prepare` reads."""
     parser = argparse.ArgumentParser(prog="python -m refusion_eval.training.run", description="Train a model.")
     parser.add_argument(
         "--config", required=True, help=f"a YAML file, or a named configuration: {', '.join(config_names())}"

@@ -52,13 +52,6 @@ FSDP: dict[str, Any] = {
 }
 
 
-def _zero2(offload_optimizer: bool) -> dict[str, Any]:
-    settings = copy.deepcopy(ZERO2)  # transformers writes into it
-    if offload_optimizer:
-        settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    return settings
-
-
 class LossModel(torch.nn.Module):
     """A model whose forward is the loss, because DDP, FSDP and DeepSpeed act on the forward of a module."""
 
@@ -70,25 +63,26 @@ class LossModel(torch.nn.Module):
 
     @property
     def language_model(self) -> PreTrainedModel:
-        """The model of transformers, which contains the adapters."""
         model: Any = self.model
         return model if isinstance(model, PreTrainedModel) else model.get_base_model()
 
     def forward(self, batch: PackedBatch) -> dict[str, torch.Tensor]:
         """The loss, and its AR and MDM terms for the log."""
-        language_model = self.language_model
-        on_device = batch.to(language_model.device)
-        losses = hybrid_loss(language_model, on_device, mdm_weight=self._mdm_weight)
+        model = self.language_model
+        losses = hybrid_loss(model, batch.to(model.device), mdm_weight=self._mdm_weight)
         return {"loss": losses.total, "terms": torch.stack([losses.ar, losses.mdm])}
 
 
 def training_arguments(config: RunConfig, world_size: int) -> TrainingArguments:
     """Settings of the Trainer except the number of steps, which depends on the data; starts the process group."""
     optimisation, output = config.optimisation, config.output
+    zero2 = copy.deepcopy(ZERO2)  # copies, as transformers writes into them
+    if optimisation.offload_optimizer:
+        zero2["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     parallelism: dict[str, dict[str, Any]] = {
         "ddp": {"ddp_find_unused_parameters": False},
-        "zero2": {"deepspeed": _zero2(optimisation.offload_optimizer)},
-        "fsdp": {"fsdp": True, "fsdp_config": dict(FSDP)},  # a copy, as transformers writes into it
+        "zero2": {"deepspeed": zero2},
+        "fsdp": {"fsdp": True, "fsdp_config": dict(FSDP)},
     }
     arguments = TrainingArguments(
         output_dir=str(Path(output.run_dir)),
@@ -111,7 +105,7 @@ def training_arguments(config: RunConfig, world_size: int) -> TrainingArguments:
         logging_nan_inf_filter=False,  # a loss of NaN must be visible
         save_strategy="steps",
         save_steps=output.save_every,
-        report_to=[],
+        report_to=["tensorboard"] if output.tensorboard else [],
         disable_tqdm=True,
         remove_unused_columns=False,
         ddp_timeout=TIMEOUT_SECONDS,
@@ -124,21 +118,19 @@ def training_arguments(config: RunConfig, world_size: int) -> TrainingArguments:
 class _LogAndSaveIntervals(TrainerCallback):
     """Logs the last step too, and applies the current intervals to a run that continues."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         state.logging_steps, state.save_steps = int(args.logging_steps), int(args.save_steps)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         control.should_log |= state.global_step >= state.max_steps
 
 
 class RefusionTrainer(Trainer):
-    """Trains on `StepBatches`, logs both terms of the loss, speed and MFU, and writes checkpoints atomically.
+    """Trains on `StepBatches`, logs both terms of the loss, speed and MFU, and writes checkpoints atomically."""
 
-    The Trainer divides the loss of a forward by the number of forwards of this process in a step; DDP, FSDP or
-    DeepSpeed average the gradients over processes. The result is the mean over all forwards that `ForwardInputs` needs.
-    """
+    # The Trainer divides the loss of a forward by the number of forwards of this process in a step; DDP, FSDP or
+    # DeepSpeed average the gradients over processes. The result is the mean over all forwards that `ForwardInputs`
+    # needs.
 
     control: TrainerControl
 
@@ -176,11 +168,10 @@ class RefusionTrainer(Trainer):
         self._since = time.perf_counter()
 
     def get_train_dataloader(self) -> DataLoader:
-        """The batches of this process, without accelerate, which would distribute them again."""
+        # Without accelerate, which would distribute the batches of this process again.
         return self._batches.loader(self._loader_workers)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """Trains as Trainer does and starts the time measurement."""
         self._since = time.perf_counter()
         return super().train(resume_from_checkpoint, **kwargs)
 
@@ -197,8 +188,8 @@ class RefusionTrainer(Trainer):
         """Adds means since the previous line over all processes to a line of the log; all processes call it."""
         if "loss" in logs:
             counts = [*self._terms.tolist(), self._num_forwards, self._num_tokens, self._flops]
-            sums = torch.tensor(counts, dtype=torch.float64, device=self.args.device)
-            ar, mdm, num_forwards, num_tokens, flops = self.accelerator.reduce(sums, "sum").tolist()
+            sums = self.accelerator.reduce(torch.tensor(counts, dtype=torch.float64, device=self.args.device), "sum")
+            ar, mdm, num_forwards, num_tokens, flops = sums.tolist()
             seconds = time.perf_counter() - self._since
             peak = self._peak and self._peak * self.accelerator.num_processes
             logs = {
@@ -211,7 +202,7 @@ class RefusionTrainer(Trainer):
                 "tokens": int(num_tokens),
                 "seconds": seconds,
                 "tokens_per_second": num_tokens / seconds,
-                "mfu": flops / (seconds * peak) if peak else None,
+                **({"mfu": flops / (seconds * peak)} if peak else {}),
             }
             self._start_line()
         # Trainer.log would replace the epoch.
@@ -263,7 +254,6 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes incomplete checkpoints after a crash."""
     shutil.rmtree(folder / PART, ignore_errors=True)
 
 

@@ -1,5 +1,6 @@
 """Ray clusters on this machine for tests: small, quiet, and closed to other users of the machine."""
 
+import contextlib
 import importlib.util
 import secrets
 
@@ -25,9 +26,9 @@ def started(cluster, tries=3, **arguments):
         return started(cluster, tries - 1, **arguments)
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """A cluster with two cores; `add_node` lets further machines join."""
+@contextlib.contextmanager
+def ray_here():
+    """Ray under `ENVIRONMENT`, which it reads once, when the first test of a process imports it."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs Ray: pip install -e '.[ray]'")
     with pytest.MonkeyPatch.context() as patch:
@@ -35,7 +36,13 @@ def cluster():
             patch.setenv(name, value)
         from refusion_eval.scaleout.ray_cluster import import_ray
 
-        ray = import_ray()  # which reads the environment, once
+        yield import_ray()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster with two cores; `add_node` lets further machines join."""
+    with ray_here() as ray:
         from ray.cluster_utils import Cluster
 
         local = Cluster()

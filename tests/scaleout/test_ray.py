@@ -22,7 +22,7 @@ from refusion_eval.scaleout import ray_cluster, ray_runner
 from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.store.records import SampleKey
 from refusion_eval.store.run_reader import RunReader
-from tests.scaleout.ray_clusters import cluster, started
+from tests.scaleout.ray_clusters import cluster, ray_here, started
 
 __all__ = ["cluster"]
 
@@ -272,8 +272,8 @@ def test_the_end_of_a_worker_is_described_in_one_line(error, words):
 
 
 def test_a_cluster_that_is_not_there_is_named(monkeypatch):
-    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with ray_here():
+        monkeypatch.setattr("ray.is_initialized", lambda: False)
 
     def refuse(**arguments):
         raise ConnectionError(f"cannot connect to {arguments['address']}")

@@ -15,9 +15,8 @@ from refusion_eval.runs.terminal import Interrupted, Interruption, StoppableIter
 from refusion_eval.scaleout import ray_runner, ray_worker
 from refusion_eval.scaleout.ray_runner import MAX_FAILED_STARTS, MAX_LOSSES, MEASURING_SECONDS
 from refusion_eval.scaleout.worker import STOP_SECONDS
+from tests.scaleout.ray_clusters import ray_here
 from tests.scaleout.simulated_ray import ActorDiedError, Answer, RayError, Simulation
-
-pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
 
 MOST_WAITS = 5000
 
@@ -51,7 +50,8 @@ def simulated(*arguments, **named):
 @pytest.fixture(autouse=True)
 def restored(patch):
     """Takes back what simulations replaced."""
-    from ray.util import actor_pool
+    with ray_here():
+        from ray.util import actor_pool
 
     patch.setattr(actor_pool, "ray", actor_pool.ray)
     patch.setattr(ray_runner, "time", ray_runner.time)

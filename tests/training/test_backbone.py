@@ -455,13 +455,9 @@ def test_a_shape_has_to_state_its_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_prj", "gate"])
-def test_adapters_on_what_is_no_matrix_of_a_layer(tmp_path: Path, target: str) -> None:
-    save_backbone_of(tmp_path)
-    lora = LoraSettings(rank=2, alpha=4, target_modules=("q_proj", target))
-    with pytest.raises(
-        ConfigError, match=f"names '{target}', which is not a matrix of a qwen3 layer; choose from q_proj"
-    ):
-        check_backbone(_config(tmp_path, lora=lora), max_length=16)
+def test_adapters_on_what_is_no_matrix_of_a_layer(target: str) -> None:
+    with pytest.raises(ConfigError, match=f"target_modules.*='{target}'; choose one of q_proj"):
+        LoraSettings(rank=2, alpha=4, target_modules=("q_proj", target))  # type: ignore[arg-type]
 
 
 def test_lengths_that_do_not_fit(tmp_path: Path) -> None:

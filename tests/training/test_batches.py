@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.training.config import Objective, ObjectiveConfig
-from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPlan, corruption_rng, example_lengths
+from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPlan, corruption_rng
 from refusion_eval.training.data.collate import Normalisation, collate, collate_groups
 from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.flops import TrainingCost
@@ -56,7 +56,7 @@ SAMPLES = Samples([(1 + n % 5, 1 + (7 * n) % 11) for n in range(19)])
 
 def batches(config: ObjectiveConfig, num_forwards: int, process: ProcessRank = ALONE) -> StepBatches:
     plan = StepPlan(
-        example_lengths(SAMPLES, config),  # type: ignore[arg-type]
+        num_rows(config, SAMPLES.prompt_lengths, SAMPLES.lengths - SAMPLES.prompt_lengths),
         global_batch_size=12,
         micro_batch_size=3,
         num_forwards=num_forwards,

@@ -167,7 +167,7 @@ def test_qwen_s_own_number_of_rows_is_known(
     sizes |= {"num_attention_heads": 1, "vocab_size": NUM_IDS, "head_dim": 2}
     trained = _trained(tmp_path, family, True, **sizes)
     monkeypatch.setattr("refusion_eval.training.checkpoints.convert._QWEN_IDS", NUM_IDS)
-    monkeypatch.setattr("refusion_eval.training.checkpoints.convert._Source.write_weights", lambda *_: None)
+    monkeypatch.setattr("refusion_eval.training.checkpoints.convert._write_weights", lambda *_: None)
     convert(str(trained), tmp_path / "stock rows", "stock")
     assert _read(tmp_path / "stock rows")["vocab_size"] == num_rows
 
@@ -178,7 +178,8 @@ def test_qwen_s_own_number_of_rows_is_known(
 def test_shards_are_read_and_written_one_tensor_and_one_shard_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refusion_eval.training.checkpoints.save.SHARD_BYTES", 40_000)
+    for name in ("save", "convert"):
+        monkeypatch.setattr(f"refusion_eval.training.checkpoints.{name}.SHARD_BYTES", 40_000)
     trained = _trained(tmp_path)
     num_shards = len(list(trained.glob("*.safetensors")))
     assert num_shards > 2
@@ -197,7 +198,7 @@ def test_shards_are_read_and_written_one_tensor_and_one_shard_at_a_time(
         alive.clear()
 
     monkeypatch.setattr(CheckpointFiles, "read", counted)
-    monkeypatch.setattr("refusion_eval.training.checkpoints.save.save_file", saved)
+    monkeypatch.setattr("refusion_eval.training.checkpoints.convert.save_file", saved)
     convert(str(trained), tmp_path / "release", "release", dtype="bfloat16")
     before, after = _tensors(trained), _tensors(tmp_path / "release")
     assert max(held) < len(before) / 2
@@ -226,8 +227,6 @@ def test_a_target_that_is_there_is_refused_and_left_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"to": "stok"}, "to='stok' is unknown; choose release or stock"),
-        ({"to": "stock", "dtype": "int8"}, "dtype='int8' is unknown"),
         ({"to": "release", "rows": 60}, "rows=60 is for the layout stock"),
         ({"to": "stock", "rows": 51}, "rows=51 is less than the tokenizer's 52 ids"),
     ],
@@ -269,3 +268,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert _read(tmp_path / "release")["vocab_size"] == NUM_IDS
     again = CliRunner().invoke(app, ["convert", str(trained), str(tmp_path / "release"), "--to", "release"])
     assert isinstance(again.exception, ConfigError)
+    for wrong in (["--to", "stok"], ["--to", "stock", "--dtype", "int8"]):
+        refused = CliRunner().invoke(app, ["convert", str(trained), str(tmp_path / "other"), *wrong])
+        assert refused.exit_code == 2
+        assert wrong[-1] in refused.output

@@ -90,7 +90,7 @@ def test_cross_entropy_of_known_logits() -> None:
     torch.nn.init.eye_(head.weight)
     logits = torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]])
     losses = weighted_cross_entropy(head, logits, torch.tensor([0, 1]), torch.tensor([1.0, 0.5]))
-    assert losses.each_R.tolist() == pytest.approx([math.log(4 / 3), math.log(2)])
+    assert losses.row_losses_R.tolist() == pytest.approx([math.log(4 / 3), math.log(2)])
     assert losses.total.item() == pytest.approx(math.log(4 / 3) + 0.5 * math.log(2))
 
 

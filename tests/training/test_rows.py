@@ -60,17 +60,17 @@ def test_any_rows_come_back_from_every_layout(
 
 
 BAD = {
-    "[1]": "expected an object, found a list",
-    "null": "expected an object, found null",
-    "3": "expected an object, found a number",
-    '{"response": "a"}': "there is no query; the keys are 'response'",
-    '{"query": "a"}': "there is no response; the keys are 'query'",
-    "{}": "there is no query; the keys are none",
-    '{"query": ["a"], "response": "b"}': "query is a list, not a text",
-    '{"query": "a", "response": null}': "response is null, not a text",
-    '{"query": "a", "response": true}': "response is a truth value, not a text",
-    '{"query": "a", "response": ""}': "the response is empty",
-    r'{"query": "a \ud83d", "response": "b"}': "query is not valid Unicode (character 3)",
+    "[1]": "Input should be a dictionary",
+    "null": "Input should be a dictionary",
+    "3": "Input should be a dictionary",
+    '{"response": "a"}': "query: Field required",
+    '{"query": "a"}': "response: Field required",
+    "{}": "query: Field required",
+    '{"query": ["a"], "response": "b"}': "query: Input should be a valid string",
+    '{"query": "a", "response": null}': "response: Input should be a valid string",
+    '{"query": "a", "response": true}': "response: Input should be a valid string",
+    '{"query": "a", "response": ""}': "response: String should have at least 1 character",
+    r'{"query": "a \ud83d", "response": "b"}': "a text is not valid Unicode (character 3)",
 }
 
 
@@ -93,7 +93,8 @@ def test_a_bad_row_is_named_with_its_place_or_skipped_and_counted(
     assert len(list(reader)) == num_good
     report = reader.report
     assert (report.num_read, report.num_bad) == (num_good + 1, 1)
-    assert [str(bad) for bad in report.bad] == [place]
+    (bad,) = report.bad
+    assert str(bad).startswith(place)
     assert not report.cut_short
 
 
@@ -111,7 +112,7 @@ def test_bytes_that_are_not_utf8_spoil_one_row_alone(tmp_path: Path, name: str) 
     assert len(list(reader)) == 2
     (place,) = reader.report.bad
     assert place.number == 2
-    assert place.reason.startswith("query is not valid Unicode")
+    assert place.reason.startswith("a text is not valid Unicode")
 
 
 def test_a_line_that_is_not_json_spoils_itself_alone(tmp_path: Path) -> None:
@@ -225,10 +226,10 @@ def test_a_data_set_of_the_hub_is_read_like_a_file_of_its_rows(on_hub: Path, tmp
 def test_a_bad_row_of_a_data_set_is_named(on_hub: Path) -> None:
     write(on_hub / "train.jsonl", as_lines([{"query": "a", "response": "b"}, {"query": "c", "response": ""}]))
     check_rows("GSAI-ML/ReFusion@v1")
-    with pytest.raises(DataError, match=r"\.arrow, row 2: the response is empty"):
+    with pytest.raises(DataError, match=r"\.arrow, row 2: response: String should have at least 1 character"):
         list(RowReader("GSAI-ML/ReFusion@v1"))
     write(on_hub / "train.jsonl", as_lines([{"prompt": "a", "response": "b"}]))
-    with pytest.raises(DataError, match=r"GSAI-ML/ReFusion@v1, row 1: there is no query"):
+    with pytest.raises(DataError, match=r"GSAI-ML/ReFusion@v1, row 1: query: Field required"):
         check_rows("GSAI-ML/ReFusion@v1")
 
 

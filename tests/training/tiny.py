@@ -35,4 +35,4 @@ def cross_entropies(model: Qwen3ForCausalLM, batch: PackedBatch) -> dict[int, fl
     mdm = batch.mdm
     hidden_RD = hidden_states(model, batch)[mdm.rows_R]
     losses = weighted_cross_entropy(model.lm_head, hidden_RD, mdm.labels_R, mdm.weights_R)
-    return dict(zip(mdm.rows_R.tolist(), losses.each_R.tolist(), strict=True))
+    return dict(zip(mdm.rows_R.tolist(), losses.row_losses_R.tolist(), strict=True))

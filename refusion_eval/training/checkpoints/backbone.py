@@ -22,7 +22,6 @@ from transformers import (
 from refusion_eval.config import check_keys
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import (
-    FAMILIES,
     ModelConfig,
     fetch_weights,
     locate,
@@ -33,7 +32,7 @@ from refusion_eval.models.checkpoint import (
 from refusion_eval.models.weights import CheckpointFiles
 from refusion_eval.training.checkpoints.lora import add_adapters
 from refusion_eval.training.checkpoints.special_tokens import load_tokenizer, num_ids, original_tokenizer, special_ids
-from refusion_eval.training.config import BackboneConfig, LoraSettings
+from refusion_eval.training.config import BackboneConfig
 
 # Keys are values of model_type in config.json.
 CLASSES: Mapping[str, type[PreTrainedModel]] = {
@@ -41,7 +40,7 @@ CLASSES: Mapping[str, type[PreTrainedModel]] = {
     "qwen2": Qwen2ForCausalLM,
     "llama": LlamaForCausalLM,
 }
-# Entries of `BackboneConfig.shape`, named as in config.json: required ones, defaults, and ones that follow from others.
+# Entries of `BackboneConfig.shape`, named as in config.json; the derived ones follow from others.
 _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 4096,
@@ -54,17 +53,7 @@ _DERIVED = ("vocab_size", "num_key_value_heads", "head_dim")
 
 
 def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
-    """Checks that a backbone can be trained, from config.json, tokenizer files and headers of local weights.
-
-    The weights of a model on the hub are checked only when they are downloaded.
-
-    Returns:
-        The shapes of the model.
-
-    Raises:
-        ConfigError: a setting does not fit the model.
-        CheckpointError: a model or tokenizer is missing or has an unsupported architecture.
-    """
+    """The shapes of a backbone, after a check of config.json, tokenizer files and headers of local weights."""
     if config.shape is not None:
         tokenizer = load_tokenizer(config)
         model = random_config(config.shape, num_ids(tokenizer), special_ids(tokenizer))
@@ -73,7 +62,7 @@ def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
         location = locate(str(config.model), config.revision)
         _model_class(location.directory / "config.json")
         shapes = model_config(location.directory)
-        if location.revision is None:
+        if location.revision is None:  # weights of the hub are checked when they are downloaded
             CheckpointFiles(location.directory)
         load_tokenizer(config)
     if max_length > shapes.max_positions:
@@ -81,8 +70,6 @@ def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
             f"samples of {max_length} tokens do not fit into the model's {shapes.max_positions} positions; lower the "
             "length"
         )
-    if config.lora is not None:
-        _check_lora(config.lora, shapes.family)
     return shapes
 
 
@@ -103,24 +90,8 @@ def _model_class(path: Path) -> type[PreTrainedModel]:
     return expected
 
 
-def _check_lora(lora: LoraSettings, family: str) -> None:
-    names = FAMILIES[family].tensors
-    paths = (names.q, names.k, names.v, names.out, names.gate, names.up, names.down)
-    matrices = [path.rpartition(".")[2] for path in paths]
-    for target in lora.target_modules:
-        if target not in matrices:
-            raise ConfigError(
-                f"lora: target_modules names {target!r}, which is not a matrix of a {family} layer; choose from "
-                f"{', '.join(matrices)} (the embedding of new tokens is always trained, the output layer never)"
-            )
-
-
 def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int]) -> PretrainedConfig:
-    """Config of a model with random weights.
-
-    Raises:
-        ConfigError: an entry is unknown, missing or impossible.
-    """
+    """Config of a model with random weights; raises ConfigError if an entry is unknown, missing or impossible."""
     model_type = shape.get("model_type")
     if model_type not in CLASSES:
         raise ConfigError(f"shape: model_type is {model_type!r}; choose {', '.join(CLASSES)}")
@@ -145,23 +116,20 @@ def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int
 
 
 def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """Loads the model on the CPU, in training mode; with adapters (a model of peft) if `config.lora` is set.
-
-    New tokens begin with the spare rows of the checkpoint, or with the mean of the rows of all known tokens, computed
-    in float32, in the embedding and in an untied output layer (`BackboneConfig.new_rows`). Rows beyond the ids of the
-    tokenizer stay as they are. With random weights no row is a mean.
-
-    Raises:
-        ConfigError: a setting does not fit the model.
-        CheckpointError: the weights are missing, are pickled, or do not fit config.json.
-    """
+    """Loads the model on the CPU, in training mode; with adapters (a model of peft) if `config.lora` is set."""
+    ids = special_ids(tokenizer)
+    new_ids: list[int] = []
     if config.shape is not None:
-        model, new_ids = _random(config, config.shape, tokenizer), []
+        random = random_config(config.shape, num_ids(tokenizer), ids)
+        # The weights depend on shape and seed alone; the global generator of torch does not advance.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            model = CLASSES[random.model_type]._from_config(random, attn_implementation="sdpa", dtype=torch.float32)
+        model = model.to(getattr(torch, config.dtype))
     else:
         model = _load(config)
         new_ids = _new_ids(config, tokenizer)
         grow_vocabulary(model, num_ids(tokenizer), new_ids, keep_spare=config.new_rows == "spare")
-    ids = special_ids(tokenizer)
     model.config.update(ids)
     if model.generation_config is not None:
         model.generation_config.update(**{name: number for name, number in ids.items() if name != "mask_token_id"})
@@ -174,23 +142,20 @@ def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) ->
 
 @torch.no_grad()
 def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int], *, keep_spare: bool) -> None:
-    """Grows embedding and output layer to at least `num_rows` rows and sets new rows to the mean of the known rows.
-
-    Args:
-        new_ids: ids that the model was not trained with. Every other id below `num_rows` is known; spare rows are not.
-    """
+    """Grows embedding and output layer to `num_rows` rows or more; new rows are the mean of the trained rows."""
+    # The model was not trained with `new_ids`, but with every other id below `num_rows`. Rows from there on are spare.
     embedding = model.get_input_embeddings()
     filled_ids = [number for number in new_ids if number >= embedding.num_embeddings] if keep_spare else new_ids
     if num_rows > embedding.num_embeddings:
         model.resize_token_embeddings(num_rows, mean_resizing=False)
     if not filled_ids:
         return
-    known = torch.ones(num_rows, dtype=torch.bool)
-    known[new_ids] = False
+    was_trained = torch.ones(num_rows, dtype=torch.bool)
+    was_trained[new_ids] = False
     # A tied output layer is the same parameter.
     layers: tuple[Any, Any] = model.get_input_embeddings(), model.get_output_embeddings()
     for weight in {id(layer.weight): layer.weight for layer in layers}.values():
-        weight[filled_ids] = weight[:num_rows][known].float().mean(dim=0).to(weight.dtype)
+        weight[filled_ids] = weight[:num_rows][was_trained].float().mean(dim=0).to(weight.dtype)
 
 
 def _new_ids(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -214,23 +179,11 @@ def _load(config: BackboneConfig) -> PreTrainedModel:
         attn_implementation="sdpa",
         output_loading_info=True,
     )
-    problems = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    problems["unexpected_keys"] = [
-        name for name in problems["unexpected_keys"] if not name.endswith("rotary_emb.inv_freq")
-    ]
-    for kind, names in problems.items():
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in report[kind] if not str(name).endswith("rotary_emb.inv_freq"))
         if names:
             raise CheckpointError(
                 f"{location.directory} has {len(names)} {kind.replace('_', ' ')} ({', '.join(names[:3])}); the weights "
                 "do not fit config.json, so take both from the same checkpoint"
             )
     return model
-
-
-def _random(config: BackboneConfig, shape: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """Random weights that depend on shape and seed alone; the global generator of torch does not advance."""
-    random = random_config(shape, num_ids(tokenizer), special_ids(tokenizer))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = CLASSES[random.model_type]._from_config(random, attn_implementation="sdpa", dtype=torch.float32)
-    return model.to(getattr(torch, config.dtype))

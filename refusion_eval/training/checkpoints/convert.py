@@ -11,10 +11,13 @@ Both name the stock class of transformers as architecture and contain no code: t
 
 import shutil
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import (
@@ -27,10 +30,16 @@ from refusion_eval.models.checkpoint import (
     read_json,
 )
 from refusion_eval.models.tokenizer import Tokenizer
-from refusion_eval.models.weights import CheckpointFiles, with_saved_head
+from refusion_eval.models.weights import INDEX_FILE, CheckpointFiles, with_saved_head
 from refusion_eval.training.checkpoints.backbone import CLASSES
-from refusion_eval.training.checkpoints.layouts import as_released, tokenizer_as_released, with_both_spellings
-from refusion_eval.training.checkpoints.save import replacing, write_json, write_shards
+from refusion_eval.training.checkpoints.save import (
+    SHARD_BYTES,
+    as_released,
+    replacing,
+    tokenizer_as_released,
+    with_both_spellings,
+    write_json,
+)
 from refusion_eval.training.checkpoints.special_tokens import num_ids, set_mask_token, special_ids
 
 Layout = Literal["release", "stock"]
@@ -60,132 +69,115 @@ def convert(
     rows: int | None = None,
     revision: str | None = None,
 ) -> None:
-    """Writes a checkpoint in another layout, completely or not at all, with one shard in memory at a time.
-
-    Args:
-        dtype: data type of the weights, a key of `DTYPES`; None keeps the type of each tensor.
-        rows: rows of the vocabulary in the layout "stock"; None is the number of Qwen's own checkpoints for a model
-            of Qwen, and the number of `source` for others.
-
-    Raises:
-        ConfigError: a setting is impossible, or `target` exists.
-        CheckpointError: the source is missing, or is not a model of a known class with exactly its tensors.
-    """
-    target = Path(target)
-    if to not in get_args(Layout):
-        raise ConfigError(f"to={to!r} is unknown; choose {' or '.join(get_args(Layout))}")
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype!r} is unknown; choose {', '.join(DTYPES)}")
+    """Writes a checkpoint in another layout, completely or not at all, with one shard in memory at a time."""
     if rows is not None and to == "release":
         raise ConfigError(f"rows={rows} is for the layout stock; the release has one row for each id of the tokenizer")
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} exists already; name a new directory")
     location = locate(source, revision)
-    checkpoint = _Source(location)
+    raw, shapes, tokenizer = _checked(location)
     fetch_weights(location)
-    num_rows = checkpoint.num_ids if to == "release" else checkpoint.stock_rows(rows)
+    num_rows = num_ids(tokenizer) if to == "release" else _stock_rows(shapes, num_ids(tokenizer), rows)
     with replacing(target) as part:
-        checkpoint.write_weights(part, num_rows, None if dtype is None else DTYPES[dtype])
-        checkpoint.write_files(part, to, {"vocab_size": num_rows} | ({} if dtype is None else {"dtype": dtype}))
-
-
-class _Source:
-    """Config and tokenizer of the checkpoint that is converted, after their checks."""
-
-    def __init__(self, location: Location) -> None:
-        self._directory = location.directory
-        path = location.directory / "config.json"
-        self._raw = read_json(path)
-        self._shapes: ModelConfig = model_config(location.directory)
-        if self._shapes.family not in CLASSES:
-            raise CheckpointError(
-                f"{path}: model_type is {self._shapes.family!r}; convert supports {', '.join(CLASSES)}"
-            )
-        if not (location.directory / "tokenizer.json").is_file():
-            raise CheckpointError(
-                f"{location.name} has no tokenizer.json; put the tokenizer files of the backbone beside the weights"
-            )
-        self._tokenizer = Tokenizer(location.directory).inner
-        set_mask_token(self._tokenizer, self._raw.get("mask_token_id"))
-        if self._tokenizer.mask_token is None:
-            raise CheckpointError(
-                f"{location.name} has no mask token, so it is not a masked diffusion model; train it first, which adds "
-                "a mask token"
-            )
-        self.num_ids = num_ids(self._tokenizer)
-        if self.num_ids > self._shapes.vocab_size:
-            raise CheckpointError(
-                f"{location.name}: the tokenizer has {self.num_ids} ids, but the vocabulary "
-                f"{self._shapes.vocab_size} rows; take weights and tokenizer from the same checkpoint"
-            )
-
-    def stock_rows(self, requested: int | None) -> int:
-        """Rows of the vocabulary in the layout "stock"."""
-        if requested is not None:
-            if requested < self.num_ids:
-                raise ConfigError(
-                    f"rows={requested} is less than the tokenizer's {self.num_ids} ids; give more or leave it out"
-                )
-            return requested
-        shapes = self._shapes
-        is_wide = shapes.family == "qwen2" and shapes.hidden_size >= _WIDE_HIDDEN_SIZE
-        qwen_rows = _WIDE_QWEN2_ROWS if is_wide else _QWEN_ROWS
-        is_qwen = shapes.family in ("qwen2", "qwen3") and _QWEN_IDS <= self.num_ids <= qwen_rows
-        return max(shapes.vocab_size, qwen_rows) if is_qwen else shapes.vocab_size
-
-    def write_weights(self, part: Path, num_rows: int, dtype: torch.dtype | None) -> None:
-        """Copies the tensors, one shard at a time; embedding and output layer get `num_rows` rows."""
-        family = self._shapes.family
-        files = CheckpointFiles(self._directory)
-        with torch.device("meta"):
-            model = CLASSES[family](CLASSES[family].config_class.from_dict(dict(self._raw)))
-        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        names = FAMILIES[family].tensors
-        vocabulary = (f"{names.embedding}.weight", f"{names.head}.weight")
-        ignored = set()
-        if with_saved_head(self._shapes, files.find, str(self._directory)).tied_head:
-            shapes.pop(vocabulary[1], None)
-            ignored.add(vocabulary[1])
-        unknown = [name for name in files.unread if name not in shapes.keys() | ignored]
-        if unknown:
-            raise CheckpointError(
-                f"{self._directory} has {len(unknown)} tensors that {CLASSES[family].__name__} does not have "
-                f"({', '.join(unknown[:3])}); it is another kind of model and cannot be converted"
-            )
-
-        def read(name: str) -> Tensor:
-            tensor = files.read(name, shapes[name])
-            if name in vocabulary:
-                tensor = _with_rows(tensor, num_rows, self.num_ids)
-            return tensor if dtype is None else tensor.to(dtype)
-
-        write_shards(part, shapes, dtype or DTYPES.get(self._shapes.dtype, torch.float32), read)
-
-    def write_files(self, part: Path, to: Layout, changes: dict[str, Any]) -> None:
-        """Writes config.json, with `changes`, and the files of the tokenizer."""
+        _write_weights(location.directory, part, raw, shapes, num_ids(tokenizer), num_rows, dtype)
         for name in _COPIED:
-            if (self._directory / name).is_file():
-                shutil.copy(self._directory / name, part / name)
-        architecture = {"architectures": [CLASSES[self._shapes.family].__name__]}
-        raw = self._raw | architecture | special_ids(self._tokenizer)
+            if (location.directory / name).is_file():
+                shutil.copy(location.directory / name, part / name)
+        architecture = {"architectures": [CLASSES[shapes.family].__name__]}
         # The two spellings of the data type must not contradict each other.
-        raw |= {"dtype": self._shapes.dtype} | changes
-        write_json(part / "config.json", as_released(raw) if to == "release" else with_both_spellings(raw))
-        config_path = part / "tokenizer_config.json"
-        tokens = {name: getattr(self._tokenizer, name) for name in _TOKENS if getattr(self._tokenizer, name)}
-        tokenizer = (read_json(config_path) if config_path.is_file() else {}) | tokens
-        if to == "release":
-            tokenizer = tokenizer_as_released(tokenizer, read_json(part / "tokenizer.json"))
-            extra = tokenizer.get("additional_special_tokens")
-            special = tokens | ({"additional_special_tokens": extra} if extra else {})
-            write_json(part / "special_tokens_map.json", special)
-        write_json(config_path, tokenizer)
+        config = raw | architecture | special_ids(tokenizer) | {"vocab_size": num_rows, "dtype": dtype or shapes.dtype}
+        write_json(part / "config.json", as_released(config) if to == "release" else with_both_spellings(config))
+        _write_tokenizer(part, to, tokenizer)
 
 
-def _with_rows(weight_VD: Tensor, num_rows: int, num_ids: int) -> Tensor:
-    """Cuts a matrix to `num_rows` rows, or extends it with the mean of the rows of known ids."""
-    missing = num_rows - len(weight_VD)
-    if missing <= 0:
-        return weight_VD[:num_rows]
-    mean_D = weight_VD[:num_ids].float().mean(dim=0).to(weight_VD.dtype)
-    return torch.cat((weight_VD, mean_D.expand(missing, -1)))
+def _checked(location: Location) -> tuple[dict[str, Any], ModelConfig, PreTrainedTokenizerFast]:
+    """Content of config.json, shapes and tokenizer of a checkpoint that can be converted."""
+    path = location.directory / "config.json"
+    raw, shapes = read_json(path), model_config(location.directory)
+    if shapes.family not in CLASSES:
+        raise CheckpointError(f"{path}: model_type is {shapes.family!r}; convert supports {', '.join(CLASSES)}")
+    if not (location.directory / "tokenizer.json").is_file():
+        raise CheckpointError(
+            f"{location.name} has no tokenizer.json; put the tokenizer files of the backbone beside the weights"
+        )
+    tokenizer = Tokenizer(location.directory).inner
+    set_mask_token(tokenizer, raw.get("mask_token_id"))
+    if tokenizer.mask_token is None:
+        raise CheckpointError(
+            f"{location.name} has no mask token, so it is not a masked diffusion model; train it first, which adds a "
+            "mask token"
+        )
+    if num_ids(tokenizer) > shapes.vocab_size:
+        raise CheckpointError(
+            f"{location.name}: the tokenizer has {num_ids(tokenizer)} ids, but the vocabulary {shapes.vocab_size} "
+            "rows; take weights and tokenizer from the same checkpoint"
+        )
+    return raw, shapes, tokenizer
+
+
+def _stock_rows(shapes: ModelConfig, num_ids: int, requested: int | None) -> int:
+    """Rows of the vocabulary in the layout "stock": for Qwen as in its own checkpoints, for others as they are."""
+    if requested is not None:
+        if requested < num_ids:
+            raise ConfigError(f"rows={requested} is less than the tokenizer's {num_ids} ids; give more or leave it out")
+        return requested
+    is_wide = shapes.family == "qwen2" and shapes.hidden_size >= _WIDE_HIDDEN_SIZE
+    qwen_rows = _WIDE_QWEN2_ROWS if is_wide else _QWEN_ROWS
+    is_qwen = shapes.family in ("qwen2", "qwen3") and _QWEN_IDS <= num_ids <= qwen_rows
+    return max(shapes.vocab_size, qwen_rows) if is_qwen else shapes.vocab_size
+
+
+def _write_weights(
+    directory: Path,
+    part: Path,
+    raw: dict[str, Any],
+    model_shapes: ModelConfig,
+    num_ids: int,
+    num_rows: int,
+    dtype: str | None,
+) -> None:
+    """Copies the tensors, one shard at a time; embedding and output layer get `num_rows` rows."""
+    model_class, names = CLASSES[model_shapes.family], FAMILIES[model_shapes.family].tensors
+    files = CheckpointFiles(directory)
+    with torch.device("meta"):
+        model = model_class(model_class.config_class.from_dict(dict(raw)))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    vocabulary = (f"{names.embedding}.weight", f"{names.head}.weight")
+    ignored = set()
+    if with_saved_head(model_shapes, files.find, str(directory)).tied_head:
+        shapes.pop(vocabulary[1], None)
+        ignored.add(vocabulary[1])
+    unknown = [name for name in files.unread if name not in shapes.keys() | ignored]
+    if unknown:
+        raise CheckpointError(
+            f"{directory} has {len(unknown)} tensors that {model_class.__name__} does not have "
+            f"({', '.join(unknown[:3])}); it is another kind of model and cannot be converted"
+        )
+
+    def read(name: str) -> Tensor:
+        tensor = files.read(name, shapes[name])
+        if name in vocabulary:  # cut, or extended with the mean of the rows of known ids
+            mean_D = tensor[:num_ids].float().mean(dim=0).to(tensor.dtype)
+            tensor = torch.cat((tensor[:num_rows], mean_D.expand(max(num_rows - len(tensor), 0), -1)))
+        return tensor if dtype is None else tensor.to(DTYPES[dtype])
+
+    # Only the tensors of one shard are read at a time; `huggingface_hub.save_torch_state_dict` would need all of them.
+    size_dtype = DTYPES.get(dtype or model_shapes.dtype, torch.float32)
+    sizes = {name: torch.empty(shape, dtype=size_dtype, device="meta") for name, shape in shapes.items()}
+    split = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)
+    for file_name, tensor_names in split.filename_to_tensors.items():
+        tensors = {name: read(name).contiguous() for name in tensor_names}
+        save_file(tensors, part / file_name, metadata={"format": "pt"})
+    if split.is_sharded:
+        write_json(part / INDEX_FILE, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+
+
+def _write_tokenizer(part: Path, to: Layout, tokenizer: PreTrainedTokenizerFast) -> None:
+    path = part / "tokenizer_config.json"
+    tokens = {name: getattr(tokenizer, name) for name in _TOKENS if getattr(tokenizer, name)}
+    config = (read_json(path) if path.is_file() else {}) | tokens
+    if to == "release":
+        config = tokenizer_as_released(config, read_json(part / "tokenizer.json"))
+        extra = config.get("additional_special_tokens")
+        write_json(part / "special_tokens_map.json", tokens | ({"additional_special_tokens": extra} if extra else {}))
+    write_json(path, config)

@@ -3,14 +3,12 @@
 import copy
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import LoraSettings
 
 
@@ -34,13 +32,10 @@ class _TiedHead(torch.nn.Linear):
 def add_adapters(model: PreTrainedModel, lora: LoraSettings, new_ids: Sequence[int], seed: int) -> PreTrainedModel:
     """Freezes a model and adds adapters, which do not change its output before training.
 
-    Args:
-        new_ids: tokens whose embeddings are trained. A tied model uses the same rows in its output layer.
+    The embeddings of `new_ids` are trained too. A tied model uses the same rows in its output layer.
     """
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ConfigError("lora needs peft, which is not installed: pip install peft") from error
+    from peft import LoraConfig, get_peft_model
+
     settings = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -59,11 +54,6 @@ def add_adapters(model: PreTrainedModel, lora: LoraSettings, new_ids: Sequence[i
     return adapted
 
 
-def is_adapted(model: torch.nn.Module) -> bool:
-    """Whether `add_adapters` made the model."""
-    return hasattr(model, "peft_config")
-
-
 def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
     """A copy without adapters, whose weights contain them; `model` does not change."""
     adapted: Any = copy.deepcopy(model)
@@ -73,9 +63,3 @@ def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
         merged: PreTrainedModel = adapted.merge_and_unload()
     merged.config.tie_word_embeddings = model.config.tie_word_embeddings
     return merged
-
-
-def save_adapter(model: PreTrainedModel, target: Path) -> None:
-    """Writes the adapters alone, in the layout of peft."""
-    model.save_pretrained(target, save_embedding_layers=False)
-    (target / "README.md").unlink(missing_ok=True)  # an empty form

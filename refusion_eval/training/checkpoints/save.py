@@ -4,22 +4,19 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import save_file
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from refusion_eval.models.weights import INDEX_FILE
-from refusion_eval.training.checkpoints.layouts import with_both_spellings
-from refusion_eval.training.checkpoints.lora import is_adapted, merged_copy, save_adapter
+from refusion_eval.models.config import read_json
+from refusion_eval.training.checkpoints.lora import merged_copy
 
 ADAPTER_FOLDER = "adapter"
 SHARD_BYTES = 5 * 10**9
+# Keys that make a reader run code of the checkpoint.
+_CODE = ("auto_map", "custom_generate")
 # Keys with which transformers describes its own session; they do not belong to the checkpoint.
 _SESSION_KEYS = ("is_local", "local_files_only")
 
@@ -29,47 +26,25 @@ def save_backbone(
 ) -> None:
     """Writes weights, config and tokenizer. Adapters are merged into the weights and also written to `adapter/`.
 
-    `model` does not change. The directory is built beside `target` and renamed at the end, so that a crash leaves the
-    previous checkpoint.
-
-    Args:
-        model: a model of transformers, or a model of peft around one, which takes the memory of a merged copy.
-        decoders: decoders that the model was trained for, the main one first, for config.json
-            (`refusion_eval.models.checkpoint`); without any, readers choose.
+    `decoders` are those that the model was trained for, the main one first (`refusion_eval.models.checkpoint`).
     """
-    plain = merged_copy(model) if is_adapted(model) else model
-    state = plain.state_dict()
-    if plain.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    is_adapted = hasattr(model, "peft_config")
+    plain = merged_copy(model) if is_adapted else model
     with replacing(target) as part:
-        write_shards(part, shapes, plain.dtype, state.__getitem__)
-        plain.config.save_pretrained(part)
-        if plain.generation_config is not None:
-            plain.generation_config.save_pretrained(part)
+        plain.save_pretrained(part, max_shard_size=SHARD_BYTES)
         tokenizer.save_pretrained(part)
-        _make_portable(part, type(plain).__name__, plain.dtype, decoders)
-        if is_adapted(model):
-            save_adapter(model, part / ADAPTER_FOLDER)
-
-
-def write_shards(
-    directory: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, read: Callable[[str], Tensor]
-) -> None:
-    """Writes model.safetensors, or shards of at most `SHARD_BYTES` (or one tensor) and their index.
-
-    Only the tensors of one shard are read at a time; `huggingface_hub.save_torch_state_dict` would need all of them.
-
-    Args:
-        shapes: shape of every tensor, by name, in the order in which the tensors fill the shards.
-    """
-    sizes = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
-    split = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)
-    for file_name, names in split.filename_to_tensors.items():
-        tensors = {name: read(name).detach().to("cpu").contiguous() for name in names}
-        save_file(tensors, directory / file_name, metadata={"format": "pt"})
-    if split.is_sharded:
-        write_json(directory / INDEX_FILE, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+        config = read_json(part / "config.json")
+        config.pop("decoders", None)  # those of the checkpoint that the training started from
+        config |= {"architectures": [type(plain).__name__], "dtype": str(plain.dtype).removeprefix("torch.")}
+        config |= {"decoders": list(decoders)} if decoders else {}
+        write_json(part / "config.json", with_both_spellings(config))
+        tokenizer_config = read_json(part / "tokenizer_config.json") | {"tokenizer_class": "PreTrainedTokenizerFast"}
+        for name in _SESSION_KEYS:
+            tokenizer_config.pop(name, None)
+        write_json(part / "tokenizer_config.json", tokenizer_config)
+        if is_adapted:
+            model.save_pretrained(part / ADAPTER_FOLDER, save_embedding_layers=False)
+            (part / ADAPTER_FOLDER / "README.md").unlink(missing_ok=True)  # an empty form
 
 
 @contextlib.contextmanager
@@ -92,19 +67,50 @@ def replacing(target: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _make_portable(directory: Path, architecture: str, dtype: torch.dtype, decoders: Sequence[str]) -> None:
-    config_path, tokenizer_path = directory / "config.json", directory / "tokenizer_config.json"
-    config = json.loads(config_path.read_text(encoding="utf-8"))
-    config |= {"architectures": [architecture], "dtype": str(dtype).removeprefix("torch.")}
-    config.pop("decoders", None)  # those of the checkpoint that the training started from
-    config |= {"decoders": list(decoders)} if decoders else {}
-    tokenizer = json.loads(tokenizer_path.read_text(encoding="utf-8"))
-    tokenizer = {key: value for key, value in tokenizer.items() if key not in _SESSION_KEYS}
-    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
-    write_json(config_path, with_both_spellings(config))
-    write_json(tokenizer_path, tokenizer)
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file with sorted keys."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+# Two layouts of config.json and tokenizer_config.json: transformers 4 (the release of ReFusion) and transformers 5.
+#
+# | setting        | transformers 4 | transformers 5    |
+# | rotary base    | `rope_theta`   | `rope_parameters` |
+# | rotary scaling | `rope_scaling` | `rope_parameters` |
+# | data type      | `torch_dtype`  | `dtype`           |
+
+
+def with_both_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json that transformers 4 and 5 read alike."""
+    rope, scaling, dtype = _rope_and_dtype(config)
+    both = {key: value for key, value in config.items() if key not in (*_CODE, "rope_scaling")}
+    both |= {"rope_theta": rope["rope_theta"], "rope_parameters": rope, "dtype": dtype, "torch_dtype": dtype}
+    return both | ({} if scaling is None else {"rope_scaling": scaling})
+
+
+def as_released(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json as transformers 4.52 writes it, with which the release was made."""
+    rope, scaling, dtype = _rope_and_dtype(config)
+    dropped = (*_CODE, "rope_parameters", "dtype", "layer_types", "transformers_version")
+    released = {key: value for key, value in config.items() if key not in dropped}
+    return released | {"rope_theta": rope["rope_theta"], "rope_scaling": scaling, "torch_dtype": dtype}
+
+
+def tokenizer_as_released(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """A tokenizer_config.json as transformers 4 reads it."""
+    released = {key: value for key, value in config.items() if key not in ("backend", "extra_special_tokens")}
+    extra = config.get("extra_special_tokens")
+    if extra:
+        released["additional_special_tokens" if isinstance(extra, list) else "extra_special_tokens"] = extra
+    added = {str(token["id"]): token for token in tokenizer.get("added_tokens", [])}
+    without_ids = {key: {name: token[name] for name in token if name != "id"} for key, token in added.items()}
+    return {"added_tokens_decoder": without_ids} | released
+
+
+def _rope_and_dtype(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None, str]:
+    """Rotary parameters of transformers 5, rotary scaling of transformers 4 (None without scaling), and data type."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    rope.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    return rope, None if rope["rope_type"] == "default" else scaling, dtype

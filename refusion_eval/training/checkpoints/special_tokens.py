@@ -8,46 +8,37 @@ from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import locate, read_json
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.training.config import BackboneConfig
-from refusion_eval.training.data.samples import check_tokenizer
 
 # The names in Qwen3 and in the published checkpoint of ReFusion.
 START, MASK = "<|beginoftext|>", "<|mask|>"
 
 
 def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
-    """Loads the tokenizer and adds a mask token and a beginning token if it has none.
-
-    The mask token is the one that config.json or the tokenizer names, else an existing token "<|mask|>", else a new
-    "<|mask|>". The new beginning token "<|beginoftext|>" comes before it. New tokens take the first free ids: 151669
-    and 151670 for Qwen3 as in the release of ReFusion, mask 151666 for Qwen2.5 as in Dream, mask 128256 for Llama 3.
-    The end token serves as padding if the tokenizer has none.
-
-    Raises:
-        ConfigError: the tokenizer has no chat template, no end token, or no token for the mask id of config.json.
-        CheckpointError: there is no such tokenizer.
-    """
+    """Loads the tokenizer and adds a mask token and a beginning token if it has none."""
     tokenizer = original_tokenizer(config)
-    check_tokenizer(tokenizer)
+    for name in ("eos_token", "chat_template"):
+        if not getattr(tokenizer, name):
+            raise ConfigError(
+                f"{tokenizer.name_or_path or 'the tokenizer'} has no {name}; use a chat model's, or set it"
+            )
     mask_id = None
     if config.model is not None:
         mask_id = read_json(locate(config.model, config.revision).directory / "config.json").get("mask_token_id")
     set_mask_token(tokenizer, mask_id)
-    missing = [
-        token for name, token in (("bos_token", START), ("mask_token", MASK)) if getattr(tokenizer, name) is None
-    ]
-    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in missing], special_tokens=True)
-    tokenizer.bos_token = tokenizer.bos_token or START
-    tokenizer.mask_token = tokenizer.mask_token or MASK
+    # New tokens take the first free ids, the beginning token before the mask: 151669 and 151670 for Qwen3 as in the
+    # release of ReFusion, mask 151666 for Qwen2.5 as in Dream, mask 128256 for Llama 3.
+    for name, token in (("bos_token", START), ("mask_token", MASK)):
+        if getattr(tokenizer, name) is None:
+            tokenizer.add_tokens([AddedToken(token, special=True, normalized=False)], special_tokens=True)
+            setattr(tokenizer, name, token)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer
 
 
 def original_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
     """The tokenizer of the files, without the tokens that `load_tokenizer` adds."""
-    if config.tokenizer is not None:
-        location = locate(config.tokenizer, None)
-    else:
-        location = locate(str(config.model), config.revision)
+    is_own = config.tokenizer is not None
+    location = locate(str(config.tokenizer if is_own else config.model), None if is_own else config.revision)
     if not (location.directory / "tokenizer.json").is_file() and not (location.directory / "vocab.json").is_file():
         raise CheckpointError(
             f"{location.name} has no tokenizer (tokenizer.json, or vocab.json and merges.txt); name one (tokenizer)"
@@ -59,7 +50,6 @@ def original_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
 
 
 def num_ids(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Rows of embeddings that the ids of a tokenizer need: the highest id plus 1."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -71,14 +61,7 @@ def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
 
 
 def set_mask_token(tokenizer: PreTrainedTokenizerFast, mask_id: int | None) -> None:
-    """Makes an existing token the mask token.
-
-    Args:
-        mask_id: id in config.json; None keeps the mask token of the tokenizer, or takes "<|mask|>" if that exists.
-
-    Raises:
-        ConfigError: there is no token with this id.
-    """
+    """Makes the token that config.json names the mask token; None keeps the tokenizer's own, or takes "<|mask|>"."""
     if mask_id is not None:
         token = tokenizer.convert_ids_to_tokens(int(mask_id))
         if token is None:

@@ -17,8 +17,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import PackedBatch, collate_groups
 from refusion_eval.training.data.token_cache import TokenCache
-from refusion_eval.training.objectives.example import Example
-from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds, num_rows
+from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 
 # Last parts of seeds, one for each purpose, so that no two streams of random numbers are equal. They are not 0, because
 # numpy ignores zeros at the end of a seed.
@@ -33,24 +32,14 @@ class Draw(NamedTuple):
 
 
 class ProcessRank(NamedTuple):
-    """0-based rank of a process and number of processes of the run."""
-
     rank: int
     world_size: int
 
 
 class ForwardInputs(TypedDict):
-    """Inputs of one forward.
-
-    Attributes:
-        batch: whole micro-batches. Its loss is scaled so that the mean over all forwards of a step is the mean over
-            all micro-batches of the step.
-        num_tokens: number of tokens of the samples, without filling and second copies.
-    """
-
-    batch: PackedBatch
-    num_tokens: int
-    num_pairs: int
+    batch: PackedBatch  # whole micro-batches; the mean of its loss over all forwards of a step is that of the step
+    num_tokens: int  # of the samples, without filling and second copies
+    num_pairs: int  # of rows of which one sees the other
 
 
 def corruption_rng(seed: int, draw: Draw) -> np.random.Generator:
@@ -64,22 +53,7 @@ def _order(seed: int, epoch: int, num_samples: int) -> np.ndarray:
 
 
 class StepPlan:
-    """Plan of all steps of a training run.
-
-    Each epoch is a new order of all samples. A step takes the next `global_batch_size` samples and may cross the end of
-    an epoch, so that all steps are equally large and no epoch leaves a sample out. Only after the last whole step of
-    the run fewer samples than a step remain unused.
-
-    The samples of a step, in their order, form groups of `micro_batch_size`, over which the release normalises its
-    loss. The groups are assigned to `num_forwards` forwards, the longest group first, each to the forward with the
-    fewest rows so far (LPT scheduling: the fullest forward has at most 4/3 of the rows of the optimum).
-
-    Args:
-        num_forwards: number of forwards of a step, over all processes; at most the number of groups.
-
-    Raises:
-        ConfigError: there are no samples.
-    """
+    """The samples of all steps, in groups of `micro_batch_size`, and the groups of each of a step's `num_forwards`."""
 
     def __init__(
         self,
@@ -102,9 +76,10 @@ class StepPlan:
         return int(num_epochs * len(self._lengths) + 1e-6) // self._global_batch_size
 
     def groups(self, step: int) -> list[tuple[Draw, ...]]:
-        """The groups of a step (0-based)."""
+        """The groups of a step (0-based), over each of which the release normalises its loss."""
         num_samples, first = len(self._lengths), step * self._global_batch_size
         draws = []
+        # A step may cross the end of an epoch, so that all steps are equally large and no epoch leaves a sample out.
         for index in range(first, first + self._global_batch_size):
             epoch, number = divmod(index, num_samples)
             draws.append(Draw(epoch, int(_order(self._seed, epoch, num_samples)[number])))
@@ -117,6 +92,8 @@ class StepPlan:
         rows = [int(sum(self._lengths[draw.sample] for draw in group)) for group in groups]
         loads = [(0, number) for number in range(self.num_forwards)]
         forwards: list[list[tuple[Draw, ...]]] = [[] for _ in loads]
+        # LPT scheduling: the longest group first, each to the forward with the fewest rows so far. The fullest forward
+        # then has at most 4/3 of the rows of the optimum.
         for group in sorted(range(len(groups)), key=lambda group: (-rows[group], group)):
             load, number = loads[0]
             forwards[number].append(groups[group])
@@ -125,11 +102,7 @@ class StepPlan:
 
 
 class StepBatches(Dataset[ForwardInputs]):
-    """All forwards of one process, in the order of the steps; data-loader workers corrupt and pack their samples.
-
-    The processes take the forwards of a step in turns, fullest first, so that forwards that run at the same time have
-    similar sizes.
-    """
+    """All forwards of one process, in the order of the steps; data-loader workers corrupt and pack their samples."""
 
     def __init__(
         self,
@@ -151,8 +124,16 @@ class StepBatches(Dataset[ForwardInputs]):
 
     def __getitem__(self, index: int) -> ForwardInputs:
         step, turn = divmod(index, self._forwards_per_process)
+        # The processes take the forwards in turns, so that forwards that run at the same time have similar sizes.
         draws = self._plan.forwards(step)[turn * self._process.world_size + self._process.rank]
-        examples = [[self._example(draw) for draw in group] for group in draws]
+        make = OBJECTIVES[self._config.objective]
+        examples = [
+            [
+                make(self._samples[draw.sample], corruption_rng(self._seed, draw), self._config, self._ids)
+                for draw in group
+            ]
+            for group in draws
+        ]
         return ForwardInputs(
             batch=collate_groups(
                 examples,
@@ -163,15 +144,6 @@ class StepBatches(Dataset[ForwardInputs]):
             num_pairs=sum(example.num_visible_pairs() for group in examples for example in group),
         )
 
-    def _example(self, draw: Draw) -> Example:
-        make = OBJECTIVES[self._config.objective]
-        return make(self._samples[draw.sample], corruption_rng(self._seed, draw), self._config, self._ids)
-
     def loader(self, num_workers: int) -> "DataLoader[ForwardInputs]":
         """A loader of all forwards in order; with 0 workers this process prepares them."""
         return DataLoader(self, batch_size=1, shuffle=False, collate_fn=itemgetter(0), num_workers=num_workers)
-
-
-def example_lengths(samples: TokenCache, config: ObjectiveConfig) -> np.ndarray:
-    """[N], number of rows of each sample in a pack."""
-    return num_rows(config, samples.prompt_lengths, samples.lengths - samples.prompt_lengths)

@@ -19,9 +19,7 @@ Sight = Literal["causal", "full"] | Visibility[torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """Labelled rows of a batch."""
-
-    rows_R: torch.Tensor  # indices of rows in the batch
+    rows_R: torch.Tensor  # indices of the labelled rows in the batch
     labels_R: torch.Tensor  # token ids that the logits of these rows should predict
     weights_R: torch.Tensor  # factor of the cross-entropy of each row in the loss
 
@@ -30,15 +28,14 @@ class Targets:
 class PackedBatch:
     """Several concatenated examples; no row of one example sees a row of another."""
 
-    tokens_T: torch.Tensor  # input token ids
-    positions_T: torch.Tensor  # positions of all rows; they restart with each example and need not ascend within one
+    tokens_T: torch.Tensor
+    positions_T: torch.Tensor  # they restart with each example and need not ascend within one
     lengths: tuple[int, ...]  # number of rows of each example; their sum is T
-    sights: tuple[Sight, ...]  # attention visibility of each example
-    ar: Targets  # next-token targets
-    mdm: Targets  # targets of masked positions
+    sights: tuple[Sight, ...]  # of each example
+    ar: Targets  # next tokens
+    mdm: Targets  # masked positions
 
     def to(self, device: torch.device) -> "PackedBatch":
-        """Copies all tensors to a device."""
         return _on_device(self, device)
 
 
@@ -71,11 +68,7 @@ def collate(examples: Sequence[Example], *, normalisation: Normalisation = "rele
 def collate_groups(
     groups: Sequence[Sequence[Example]], *, normalisation: Normalisation = "release", num_groups: float = 1
 ) -> PackedBatch:
-    """Packs several groups of examples, each weighed as `collate` weighs a batch.
-
-    Args:
-        num_groups: divisor of the loss of the batch, which is the sum of the losses of the groups.
-    """
+    """Packs groups of examples, each weighed as `collate` weighs a batch; the loss is their sum over `num_groups`."""
     examples = [example for group in groups for example in group]
     weights = [_weights(group, normalisation) for group in groups]
     ar_weights_T, mdm_weights_T = (np.concatenate(parts) / num_groups for parts in zip(*weights, strict=True))
@@ -93,11 +86,11 @@ def _weights(examples: Sequence[Example], normalisation: Normalisation) -> tuple
     """Factors of the AR and the MDM cross-entropy of each row of a group."""
     lengths = [len(example.tokens) for example in examples]
     num_ar = [(example.ar_labels != IGNORED).sum() for example in examples]
-    num_mdm = [(example.mdm_labels != IGNORED).sum() for example in examples]
     if normalisation == "release":
         ar_divisors_T = np.full(sum(lengths), max(sum(num_ar), 1))
         mdm_divisors_T = np.concatenate([example.mdm_divisors for example in examples])
     else:
+        num_mdm = [(example.mdm_labels != IGNORED).sum() for example in examples]
         ar_divisors_T = len(examples) * np.repeat(np.maximum(num_ar, 1), lengths)
         mdm_divisors_T = np.repeat(np.maximum(num_mdm, 1), lengths)
     return 1 / ar_divisors_T, 1 / (len(examples) * mdm_divisors_T)

@@ -42,17 +42,12 @@ class Packing:
 
     @classmethod
     def of(cls, batch: PackedBatch, dtype: torch.dtype, rows_R: torch.Tensor | None = None) -> "Packing":
-        """Describes a batch; `dtype` is the data type of the masks, `rows_R` are the rows that are read."""
-        masks: list[torch.Tensor | None] = []
-        for sight in batch.sights:
-            if isinstance(sight, str):
-                masks.append(None)
-            else:
-                visible = sight.mask()
-                mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-                masks.append(mask.masked_fill_(~visible, float("-inf"))[None, None])
+        masks = tuple(
+            None if isinstance(sight, str) else torch.where(sight.mask(), 0.0, float("-inf")).to(dtype)[None, None]
+            for sight in batch.sights
+        )
         ends = torch.tensor([0, *accumulate(batch.lengths)], dtype=torch.int32, device=batch.tokens_T.device)
-        return cls(batch.lengths, tuple(sight == "causal" for sight in batch.sights), tuple(masks), ends, rows_R)
+        return cls(batch.lengths, tuple(sight == "causal" for sight in batch.sights), masks, ends, rows_R)
 
 
 def packed_attention(
@@ -66,19 +61,7 @@ def packed_attention(
     packing: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls.
-
-    Args:
-        query: [1, H, T, W].
-        key: [1, K, T, W].
-        value: [1, K, T, W].
-
-    Returns:
-        [1, T, H, W], and no attention weights.
-
-    Raises:
-        ConfigError: an example is longer than the sliding window of the layer.
-    """
+    """[1, T, H, W] from query [1, H, T, W], key and value [1, K, T, W], and no attention weights."""
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     window = kwargs.get("sliding_window")
@@ -117,12 +100,9 @@ def _flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, scaling: float | None, packing: Packing
 ) -> torch.Tensor:
     """Computes all causal examples in one kernel."""
-    query_THW, key_TKW, value_TKW = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     longest = max(packing.lengths)
     output_THW = flash_attn_varlen_func(
-        query_THW,
-        key_TKW,
-        value_TKW,
+        *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
         cu_seqlens_q=packing.ends,
         cu_seqlens_k=packing.ends,
         max_seqlen_q=longest,

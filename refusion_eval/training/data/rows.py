@@ -8,32 +8,38 @@ import glob
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from annotated_types import MinLen
+from pydantic import TypeAdapter, ValidationError
 
 from refusion_eval.errors import DataError
-from refusion_eval.training.data.hub import arrow_rows, download, first_row, is_hub_id
 
 OnBad = Literal["fail", "skip"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")  # only such files of a folder or pattern are read
 NUM_LISTED = 20  # bad rows that a report lists; the others are counted
+SPLIT = "train"  # of a data set of the hub
 _START_CHARACTERS = 4096  # of a file, among which a list has its bracket
-_KINDS = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+_HUB_ID = re.compile(r"([\w-][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")  # owner/name, or owner/name@revision
 
 
-class Row(NamedTuple):
-    """One valid row: the text of the user, and the text that the model is to learn, which is never empty."""
-
+@dataclass(frozen=True, slots=True)
+class Row:
     query: str
-    response: str
+    response: Annotated[str, MinLen(1)]
 
 
-class Broken(NamedTuple):
+_ROW = TypeAdapter(Row)
+
+
+class BrokenRow(NamedTuple):
     """Why a place of a file holds no row, and whether nothing after it can be read either."""
 
     reason: str
@@ -55,23 +61,13 @@ class BadRow:
 
 @dataclass
 class RowReport:
-    """Counts of rows, updated while the rows are read.
-
-    Attributes:
-        cut_short: all positions after which the rest of a file is unreadable, with an unknown number of rows.
-    """
+    """Counts of rows, updated while the rows are read."""
 
     num_read: int = 0
     num_bad: int = 0
     num_too_long: int = 0
     bad: list[BadRow] = field(default_factory=list)
-    cut_short: list[BadRow] = field(default_factory=list)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "RowReport":
-        """The inverse of `dataclasses.asdict`."""
-        places = {name: [BadRow(**place) for place in values[name]] for name in ("bad", "cut_short")}
-        return cls(**{**values, **places})
+    cut_short: list[BadRow] = field(default_factory=list)  # places after which a file has an unknown number of rows
 
     def summary(self) -> str:
         """Text of several lines: the counts, then the listed malformed rows."""
@@ -94,22 +90,11 @@ class RowReport:
 
 
 class RowReader:
-    """The rows of one or many files; each iteration starts with the first row of the first file.
+    """The rows of files, folders (at any depth), patterns such as `data/**/*.jsonl`, and data sets of the hub.
 
-    JSON Lines are streamed. A JSON list is read as a whole, so that it needs several times its size in memory.
-
-    Args:
-        paths: one path or a list: files, folders (all files that end in `ENDINGS`, at any depth) and patterns such as
-            `data/**/*.jsonl`, and data sets of the hub (`hub`). The files of a folder or pattern are sorted by name; a
-            file that is named twice is read once. `.jsonl` is JSON Lines, `.arrow` a data set; other files are a list
-            if they begin with a bracket, else JSON Lines.
-        on_bad: "fail" stops at the first malformed row; "skip" leaves malformed rows out and counts them. A row is
-            malformed if it is not JSON, is not an object, lacks a key, has a value that is not a text or not valid
-            Unicode, or has an empty response. A list with a syntax error has no rows, and after damaged gzip data the
-            rest of the file cannot be read.
-
-    Raises:
-        DataError: a path has no file; while iterating: a file cannot be opened, or a row is bad under "fail".
+    JSON Lines are streamed; a JSON list is read as a whole, so that it needs several times its size in memory. The
+    files of a folder or pattern are sorted by name; a file that is named twice is read once. Under `on_bad="fail"` the
+    first malformed row is a DataError; "skip" leaves malformed rows out and counts them.
     """
 
     def __init__(self, paths: Paths, *, on_bad: OnBad = "fail") -> None:
@@ -122,45 +107,57 @@ class RowReader:
         for path in self.files:
             for unit, number, value in _values(path):
                 report.num_read += 1
-                broken = value if isinstance(value, Broken) else _defect(value)
-                if broken is None:
-                    yield Row(value["query"], value["response"])
+                row = value if isinstance(value, BrokenRow) else _row(value)
+                if isinstance(row, Row):
+                    yield row
                     continue
-                place = BadRow(str(path), unit, number, broken.reason)
+                place = BadRow(str(path), unit, number, row.reason)
                 report.num_bad += 1
                 if len(report.bad) < NUM_LISTED:
                     report.bad.append(place)
-                if broken.ends_file:
+                if row.ends_file:
                     report.cut_short.append(place)
                 if self._on_bad == "fail":
                     report.refuse_bad()
 
 
 def check_rows(paths: Paths, *, on_bad: OnBad = "fail") -> None:
-    """Checks the first row of each file and data set, without downloading whole data sets; see `RowReader`.
+    """Checks the first row of each file and data set, without downloading whole data sets; raises DataError."""
+    for entry in _listed(paths):
+        if _is_on_hub(entry):
+            row = _row(next(iter(_load(entry, streaming=True)), None))
+            if isinstance(row, BrokenRow):
+                raise DataError(f"{entry}, row 1: {row.reason}; expected rows of {{query, response}}")
+            continue
+        for path in _find_files(entry):
+            if next(iter(RowReader(path, on_bad=on_bad)), None) is None:
+                raise DataError(f"{path} holds no row of {{query, response}}; correct the file, or leave it out")
 
-    Raises:
-        DataError: a path has no file, a file has no valid row, or its first row is malformed under "fail".
-    """
-    entries = [paths] if isinstance(paths, str | os.PathLike) else paths
-    hub_ids = [str(entry) for entry in entries if _is_on_hub(entry)]
-    for name in hub_ids:
-        broken = _defect(first_row(name))
-        if broken is not None:
-            raise DataError(f"{name}, row 1: {broken.reason}; expected rows of {{query, response}}")
-    for path in _find_files([entry for entry in entries if str(entry) not in hub_ids]):
-        if next(iter(RowReader(path, on_bad=on_bad)), None) is None:
-            raise DataError(f"{path} holds no row of {{query, response}}; correct the file, or leave it out")
+
+def _listed(paths: Paths) -> list[str]:
+    return [str(entry) for entry in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+
+
+def _row(value: Any) -> Row | BrokenRow:
+    try:
+        row = _ROW.validate_python(value)
+        (row.query + row.response).encode()
+    except ValidationError as problem:
+        first = problem.errors(include_url=False, include_input=False)[0]
+        return BrokenRow(": ".join([*map(str, first["loc"]), first["msg"]]))
+    except UnicodeEncodeError as problem:
+        return BrokenRow(f"a text is not valid Unicode (character {problem.start + 1})")
+    return row
 
 
 def _values(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """The values of a file: unit of their numbers ("line" or "row"), number, and value or `Broken`."""
+    """The values of a file: unit of their numbers ("line" or "row"), number, and value or `BrokenRow`."""
     if path.suffix == ".arrow":
-        yield from (("row", number, value) for number, value in arrow_rows(path))
+        yield from (("row", number, value) for number, value in enumerate(_arrow_rows(path), start=1))
         return
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        # Bytes that are not UTF-8 become lone surrogates, which `_defect` finds: they spoil their row alone. Only a
+        # Bytes that are not UTF-8 become lone surrogates, which `_row` refuses: they spoil their row alone. Only a
         # line feed ends a line, not a separator such as U+2028 inside a text.
         file = opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     except OSError as problem:
@@ -173,14 +170,14 @@ def _values(path: Path) -> Iterator[tuple[str, int, Any]]:
             file.seek(0)
             if unit == "row":
                 whole = _parsed(file.read())
-                values = whole if isinstance(whole, list) else [whole._replace(ends_file=True)]
+                values = [whole._replace(ends_file=True)] if isinstance(whole, BrokenRow) else whole
                 yield from ((unit, number, value) for number, value in enumerate(values, start=1))
                 return
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield unit, number, _parsed(line)
         except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-            yield unit, number + 1, Broken(f"the gzip data are damaged or end early ({problem})", ends_file=True)
+            yield unit, number + 1, BrokenRow(f"the gzip data are damaged or end early ({problem})", ends_file=True)
 
 
 def _parsed(text: str) -> Any:
@@ -188,22 +185,17 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
-        return Broken(f"not JSON ({problem})")
-
-
-def _is_on_hub(entry: str | os.PathLike[str]) -> bool:
-    """Whether an entry has the form of a data set of the hub, and there is no such path here."""
-    return is_hub_id(str(entry)) and not Path(entry).exists()
+        return BrokenRow(f"not JSON ({problem})")
 
 
 def _find_files(paths: Paths) -> list[Path]:
     unique: dict[Path, Path] = {}
-    for entry in [paths] if isinstance(paths, str | os.PathLike) else paths:
+    for entry in _listed(paths):
         path = Path(entry).expanduser()
         if path.is_file():  # tested before patterns, as names may contain brackets
             files = [path]
-        elif _is_on_hub(entry):
-            files = download(str(entry))
+        elif _is_on_hub(entry):  # `datasets` downloads a data set once and keeps it as Arrow files
+            files = [Path(file["filename"]) for file in _load(entry).cache_files]
         else:
             pattern = f"{glob.escape(str(path))}/**/*" if path.is_dir() else str(path)
             names = sorted(glob.glob(pattern, recursive=True))
@@ -217,17 +209,34 @@ def _find_files(paths: Paths) -> list[Path]:
     return list(unique.values())
 
 
-def _defect(value: Any) -> Broken | None:
-    """The reason why a JSON value is not a row; None for a row."""
-    if not isinstance(value, dict):
-        return Broken(f"expected an object, found {_KINDS.get(type(value), 'null')}")
-    for name in ("query", "response"):
-        if name not in value:
-            return Broken(f"there is no {name}; the keys are {', '.join(map(repr, value)) or 'none'}")
-        if not isinstance(value[name], str):
-            return Broken(f"{name} is {_KINDS.get(type(value[name]), 'null')}, not a text")
-        try:
-            value[name].encode()
-        except UnicodeEncodeError as problem:
-            return Broken(f"{name} is not valid Unicode (character {problem.start + 1})")
-    return None if value["response"] else Broken("the response is empty")
+def is_hub_id(entry: str) -> bool:
+    """Whether a text has the form of a hub id and not that of a file of rows."""
+    return _HUB_ID.fullmatch(entry) is not None and not entry.endswith((".json", ".jsonl", ".gz"))
+
+
+def _is_on_hub(entry: str) -> bool:
+    return is_hub_id(entry) and not Path(entry).exists()
+
+
+def _arrow_rows(path: Path) -> Iterator[Any]:
+    import datasets
+    import pyarrow
+
+    try:
+        yield from datasets.Dataset.from_file(str(path))
+    except (pyarrow.ArrowException, OSError) as problem:
+        raise DataError(f"{path} is not an Arrow data set ({problem}); remove it and start again") from problem
+
+
+def _load(entry: str, **options: Any) -> Any:
+    import datasets
+
+    match = _HUB_ID.fullmatch(entry)
+    assert match is not None
+    try:
+        return datasets.load_dataset(match[1], revision=match[2], split=SPLIT, **options)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as problem:  # OSError: the hub is out of reach
+        raise DataError(
+            f"{entry}: there is no such file or folder here, and no such data set of the hub with a split {SPLIT!r} "
+            f"could be read ({problem}); correct the path, or log in if the data set is gated"
+        ) from problem

@@ -4,6 +4,7 @@ A cache is a folder `<digest>.arrow`, named after what it was made from, with th
 of token ids, one sample a row) and `cache.json` (what it was made from, counts, and the report on the rows).
 """
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -22,6 +23,7 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 from datasets.exceptions import DatasetGenerationError
+from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
@@ -35,24 +37,19 @@ _COLUMNS = datasets.Features(prompt=_IDS, answer=_IDS)
 
 
 class TokenCache:
-    """Samples of a cache folder, all or a drawn part. They stay on the disk.
+    """Samples of a cache folder, all or a drawn part. They stay on the disk."""
 
-    Attributes:
-        lengths: [n] tokens of each sample, prompt and answer.
-        prompt_lengths: [n] tokens of each prompt.
-
-    Raises:
-        DataError: the folder is not a complete cache.
-    """
+    lengths: np.ndarray  # [n] tokens of each sample, prompt and answer
+    prompt_lengths: np.ndarray  # [n] tokens of each prompt
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.statement = Path(directory), "all"
         try:
             self.facts = json.loads((self.directory / FACTS_FILE).read_text(encoding="utf-8"))
-            self.report = RowReport.from_dict(self.facts["report"])
+            self.report = TypeAdapter(RowReport).validate_python(self.facts["report"])
             self._dataset = datasets.load_from_disk(str(self.directory))
             self.prompt_lengths, answer_lengths = (_lengths(self._dataset, name) for name in _COLUMNS)
-            self.lengths: np.ndarray = self.prompt_lengths + answer_lengths
+            self.lengths = self.prompt_lengths + answer_lengths
             size = len(self._dataset), int(self.lengths.sum())
             is_complete = size == (self.facts["num_samples"], self.facts["num_tokens"])
         except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as problem:
@@ -70,11 +67,9 @@ class TokenCache:
         return TrainingSample(tuple(row["prompt"]), tuple(row["answer"]))
 
     def draw(self, *, max_samples: int | None, share: float | None, seed: int) -> "TokenCache":
-        """Draws samples of a whole cache without replacement; they keep the order of the cache.
-
-        Under one seed a smaller draw is part of a larger one: a study over data sizes (Appendix C.3) compares more
-        data, not other data. `share` is in (0, 1] and counts where `max_samples` is None.
-        """
+        """Draws samples of a whole cache without replacement; they keep the order of the cache."""
+        # Under one seed a smaller draw is part of a larger one: a study over data sizes (Appendix C.3) compares more
+        # data, not other data.
         count = max(round((share or 1) * len(self)), 1) if max_samples is None else min(max_samples, len(self))
         numbers = np.sort(np.random.default_rng(seed).permutation(len(self))[:count])
         part = copy.copy(self)
@@ -98,21 +93,14 @@ def build_cache(
     on_bad: OnBad = "fail",
     workers: int = 0,
 ) -> TokenCache:
-    """Tokenises files of rows, or opens what an earlier call made from the same files with the same tokenizer.
+    """Tokenises files of rows, or opens the cache that an earlier call made from the same files and tokenizer.
 
-    The samples have the order of the rows for any number of workers. A cache gets its name when it is complete; an
-    interrupted call leaves a folder `.*.part`, which is never read.
-
-    Args:
-        max_length: samples of more tokens, prompt and answer, are left out and counted; none is cut.
-        on_bad: see `RowReader`; not part of the name, as a cache without bad rows is the same under both.
-
-    Raises:
-        ConfigError: the tokenizer belongs to no chat model, or a worker died.
-        DataError: no file, a bad row under "fail", no sample left, or a file that changed meanwhile.
+    The samples have the order of the rows for any number of workers. Those of more than `max_length` tokens, prompt and
+    answer, are left out and counted.
     """
     rows = RowReader(paths, on_bad=on_bad)
     states = _file_states(rows.files)
+    # `on_bad` is not part of the name, as a cache without bad rows is the same under both.
     source = {
         "format": 1,
         "files": [_file_facts(path) for path in rows.files],
@@ -125,12 +113,18 @@ def build_cache(
     directory = Path(cache_dir) / f"{_digest(source)}.arrow"
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
+        # A cache gets its name when it is complete; a killed call leaves this folder, which is never read.
         part = Path(tempfile.mkdtemp(prefix=f".{directory.stem}.", suffix=".part", dir=directory.parent))
         try:
             facts = source | _write(part, rows, tokenizer, max_length, workers)
             if _file_states(rows.files) != states:
                 raise DataError("a file of training data changed while it was tokenised; start again")
-            _publish(part / "cache", directory, facts)
+            (part / "cache" / FACTS_FILE).write_text(json.dumps(facts, indent=1, default=str), encoding="utf-8")
+            for path in (part / "cache").iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            with contextlib.suppress(OSError):  # it fails where another process made the same cache meanwhile
+                (part / "cache").rename(directory)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     cache = TokenCache(directory)
@@ -171,15 +165,13 @@ def _write(
         raise DataError(f"no sample is left of the training data: {rows.report.summary()}")
 
     def pairs() -> Iterator[dict[str, str]]:
-        for row in chain([first], good_rows):
-            yield {"query": row.query, "response": row.response}
+        return ({"query": row.query, "response": row.response} for row in chain([first], good_rows))
 
     def encode_batch(batch: dict[str, list[str]]) -> dict[str, list]:
-        samples = encode(tokenizer, zip(batch["query"], batch["response"], strict=True))
+        samples = encode(tokenizer, list(zip(batch["query"], batch["response"], strict=True)))
         samples = [sample for sample in samples if sample.length <= max_length]
         return {"prompt": [sample.prompt for sample in samples], "answer": [sample.answer for sample in samples]}
 
-    bars_were_on = datasets.utils.is_progress_bar_enabled()
     if not sys.stderr.isatty():  # a log would hold a line for every change of a bar
         datasets.disable_progress_bars()
         print(f"tokenising {len(rows.files)} files", file=sys.stderr, flush=True)
@@ -195,8 +187,8 @@ def _write(
             new_fingerprint=part.name,  # the folder has the name of what it was made from
             desc="tokenising",
         )
+        rows.report.num_too_long = len(text) - len(tokens)
         if not len(tokens):
-            rows.report.num_too_long = len(text)
             raise DataError(f"no sample is left of the training data: {rows.report.summary()}")
         tokens.save_to_disk(str(part / "cache"))
     except DatasetGenerationError as problem:
@@ -207,21 +199,5 @@ def _write(
         raise ConfigError(
             "a tokenising process died, probably for lack of memory; use fewer workers, or 0"
         ) from problem
-    finally:
-        if bars_were_on:
-            datasets.enable_progress_bars()
-    rows.report.num_too_long = len(text) - len(tokens)
     num_tokens = sum(int(_lengths(tokens, name).sum()) for name in _COLUMNS)
     return {"num_samples": len(tokens), "num_tokens": num_tokens, "report": asdict(rows.report)}
-
-
-def _publish(part: Path, directory: Path, facts: dict[str, Any]) -> None:
-    (part / FACTS_FILE).write_text(json.dumps(facts, indent=1, default=str), encoding="utf-8")
-    for path in part.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    try:
-        part.rename(directory)
-    except OSError:
-        if not directory.exists():  # else another process made the same cache meanwhile
-            raise

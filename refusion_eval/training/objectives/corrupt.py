@@ -24,12 +24,11 @@ class Draws:
 
     slot_size: int  # number k of tokens of a slot
     mask_probability: float  # probability q with which each slot was masked; with exact masking their share
-    masked_slots: tuple[int, ...]  # masked slots in ascending order
-    clean_slots: tuple[int, ...]  # the other slots in shuffled order
+    masked_slots: tuple[int, ...]  # in ascending order
+    clean_slots: tuple[int, ...]  # in shuffled order
 
 
 def draw_slot_size(rng: np.random.Generator, slot_sizes: Sequence[int] = SLOT_SIZES) -> int:
-    """Draws the slot size k of a sample."""
     return slot_sizes[int(rng.integers(len(slot_sizes)))]
 
 
@@ -41,9 +40,8 @@ def mask_probability(uniform: Number) -> Number:
 def draw(rng: np.random.Generator, answer_length: int, slot_size: int, masking: Masking = "bernoulli") -> Draws:
     """Masks some of the K slots of an answer and shuffles the others.
 
-    Args:
-        masking: "bernoulli" masks each slot independently with one probability q, as the release does; "exact" masks
-            floor(t K) slots with t uniform in [0, 1), as the paper writes (Sec. 4.3).
+    "bernoulli" masks each slot independently with one probability q, as the release does; "exact" masks floor(t K)
+    slots with t uniform in [0, 1), as the paper writes (Sec. 4.3).
     """
     num_slots = -(-answer_length // slot_size)
     uniform = float(rng.random())
@@ -63,11 +61,9 @@ def draw(rng: np.random.Generator, answer_length: int, slot_size: int, masking: 
 
 
 def fill_with_eos(answer: Sequence[int], *, eos: int, multiple: int) -> tuple[int, ...]:
-    """Repeats EOS up to a multiple of `multiple` tokens; 0 leaves the answer as it is, as in the release.
-
-    At inference a block has masks after the future EOS, which do not occur in the training of the release. With the
-    block length as `multiple` the model learns that these masks are EOS.
-    """
+    """Repeats EOS up to a multiple of `multiple` tokens; 0 leaves the answer as it is, as in the release."""
+    # At inference a block has masks after the future EOS, which do not occur in the training of the release. With the
+    # block length as `multiple` the model learns that these masks are EOS.
     missing = -len(answer) % multiple if multiple else 0
     return (*answer, *[eos] * missing)
 
@@ -84,30 +80,21 @@ def arrange(prompt: Sequence[int], answer: Sequence[int], draws: Draws, *, mask:
     tokens, as in the release.
     """
     answer_A = np.asarray(answer, dtype=np.int64)
-    k = draws.slot_size
-    slots = [np.arange(start, min(start + k, len(answer_A))) for start in range(0, len(answer_A), k)]
-    clean = [slots[slot] for slot in draws.clean_slots]
-    masked = [slots[slot] for slot in draws.masked_slots]
-    index = np.concatenate([*clean, *masked]) if slots else np.empty(0, dtype=np.int64)
-    num_clean = sum(len(slot) for slot in clean)
-
-    tokens = answer_A[index]
-    tokens[num_clean:] = mask
-    ar_labels = np.full(len(index), IGNORED)
-    mdm_labels = np.full(len(index), IGNORED)
-    mdm_labels[num_clean:] = answer_A[index[num_clean:]]
-    start = 0
-    for slot in clean:
-        ar_labels[start : start + len(slot) - 1] = answer_A[slot[1:]]
-        start += len(slot)
+    slots = np.split(np.arange(len(answer_A)), range(draws.slot_size, len(answer_A), draws.slot_size))
+    clean, masked = ([slots[slot] for slot in part] for part in (draws.clean_slots, draws.masked_slots))
+    index = np.concatenate([*clean, *masked]) if len(answer_A) else np.empty(0, dtype=np.int64)
+    num_clean = sum(map(len, clean))
+    is_mask = np.arange(len(index)) >= num_clean
+    ends_slot = np.isin(np.arange(len(index)), np.cumsum([len(slot) for slot in clean]) - 1)
+    following = answer_A[np.minimum(index + 1, len(answer_A) - 1)]
 
     prompt_P = np.asarray(prompt, dtype=np.int64)
     prompt_labels = np.full(len(prompt_P), IGNORED)
     return Example(
-        tokens=np.concatenate([prompt_P, tokens]),
+        tokens=np.concatenate([prompt_P, np.where(is_mask, mask, answer_A[index])]),
         positions=np.concatenate([np.arange(len(prompt_P)), len(prompt_P) + index]),
-        ar_labels=np.concatenate([prompt_labels, ar_labels]),
-        mdm_labels=np.concatenate([prompt_labels, mdm_labels]),
+        ar_labels=np.concatenate([prompt_labels, np.where(is_mask | ends_slot, IGNORED, following)]),
+        mdm_labels=np.concatenate([prompt_labels, np.where(is_mask, answer_A[index], IGNORED)]),
         mdm_divisors=np.full(len(prompt_P) + len(index), draws.mask_probability * len(answer_A)),
     )
 

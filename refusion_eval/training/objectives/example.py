@@ -21,14 +21,10 @@ class Visibility(Generic[Array]):
         i sees j  <=>  (block_i = block_j and noisy_i = noisy_j)  or  (block_j < block_i and not noisy_j)
 
     One clean block is full attention.
-
-    Attributes:
-        blocks: [..., T], 0-based number of the block of each row.
-        noisy: [..., T], whether the row belongs to the noisy copy.
     """
 
-    blocks: Array
-    noisy: Array
+    blocks: Array  # [..., T], 0-based number of the block of each row
+    noisy: Array  # [..., T], whether the row belongs to the noisy copy
 
     def mask(self) -> Array:
         """[..., T, T], whether row i (second last axis) sees row j (last axis); every row sees itself."""
@@ -39,21 +35,13 @@ class Visibility(Generic[Array]):
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One training sequence of T rows.
+    """One training sequence of T rows; all arrays are [T]."""
 
-    Attributes:
-        tokens: [T], input token ids.
-        positions: [T], index of each token in the original text.
-        ar_labels: [T], the next token where it is to be predicted, else `IGNORED`.
-        mdm_labels: [T], the original token of a mask, else `IGNORED`.
-        mdm_divisors: [T], divisor of the cross-entropy of each label in `mdm_labels`; without meaning elsewhere.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    ar_labels: np.ndarray
-    mdm_labels: np.ndarray
-    mdm_divisors: np.ndarray
+    tokens: np.ndarray  # input token ids
+    positions: np.ndarray  # index of each token in the original text
+    ar_labels: np.ndarray  # the next token where it is to be predicted, else `IGNORED`
+    mdm_labels: np.ndarray  # the original token of a mask, else `IGNORED`
+    mdm_divisors: np.ndarray  # of the cross-entropy of each label in `mdm_labels`; without meaning elsewhere
     visibility: Visibility[np.ndarray] | None = None
 
     def num_visible_pairs(self) -> int:

@@ -19,7 +19,7 @@ CHUNK_LOGITS, CHUNK_LOGITS_ON_CPU = 1 << 26, 1 << 22
 
 
 class Losses(NamedTuple):
-    """The hybrid loss and its two terms; either term is 0 when nothing is labelled for it."""
+    """The hybrid loss and its two terms, each 0 when nothing is labelled for it."""
 
     total: torch.Tensor  # AR + lambda MDM, differentiable
     ar: torch.Tensor  # without gradient
@@ -27,10 +27,8 @@ class Losses(NamedTuple):
 
 
 class CrossEntropies(NamedTuple):
-    """Cross-entropies of labelled rows."""
-
     total: torch.Tensor  # sum of weight times cross-entropy, differentiable
-    each_R: torch.Tensor  # cross-entropy of each row; it has no gradient
+    row_losses_R: torch.Tensor  # without weights and without gradient
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -48,7 +46,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         with_gradients: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         for_hidden, for_head = (with_gradients and needed for needed in ctx.needs_input_grad[:2])
-        each_R = torch.empty(len(labels_R), dtype=torch.float32, device=hidden_RD.device)
+        row_losses_R = torch.empty(len(labels_R), dtype=torch.float32, device=hidden_RD.device)
         hidden_gradient_RD = torch.empty_like(hidden_RD) if for_hidden else None
         head_gradient_VD = torch.zeros_like(head_VD) if for_head else None
         # Autocast would cache a copy of the head without gradient and return it to later users.
@@ -62,7 +60,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 largest_N1, labels_N1 = chunk_NV.amax(dim=1, keepdim=True), labels_R[rows, None]
                 label_logits_N1 = chunk_NV.gather(1, labels_N1)
                 sums_N1 = chunk_NV.sub_(largest_N1).exp_().sum(dim=1, keepdim=True)
-                each_R[rows] = (sums_N1.log() + largest_N1 - label_logits_N1)[:, 0]
+                row_losses_R[rows] = (sums_N1.log() + largest_N1 - label_logits_N1)[:, 0]
                 if not (for_hidden or for_head):
                     continue
                 gradient_NV = chunk_NV.mul_(weights_N1 / sums_N1).scatter_add_(1, labels_N1, -weights_N1).to(dtype)
@@ -73,8 +71,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 elif head_gradient_VD is not None:
                     head_gradient_VD += gradient_NV.T @ chunk_ND
         ctx.gradients = (hidden_gradient_RD, head_gradient_VD)
-        ctx.mark_non_differentiable(each_R)
-        return (each_R * weights_R).sum(), each_R
+        ctx.mark_non_differentiable(row_losses_R)
+        return (row_losses_R * weights_R).sum(), row_losses_R
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -94,16 +92,7 @@ def weighted_cross_entropy(
     *,
     chunk_logits: int | None = None,
 ) -> CrossEntropies:
-    """Weighted cross-entropies in float32, in chunks of rows; losses and gradients are exact.
-
-    Args:
-        hidden_RD: hidden states of the labelled rows; without rows the total is 0 and has zero gradients.
-        weights_R: float32 factors; they get no gradient.
-        chunk_logits: maximal number of logits in memory, at least one row; None is a number that suits the device.
-
-    Raises:
-        ConfigError: the head is not a plain matrix, or computes in float16, in which small gradients vanish.
-    """
+    """Weighted cross-entropies in float32, in chunks of at most `chunk_logits` logits, with exact gradients."""
     if not isinstance(head, torch.nn.Linear) or head.bias is not None:
         raise ConfigError(
             f"the model's output layer is {head}; the loss needs a linear layer without bias; keep adapters off it"
@@ -115,22 +104,18 @@ def weighted_cross_entropy(
         )
     chunk_logits = chunk_logits or (CHUNK_LOGITS_ON_CPU if hidden_RD.device.type == "cpu" else CHUNK_LOGITS)
     rows_per_chunk = max(chunk_logits // head.weight.shape[0], 1)
-    total, each_R = _ChunkedCrossEntropy.apply(
+    total, row_losses_R = _ChunkedCrossEntropy.apply(
         hidden_RD, head.weight, labels_R, weights_R, dtype, rows_per_chunk, torch.is_grad_enabled()
     )
-    return CrossEntropies(total, each_R)
+    return CrossEntropies(total, row_losses_R)
 
 
 def hybrid_loss(model: PreTrainedModel, batch: PackedBatch, *, mdm_weight: float = 1.0) -> Losses:
-    """Loss of one forward; only labelled rows go through the last MLP and to the vocabulary.
-
-    A batch with AR targets alone is AR training, one with both kinds is ReFusion's objective, and one with MDM targets
-    alone belongs to a masked diffusion model.
-    """
+    """Loss of one forward; only labelled rows go through the last MLP and to the vocabulary."""
     ar, mdm = batch.ar, batch.mdm
     hidden_RD = hidden_states(model, batch, torch.cat([ar.rows_R, mdm.rows_R]))
     weights_R = torch.cat([ar.weights_R, mdm_weight * mdm.weights_R])
     labels_R = torch.cat([ar.labels_R, mdm.labels_R])
     losses = weighted_cross_entropy(model.get_output_embeddings(), hidden_RD, labels_R, weights_R)
-    ar_R, mdm_R = losses.each_R.split([len(ar.rows_R), len(mdm.rows_R)])
+    ar_R, mdm_R = losses.row_losses_R.split([len(ar.rows_R), len(mdm.rows_R)])
     return Losses(losses.total, (ar_R * ar.weights_R).sum(), (mdm_R * mdm.weights_R).sum())

@@ -22,11 +22,7 @@ class Noise:
 
 
 def draw(rng: np.random.Generator, answer_length: int, block_size: int) -> Noise:
-    """Draws a mask probability for each block of the answer, then masks each token independently.
-
-    Args:
-        answer_length: number of tokens A, at least 1.
-    """
+    """Draws a mask probability for each block of the answer, then masks each token independently."""
     num_blocks = -(-answer_length // block_size)
     probabilities = np.repeat(mask_probability(rng.random(num_blocks)), block_size)[:answer_length]
     return Noise(probabilities=probabilities, masked=rng.random(answer_length) < probabilities)
@@ -59,15 +55,14 @@ def bd3lm_example(prompt: Sequence[int], answer: Sequence[int], noise: Noise, *,
 
         L = 1/A  sum_b sum_(i in b)  [r'_i = MASK]  -log P(r_i | prompt, r^1 .. r^(b-1), r'^b) / p_b
 
-    The rows are the clean text, then the noisy answer at the same positions. The clean text has the blocks of the
-    decoder's cache: one block begins with the answer, and each block sees itself and the earlier blocks. It ends before
-    the last block of the answer, which no row would see.
+    The rows are the clean text, then the noisy answer at the same positions.
     """
+    # The clean text has the blocks of the decoder's cache: one block begins with the answer, and each block sees itself
+    # and the earlier blocks. It ends before the last block of the answer, which no row would see.
     num_clean_answer = (len(answer) - 1) // block_size * block_size
     num_prompt, num_clean = len(prompt), len(prompt) + num_clean_answer
     positions = np.concatenate([np.arange(num_clean), num_prompt + np.arange(len(answer))])
-    num_prompt_blocks = -(-num_prompt // block_size)
-    blocks = (positions - num_prompt) // block_size + num_prompt_blocks
+    blocks = (positions - num_prompt) // block_size + -(-num_prompt // block_size)
     return _example(
         [*prompt, *answer[:num_clean_answer]],
         answer,

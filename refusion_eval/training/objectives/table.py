@@ -26,39 +26,34 @@ class SpecialIds(NamedTuple):
 MakeExample = Callable[[TrainingSample, np.random.Generator, ObjectiveConfig, SpecialIds], Example]
 
 
-def _pretrain(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
-    """Predicts the next token of prompt and answer."""
-    return causal_example(sample.prompt, sample.answer, learn_prompt=True)
-
-
-def _sft(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
-    """Predicts the next token of the answer."""
-    return causal_example(sample.prompt, sample.answer, learn_prompt=False)
-
-
 def _refusion(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Predicts the next token in clean slots and the masked tokens in the other slots."""
-    answer = _filled(sample, config, ids)
+    answer = fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
     slot_size = draw_slot_size(rng, config.slot_sizes)
     return arrange(sample.prompt, answer, draw(rng, len(answer), slot_size, config.masking), mask=ids.mask)
 
 
 def _llada(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Predicts the masked tokens of the answer with full attention."""
-    answer = _filled(sample, config, ids)
+    answer = fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
     noise = masked.draw(rng, len(answer), block_size=len(answer))
     return masked.llada_example(sample.prompt, answer, noise, mask=ids.mask)
 
 
 def _bd3lm(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     """Predicts the masked tokens of each block of the answer, given the earlier clean blocks."""
-    answer = _filled(sample, config, ids)
+    answer = fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
     noise = masked.draw(rng, len(answer), config.block_size)
     return masked.bd3lm_example(sample.prompt, answer, noise, block_size=config.block_size, mask=ids.mask)
 
 
-def _filled(sample: TrainingSample, config: ObjectiveConfig, ids: SpecialIds) -> tuple[int, ...]:
-    return fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
+OBJECTIVES: dict[Objective, MakeExample] = {
+    "pretrain": lambda sample, *_: causal_example(sample.prompt, sample.answer, learn_prompt=True),
+    "sft": lambda sample, *_: causal_example(sample.prompt, sample.answer, learn_prompt=False),
+    "refusion": _refusion,
+    "llada": _llada,
+    "bd3lm": _bd3lm,
+}
 
 
 def filled_lengths(config: ObjectiveConfig, num_answer: np.ndarray) -> np.ndarray:
@@ -74,12 +69,3 @@ def num_rows(config: ObjectiveConfig, num_prompt: np.ndarray, num_answer: np.nda
     if config.objective == "bd3lm":
         num_answer = num_answer + (num_answer - 1) // config.block_size * config.block_size
     return num_prompt + num_answer
-
-
-OBJECTIVES: dict[Objective, MakeExample] = {
-    "pretrain": _pretrain,
-    "sft": _sft,
-    "refusion": _refusion,
-    "llada": _llada,
-    "bd3lm": _bd3lm,
-}
