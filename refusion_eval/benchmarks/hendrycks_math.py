@@ -47,7 +47,7 @@ BENCHMARK = Benchmark(
             "first": lambda text, _: formulas.first_box(text),
             "strict": lambda text, _: formulas.last_box(text),
         },
-        version="1.2",
+        version="1.3",
     ),
     # Of the task's two metrics this is math_verify. The other one, exact_match, reads "Final Answer: The final answer
     # is", of which a prompt without examples says nothing.

@@ -29,7 +29,8 @@ _FRACTION_SIGN = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _ROOT_SIGN = re.compile(r"√\s{0,4}(\d{1,60}(?:\.\d{1,60})?|[A-Za-z]|\([^()]{1,200}\))")
 
 _MARKDOWN = re.compile(r"""\A([*_`"]{1,3})([^*_`"].*)\1\Z""", re.DOTALL)
-_DOUBLED = re.compile(r"\\\\(?=[A-Za-z])")
+_DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z])")
+_ENDS = re.compile(r"\A[\s=]{1,20}|(?:\\\\|[\s.,;]){1,20}\Z")
 _AFTER_VALUE = r"(?:(?<=[\d})!])|(?<=\\pi)|(?<=\\pi ))\s{0,4}"
 _AT_END = r"(?:\^(?:[23]|\{-?[1-3]\}))?(?=\s{0,4}(?:\Z|[,;)\]}&]|\\\}|\\\\|\\l(?:or|and)(?![A-Za-z])))"
 _HALF_OF_DAY = r"[apAP]\.?\s?[mM]\b"
@@ -54,7 +55,11 @@ SPELLINGS = tuple(
         (r"\\\\\s{0,4}\[\s{0,4}-?[\d.]{1,9}\s{0,4}[a-z]{2}\s{0,4}\]|\\cr(?![A-Za-z])", r"\\\\"),
         (r"(?<=\d)(?:,\s?\\!|\{,\})\s?(?=\d{3}(?!\d))", ""),
         (r"(?<!\\)\\!|\{\s{0,4}\}", ""),
-        (r"(?<!\\)\\[,;:> ]|\\(?:q?quad|(?:thin|en)?space)(?![A-Za-z])|~|\\[hv]space\*?\s{0,4}\{[^{}]{0,40}\}", " "),
+        (
+            r"(?<!\\)((?:\\\\){0,4})\\[,;:> ]|\\(?:q?quad|(?:thin|en)?space)(?![A-Za-z])|~"
+            r"|\\[hv]space\*?\s{0,4}\{[^{}]{0,40}\}",
+            r"\1 ",
+        ),
         # Size, colour and font do not change a value, nor do currency, degrees and percent signs: these are units.
         (r"(?<!\\)\\[()\[\]]|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
         (r"\\(?:(?:display|text|script)style|(?:script|normal)size|normalfont)(?![A-Za-z])", ""),
@@ -63,12 +68,12 @@ SPELLINGS = tuple(
         (r"\{\s{0,4}\\(?:rm|bf|it|sf|tt)(?![A-Za-z])([^{}]{0,200})\}", r"\\text{\1}"),
         (
             r"\\(?:text(?:[a-z]{2}|normal)|[mh]box|math(?:rm|bf|it|sf|tt)|operatorname\*?|emph|rm|bf|it)"
-            r"\s{0,4}(?=\{)",
+            r"\s{0,4}(?=\{|\\text)",
             r"\\text",
         ),
         (r"\\(?:underline|boxed|fbox|boldsymbol|bm|rm|bf|it|sf|tt)(?![A-Za-z])", ""),
         (r"\\?[$%]|\^\s{0,4}(?:\\circ(?![A-Za-z])|\{\s{0,4}\\circ\s{0,4}\})", ""),
-        (r"\A[\s=]{1,20}|(?:\\\\|[\s.,;]){1,20}\Z", ""),
+        (_ENDS.pattern, ""),
         # One spelling of fractions, vectors and words between answers.
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (rf"\\(frac|binom)\s{{0,4}}{_ARGUMENT}\s{{0,4}}{_ARGUMENT}", r"\\\1{\2\3}{\4\5}"),
@@ -198,9 +203,15 @@ def normalise(answer: str, has_units: bool = False) -> str:
     text = _GAP.sub(
         lambda gap: gap.group(1) + " " if gap.group(1) and gap.group(2) else gap.group(1) or "", text.strip()
     )
-    while (inner := _inside(text, "{", "}")) is not None:
-        text = inner
-    return text
+    return _without_braces(text)
+
+
+def _without_braces(form: str) -> str:
+    """Takes off the braces around a whole form, and the marks at the ends inside them, as in {= 12.}."""
+    form = _ENDS.sub("", form)
+    while (inner := _inside(form, "{", "}")) is not None:
+        form = _ENDS.sub("", inner)
+    return form
 
 
 def _in_ascii(text: str) -> str:
@@ -278,7 +289,7 @@ def _coordinates(form: str) -> list[str]:
 def _without_name(form: str, other: str) -> str:
     """Cuts "x=" off a normal form that is an equation, if the other one is none."""
     named = None if _EQUATION.search(other) else _NAMED.match(form)
-    return (named.group(1) or named.group(2)) if named else form
+    return _without_braces(named.group(1) or named.group(2)) if named else form
 
 
 def _equal_by_form(gold: str, answer: str) -> bool | None:
