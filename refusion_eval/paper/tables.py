@@ -33,7 +33,7 @@ from refusion_eval.results.measurement import (
     require_comparable,
 )
 from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, text_cells
-from refusion_eval.runs.settings import load_table
+from refusion_eval.runs.model_args import load_table
 
 NUMBERS = tuple(range(1, 8))
 PUBLISHED_HEADING = "Published, on the benchmarks themselves"

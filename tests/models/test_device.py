@@ -10,7 +10,7 @@ from refusion_eval.engine.width import CUDA_RESERVE, cache_bytes_per_row, defaul
 from refusion_eval.errors import ConfigError
 from refusion_eval.models import device as devices
 from refusion_eval.models.device import choose_device, energy_counter
-from refusion_eval.runs.manifest import collect_hardware
+from refusion_eval.runs.system import collect_hardware
 from tests.engine.random_model import random_transformer
 
 
