@@ -126,8 +126,7 @@ _MOST_DOUBLE_SIGNS = 3
 
 
 def last_box(text: str) -> Extraction:
-    r"""The content of the last `\boxed{}`; of several boxes (an answer in parts, a correction) the last counts."""
-    return _boxed(text, last=True)
+    return _boxed(text, last=True)  # of several boxes (an answer in parts, a correction) the last counts
 
 
 def last_box_or_statement(text: str) -> Extraction:
@@ -145,7 +144,6 @@ def last_box_or_statement(text: str) -> Extraction:
 
 
 def first_box(text: str) -> Extraction:
-    """The content of the first complete box, for text that runs on."""
     return _boxed(text, last=False)
 
 
@@ -182,10 +180,8 @@ def _boxed(text: str, *, last: bool) -> Extraction:
 
 
 def normalise(answer: str, has_units: bool = False) -> str:
-    r"""Writes an answer in one spelling; what it removes does not change the value.
-
-    As in MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1. Words stay \text{word} in small letters.
-    """
+    """Writes an answer in one spelling; what it removes does not change the value."""
+    # As in MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1. Words stay \text{word} in small letters.
     text = answer.strip()
     if len(text) > _LONGEST_ANSWER:
         return text
@@ -215,7 +211,6 @@ def _without_braces(form: str) -> str:
 
 
 def _in_ascii(text: str) -> str:
-    """Writes the signs of Unicode as TeX does."""
     text = _RAISED.sub(lambda run: f"^{{{run.group()}}}", text)
     text = _LOWERED.sub(lambda run: f"_{{{run.group()}}}", text)
     text = _FRACTION_SIGN.sub(
@@ -231,11 +226,9 @@ def _word(found: re.Match[str]) -> str:
 
 
 def equal_answers(gold: str, answer: str, by_mathematics: Callable[[str, str], bool]) -> bool:
-    r"""Compares the contents of two boxes as lists of answers.
-
-    A list (also in braces) has no order, and \pm makes two answers of one. A tuple has an order, also beside a list
-    without brackets: (1,4) is 1,4 but neither 4,1 nor a set.
-    """
+    """Compares the contents of two boxes as lists of answers."""
+    # A list (also in braces) has no order, and \pm makes two answers of one. A tuple has an order, also beside a list
+    # without brackets: (1,4) is 1,4 but neither 4,1 nor a set.
     if normalise(gold, has_units=True) == normalise(answer, has_units=True):
         return True
     if max(len(gold), len(answer)) > _LONGEST_ANSWER:
@@ -293,11 +286,9 @@ def _without_name(form: str, other: str) -> str:
 
 
 def _equal_by_form(gold: str, answer: str) -> bool | None:
-    """Compares two normal forms as texts: True or False, or None if only mathematics can tell.
-
-    A number base that one of them leaves out does not count; numbers in different stated bases differ, and so do words.
-    Letters alone are a word if they are set as text, have a capital or are more than three; others are a product.
-    """
+    """Compares two normal forms as texts: True or False, or None if only mathematics can tell."""
+    # A number base that one of them leaves out does not count; numbers in different stated bases differ, and so do
+    # words. Letters alone are a word if they are set as text, have a capital or are more than three.
     if gold == answer or _joined(gold) == _joined(answer):
         return True
     words = [_TEXT.sub(r"\1", form).strip("()") for form in (gold, answer)]
