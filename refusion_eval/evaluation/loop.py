@@ -26,8 +26,7 @@ from refusion_eval.runs.system import ModelCache, System, build_manifest, machin
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.scoring.judge import ScoreWriter
 from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
-from refusion_eval.store.run_reader import ADVICE
-from refusion_eval.store.run_store import RunStore
+from refusion_eval.store.run_store import ADVICE, RunStore
 
 log = logging.getLogger(__name__)
 

@@ -384,7 +384,7 @@ def _hyperparameters(measured: Sequence[Measurement]) -> Table:
         num_left=2,
         rows=rows,
         sentences=[
-            f"Paper (italics): Table 6. Here: tasks/settings/{table.path.name}; other origins: what that run recorded.",
+            f"Paper (italics): Table 6. Here: {table.label}; other origins: what that run recorded.",
             "\u2020 differs from the paper.",
         ],
     )

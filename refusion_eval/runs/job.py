@@ -17,8 +17,6 @@ from refusion_eval.types import Decoded, Draft, Fix, StopRule, Trace, draw_key
 
 @dataclass(frozen=True, slots=True)
 class Detokenizer:
-    """Writes text from token ids."""
-
     # A stop string may itself be a special token ("<|im_end|>", "</s>"), so stop strings are searched in the text with
     # special tokens spelled out; the text that is returned leaves them out.
     decode: Callable[[Sequence[int]], str]  # of ordinary tokens
@@ -35,7 +33,6 @@ class Detokenizer:
         return result
 
     def spelled(self, tokens: Sequence[int]) -> str:
-        """The text with special tokens spelled out."""
         return "".join(text for text, _ in self._pieces(tokens))
 
     def text(self, tokens: Sequence[int], until: Sequence[str] = ()) -> str:
@@ -145,8 +142,7 @@ def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: 
     )
 
 
-# A prompt that opens a thought has the tag among this many tokens at its end.
-_PROMPT_END = 12
+_PROMPT_END = 12  # a prompt that opens a thought has the tag among this many tokens at its end
 
 
 def _thoughts(tokens: Sequence[int], prompt_ids: Sequence[int], detokenizer: Detokenizer) -> dict[str, Any]:
@@ -200,8 +196,6 @@ def _without_tokens(trace: Trace) -> Trace:
 
 
 class JobRunner(Protocol):
-    """Turns jobs into records, in this process or in several."""
-
     def refusal(self, job: Job) -> str | None:
         """The reason why a job cannot be decoded, if it is known before anything is computed."""
 

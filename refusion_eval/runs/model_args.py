@@ -130,7 +130,7 @@ class ModelArgs(CheckpointOptions):
     def __post_init__(self) -> None:
         CheckpointOptions.__post_init__(self)  # super() does not work in a class with slots
         try:
-            datetime.fromisoformat(self.prompt_time or "2026-01-31")
+            datetime.fromisoformat("2026-01-31" if self.prompt_time is None else self.prompt_time)
         except ValueError:
             example = "write it as 2026-01-31 or 2026-01-31T12:00"
             raise ConfigError(f"model_args: prompt_time={self.prompt_time!r} is not a date; {example}") from None
@@ -149,7 +149,6 @@ class ModelArgs(CheckpointOptions):
 
     @property
     def checkpoint(self) -> str:
-        """Folder or hub id of the checkpoint."""
         name = embedded_name(self.pretrained, self.decoder)
         return self.pretrained if name is None else str(embedded_path(name))
 
@@ -168,10 +167,7 @@ class ModelArgs(CheckpointOptions):
 
 
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:
-    """Separates the decoder's settings from the other model arguments, and converts and checks all of them.
-
-    `additional` has what lm-eval's command line adds; `given` outranks it.
-    """
+    """Separates the decoder's settings from the other arguments, and checks all; `given` outranks `additional`."""
     where = "model_args"
     flags = {key: value for key, value in (additional or {}).items() if value is not None}
     # lm-eval's command line passes cuda:0 on every machine, with a GPU or without, so that value is not the user's.
@@ -199,24 +195,14 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
 
 @settings_class()
 class PublishedSystem:
-    """One row of the paper's comparison.
+    """One row of the paper's comparison."""
 
-    Attributes:
-        name: name that `--system` takes.
-        label: name in tables.
-        decoder: name of the decoder.
-        pretrained: hub id of the checkpoint; None if none was published.
-        adapter: hub id of the LoRA adapter on the checkpoint, if any.
-        enable_thinking: argument of the chat template, as its authors set it.
-        chat_template: "none" if its authors gave the model plain prompts.
-        add_bos_token: whether its authors began prompts with the BOS token.
-    """
-
-    name: str
-    label: str
+    name: str  # which `--system` takes
+    label: str  # in tables
     decoder: str
-    pretrained: str | None = None
-    adapter: str | None = None
+    pretrained: str | None = None  # hub id of the checkpoint; None if none was published
+    adapter: str | None = None  # hub id of the LoRA adapter on the checkpoint
+    # How its authors prompted: thinking in the chat template, "none" for plain prompts, a BOS token in front.
     enable_thinking: bool = True
     chat_template: str | None = None
     add_bos_token: bool = False
@@ -253,18 +239,13 @@ def system_arguments(name: str, model: str | None) -> dict[str, str | bool | Non
     return arguments if model is None else arguments | {"pretrained": model, "adapter": None}
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A settings table: the decoder's settings for each benchmark, and where each row comes from."""
 
-    path: Path
+    label: str  # in messages and records
     preset: str | None  # name of the table in its file; None if the file has one table only
     benchmarks: Mapping[str, Mapping[str, Any]]
     sources: Mapping[str, str]
-
-    @property
-    def label(self) -> str:
-        return f"tasks/settings/{self.path.name}" + (f":{self.preset}" if self.preset else "")
 
 
 class Generation(NamedTuple):
@@ -276,8 +257,6 @@ class Generation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The settings that one task is decoded with."""
-
     settings: Any  # an instance of the decoder's settings class
     sources: Mapping[str, str]  # setting -> model_args, generation_kwargs, a table and benchmark, checkpoint, ...
     until: tuple[str, ...] = ()  # strings at whose first occurrence the text is cut
@@ -352,7 +331,7 @@ def load_table(
         # Built only to check the whole row; which settings a task has is known once all sources are merged.
         checked: Any = build(settings_type, {**checkpoint, **values}, f"{where}: {benchmark}")
         benchmarks[benchmark] = {key: getattr(checked, key) for key in values}
-    return Table(path, preset, benchmarks, sources)
+    return Table(where, preset, benchmarks, sources)
 
 
 def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where: str) -> Generation:

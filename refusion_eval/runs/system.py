@@ -51,7 +51,7 @@ from refusion_eval.store.records import (
     git_commit,
     package_versions,
 )
-from refusion_eval.store.run_reader import RUN_JSON, RunReader
+from refusion_eval.store.run_store import RUN_JSON, RunReader
 from refusion_eval.types import Decoded
 from refusion_eval.untrusted import read_text
 from refusion_eval.version import __version__
@@ -63,9 +63,6 @@ log = logging.getLogger(__name__)
 
 # Requests decoded together with batch_size=auto, by type of device; the KV budget may allow fewer.
 AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
-
-# Settings that name special tokens; the user may have to give them for a checkpoint without a card.
-TOKEN_SETTINGS = ("mask_id", "eos_ids")
 
 # Returns a measured fact: the value that is recorded under a name, or else the value that the function computes.
 GetOrCompute = Callable[[str, Callable[[], Any]], Any]
@@ -100,15 +97,6 @@ class ModelCache:
             self._model = None  # two models may not fit into the memory at once
             self._key, self._model = key, open_model()
         return self._model
-
-
-def recorded_attention(model: api.LoadedModel) -> str:
-    """The attention of a model as manifests have it: `BACKEND[:KERNELS][+graphs]`."""
-    if model.is_stock:
-        return "transformers"
-    # The kernels that torch chooses from on CUDA, and the recording of graphs, decide the last bits of a text too.
-    kernels = ":flash,efficient,math" if model.device.type == "cuda" and model.attention == "sdpa" else ""
-    return model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
 
 
 class System:
@@ -146,11 +134,8 @@ class System:
         if args.adapter is None and any(
             system.adapter for system in published_systems().values() if system.decoder == args.decoder
         ):
-            log.warning(
-                "decoder=%s without the adapter that it was published with: right only if %s has it merged",
-                args.decoder,
-                args.pretrained,
-            )
+            what = f"decoder={args.decoder} without the adapter that it was published with"
+            log.warning("%s: right only if %s has it merged", what, args.pretrained)
         if args.chat_template is not None:
             opened.tokenizer.replace_chat_template(self.own_chat_template)
         return opened
@@ -169,9 +154,8 @@ class System:
     def wanted_attention(self) -> str:
         """The attention backend of the arguments; with auto, the backend that a continued run was begun with."""
         args = self.args
-        if args.loop != "engine" or args.backend != "own":
-            return args.attention  # transformers chooses its own
-        if args.attention != "auto" or args.run_dir is None or not (Path(args.run_dir) / RUN_JSON).is_file():
+        is_own = args.loop == "engine" and args.backend == "own"  # else transformers chooses its own
+        if not is_own or args.attention != "auto" or not args.run_dir or not (Path(args.run_dir) / RUN_JSON).is_file():
             return args.attention
         with RunReader.open(args.run_dir) as reader:
             if next(reader.samples(traces=False), None) is None:
@@ -203,9 +187,8 @@ class System:
         # With the date of the day a run that is continued on another day would ask its items with other prompts.
         if not self.model.tokenizer.asks_for_the_time:
             return None
-        now = self.args.prompt_time or self.get_or_compute(
-            "prompt_time", lambda: datetime.now().isoformat("T", "seconds")
-        )
+        began = functools.partial(self.get_or_compute, "prompt_time", lambda: datetime.now().isoformat("T", "seconds"))
+        now = self.args.prompt_time or began()
         log.warning("%s: the chat template writes the date; in this run it is that of %s", self.args.pretrained, now)
         return datetime.fromisoformat(now)
 
@@ -260,8 +243,8 @@ class System:
     def tables(self) -> Mapping[bool, Table | None]:
         """The decoder's settings tables: for the benchmarks (False) and for the mini tasks (True)."""
         folder = tasks_path() / "settings"
-        given = {key: value for key, value in self.args.settings.items() if key in TOKEN_SETTINGS}
-        tokens = {**self.checkpoint_settings, **given}
+        given = self.args.settings.items()  # the user may have to name the tokens of a checkpoint without a card
+        tokens = self.checkpoint_settings | {key: value for key, value in given if key in ("mask_id", "eos_ids")}
         # A row of the table that needs an EOS must not stop the tasks of other rows, so every row is read with one. The
         # settings of a task are checked later, as they are.
         tokens["eos_ids"] = tokens.get("eos_ids") or (0 if tokens.get("mask_id") else 1,)
@@ -388,7 +371,7 @@ class System:
                         error = "".join(traceback.format_exception(outcome))
                         yield record_error(job, error, batch_size=batch_size)
                     else:
-                        # Times of a batch are no measure of speed, so no warm-up is spent on it.
+                        # Times of a batch do not measure speed, so no warm-up is spent on it.
                         yield record(job, outcome, self.detokenizer, batch_size=batch_size, warm=False)
                 return
             except RuntimeError as error:  # most likely memory ran out
@@ -482,8 +465,7 @@ def identity(system: System) -> Manifest:
             "enable_thinking": args.enable_thinking,
             "checkpoint": system.checkpoint_settings,
             "tables": tables,
-            **_adapter_facts(system),
-            **_prompt_facts(system),
+            **_added_facts(system),
         },
         checkpoint=args.pretrained,
         checkpoint_revision=model.revision or "",
@@ -492,9 +474,19 @@ def identity(system: System) -> Manifest:
         seed=int(args.settings.get("seed", 0)),
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
-        attention=recorded_attention(model) if args.loop == "engine" else "transformers",  # which chooses its own
+        attention=_recorded_attention(system),
         package_version=__version__,
     )
+
+
+def _recorded_attention(system: System) -> str:
+    """The attention as manifests have it: `BACKEND[:KERNELS][+graphs]`."""
+    model = system.model
+    if model.is_stock or system.args.loop != "engine":
+        return "transformers"  # which chooses its own
+    # The kernels that torch chooses from on CUDA, and the recording of graphs, decide the last bits of a text too.
+    kernels = ":flash,efficient,math" if model.device.type == "cuda" and model.attention == "sdpa" else ""
+    return model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
 
 
 def machine(system: System) -> Hardware:
@@ -503,7 +495,7 @@ def machine(system: System) -> Hardware:
 
 
 def machine_state(system: System) -> dict[str, Any]:
-    """What else decides times: threads, load of the last minute, mean clock of the processors, clocks of the GPU."""
+    """Further facts that decide times: threads, load of the last minute, clocks of the processors and the GPU."""
     device = system.model.device
     clocks = [float(text) for name, text in _cpuinfo() if name == "cpu MHz"]
     state: dict[str, Any] = {"threads": system.model.num_threads}
@@ -525,25 +517,23 @@ def run_arguments(args: ModelArgs) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None} | dict(args.settings)
 
 
-def _adapter_facts(system: System) -> dict[str, str]:
-    """Identity of the adapter that is merged into the weights: its revision, or the hash of its two files."""
-    name, revision = system.model.adapter, system.model.adapter_revision
-    if name is None:
-        return {}
-    if revision:
-        return {"adapter": f"{name}@{revision}"}
-    files = [Path(name).expanduser() / file for file in ("adapter_config.json", "adapter_model.safetensors")]
-    return {"adapter": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:32]}
-
-
-def _prompt_facts(system: System) -> dict[str, str | bool]:
-    args, template = system.args, system.own_chat_template
+def _added_facts(system: System) -> dict[str, str | bool]:
+    """The additions of a user to a checkpoint: adapter, chat template, BOS token; files by their hashes."""
+    args, (name, revision) = system.args, (system.model.adapter, system.model.adapter_revision)
     facts: dict[str, str | bool] = {}
+    if name is not None:
+        files = [Path(name).expanduser() / file for file in ("adapter_config.json", "adapter_model.safetensors")]
+        facts["adapter"] = f"{name}@{revision}" if revision else _hash(*(file.read_bytes() for file in files))
     if args.chat_template is not None:
-        facts["chat_template"] = NO_TEMPLATE if template is None else hashlib.sha256(template.encode()).hexdigest()[:32]
+        template = system.own_chat_template
+        facts["chat_template"] = NO_TEMPLATE if template is None else _hash(template.encode())
     if args.add_bos_token:
         facts["add_bos_token"] = True
     return facts
+
+
+def _hash(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:32]
 
 
 def _checkpoint_hash(directory: Path) -> str:

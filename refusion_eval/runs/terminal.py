@@ -22,7 +22,7 @@ from rich.table import Column
 
 from refusion_eval.errors import StoreError
 from refusion_eval.store.records import Sample
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from refusion_eval.untrusted import visible
 
 SECONDS_BETWEEN_LINES = 20.0
@@ -203,7 +203,6 @@ class ProgressDisplay:
         self.scored(sample.key.task)
 
     def scored(self, task: str, number: int = 1) -> None:
-        """Counts texts whose log-likelihood or verdict is known."""
         if not self._worked:  # the estimate counts from here: loading, compiling and warming up happen only once
             self._first, self._num_first = time.monotonic(), number
         self._worked += number

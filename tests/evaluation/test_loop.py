@@ -13,7 +13,7 @@ from refusion_eval.results.measurement import TASKS as PUBLISHED
 from refusion_eval.runs import system
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import BUSY, PASSED
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 
 TASKS = ["mini_gsm8k", "mini_mbpp"]
 
