@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
@@ -125,9 +124,7 @@ class Judge:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         try:
             if error is None:
                 self.wait()
