@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from miniature.item import Item, key_is_held_out
 from miniature.steps import HARDEST_GRADE, Refused, drawn
-from refusion_eval.benchmarks.extract.fences import fenced
+from refusion_eval.benchmarks.extract.programs import fenced
 
 _VERBS = ("make", "get", "find", "build", "compute", "apply", "run", "take", "give", "solve", "form", "pick")
 _NOUNS = ("value", "result", "score", "number", "total", "price", "level", "amount", "point", "size", "weight", "rank")

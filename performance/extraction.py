@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from refusion_eval.benchmarks import BENCHMARKS, Row, Task, gsm8k
-from refusion_eval.benchmarks.extract import answers, fences, letters, numerals
+from refusion_eval.benchmarks.extract import answers, letters
 from refusion_eval.benchmarks.extract import formulas as extract_math
 from refusion_eval.benchmarks.extract import programs as extract_code
 from refusion_eval.lm_eval_plugin.filters import FILTERS
@@ -108,7 +108,7 @@ def rules() -> dict[str, Callable[[str], object]]:
         for name, rule in answer_filter.rules.items():
             if name in rows and filter_name not in (OURS, *BENCHMARKS[name].prompts.filters):
                 named[f"{name}/{filter_name}"] = _by_rule(rows[name], name, rule)
-    named["number"] = numerals.parse_number
+    named["number"] = answers.parse_number
     named["normal form"] = extract_math.normalise
     named["equal answers"] = lambda text: extract_math.equal_answers(text, text + "1", lambda *forms: False)
     return named
@@ -133,7 +133,7 @@ def _by_rule(row: Row, benchmark: str, rule: Rule) -> Callable[[str], object]:
 
 def pieces() -> list[str]:
     """The pieces of all texts: the literals of all patterns, and `WRITTEN`."""
-    modules = (answers, numerals, letters, extract_math, extract_code, fences, gsm8k)
+    modules = (answers, letters, extract_math, extract_code, gsm8k)
     values = [value for module in modules for value in vars(module).values()]
     values += [pattern for pattern, _ in extract_math.SPELLINGS]
     patterns = [value for value in values if isinstance(value, re.Pattern)]

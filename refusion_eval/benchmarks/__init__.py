@@ -2,8 +2,7 @@
 
 Every benchmark is one file of this folder that ends with `BENCHMARK = Benchmark(...)`. Zero-shot, chat style. The
 prompts `ours` were written for this project, and the embedded checkpoints were trained on the same words; the prompts
-`release` are those that the paper's figures were measured with. No other module knows how task names are built:
-`find_task` reads a name, and a `Task` knows its own.
+`release` are those that the paper's figures were measured with.
 """
 
 import fnmatch
@@ -34,12 +33,8 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # labels of choices, by position
 
 
 def thinking_blocks(text: str, *, is_open: bool = False) -> list[tuple[int, int]]:
-    """The (start, end) of every `<think>` block with its tags; the last may be cut off by the end of the text.
-
-    Args:
-        text: a response.
-        is_open: whether the prompt opened the first block. A first tag that closes a block says so too.
-    """
+    """The (start, end) of every `<think>` block with its tags; the last may be cut off by the end of the text."""
+    # The prompt may have opened the first block (`is_open`); a first tag that closes a block says so too.
     tags = list(_THINK_TAG.finditer(text))
     start = 0 if is_open or (tags and tags[0][0] == THINK_END) else None
     blocks = []
@@ -72,7 +67,6 @@ def without_control_tokens(text: str) -> str:
 
 
 def without_thoughts(text: str) -> str:
-    """The text outside thinking blocks."""
     ends = [0, *(offset for block in thinking_blocks(text) for offset in block), len(text)]
     return "".join(text[start:end] for start, end in zip(ends[::2], ends[1::2], strict=True))
 
@@ -228,15 +222,12 @@ class Task:
         return self.benchmark.sealed and not self.mini
 
     def rows(self, data_dir: str | Path | None = None, split: str | None = None) -> list[dict[str, Any]]:
-        """Loads and checks the rows.
+        """Loads and checks the rows, in file order, in hub columns unless the benchmark normalises them.
 
         Args:
             data_dir: holds `<benchmark>/<split>.jsonl` (or `.jsonl.gz`), or is itself the benchmark's folder; without
                 it the environment variable REFUSION_EVAL_DATA is read. The look-alikes ship with the project.
             split: another split than the one that is evaluated.
-
-        Returns:
-            Rows in file order, in hub columns unless the benchmark normalises them.
 
         Raises:
             DataError: the rows are nowhere to be found (the message names every place tried), or malformed.
@@ -283,9 +274,8 @@ def _as_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
         try:
             table[column] = pyarrow.array([row.get(column) for row in rows]).to_pylist()
         except pyarrow.ArrowException as problem:
-            raise DataError(
-                f"column {column!r} holds values of several types ({problem}); correct the rows"
-            ) from problem
+            what = f"column {column!r} holds values of several types ({problem})"
+            raise DataError(f"{what}; correct the rows") from problem
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
@@ -296,8 +286,7 @@ def _benchmarks_of_this_folder() -> dict[str, Benchmark]:
     return {benchmark.name: benchmark for benchmark in benchmarks}
 
 
-# In the order of the paper's tables.
-BENCHMARKS: dict[str, Benchmark] = _benchmarks_of_this_folder()
+BENCHMARKS: dict[str, Benchmark] = _benchmarks_of_this_folder()  # in the order of the paper's tables
 
 # Those whose items are not all synthetic.
 PUBLISHED = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.is_published}
@@ -313,8 +302,7 @@ def find_task(name: str) -> Task | None:
     """Recognises a task by the name that lm-eval and the records have for it; None if it is on none of the benchmarks.
 
     Names are `refusion_<benchmark>` and `mini_<benchmark>`, `refusion_<benchmark>_release` for the prompts of the
-    release, all also with `_<anything>` after them, as variants of a user are named, and those of lm-eval's own tasks
-    on a benchmark.
+    release, all also with `_<anything>` after them, and those of lm-eval's own tasks on a benchmark.
     """
     look_alikes = [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values()]
     tasks = {task.name: task for task in (*map(Task, [*BENCHMARKS.values(), *RELEASED.values()]), *look_alikes)}
@@ -342,15 +330,12 @@ def get_task(name: str) -> Task:
 
 def is_mini(task: str) -> bool:
     """Whether a task is one of the synthetic look-alikes, which must never be taken for the real benchmark."""
-    known_task = find_task(task)
-    return known_task is not None and known_task.mini
+    task_here = find_task(task)
+    return task_here is not None and task_here.mini
 
 
 def is_sealed(task: str, benchmark: str = "") -> bool:
-    """Whether a task asks questions that must not be written anywhere; `benchmark` is what its records name.
-
-    A task whose name holds that of a sealed benchmark counts too, because a user's own variant may be none of the
-    known tasks.
-    """
+    """Whether a task asks questions that must not be written anywhere; `benchmark` is what its records name."""
+    # A name that holds that of a sealed benchmark counts too: a user's own variant may be none of the known tasks.
     names = f"{task} {benchmark}".lower()
     return not is_mini(task) and any(bench.sealed and bench.name in names for bench in BENCHMARKS.values())

@@ -12,7 +12,7 @@ def _gold(row: Row) -> str:
 
 
 def _release_prompt(row: Row) -> str:
-    """The release's task file quotes its line ends, so that the model reads a backslash and an n in their place."""
+    # The release's task file quotes its line ends, so that the model reads a backslash and an n in their place.
     choices = "".join(rf"\n{letter}. {choice}" for letter, choice in zip("ABCD", row["choices"]["text"], strict=False))
     return (
         "Given the following question and four candidate answers (A, B, C and D), choose the best answer."

@@ -14,7 +14,6 @@ from refusion_eval.benchmarks.rows import SHORT_ANSWER, TEXT, Row, Source
 _RIGHT = "Correct Answer"
 _WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
-
 _RELEASE_SYSTEM = (
     "Answer the following multiple-choice question. Your response should be the letter of the correct option, enclosed "
     "in parentheses ((A), (B), (C), or (D)).\n"
@@ -22,22 +21,17 @@ _RELEASE_SYSTEM = (
 
 
 def normalise(row: Row, _number: int = 0) -> dict[str, Any]:
-    """Brings a row into the form of the other choice tasks: the hub has the right and the wrong answers apart.
-
-    The order of the choices follows a hash of the question's id and the choice's column: it is the same on every
-    machine and in every run, whatever the random state.
-    """
+    """Brings a row into the form of the other choice tasks: the hub has the right and the wrong answers apart."""
+    # A hash of the question's id and the choice's column gives the same order on every machine and in every run.
     item_id = _id(row)
     shown = sorted((_RIGHT, *_WRONG), key=lambda column: hashlib.sha256(f"{item_id}/{column}".encode()).digest())
     return _with_choices(row, [str(row[column]).strip() for column in shown], shown.index(_RIGHT))
 
 
 def release_row(row: Row, number: int) -> dict[str, Any]:
-    """The row as in `normalise`, with the texts and the order of the choices that the release shows.
-
-    Its lm-eval shuffles the choices row by row with Python's global generator, whose seed is 0. As in its task, all
-    brackets are cut out of the choices, with what stands in them, and the first of equal choices is the right one.
-    """
+    """The row as in `normalise`, with the texts and the order of the choices that the release shows."""
+    # Its lm-eval shuffles row by row with Python's global generator, whose seed is 0, and the first of equal choices is
+    # the right one. As in its task, all brackets are cut out of the choices, with what stands in them.
     texts = [_release_choice(row[column]) for column in (*_WRONG, _RIGHT)]
     choices = [texts[index] for index in _shuffled_choices(number)]
     return _with_choices(row, choices, choices.index(texts[-1]))

@@ -3,7 +3,7 @@
 import re
 
 from refusion_eval.benchmarks import Benchmark, Prompts
-from refusion_eval.benchmarks.extract import answers, numerals, release
+from refusion_eval.benchmarks.extract import answers, release
 from refusion_eval.benchmarks.rows import TEXT, Row, Source
 from refusion_eval.errors import DataError
 
@@ -15,7 +15,7 @@ def _prompt(row: Row) -> str:
 
 
 def _release_prompt(row: Row) -> str:
-    """The release's task file quotes the first line end, so that the model reads a backslash and an n in its place."""
+    # The release's task file quotes the first line end, so that the model reads a backslash and an n in its place.
     return (
         "Solve the following math problem. You need to think step-by-step, show your detailed reasoning, and end with "
         rf'"The answer is [result]," where [result] is the answer you get.\nQ: {row["question"]}'
@@ -25,10 +25,10 @@ def _release_prompt(row: Row) -> str:
 
 def _gold(row: Row) -> str:
     _, marker, number = str(row["answer"]).rpartition("####")
-    value = numerals.parse_number(number.strip()) if marker else None
+    value = answers.parse_number(number.strip()) if marker else None
     if value is None:
         raise DataError(f"gsm8k: an answer must end in '#### <number>', found {str(row['answer'])[-60:]!r}")
-    return numerals.show_number(value)
+    return answers.show_number(value)
 
 
 def _gold_text(row: Row) -> str:

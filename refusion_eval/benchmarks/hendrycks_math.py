@@ -22,10 +22,6 @@ def _gold(row: Row) -> str:
     return answer
 
 
-def _solution(row: Row) -> str:
-    return str(row["solution"])
-
-
 BENCHMARK = Benchmark(
     name="math",
     title="MATH",
@@ -41,20 +37,20 @@ BENCHMARK = Benchmark(
     gold=_gold,
     ours=Prompts(
         user=_prompt,
-        gold_text=_solution,
+        gold_text=lambda row: str(row["solution"]),
         filters={
             "last": lambda text, _: formulas.last_box_or_statement(text),
             "first": lambda text, _: formulas.first_box(text),
             "strict": lambda text, _: formulas.last_box(text),
         },
-        version="1.2",
+        version="1.3",
     ),
     # Of the task's two metrics this is math_verify. The other one, exact_match, reads "Final Answer: The final answer
     # is", of which a prompt without examples says nothing.
     release=Prompts(
         user=lambda row: f"Problem:\n{row['problem']}\n\nSolution:",
         stop_strings=("Problem:",),
-        gold_text=_solution,
+        gold_text=lambda row: str(row["solution"]),
         filters={"math_verify": release.whole_text},
         clean=release.release_block,
         reads_solution=True,

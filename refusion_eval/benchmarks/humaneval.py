@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from refusion_eval.benchmarks import Benchmark, CodeTest, Prompts
 from refusion_eval.benchmarks.extract import release
-from refusion_eval.benchmarks.extract.fences import fenced
-from refusion_eval.benchmarks.extract.programs import function_code
+from refusion_eval.benchmarks.extract.programs import fenced, function_code
 from refusion_eval.benchmarks.rows import ID, TEXT, Row, Source
 
 

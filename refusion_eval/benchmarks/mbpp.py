@@ -2,8 +2,7 @@
 
 from refusion_eval.benchmarks import Benchmark, CodeTest, Prompts
 from refusion_eval.benchmarks.extract import release
-from refusion_eval.benchmarks.extract.fences import fenced
-from refusion_eval.benchmarks.extract.programs import module_code
+from refusion_eval.benchmarks.extract.programs import fenced, module_code
 from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, Row, Source
 
 

@@ -3,11 +3,13 @@
 import gzip
 import hashlib
 import importlib.util
+import itertools
 import logging
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,11 +88,7 @@ class Source:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Reads JSON lines.
-
-    Raises:
-        DataError: not UTF-8, not JSON, not an object (with the line's number), or no row at all.
-    """
+    """Reads JSON lines. Raises DataError, with the line's number, where one is not an object; and for no row at all."""
     rows: list[dict[str, Any]] = []
     for number, row in json_lines(path):
         if not isinstance(row, dict):
@@ -104,12 +102,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yields (line number from 1, value) for every line that is not blank; `.gz` files are decompressed.
 
-    Only a line feed ends a line: U+0085 and its kin occur inside real questions.
-
     Raises:
-        DataError: unreadable, a line of more than `LONGEST_LINE` bytes, not UTF-8, not JSON, or an object that has a
-            key twice.
+        DataError: unreadable, an overlong line, not UTF-8, not JSON, or an object that has a key twice.
     """
+    # Only a line feed ends a line: U+0085 and its kin occur inside real questions.
     for number, line in enumerate(byte_lines(path), start=1):
         line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         if not line.strip():
@@ -119,23 +115,18 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         except UnicodeDecodeError as problem:
             raise DataError(f"{path}, line {number}: not UTF-8 ({problem}); save the file as UTF-8") from problem
         except (ValueError, RecursionError) as problem:
-            raise DataError(
-                f"{path}, line {number}: not a JSON value ({problem}); write one JSON object a line"
-            ) from problem
+            where = f"{path}, line {number}"
+            raise DataError(f"{where}: not a JSON value ({problem}); write one JSON object a line") from problem
 
 
 def byte_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, read one at a time: neither a huge file nor a small one that unpacks to one fills memory."""
     try:
         with open_plain(path) as plain, gzip.open(plain) if path.suffix == ".gz" else plain as file:
-            number = 0
-            while line := file.readline(LONGEST_LINE + 1):
-                number += 1
+            for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
-                    raise DataError(
-                        f"{path}, line {number} is longer than {LONGEST_LINE // 2**20} MiB; write one JSON object a "
-                        "line, each with its line feed"
-                    )
+                    where = f"{path}, line {number} is longer than {LONGEST_LINE // 2**20} MiB"
+                    raise DataError(f"{where}; write one JSON object a line, each with its line feed")
                 yield line
     except (FileNotFoundError, IsADirectoryError) as problem:
         raise DataError(f"{path} is not a file; name a file of JSON lines") from problem
@@ -144,11 +135,11 @@ def byte_lines(path: Path) -> Iterator[bytes]:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuses an object with a repeated key: which of the two values is meant cannot be known."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:  # which of the two values is meant cannot be known
+            raise ValueError(f"key {key!r} occurs twice")
+        result[key] = value
     return result
 
 
@@ -157,11 +148,8 @@ def find_rows(
 ) -> tuple[list[dict[str, Any]], str]:
     """Tries a directory of the user (None for none), an installed package and the Hugging Face hub, in that order.
 
-    Args:
-        others: the benchmarks that a user without the licence of this one can still ask.
-
-    Returns:
-        The rows, and the file or dataset that they came from.
+    Returns the rows, and the file or dataset that they came from. `others` are the benchmarks that a user without the
+    licence of this one can still ask.
 
     Raises:
         DataError: there are no rows in any of the places; the message names them and says what to do.
@@ -171,10 +159,10 @@ def find_rows(
         directory = Path(data_dir).expanduser()
         if not directory.is_dir():
             raise DataError(f"data directory {directory} does not exist; name one with {benchmark}/{split}.jsonl in it")
-        for folder in (directory / benchmark, directory):
-            for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz"):
-                if path.exists():
-                    return read_rows(path), str(path)
+        for folder, ending in itertools.product((directory / benchmark, directory), ("jsonl", "jsonl.gz")):
+            path = folder / f"{split}.{ending}"
+            if path.exists():
+                return read_rows(path), str(path)
         wanted = directory / benchmark / f"{split}.jsonl[.gz]"
         tried.append(f"{wanted} (no such file)")
         log.warning("%s: no such file; looking for the rows of %s elsewhere", wanted, benchmark)
@@ -204,8 +192,7 @@ def find_rows(
 
 
 def _from_hub(hub: str, configs: Sequence[str | None], split: str) -> list[dict[str, Any]]:
-    """Downloads (or finds in the hub's cache); imports the library here because it takes a second."""
-    import datasets
+    import datasets  # takes a second
 
     tables = [datasets.load_dataset(hub, config, split=split) for config in configs]
     return [dict(row) for table in tables for row in table]
@@ -224,37 +211,30 @@ def check_rows(rows: Sequence[Row], source: Source, origin: str) -> None:
         _check_columns(row, source, where)
         item_id = next((str(row[column]) for column in _ID_COLUMNS if row.get(column) is not None), None)
         if item_id is not None and numbers.setdefault(item_id, number) != number:
-            raise DataError(
-                f"{where}: the id {item_id!r} is that of row {numbers[item_id]} already; ids must differ, remove or "
-                "rename one of the rows"
-            )
+            first = f"the id {item_id!r} is that of row {numbers[item_id]} already"
+            raise DataError(f"{where}: {first}; ids must differ, remove or rename one of the rows")
 
 
 def _check_columns(row: Row, source: Source, where: str) -> None:
     for column, type_ in source.columns.items():
+        place = f"{where}: column {column!r}"
         if column not in row:
-            raise DataError(
-                f"{where}: column {column!r} is missing (found: {', '.join(sorted(row))}); "
-                "the columns must be those of the hub dataset"
-            )
+            names = ", ".join(sorted(row))
+            raise DataError(f"{place} is missing (found: {names}); the columns must be those of the hub dataset")
         if not type_.accepts(row[column]):
-            raise DataError(f"{where}: column {column!r} is {_quoted(row[column])}; it must be {type_.description}")
+            raise DataError(f"{place} is {_quoted(row[column])}; it must be {type_.description}")
         for text in _strings([row[column]]):
             try:
                 text.encode("utf-8")
             except UnicodeEncodeError as problem:  # half of a surrogate pair, which no tokenizer can read
-                raise DataError(
-                    f"{where}: column {column!r} holds a lone surrogate (character {problem.start}), not text; "
-                    "write the whole character"
-                ) from problem
+                half = f"a lone surrogate (character {problem.start})"
+                raise DataError(f"{place} holds {half}, not text; write the whole character") from problem
     if source.labelled is not None:
         column, labels_of = source.labelled
         labels = list(labels_of(row))
         if row[column] not in labels:
-            raise DataError(
-                f"{where}: column {column!r} is {_quoted(row[column])}, which is none of the row's choices "
-                f"({', '.join(labels)}); correct the row"
-            )
+            wrong = f"column {column!r} is {_quoted(row[column])}, which is none of the row's choices"
+            raise DataError(f"{where}: {wrong} ({', '.join(labels)}); correct the row")
 
 
 def _quoted(value: object) -> str:
@@ -279,17 +259,13 @@ class Sealing:
         self._texts: dict[str, str] = {}
 
     def seal(self, key: str, text: str) -> str:
-        """Replaces a text by a marker, which is the same for the same key and text in every process.
-
-        The key tells a reader what the text is, such as "gpqa/rec123/question".
-        """
+        """Replaces a text by a marker, the same for the same text and key (gpqa/rec123/question) in every process."""
         name = re.sub(r"[\s\[\]]", "_", key)[:80] or "_"
         digest = hashlib.sha256(f"{name}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
         self._texts[digest] = text
         return f"[sealed {name} {digest}]"
 
     def seal_value(self, key: str, value: str | Sequence[str]) -> str | list[str]:
-        """Replaces a text, or every text of a list, by a marker."""
         return self.seal(key, value) if isinstance(value, str) else [self.seal(key, text) for text in value]
 
     def unseal(self, prompt: str) -> tuple[str, tuple[str, ...]]:
@@ -310,25 +286,20 @@ class Sealing:
         return _MARKER.sub(reveal, prompt), tuple(texts)
 
     def update(self, other: "Sealing") -> None:
-        """Takes over everything that another object has sealed."""
         self._texts.update(other._texts)
 
 
 def texts_of(doc: Mapping[str, Any], prompt: str) -> tuple[str, ...]:
-    """The texts that must not be written, for an item whose task does not seal its rows (lm-eval's own tasks do not).
-
-    The prompt is taken line by line, because its few-shot examples are questions too. The label before a choice is
-    left out: a response may repeat it before the text of the choice, and it is the answer.
-    """
+    """The texts that must not be written, for an item whose task does not seal its rows, as lm-eval's own tasks."""
+    # The prompt is taken line by line, because its few-shot examples are questions too. The label before a choice is
+    # left out: a response may repeat it before the text of the choice, and it is the answer.
     lines = (_OPTION_LABEL.sub("", line) for line in prompt.splitlines())
     return tuple(dict.fromkeys(text for text in (*_strings(doc.values()), *lines) if text.strip()))
 
 
 def redact(text: str, sealed_texts: tuple[str, ...]) -> str:
-    """Withholds from a response every verbatim run of more than `LONGEST_QUOTE` words of a sealed text.
-
-    Words are compared without case, punctuation or spacing between them.
-    """
+    """Withholds from a response every verbatim run of more than `LONGEST_QUOTE` words of a sealed text."""
+    # Words are compared without case, punctuation or spacing between them.
     words = [(word.start(), word.end(), word.group().casefold()) for word in _WORD.finditer(text)]
     size = LONGEST_QUOTE + 1
     sealed_runs = {run for sealed in sealed_texts for run in _runs([w.casefold() for w in _WORD.findall(sealed)], size)}

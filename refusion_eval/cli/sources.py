@@ -12,7 +12,7 @@ from refusion_eval.runs.job import prompt_hash
 from refusion_eval.runs.system import System
 from refusion_eval.scoring.rescore import recorded_system, rows_by_hash
 from refusion_eval.store.records import Sample
-from refusion_eval.store.run_reader import Run
+from refusion_eval.store.run_store import Run
 
 log = logging.getLogger(__name__)
 

@@ -21,15 +21,12 @@ from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, ScaleOutError, StoreError
 from refusion_eval.paths import embedded_name, tasks_path
 from refusion_eval.runs.job import Job, JobRunner, sample_key
-from refusion_eval.runs.manifest import build_manifest, machine_state
-from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.runs.settings import choose_preset
-from refusion_eval.runs.system import ModelCache, System
+from refusion_eval.runs.model_args import ModelArgs, choose_preset
+from refusion_eval.runs.system import ModelCache, System, build_manifest, machine_state
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.scoring.judge import ScoreWriter
 from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
-from refusion_eval.store.run_reader import ADVICE
-from refusion_eval.store.run_store import RunStore
+from refusion_eval.store.run_store import ADVICE, RunStore
 
 log = logging.getLogger(__name__)
 

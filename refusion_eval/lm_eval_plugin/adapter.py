@@ -28,9 +28,8 @@ from refusion_eval.lm_eval_plugin.evaluation import Evaluation, observe, own_tas
 from refusion_eval.lm_eval_plugin.hooks import SEALING
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
 from refusion_eval.runs.job import Job, response
-from refusion_eval.runs.likelihood import fit, scores
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
-from refusion_eval.runs.system import ModelCache
+from refusion_eval.runs.system import ModelCache, fit, scores
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay
 from refusion_eval.store.records import Sample, SampleKey
 

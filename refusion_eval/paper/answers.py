@@ -10,7 +10,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.report.sample import WITHHELD, find_sample, is_withheld
 from refusion_eval.results.render import Section, Table, TableRow, markdown_text, text_cells
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
-from refusion_eval.store.run_reader import Run, RunReader
+from refusion_eval.store.run_store import Run, RunReader
 
 COLUMN_WIDTH = 48
 

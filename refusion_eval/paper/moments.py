@@ -11,7 +11,7 @@ from refusion_eval.paper.rows import TokenCell
 from refusion_eval.report.replay import Position, Replay, Speller, apply
 from refusion_eval.report.sample import is_withheld, sample_replay
 from refusion_eval.store.records import PASSED, Sample
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from refusion_eval.types import Fix
 
 NUM_PANELS = 6

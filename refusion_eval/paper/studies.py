@@ -19,7 +19,7 @@ from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.render import csv_records
 from refusion_eval.store.records import Sample
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from refusion_eval.types import Fix, Select
 from refusion_eval.untrusted import first_line
 

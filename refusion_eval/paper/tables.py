@@ -30,7 +30,7 @@ from refusion_eval.results.measurement import (
     require_comparable,
 )
 from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, markdown_text, text_cells
-from refusion_eval.runs.settings import load_table
+from refusion_eval.runs.model_args import load_table
 
 NUMBERS = tuple(range(1, 8))
 PUBLISHED_HEADING = "Published, on the benchmarks themselves"
@@ -361,7 +361,7 @@ def _hyperparameters(measured: Sequence[Measurement]) -> Table:
         num_left=2,
         rows=rows,
         sentences=[
-            f"Paper (italics): Table 6. Here: tasks/settings/{table.path.name}; other origins: what that run recorded.",
+            f"Paper (italics): Table 6. Here: {table.label}; other origins: what that run recorded.",
             "\u2020 differs from the paper.",
         ],
     )

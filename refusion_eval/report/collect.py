@@ -18,7 +18,7 @@ from refusion_eval.results.facts import RunFacts, TaskFacts, read_facts
 from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import MEAN_TASK, METRIC_ORDER, SPEED_METRICS, Measurement
 from refusion_eval.store.records import Sample, ScoreRow
-from refusion_eval.store.run_reader import Run
+from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
 
 _GREY = "#7f7f7f"

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from refusion_eval.report.assemble import ChunkWriter
 from refusion_eval.report.replay import Spell
 from refusion_eval.store.records import Sample
-from refusion_eval.store.run_reader import Run
+from refusion_eval.store.run_store import Run
 
 _LONGEST_QUESTION, _LONGEST_GOLD = 140, 48  # characters of a list
 

@@ -12,7 +12,7 @@ from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.report.frames import sentence
 from refusion_eval.report.replay import Change, Replay, Spell, Speller, Step, final_pieces, replay_of
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
-from refusion_eval.store.run_reader import Run, RunReader
+from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
 
 WITHHELD = "Withheld: the authors of GPQA ask that its questions, and texts about them, appear nowhere in plain text."

@@ -11,7 +11,7 @@ from refusion_eval.benchmarks import is_mini
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import csv_columns, csv_values
 from refusion_eval.store.records import PASSED, Sample, ScoreRow, dump
-from refusion_eval.store.run_reader import Run, RunReader
+from refusion_eval.store.run_store import Run, RunReader
 
 RunDirs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 

@@ -10,7 +10,7 @@ from refusion_eval.benchmarks import BENCHMARKS, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
-from refusion_eval.store.run_reader import Run, RunReader
+from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
 
 

@@ -30,7 +30,7 @@ from refusion_eval.results.measurement import (
 )
 from refusion_eval.results.render import read_csv
 from refusion_eval.store.records import PASSED, STOCK_GENERATE, ScoreRow
-from refusion_eval.store.run_reader import Run
+from refusion_eval.store.run_store import Run
 
 AUTOREGRESSIVE = "autoregressive"
 _PERCENT = "percent"

@@ -10,25 +10,17 @@ from typing import Any, Protocol
 
 from refusion_eval.benchmarks import OURS, THINK_END, THINK_START, thinking_blocks
 from refusion_eval.benchmarks.rows import redact
-from refusion_eval.runs.settings import Resolved
+from refusion_eval.runs.model_args import Resolved
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.types import Decoded, Draft, Fix, StopRule, Trace, draw_key
 
 
 @dataclass(frozen=True, slots=True)
 class Detokenizer:
-    """Writes text from token ids.
-
-    A stop string may itself be a special token ("<|im_end|>", "</s>"), so stop strings are searched in the text with
-    special tokens spelled out. They are left out of the text that is returned.
-
-    Attributes:
-        decode: turns ordinary token ids into text.
-        special: id -> spelling of every special token.
-    """
-
-    decode: Callable[[Sequence[int]], str]
-    special: Mapping[int, str]
+    # A stop string may itself be a special token ("<|im_end|>", "</s>"), so stop strings are searched in the text with
+    # special tokens spelled out; the text that is returned leaves them out.
+    decode: Callable[[Sequence[int]], str]  # of ordinary tokens
+    special: Mapping[int, str]  # the spelling of every special token
 
     def _pieces(self, tokens: Sequence[int]) -> list[tuple[str, bool]]:
         """Splits tokens into pieces of text, each with whether it is a special token."""
@@ -41,7 +33,6 @@ class Detokenizer:
         return result
 
     def spelled(self, tokens: Sequence[int]) -> str:
-        """The text with special tokens spelled out."""
         return "".join(text for text, _ in self._pieces(tokens))
 
     def text(self, tokens: Sequence[int], until: Sequence[str] = ()) -> str:
@@ -93,27 +84,14 @@ class Detokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A request that is ready to be decoded.
-
-    Attributes:
-        key: identity in the run store.
-        benchmark: name of the task's benchmark; the task's own name if it belongs to no benchmark of this project.
-        item_id: the benchmark's id of the item.
-        prompt_ids: token ids of the prompt, with the real texts in place of markers.
-        resolved: the settings of the task.
-        prompts: the prompts that it is asked with, `OURS`, `RELEASE` or `OTHER`.
-        sealed: texts in the prompt that must not be written anywhere.
-        alone: whether the request is decoded alone whatever the batch size, so that its time measures speed.
-    """
-
     key: SampleKey
-    benchmark: str
+    benchmark: str  # the task's own name if it belongs to no benchmark of this project
     item_id: str
-    prompt_ids: Sequence[int]
+    prompt_ids: Sequence[int]  # with the real texts in place of markers
     resolved: Resolved
-    prompts: str = OURS
-    sealed: tuple[str, ...] = ()
-    alone: bool = False
+    prompts: str = OURS  # or RELEASE or OTHER
+    sealed: tuple[str, ...] = ()  # texts in the prompt that must not be written anywhere
+    alone: bool = False  # is decoded alone whatever the batch size, so that its time measures speed
 
     def settings(self, detokenizer: Detokenizer) -> Any:
         """The settings for one decoding of this request: with its stop rule and, if it draws, a seed of its own."""
@@ -134,17 +112,14 @@ def sample_key(
 
 
 def doc_hash(doc: Mapping[str, Any]) -> str:
-    """Hash of a task document, equal wherever the document is."""
     return prompt_hash(json.dumps(doc, sort_keys=True, default=str))
 
 
 def prompt_hash(prompt: str) -> str:
-    """Hash of a rendered prompt."""
     return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: int, warm: bool) -> Sample:
-    """The record of a decoded job."""
     # A parallel decoder may have fixed tokens after a stop string in the step that completed it. They are neither
     # recorded nor counted; the trace keeps them, because it tells what happened.
     tokens = detokenizer.kept(decoded.tokens, job.resolved.until)
@@ -167,8 +142,7 @@ def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: 
     )
 
 
-# A prompt that opens a thought has the tag among this many tokens at its end.
-_PROMPT_END = 12
+_PROMPT_END = 12  # a prompt that opens a thought has the tag among this many tokens at its end
 
 
 def _thoughts(tokens: Sequence[int], prompt_ids: Sequence[int], detokenizer: Detokenizer) -> dict[str, Any]:
@@ -196,7 +170,6 @@ def response(sample: Sample) -> str:
 
 
 def record_error(job: Job, error: str, *, batch_size: int, stop: str = "") -> Sample:
-    """The record of a job that could not be decoded."""
     return Sample(**_identity(job, batch_size), error=error, stop=stop)
 
 
@@ -223,8 +196,6 @@ def _without_tokens(trace: Trace) -> Trace:
 
 
 class JobRunner(Protocol):
-    """Turns jobs into records, in this process or in several."""
-
     def refusal(self, job: Job) -> str | None:
         """The reason why a job cannot be decoded, if it is known before anything is computed."""
 

@@ -1,15 +1,17 @@
-"""The arguments of `lm_eval --model refusion` and of `refusion-eval run`: names, types, defaults, help.
+"""The arguments of a run, the published systems that stand for some of them, and the settings of each task."""
 
-The systems of the paper, a decoder on a published checkpoint each, stand for some of these arguments by one name.
-"""
-
+import hashlib
+import json
+import logging
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from functools import cache
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
+from refusion_eval.benchmarks import BENCHMARKS, Task, find_task
 from refusion_eval.config import (
     CheckpointOptions,
     NonNegativeInt,
@@ -19,11 +21,15 @@ from refusion_eval.config import (
     field_types,
     mapping,
     read_values,
+    read_yaml,
+    recorded_values,
     settings_class,
 )
 from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_name, embedded_path, tasks_path
+
+log = logging.getLogger(__name__)
 
 # Names in tables of the embedded checkpoints that are not their decoder's main checkpoint.
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
@@ -31,6 +37,26 @@ EMBEDDED_DECODERS = {"autoregressive_sft": "autoregressive"}
 
 # Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
 LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
+
+
+MODEL_ARGS = "model_args"
+GENERATION_KWARGS = "generation_kwargs"
+CHECKPOINT = "checkpoint"
+PAPER = "paper"
+DEFAULT = "default"
+
+# Names of lm-eval for the length of the response. The first that is given counts, as in lm-eval.
+LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+# Generation arguments with values that change nothing, so a decoder that does not know them accepts these values.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1, None),
+    "top_k": (0, -1, None),
+    "min_p": (0, None),
+    "num_beams": (1,),
+    "repetition_penalty": (1,),
+    "use_cache": (True,),
+}
 
 
 def system_of_label(label: str) -> str:
@@ -103,14 +129,11 @@ class ModelArgs(CheckpointOptions):
 
     def __post_init__(self) -> None:
         CheckpointOptions.__post_init__(self)  # super() does not work in a class with slots
-        if self.prompt_time is not None:
-            try:
-                datetime.fromisoformat(self.prompt_time)
-            except ValueError:
-                raise ConfigError(
-                    f"model_args: prompt_time={self.prompt_time!r} is not a date; write it as 2026-01-31 or "
-                    "2026-01-31T12:00"
-                ) from None
+        try:
+            datetime.fromisoformat("2026-01-31" if self.prompt_time is None else self.prompt_time)
+        except ValueError:
+            example = "write it as 2026-01-31 or 2026-01-31T12:00"
+            raise ConfigError(f"model_args: prompt_time={self.prompt_time!r} is not a date; {example}") from None
         needs_of_stock_loop = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
         for name, needed in needs_of_stock_loop.items():
             value = getattr(self, name)
@@ -125,13 +148,7 @@ class ModelArgs(CheckpointOptions):
                 raise ConfigError(f"model_args: {name}={value} is for engine=ray only; add engine=ray, or leave it out")
 
     @property
-    def settings_type(self) -> type:
-        """The settings class of the decoder."""
-        return find_decoder(self.decoder).Settings
-
-    @property
     def checkpoint(self) -> str:
-        """Folder or hub id of the checkpoint."""
         name = embedded_name(self.pretrained, self.decoder)
         return self.pretrained if name is None else str(embedded_path(name))
 
@@ -143,7 +160,6 @@ class ModelArgs(CheckpointOptions):
 
     @property
     def system_name(self) -> str:
-        """Name of the system in tables."""
         embedded = EMBEDDED_NAMES.get(embedded_name(self.pretrained, self.decoder) or "")
         name = self.system or embedded or find_decoder(self.decoder).label
         name = name if self.preset is None else f"{name} ({self.preset})"
@@ -151,10 +167,7 @@ class ModelArgs(CheckpointOptions):
 
 
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:
-    """Separates the decoder's settings from the other model arguments, and converts and checks all of them.
-
-    `additional` has what lm-eval's command line adds; `given` outranks it.
-    """
+    """Separates the decoder's settings from the other arguments, and checks all; `given` outranks `additional`."""
     where = "model_args"
     flags = {key: value for key, value in (additional or {}).items() if value is not None}
     # lm-eval's command line passes cuda:0 on every machine, with a GPU or without, so that value is not the user's.
@@ -182,24 +195,14 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
 
 @settings_class()
 class PublishedSystem:
-    """One row of the paper's comparison.
+    """One row of the paper's comparison."""
 
-    Attributes:
-        name: name that `--system` takes.
-        label: name in tables.
-        decoder: name of the decoder.
-        pretrained: hub id of the checkpoint; None if none was published.
-        adapter: hub id of the LoRA adapter on the checkpoint, if any.
-        enable_thinking: argument of the chat template, as its authors set it.
-        chat_template: "none" if its authors gave the model plain prompts.
-        add_bos_token: whether its authors began prompts with the BOS token.
-    """
-
-    name: str
-    label: str
+    name: str  # which `--system` takes
+    label: str  # in tables
     decoder: str
-    pretrained: str | None = None
-    adapter: str | None = None
+    pretrained: str | None = None  # hub id of the checkpoint; None if none was published
+    adapter: str | None = None  # hub id of the LoRA adapter on the checkpoint
+    # How its authors prompted: thinking in the chat template, "none" for plain prompts, a BOS token in front.
     enable_thinking: bool = True
     chat_template: str | None = None
     add_bos_token: bool = False
@@ -234,3 +237,160 @@ def system_arguments(name: str, model: str | None) -> dict[str, str | bool | Non
     arguments = {**asdict(system), "system": system.label}
     del arguments["name"], arguments["label"]
     return arguments if model is None else arguments | {"pretrained": model, "adapter": None}
+
+
+class Table(NamedTuple):
+    """A settings table: the decoder's settings for each benchmark, and where each row comes from."""
+
+    label: str  # in messages and records
+    preset: str | None  # name of the table in its file; None if the file has one table only
+    benchmarks: Mapping[str, Mapping[str, Any]]
+    sources: Mapping[str, str]
+
+
+class Generation(NamedTuple):
+    """Generation arguments of a request: decoder settings, and strings at whose first occurrence the text is cut."""
+
+    values: Mapping[str, Any]
+    until: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    settings: Any  # an instance of the decoder's settings class
+    sources: Mapping[str, str]  # setting -> model_args, generation_kwargs, a table and benchmark, checkpoint, ...
+    until: tuple[str, ...] = ()  # strings at whose first occurrence the text is cut
+    task: Task | None = None  # the task of this project that it is, or that a task of lm-eval corresponds to
+    values: Mapping[str, Any] = field(init=False)  # the settings as they are recorded
+    digest: str = field(init=False)  # hash of settings and stop strings; it is part of the key of a sample
+
+    def __post_init__(self) -> None:
+        values = recorded_values(self.settings)
+        text = json.dumps([values, self.until], sort_keys=True, default=str)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    def describe(self, before: "Resolved | None" = None) -> str:
+        """The settings on one line for the log, grouped by source: those that are not defaults, or not as before."""
+        by_source: dict[str, list[str]] = {}
+        for key, value in self.values.items():
+            if self.sources[key] != DEFAULT if before is None else before.values.get(key) != value:
+                by_source.setdefault(self.sources[key], []).append(f"{key}={value}")
+        described = [f"{' '.join(pairs)} [{source}]" for source, pairs in by_source.items()]
+        if before is None or before.until != self.until:
+            described.append(f"stop at {list(self.until)}")
+        return "; ".join(described) or "as before"
+
+
+def choose_preset(path: Path, preset: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Reads one table of a settings file, by default the first, unchecked; the name of an only one is None."""
+    where = f"tasks/settings/{path.name}"
+    content = read_yaml(path, where) if path.exists() else {}
+    if "presets" not in content:
+        if preset is not None:
+            raise ConfigError(f"{where} has no presets, so leave out preset={preset}")
+        return None, content
+    check_keys(content, ("decoder", "presets"), where)
+    presets = mapping(content["presets"], f"{where}: presets")
+    name = next(iter(presets)) if preset is None else preset
+    check_keys([name], presets, where, what="preset")
+    return name, {"decoder": content.get("decoder"), **mapping(presets[name], f"{where}: {name}")}
+
+
+def load_table(
+    folder: Path,
+    decoder: str,
+    mini: bool,
+    settings_type: type,
+    checkpoint: Mapping[str, Any],
+    preset: str | None = None,
+) -> Table | None:
+    """Reads and checks a settings table, for the benchmarks or the mini tasks; None if the decoder has no such file."""
+    # A file holds one table, or several under `presets`: the authors' own settings and those of a comparison differ.
+    # The row of a benchmark outranks `common`, and may have a source of its own.
+    path = folder / f"{'mini_' if mini else ''}{decoder}.yaml"
+    if not path.exists():
+        return None
+    preset, content = choose_preset(path, preset)
+    where = f"tasks/settings/{path.name}" + (f":{preset}" if preset else "")
+    check_keys(content, ("decoder", "source", "common", "benchmarks"), where)
+    if content.get("decoder") != decoder:
+        raise ConfigError(f"{where}: the file has to say `decoder: {decoder}`")
+    rows, common = mapping(content.get("benchmarks"), f"{where}: benchmarks"), mapping(content.get("common"), where)
+    if not rows:
+        raise ConfigError(f"{where}: has no benchmarks; write benchmarks: with one or more of {', '.join(BENCHMARKS)}")
+    check_keys(rows, BENCHMARKS, where)
+    benchmarks: dict[str, Mapping[str, Any]] = {}
+    sources: dict[str, Any] = {}
+    for benchmark, row in rows.items():
+        row = mapping(row, f"{where}: {benchmark}")
+        values = {key: value for key, value in {**common, **row}.items() if key != "source"}
+        sources[benchmark] = row.get("source", content.get("source"))
+        if not sources[benchmark]:
+            raise ConfigError(f"{where}: {benchmark} needs a source, its own or the table's")
+        # Built only to check the whole row; which settings a task has is known once all sources are merged.
+        checked: Any = build(settings_type, {**checkpoint, **values}, f"{where}: {benchmark}")
+        benchmarks[benchmark] = {key: getattr(checked, key) for key in values}
+    return Table(where, preset, benchmarks, sources)
+
+
+def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where: str) -> Generation:
+    """Translates generation arguments into settings of a decoder; ConfigError for what the decoder cannot do."""
+    types = field_types(settings_type)
+    rest = dict(kwargs)
+    until = rest.pop("until", None) or ()
+    lengths = [value for name in LENGTH_NAMES if (value := rest.pop(name, None)) is not None]
+    if lengths:
+        rest.setdefault("gen_length", lengths[0])
+    # Sampling follows lm-eval: no argument about it is greedy, do_sample=True without a temperature samples at 1.
+    do_sample = rest.pop("do_sample", None)
+    for key, neutral in NEUTRAL.items():
+        if key not in types and key in rest:
+            value = rest.pop(key)
+            if value not in neutral:
+                raise ConfigError(f"{where}: {key}={value!r} cannot be obeyed by this decoder; leave it out")
+    where = f"{where}: generation_kwargs"
+    values = read_values(settings_type, rest, where)
+    if "temperature" in types:
+        temperature = values.get("temperature")
+        if do_sample is False:
+            if temperature:
+                log.warning("%s: temperature=%s has no effect with do_sample=False: greedy", where, temperature)
+            values["temperature"] = 0.0
+        elif do_sample is True and temperature is None:
+            values["temperature"] = 1.0
+        elif do_sample is True and temperature == 0:
+            log.warning("%s: do_sample=True with temperature=0 is greedy", where)
+    elif do_sample:
+        raise ConfigError(f"{where}: do_sample=True, but this decoder has no temperature; leave it out")
+    until = (until,) if isinstance(until, str) else until
+    return Generation(values, tuple(str(stop) for stop in until if stop))
+
+
+def resolve(
+    task: str,
+    settings_type: type,
+    *,
+    model_args: Mapping[str, Any],
+    generation: Generation,
+    table: Table | None,
+    checkpoint: Mapping[str, Any],
+    paper: Mapping[str, Any] | None = None,  # where the paper's algorithm differs from the decoder's defaults
+) -> Resolved:
+    """Merges the sources of one task's settings by their precedence; ConfigError if they contradict each other."""
+    task_here = find_task(task)
+    # Lowest first: the decoder's defaults, the paper's algorithm, the mask and end tokens of the checkpoint, the table,
+    # the task's generation arguments (its YAML's, updated by --gen_kwargs), the model arguments.
+    layers: list[tuple[str, Mapping[str, Any]]] = [(PAPER, paper or {}), (CHECKPOINT, checkpoint)]
+    if table is not None and task_here is not None and (name := task_here.benchmark.name) in table.benchmarks:
+        layers.append((f"{table.label}:{name}", table.benchmarks[name]))
+    layers += [(GENERATION_KWARGS, generation.values), (MODEL_ARGS, model_args)]
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(field_types(settings_type), DEFAULT)
+    for source, layer in layers:
+        values.update(layer)
+        sources.update(dict.fromkeys(layer, source))
+    given = ", ".join(f"{key}={value} from {sources[key]}" for key, value in values.items())
+    settings: Any = build(settings_type, values, f"task {task} ({given or 'defaults'})")
+    recorded = {key: sources[key] for key in recorded_values(settings)}
+    return Resolved(settings=settings, sources=recorded, until=generation.until, task=task_here)

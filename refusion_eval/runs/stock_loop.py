@@ -1,8 +1,4 @@
-"""The stock autoregressive loop: transformers' own model under its own `generate`, timed as an engine is.
-
-Compared with this project's engine on the same weights, it shows which part of a speed-up is due to the engine and
-which to the algorithm.
-"""
+"""The stock autoregressive loop: transformers' own model under its own `generate`, timed as an engine is."""
 
 import time
 from collections.abc import Sequence
@@ -23,19 +19,13 @@ _PAD_ID = 0
 
 
 class StockLoop:
-    """Greedy `generate` on one model, as a user of transformers would call it."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        model.generation_config = GenerationConfig()
+        model.generation_config = GenerationConfig()  # without the checkpoint's own defaults, such as sampling
 
     @classmethod
     def open(cls, directory: Path, dtype: torch.dtype, device: torch.device) -> Self:
-        """Loads a checkpoint in Hugging Face layout with its class in transformers, without remote code.
-
-        Raises:
-            CheckpointError: transformers has no such class, or cannot load the weights.
-        """
+        """Loads a checkpoint in Hugging Face layout; CheckpointError if transformers has no class for it."""
         try:
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
@@ -43,12 +33,8 @@ class StockLoop:
         return cls(model.to(device).eval())
 
     def run(self, prompt: Sequence[int], settings: AutoregressiveSettings) -> Decoded:
-        """Decodes one prompt; the trace holds the forwards that `generate` makes, one a token.
-
-        Raises:
-            DecodeError: the settings ask for sampling; only greedy decoding gives the same text.
-        """
-        if settings.temperature > 0:
+        """Decodes one prompt greedily; the trace holds the forwards that `generate` makes, one a token."""
+        if settings.temperature > 0:  # only greedy decoding gives the text of this project's engine
             raise DecodeError("the stock loop is greedy; set temperature=0, or take this project's engine")
         device = self.model.device
         synchronize(device)
@@ -69,12 +55,16 @@ class StockLoop:
         )
         response = tuple(int(token) for token in output[0, len(prompt) :].tolist())
         seconds = time.perf_counter() - started
-        stop: StopReason = "length"
-        if response[-1] in settings.eos_ids:
-            stop = "eos"
-        elif clock.stopped:
-            stop = "stop_string"
-        trace = _trace(len(prompt), response, stop)
+        ended_early: StopReason = "stop_string" if clock.stopped else "length"
+        stop: StopReason = "eos" if response[-1] in settings.eos_ids else ended_early
+        trace = Trace()
+        for number, token in enumerate(response):  # with a KV cache: the prompt once, then each token but the last
+            if number == 0:
+                trace.forward("prefill", len(prompt), 0)
+            else:
+                trace.forward("decode", 1, len(prompt) + number - 1)
+            trace.fix((number,), (token,))
+        trace.stop(stop, len(response))
         return Decoded(response, stop, len(response), seconds, trace, clock.first - started)
 
 
@@ -96,16 +86,3 @@ class _Clock(StoppingCriteria):
         if self._stop_rule is not None:
             self.stopped = self._stop_rule(input_ids[0, self._prompt_length :].tolist())
         return self._answers[self.stopped]
-
-
-def _trace(prompt_length: int, response: Sequence[int], stop: StopReason) -> Trace:
-    """The forwards of `generate` with a KV cache: the prompt once, then each token but the last."""
-    trace = Trace()
-    for number, token in enumerate(response):
-        if number == 0:
-            trace.forward("prefill", prompt_length, 0)
-        else:
-            trace.forward("decode", 1, prompt_length + number - 1)
-        trace.fix((number,), (token,))
-    trace.stop(stop, len(response))
-    return trace

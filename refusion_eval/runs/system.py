@@ -1,17 +1,25 @@
 """A system under test: a checkpoint, a decoder, the settings and prompts of each task, and the decoding here."""
 
+import csv
 import functools
+import hashlib
 import itertools
 import json
 import logging
+import os
+import platform
+import subprocess
+import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
@@ -21,16 +29,32 @@ from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.models.device import cpu_threads
+from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, weight_bytes
 from refusion_eval.paths import tasks_path
 from refusion_eval.runs.job import Detokenizer, Job, record, record_error
-from refusion_eval.runs.likelihood import Part
-from refusion_eval.runs.model_args import ModelArgs, published_systems
-from refusion_eval.runs.settings import Resolved, Table, load_table, read_generation_kwargs, resolve
-from refusion_eval.store.records import REFUSED, Sample
-from refusion_eval.store.run_reader import RUN_JSON, RunReader
+from refusion_eval.runs.model_args import (
+    LAUNCH_ARGUMENTS,
+    ModelArgs,
+    Resolved,
+    Table,
+    load_table,
+    published_systems,
+    read_generation_kwargs,
+    resolve,
+)
+from refusion_eval.store.records import (
+    REFUSED,
+    STOCK_GENERATE,
+    Hardware,
+    Manifest,
+    Sample,
+    git_commit,
+    package_versions,
+)
+from refusion_eval.store.run_store import RUN_JSON, RunReader
 from refusion_eval.types import Decoded
 from refusion_eval.untrusted import read_text
+from refusion_eval.version import __version__
 
 if TYPE_CHECKING:
     from refusion_eval.runs.stock_loop import StockLoop
@@ -40,28 +64,33 @@ log = logging.getLogger(__name__)
 # Requests decoded together with batch_size=auto, by type of device; the KV budget may allow fewer.
 AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
 
-# Settings that name special tokens; the user may have to give them for a checkpoint without a card.
-TOKEN_SETTINGS = ("mask_id", "eos_ids")
-
 # Returns a measured fact: the value that is recorded under a name, or else the value that the function computes.
 GetOrCompute = Callable[[str, Callable[[], Any]], Any]
 
+# A request for log-likelihoods: contexts with their continuations.
+Pair = tuple[Sequence[int], Sequence[int]]
+Part = Sequence[Pair]
+
 NO_TEMPLATE = "none"
+
+# A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
+WHOLE_BYTES = 256 * 2**20
+PIECE_BYTES = 2**16
+NUM_PIECES = 256
+
+_NVIDIA_SMI_FIELDS = "name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit"
+_NVIDIA_SMI_SECONDS = 20
 
 
 class ModelCache:
-    """Keeps the checkpoint that was opened last, so that successive systems on one checkpoint load its weights once.
-
-    A model that is given at the beginning stands for every checkpoint.
-    """
+    """Keeps the checkpoint that was opened last, so that successive systems on one checkpoint load its weights once."""
 
     def __init__(self, given: api.LoadedModel | None = None) -> None:
-        self._given = given
+        self._given = given  # stands for every checkpoint
         self._key: tuple[Any, ...] | None = None
         self._model: api.LoadedModel | None = None
 
     def get(self, key: tuple[Any, ...], open_model: Callable[[], api.LoadedModel]) -> api.LoadedModel:
-        """Returns the model of a key, opened if another model was opened last."""
         if self._given is not None:
             return self._given
         if self._model is None or key != self._key:
@@ -70,32 +99,15 @@ class ModelCache:
         return self._model
 
 
-def recorded_attention(model: api.LoadedModel) -> str:
-    """The attention of a model as manifests have it: `BACKEND[:KERNELS][+graphs]`."""
-    if model.is_stock:
-        return "transformers"
-    # The kernels that torch chooses from on CUDA, and the recording of graphs, decide the last bits of a text too.
-    kernels = ":flash,efficient,math" if model.device.type == "cuda" and model.attention == "sdpa" else ""
-    return model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
-
-
 class System:
-    """Everything that is fixed for a run: a checkpoint under a decoder, and the settings and prompts of its tasks.
-
-    Nothing is loaded before it is needed, the weights last. A system is also the `JobRunner` of its process: it decodes
-    jobs one at a time or in a batch, and records failures too. The `Session` has what is open during a run.
-
-    Args:
-        model_cache: shares the opened model with other systems of this process.
-        get_or_compute: finds the measured facts of a run that is continued.
-    """
+    """Everything that is fixed for a run; nothing is loaded before it is needed, the weights last."""
 
     def __init__(
         self,
         args: ModelArgs,
         model_cache: ModelCache | None = None,
         *,
-        get_or_compute: GetOrCompute = lambda name, compute: compute(),
+        get_or_compute: GetOrCompute = lambda name, compute: compute(),  # the measured facts of a continued run
         num_processes: int = 1,
     ) -> None:
         self.get_or_compute = get_or_compute
@@ -108,7 +120,6 @@ class System:
 
     @functools.cached_property
     def model(self) -> api.LoadedModel:
-        """The opened checkpoint."""
         args = self.args
         options = replace(
             args.options,
@@ -123,11 +134,8 @@ class System:
         if args.adapter is None and any(
             system.adapter for system in published_systems().values() if system.decoder == args.decoder
         ):
-            log.warning(
-                "decoder=%s without the adapter that it was published with: right only if %s has it merged",
-                args.decoder,
-                args.pretrained,
-            )
+            what = f"decoder={args.decoder} without the adapter that it was published with"
+            log.warning("%s: right only if %s has it merged", what, args.pretrained)
         if args.chat_template is not None:
             opened.tokenizer.replace_chat_template(self.own_chat_template)
         return opened
@@ -146,9 +154,8 @@ class System:
     def wanted_attention(self) -> str:
         """The attention backend of the arguments; with auto, the backend that a continued run was begun with."""
         args = self.args
-        if args.loop != "engine" or args.backend != "own":
-            return args.attention  # transformers chooses its own
-        if args.attention != "auto" or args.run_dir is None or not (Path(args.run_dir) / RUN_JSON).is_file():
+        is_own = args.loop == "engine" and args.backend == "own"  # else transformers chooses its own
+        if not is_own or args.attention != "auto" or not args.run_dir or not (Path(args.run_dir) / RUN_JSON).is_file():
             return args.attention
         with RunReader.open(args.run_dir) as reader:
             if next(reader.samples(traces=False), None) is None:
@@ -158,23 +165,18 @@ class System:
 
     @functools.cached_property
     def batch_size(self) -> int:
-        """Requests decoded at the same time."""
         return self.args.batch_size or AUTO_BATCH_SIZES[self.model.device.type]
 
     @property
     def has_template(self) -> bool:
-        """Whether prompts are written with a chat template."""
         return bool(self.model.tokenizer.inner.chat_template)
 
     def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """Renders a conversation with the chat template, up to the opening of the assistant's turn.
-
-        Without `add_generation_prompt` an assistant message at the end is left open, to be continued.
-        """
+        """Renders a conversation with the chat template, up to the opening of the assistant's turn."""
         return self.model.tokenizer.render_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
+            continue_final_message=not add_generation_prompt,  # an assistant message at the end is left open
             enable_thinking=self.args.enable_thinking,
             now=self.prompt_time,
         )
@@ -182,12 +184,11 @@ class System:
     @functools.cached_property
     def prompt_time(self) -> datetime | None:
         """The moment that all prompts of a run have if the chat template writes the date; else None."""
-        # With today's date a run that is continued on another day would ask its items with other prompts.
+        # With the date of the day a run that is continued on another day would ask its items with other prompts.
         if not self.model.tokenizer.asks_for_the_time:
             return None
-        now = self.args.prompt_time or self.get_or_compute(
-            "prompt_time", lambda: datetime.now().isoformat("T", "seconds")
-        )
+        began = functools.partial(self.get_or_compute, "prompt_time", lambda: datetime.now().isoformat("T", "seconds"))
+        now = self.args.prompt_time or began()
         log.warning("%s: the chat template writes the date; in this run it is that of %s", self.args.pretrained, now)
         return datetime.fromisoformat(now)
 
@@ -212,7 +213,6 @@ class System:
 
     @functools.cached_property
     def detokenizer(self) -> Detokenizer:
-        """Writes text from token ids."""
         inner = self.model.tokenizer.inner
         special = {int(token): str(inner.convert_ids_to_tokens(token)) for token in inner.all_special_ids}
         special |= {int(token): str(added) for token, added in inner.added_tokens_decoder.items() if added.special}
@@ -220,7 +220,6 @@ class System:
 
     @functools.cached_property
     def stock_loop(self) -> "StockLoop":
-        """The loop of transformers on this checkpoint."""
         from refusion_eval.runs.stock_loop import StockLoop  # transformers' models load slowly, and few runs need them
 
         return StockLoop.open(self.model.directory, self.model.dtype, self.model.device)
@@ -244,8 +243,8 @@ class System:
     def tables(self) -> Mapping[bool, Table | None]:
         """The decoder's settings tables: for the benchmarks (False) and for the mini tasks (True)."""
         folder = tasks_path() / "settings"
-        given = {key: value for key, value in self.args.settings.items() if key in TOKEN_SETTINGS}
-        tokens = {**self.checkpoint_settings, **given}
+        given = self.args.settings.items()  # the user may have to name the tokens of a checkpoint without a card
+        tokens = self.checkpoint_settings | {key: value for key, value in given if key in ("mask_id", "eos_ids")}
         # A row of the table that needs an EOS must not stop the tasks of other rows, so every row is read with one. The
         # settings of a task are checked later, as they are.
         tokens["eos_ids"] = tokens.get("eos_ids") or (0 if tokens.get("mask_id") else 1,)
@@ -292,14 +291,12 @@ class System:
             )
 
     def settings_by_task(self) -> dict[str, dict[str, Any]]:
-        """Settings and their sources of every task seen so far."""
         return {
             task: {"settings": dict(resolved.values), "source": dict(resolved.sources)}
             for (task, _), resolved in self._resolved.items()
         }
 
     def refusal(self, job: Job) -> str | None:
-        """See `JobRunner`."""
         try:
             api.check_prompt(self.model, job.prompt_ids, job.resolved.settings.num_positions)
         except ConfigError as error:
@@ -310,7 +307,6 @@ class System:
         """No-op: the model is kept for the next system."""
 
     def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[TokenScore]]]:
-        """Yields number and log-likelihoods of each part."""
         return ((number, self.score_part(part)) for number, part in enumerate(parts))
 
     def score_part(self, part: Part) -> list[TokenScore]:
@@ -375,7 +371,7 @@ class System:
                         error = "".join(traceback.format_exception(outcome))
                         yield record_error(job, error, batch_size=batch_size)
                     else:
-                        # Times of a batch are no measure of speed, so no warm-up is spent on it.
+                        # Times of a batch do not measure speed, so no warm-up is spent on it.
                         yield record(job, outcome, self.detokenizer, batch_size=batch_size, warm=False)
                 return
             except RuntimeError as error:  # most likely memory ran out
@@ -394,11 +390,8 @@ class System:
             yield Request(self.entry.decode, job.prompt_ids, self._settings(job))
 
     def _warm_up(self, job: Job) -> bool:
-        """Decodes the first job of each settings untimed, so that one-off costs are not measured.
-
-        Returns whether the warm-up of these settings is over, so that the time of the next decoding measures speed.
-        """
-        if job.resolved.digest in self._warm:
+        """Decodes the first job of each settings untimed; whether the time of the next decoding measures speed."""
+        if job.resolved.digest in self._warm:  # one-off costs, such as compiling, are behind these settings
             return True
         started, warmup = time.perf_counter(), self.args.warmup
         for _ in range(warmup):
@@ -406,3 +399,204 @@ class System:
         self._warm.add(job.resolved.digest)
         log.info("%s: %d warm-up decodings, %.1f s", job.key.task, warmup, time.perf_counter() - started)
         return warmup > 0
+
+
+def fit(context: Sequence[int], continuation: Sequence[int], longest: int) -> Pair:
+    """Drops the beginning of a text that has more than `longest` tokens; ConfigError if its continuation alone has."""
+    surplus = len(context) + len(continuation) - longest
+    if surplus >= len(context):
+        raise ConfigError(
+            f"a continuation of {len(continuation)} tokens is too long to be scored: it may have {longest - 1}"
+        )
+    return context[max(0, surplus) :], continuation
+
+
+def scores(
+    score: Callable[[Sequence[Part]], Iterator[tuple[int, list[TokenScore]]]], pairs: Sequence[Pair], size: int
+) -> Iterator[tuple[int, TokenScore]]:
+    """Yields number and score of each pair, which fits, as `score` computes its part, in any order."""
+    scored = [number for number, (_, continuation) in enumerate(pairs) if continuation]
+    # A continuation is empty if the tokenizer merged it into its context.
+    yield from ((number, TokenScore(0.0, True)) for number in range(len(pairs)) if not pairs[number][1])
+    groups = [scored[start : start + size] for start in range(0, len(scored), size)]
+    for part, part_scores in score([[pairs[number] for number in group] for group in groups]):
+        yield from zip(groups[part], part_scores, strict=True)
+
+
+def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest:
+    """Describes this invocation of a system and its tasks, with the versions that are known."""
+    model = system.model
+    return replace(
+        identity(system),
+        tasks=dict(task_versions),
+        prompts={name: task.benchmark.prompts_name for name in task_versions if (task := find_task(name))},
+        batch_size=system.batch_size,
+        warmup=system.args.warmup,
+        hardware=machine(system),
+        versions=package_versions(),
+        git_commit=git_commit(),
+        command=sys.argv,
+        arguments=run_arguments(system.args) | {"cuda_graphs": model.cuda_graphs},
+        roofline={} if model.is_stock else _roofline(model),
+    )
+
+
+def _roofline(model: api.LoadedModel) -> dict[str, float]:
+    # The bytes that forwards of this project's transformer read, and how fast the device copies.
+    with cpu_threads(model.num_threads):  # a forward reads no faster than its own threads can
+        bandwidth = copy_bandwidth(model.device)
+    return {
+        "weight_bytes": weight_bytes(model.config, model.dtype),
+        "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
+        "copy_bytes_per_second": bandwidth,
+    }
+
+
+def identity(system: System) -> Manifest:
+    """The part of the manifest that decides texts: everything in its fingerprint, and nothing that is measured."""
+    args, model = system.args, system.model
+    tables = {table.label: table.benchmarks for table in system.tables.values() if table is not None}
+    return Manifest(
+        system=args.system_name,
+        backbone=args.backbone or model.card.backbone,
+        decoder=args.decoder if args.loop == "engine" else STOCK_GENERATE,
+        settings={
+            "model_args": dict(args.settings),
+            "enable_thinking": args.enable_thinking,
+            "checkpoint": system.checkpoint_settings,
+            "tables": tables,
+            **_added_facts(system),
+        },
+        checkpoint=args.pretrained,
+        checkpoint_revision=model.revision or "",
+        checkpoint_hash="" if model.revision else _checkpoint_hash(Path(args.checkpoint).expanduser()),
+        tasks={},
+        seed=int(args.settings.get("seed", 0)),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=model.device.type,
+        attention=_recorded_attention(system),
+        package_version=__version__,
+    )
+
+
+def _recorded_attention(system: System) -> str:
+    """The attention as manifests have it: `BACKEND[:KERNELS][+graphs]`."""
+    model = system.model
+    if model.is_stock or system.args.loop != "engine":
+        return "transformers"  # which chooses its own
+    # The kernels that torch chooses from on CUDA, and the recording of graphs, decide the last bits of a text too.
+    kernels = ":flash,efficient,math" if model.device.type == "cuda" and model.attention == "sdpa" else ""
+    return model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
+
+
+def machine(system: System) -> Hardware:
+    device = system.model.device
+    return collect_hardware(system.model.num_threads, device if device.type == "cuda" else None, system.num_processes)
+
+
+def machine_state(system: System) -> dict[str, Any]:
+    """Further facts that decide times: threads, load of the last minute, clocks of the processors and the GPU."""
+    device = system.model.device
+    clocks = [float(text) for name, text in _cpuinfo() if name == "cpu MHz"]
+    state: dict[str, Any] = {"threads": system.model.num_threads}
+    if hasattr(os, "getloadavg"):
+        state["load"] = round(os.getloadavg()[0], 2)
+    if clocks:
+        state["cpu_mhz"] = round(sum(clocks) / len(clocks))
+    if device.type == "cuda":
+        detail = read_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        state |= {name: value for name, value in detail.items() if name.startswith("clocks")}
+    return state
+
+
+def run_arguments(args: ModelArgs) -> dict[str, Any]:
+    """The model arguments that decide texts or times, in the form in which they can be given again."""
+    left_out = ("settings", "run_dir", *LAUNCH_ARGUMENTS)
+    given = {field.name: getattr(args, field.name) for field in fields(args) if field.name not in left_out}
+    given["batch_size"] = args.batch_size or "auto"
+    return {name: value for name, value in given.items() if value is not None} | dict(args.settings)
+
+
+def _added_facts(system: System) -> dict[str, str | bool]:
+    """The additions of a user to a checkpoint: adapter, chat template, BOS token; files by their hashes."""
+    args, (name, revision) = system.args, (system.model.adapter, system.model.adapter_revision)
+    facts: dict[str, str | bool] = {}
+    if name is not None:
+        files = [Path(name).expanduser() / file for file in ("adapter_config.json", "adapter_model.safetensors")]
+        facts["adapter"] = f"{name}@{revision}" if revision else _hash(*(file.read_bytes() for file in files))
+    if args.chat_template is not None:
+        template = system.own_chat_template
+        facts["chat_template"] = NO_TEMPLATE if template is None else _hash(template.encode())
+    if args.add_bos_token:
+        facts["add_bos_token"] = True
+    return facts
+
+
+def _hash(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:32]
+
+
+def _checkpoint_hash(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for path in [directory / "config.json", *sorted(directory.glob("*.safetensors"))]:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            if size <= WHOLE_BYTES:
+                digest.update(file.read())
+                continue
+            for piece in range(NUM_PIECES):
+                file.seek(piece * (size - PIECE_BYTES) // (NUM_PIECES - 1))
+                digest.update(file.read(PIECE_BYTES))
+    return digest.hexdigest()[:32]
+
+
+def collect_hardware(threads: int, gpu: torch.device | None = None, num_processes: int = 1) -> Hardware:
+    machine = Hardware(
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        threads=threads,
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        num_processes=num_processes,
+    )
+    if gpu is None:
+        return machine
+    properties = torch.cuda.get_device_properties(gpu)
+    # The identity of the GPU, because CUDA and nvidia-smi count GPUs differently.
+    detail = read_gpu(f"GPU-{properties.uuid}")
+    libraries = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+    return replace(
+        machine,
+        gpu=detail.get("name", properties.name),
+        gpu_driver=detail.get("driver_version", ""),
+        gpu_detail={**detail, **libraries},
+        num_gpus=1,
+    )
+
+
+def read_gpu(uuid: str) -> dict[str, str]:
+    """Name, driver, memory and clocks of one GPU as nvidia-smi prints them; empty if nvidia-smi fails."""
+    command = ["nvidia-smi", f"--query-gpu={_NVIDIA_SMI_FIELDS}", "--format=csv,noheader", f"--id={uuid}"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    rows = list(csv.reader(answer.stdout.splitlines(), skipinitialspace=True))
+    names = _NVIDIA_SMI_FIELDS.split(",")
+    return dict(zip(names, rows[0], strict=True)) if rows and len(rows[0]) == len(names) else {}
+
+
+def _cpu_model() -> str:
+    """Model name from /proc/cpuinfo with the family numbers, because the names that clouds give are generic."""
+    facts = dict(reversed(list(_cpuinfo())))  # of the first processor
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    numbers = [f"{key.removeprefix('cpu ')} {facts[key]}" for key in ("cpu family", "model") if key in facts]
+    return f"{name} ({', '.join(numbers)})" if numbers else name
+
+
+def _cpuinfo() -> Iterator[tuple[str, str]]:
+    """Names and values of /proc/cpuinfo, those of every processor one after the other; nothing where there is none."""
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.is_file() else ():
+        name, _, value = line.partition(":")
+        yield name.strip(), value.strip()

@@ -1,8 +1,4 @@
-"""The terminal of a run: its progress, live or as a line every 20 seconds, and the signals that stop it.
-
-Signal handlers belong to a process, not to a library: a block installs them in the main thread and restores the former
-handlers when it ends. A signal that the process ignores, such as SIGINT in a background job, stays ignored.
-"""
+"""The terminal of a run: its progress, live or as a line every 20 seconds, and the signals that stop it."""
 
 import contextlib
 import io
@@ -21,25 +17,15 @@ from typing import Any, NamedTuple, Self, TextIO, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from refusion_eval.errors import StoreError
 from refusion_eval.store.records import Sample
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from refusion_eval.untrusted import visible
 
 SECONDS_BETWEEN_LINES = 20.0
-WIDE = 130  # columns of a terminal that has room for a bar and the time that has passed
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _Item = TypeVar("_Item")
@@ -53,28 +39,26 @@ class Interrupted(SystemExit):
 
 
 class Interruption:
-    """A block that SIGINT and SIGTERM end with one line on stderr and `Interrupted`; the innermost handles a signal.
+    """A block that SIGINT and SIGTERM end with one line on stderr and `Interrupted`; the innermost handles a signal."""
 
-    Args:
-        describe: returns the text that follows the signal's name in that line; called when the block has ended.
-        finish_first: whether the first signal only ends the iterators of `stoppable`, and the second the block.
-    """
-
+    # Handlers belong to a process, not to a library, so the former ones are back when the block has ended.
     def __init__(self, describe: Callable[[], str], *, finish_first: bool) -> None:
-        self._describe = describe
-        self._finish_first = finish_first
+        self._describe = describe  # gives the text behind the signal's name in that line, when the block has ended
+        self._finish_first = (
+            finish_first  # the first signal only ends the iterators of `stoppable`, the second the block
+        )
         self._received: int | None = None
         self._handlers_before: dict[int, Any] = {}
 
     def stoppable(self, items: Iterable[_Item]) -> "StoppableIterator[_Item]":
-        """An iterator over the items that ends at the first signal."""
         return StoppableIterator(items, lambda: self._received is not None)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 handler = signal.getsignal(number)
-                # None is a handler that Python did not install and could not restore.
+                # A signal that the process ignores, as background jobs ignore SIGINT, stays ignored. None is a handler
+                # that Python did not install and could not restore.
                 if handler not in (signal.SIG_IGN, None):
                     self._handlers_before[number] = signal.signal(number, self._on_signal)
         return self
@@ -108,7 +92,6 @@ class StoppableIterator(Iterator[_Item]):
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a stop was requested, also after the last item."""
         return self._is_requested()
 
     def __next__(self) -> _Item:
@@ -121,7 +104,6 @@ class StoppableIterator(Iterator[_Item]):
 
 
 def resume_hint(run_dir: str | os.PathLike[str] | None) -> str:
-    """How many samples of a run are recorded, and how to continue the run."""
     if run_dir is None:
         return "nothing is recorded, as no run directory was given; with one the same command would continue"
     try:
@@ -135,8 +117,6 @@ def resume_hint(run_dir: str | os.PathLike[str] | None) -> str:
 
 
 class RunningScore(NamedTuple):
-    """Texts of a task that have a verdict so far, and those of them that are right."""
-
     num_right: int
     num_judged: int
 
@@ -155,19 +135,15 @@ class _Tally:
     seconds: float = 0.0
 
     def summary(self, score: RunningScore | None) -> str:
-        """Speed, parallelism and accuracy in words; empty before the first sample."""
-        parts = []
-        if self.seconds > 0:
-            parts.append(f"{self.num_tokens / self.seconds:.1f} tokens/s")
-        if self.num_forwards:
-            parts.append(f"TPF {self.num_tokens / self.num_forwards:.2f}")
-        if score is not None and score.num_judged:
-            parts.append(f"accuracy {100 * score.num_right / score.num_judged:.1f} % of {score.num_judged}")
-        if self.stored:
-            parts.append(f"{self.stored} from the run directory")
-        if self.failed:
-            parts.append(f"{self.failed} FAILED")
-        return ", ".join(parts)
+        num_right, num_judged = score or (0, 0)
+        parts = (
+            self.seconds > 0 and f"{self.num_tokens / self.seconds:.1f} tokens/s",
+            self.num_forwards and f"TPF {self.num_tokens / self.num_forwards:.2f}",
+            num_judged and f"accuracy {100 * num_right / num_judged:.1f} % of {num_judged}",
+            self.stored and f"{self.stored} from the run directory",
+            self.failed and f"{self.failed} FAILED",
+        )
+        return ", ".join(part for part in parts if part)
 
 
 class ProgressDisplay:
@@ -195,18 +171,12 @@ class ProgressDisplay:
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
-            console = Console(file=self._stream)
             widest = max((len(str(tally.total)) for tally in self._tallies.values()), default=1)
             count = MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * widest + 1))
-            elapsed, left = (
-                kind(table_column=Column(no_wrap=True, min_width=7))
-                for kind in (TimeElapsedColumn, TimeRemainingColumn)
-            )
-            columns: tuple[ProgressColumn | str, ...] = (count, left, "left")
-            if console.width >= WIDE:
-                columns = (BarColumn(24), count, elapsed, "elapsed,", left, "left")
-            text = TextColumn("{task.fields[summary]}")
-            self._bars = Progress("{task.description}", *columns, text, console=console)
+            left = TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7))
+            summary = TextColumn("{task.fields[summary]}")
+            console = Console(file=self._stream)
+            self._bars = Progress("{task.description}", count, left, "left", summary, console=console)
             for task, tally in self._tallies.items():
                 name = escape(tally.name)
                 self._bar_ids[task] = self._bars.add_task(name, total=tally.total, summary="", start=False)
@@ -218,12 +188,10 @@ class ProgressDisplay:
             self._bars.stop()
 
     def stored(self, task: str) -> None:
-        """Counts a sample that was recorded before."""
         self._tallies[task].stored += 1
         self._count(task, 1)
 
     def decoded(self, sample: Sample) -> None:
-        """Counts a finished sample, good or failed."""
         tally = self._tallies[sample.key.task]
         now = time.monotonic()
         # The decoding times of a batch overlap, so for a batch the time since the last sample counts.
@@ -235,7 +203,6 @@ class ProgressDisplay:
         self.scored(sample.key.task)
 
     def scored(self, task: str, number: int = 1) -> None:
-        """Counts texts whose log-likelihood or verdict is known."""
         if not self._worked:  # the estimate counts from here: loading, compiling and warming up happen only once
             self._first, self._num_first = time.monotonic(), number
         self._worked += number
@@ -257,7 +224,6 @@ class ProgressDisplay:
         return self._tallies[task].summary(None if self._score_of is None else self._score_of(task))
 
     def _time_left(self) -> str:
-        """The time that all tasks still take at the pace so far; empty where it is not known."""
         num_left = sum(tally.total - tally.done for tally in self._tallies.values())
         if self._worked <= self._num_first or not num_left:
             return ""

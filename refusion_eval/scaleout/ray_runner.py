@@ -22,9 +22,8 @@ from typing import Any
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.job import Job, record_error
-from refusion_eval.runs.manifest import run_arguments
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.runs.system import System
+from refusion_eval.runs.system import System, run_arguments
 from refusion_eval.scaleout import ray_worker
 from refusion_eval.scaleout.ray_cluster import Cluster, Node
 from refusion_eval.scaleout.worker import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from refusion_eval.errors import RefusionEvalError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.manifest import build_manifest, machine
+from refusion_eval.runs.system import build_manifest, machine
 from refusion_eval.scaleout.ray_cluster import import_ray
 from refusion_eval.scaleout.worker import RecordWriter, Setup, decode, job_from_json
 from refusion_eval.store.records import Sample

@@ -19,10 +19,8 @@ from refusion_eval import api
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, RefusionEvalError, ScaleOutError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.likelihood import Part
-from refusion_eval.runs.manifest import machine
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.runs.system import System
+from refusion_eval.runs.system import Part, System, machine
 from refusion_eval.runs.terminal import Interrupted, Interruption
 from refusion_eval.scaleout.channel import POLL_SECONDS, Channel, Finished, open_channel
 from refusion_eval.scaleout.worker import (

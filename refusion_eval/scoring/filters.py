@@ -8,8 +8,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Extraction, Extractor, Row
-from refusion_eval.benchmarks.extract.fences import fenced_blocks
-from refusion_eval.benchmarks.extract.programs import NO_CODE
+from refusion_eval.benchmarks.extract.programs import NO_CODE, fenced_blocks
 from refusion_eval.benchmarks.extract.release import release_block
 from refusion_eval.errors import ConfigError
 
@@ -21,10 +20,8 @@ UserFunction = Callable[[str, Row], str | None]
 
 
 class Rule(NamedTuple):
-    """How a filter finds the answers of one benchmark; without `is_right` the benchmark's judge compares them."""
-
     find: Callable[[Items], list[Extraction]]
-    is_right: Callable[[str, str], bool] | None = None
+    is_right: Callable[[str, str], bool] | None = None  # None for the comparison of the benchmark's judge
 
 
 class AnswerFilter(NamedTuple):
@@ -38,7 +35,6 @@ class AnswerFilter(NamedTuple):
 
 
 def per_text_rule(rule: Extractor) -> Rule:
-    """Makes a rule of an extraction rule for single texts."""
     return Rule(lambda items: [rule(text, row) for row, text in items])
 
 
@@ -97,13 +93,9 @@ def custom_filter(name: str) -> AnswerFilter:
 
 # This project's extraction rules, and how other projects take programs and texts from a response. The list of all
 # filters is `refusion_eval.lm_eval_plugin.filters.FILTERS`, which has those of lm-eval's own tasks in between.
+_TASKS = "this project, tasks/*/README.md"
 OWN_RULES = (
-    AnswerFilter(
-        OURS,
-        "the tasks' own extraction: what a run's tables are made with",
-        "this project, tasks/*/README.md",
-        _own(None),
-    ),
+    AnswerFilter(OURS, "the tasks' own extraction: what a run's tables are made with", _TASKS, _own(None)),
     AnswerFilter("last", "the last statement of an answer", "this project", _own("last")),
     AnswerFilter(
         "first",
@@ -125,9 +117,7 @@ OTHER_FORMS = (
         "the whole text as code, for humaneval after the prompt",
         "lm-eval humaneval (create_test), mbpp",
         {
-            "humaneval": per_text_rule(
-                lambda text, row: Extraction(str(row["prompt"]) + text, "prompt and whole text")
-            ),
+            "humaneval": per_text_rule(lambda text, row: Extraction(f"{row['prompt']}{text}", "prompt and whole text")),
             "mbpp": per_text_rule(lambda text, _: Extraction(text, "whole text")),
         },
     ),

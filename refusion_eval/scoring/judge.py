@@ -1,8 +1,4 @@
-"""Judges texts: an extraction rule, then the comparison of the benchmark's kind.
-
-`ScoreWriter` judges what a decoder gives and writes to the run store; `judge_extractions` judges texts that are all at
-hand, for `score` and `rescore`.
-"""
+"""Judges texts: an extraction rule, then the comparison of the benchmark's kind."""
 
 import hashlib
 import json
@@ -15,11 +11,10 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
-from refusion_eval.benchmarks.extract.numerals import parse_number
+from refusion_eval.benchmarks.extract.answers import parse_number
 from refusion_eval.errors import DataError, SandboxError
 from refusion_eval.runs.job import response
 from refusion_eval.runs.terminal import RunningScore
@@ -47,29 +42,18 @@ _VERDICT_OF_STATUS = {"passed": CORRECT, "failed": WRONG, "timed_out": "timed_ou
 
 
 class Verdict(NamedTuple):
-    """The judgement of one text.
-
-    Attributes:
-        verdict: "correct", "wrong", "no_answer" (nothing extracted), "missing" (no text for the item); for code also
-            "timed_out", "killed" and "error" (no verdict was possible at a second try either; counts as wrong).
-    """
-
     extracted: str | None
-    verdict: str
+    verdict: str  # CORRECT, ...; for code also timed_out, killed and ERROR (a second try failed too; counts as wrong)
     reason: str
-    tier: str = ""
+    tier: str = ""  # the isolation that a program ran under
 
     @property
     def passed(self) -> bool:
-        """Whether the text is right."""
         return self.verdict == CORRECT
 
     def score(self, key: SampleKey, item_id: str, rule: str, metric: str = PASSED) -> ScoreRow:
-        """The row of a record; its scorer is the rule (task, filter and version of the prompts) in this version."""
-        scorer = f"{rule} {__version__}"
-        return ScoreRow(
-            key=key, item_id=item_id, scorer=scorer, metric=metric, value=float(self.passed), **self._asdict()
-        )
+        value, scorer = float(self.passed), f"{rule} {__version__}"
+        return ScoreRow(key=key, item_id=item_id, scorer=scorer, metric=metric, value=value, **self._asdict())
 
 
 def judge_texts(
@@ -77,17 +61,12 @@ def judge_texts(
     items: Sequence[tuple[Row, str]],
     *,
     filter_name: str | None = None,
-    workers: int | None = None,
-    sandbox: str = "auto",
-    kept: MutableMapping[str, Verdict] | None = None,
+    **options: Any,
 ) -> list[Verdict]:
-    """Extracts the answers of (row, text) pairs with a filter (None: the benchmark's first) and judges them.
-
-    The rest is as in `judge_extractions`. Raises DataError also if the benchmark has no such filter.
-    """
+    """Judges (row, text) pairs by a filter (None: the benchmark's first); options are those of `judge_extractions`."""
     extractions = [benchmark.extract(text, row, filter_name) for row, text in items]
     rows = [row for row, _ in items]
-    return judge_extractions(benchmark, rows, extractions, workers=workers, sandbox=sandbox, kept=kept)
+    return judge_extractions(benchmark, rows, extractions, **options)
 
 
 def judge_extractions(
@@ -95,27 +74,23 @@ def judge_extractions(
     rows: Sequence[Row],
     extractions: Sequence[Extraction],
     *,
-    workers: int | None = None,
+    workers: int | None = None,  # programs or formulas at a time; a number that suits the machine if None
     sandbox: str = "auto",
-    kept: MutableMapping[str, Verdict] | None = None,
-    on_verdicts: Callable[[int], None] = lambda number: None,
+    kept: MutableMapping[str, Verdict] | None = None,  # gets each new verdict at once, by the thread that has it
+    on_verdicts: Callable[[int], None] = lambda number: None,  # called with the number of texts that each decides about
     is_right: IsRight | None = None,
 ) -> list[Verdict]:
-    """Judges what any rule extracted from the texts of `rows`; equal answers to a row are judged once.
-
-    Args:
-        workers: programs or formulas that are judged at a time; a number that suits the machine if None.
-        kept: verdicts by a key of row and answer; each new verdict is put into it at once, by the thread that has it.
-        on_verdicts: called with the number of texts that a verdict decides about, as each becomes known.
+    """Judges the extracted answers of `rows`; equal answers to a row are judged once.
 
     Raises:
         DataError: a right answer is malformed.
         SandboxError: code cannot be run in isolation on this machine.
     """
     kept = {} if kept is None else kept
-    keys = [_key(benchmark, row, extraction) for row, extraction in zip(rows, extractions, strict=True)]
     positions: dict[str, list[int]] = {}
-    for position, key in enumerate(keys):
+    for position, (row, extraction) in enumerate(zip(rows, extractions, strict=True)):
+        values = [benchmark.name, benchmark.prompts_name, row, extraction.answer, extraction.how]
+        key = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode("ascii")).hexdigest()
         positions.setdefault(key, []).append(position)
 
     def keep(key: str, verdict: Verdict) -> None:
@@ -129,27 +104,18 @@ def judge_extractions(
             else:
                 extract = partial(extractions.__getitem__, position)
                 judge.submit(benchmark, rows[position], extract, partial(keep, key), is_right=is_right)
-    return [kept[key] for key in keys]
-
-
-def _key(benchmark: Benchmark, row: Row, extraction: Extraction) -> str:
-    values = [benchmark.name, benchmark.prompts_name, row, extraction.answer, extraction.how]
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode("ascii")).hexdigest()
+    verdicts = {position: kept[key] for key, equal in positions.items() for position in equal}
+    return [verdicts[position] for position in range(len(rows))]
 
 
 class Judge:
-    """Judges texts, and tells each verdict as soon as it is reached; a context manager.
-
-    The end of the block waits for all verdicts; an exception drops those that are not reached.
-
-    Args:
-        judges_again: whether a text whose sandbox workers were ended from outside, again and again, gets an exception
-            in place of a verdict, because a later judge will get it.
-    """
+    """Judges texts, and tells each verdict as soon as it is reached; the end of the block waits for all of them."""
 
     def __init__(self, *, sandbox: str = "auto", workers: int | None = None, judges_again: bool = False) -> None:
         self._sandbox = sandbox
         self._workers = workers
+        # Whether a text whose sandbox workers were ended from outside, again and again, gets an exception in place of a
+        # verdict, because a later judge will get it.
         self._judges_again = judges_again
         self._threads: DaemonThreads | None = None  # needed for programs and formulas only
         self._comparer: Comparer | None = None
@@ -158,9 +124,7 @@ class Judge:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         try:
             if error is None:
                 self.wait()
@@ -244,12 +208,7 @@ class Judge:
 
 
 class ScoreWriter(Judge):
-    """Judges samples of a run, and writes every verdict to the run store as soon as it is reached.
-
-    Args:
-        store: has the samples, and gets the scores. What it has a verdict on is not judged again.
-        waits: whether `judge` returns only when the text of a request that was decoded alone is judged.
-    """
+    """Judges samples of a run, and writes every verdict to the run store as soon as it is reached."""
 
     # On a CPU a request that is decoded alone is timed: on two cores a program that was judged at the same time made
     # decoding take 1.13 times as long, two programs 1.42 times, and programs between the requests 0.99 times. A low
@@ -266,22 +225,14 @@ class ScoreWriter(Judge):
         self._num_judged: Counter[str] = Counter()
         self._num_right: Counter[str] = Counter()
         self._counting = threading.Lock()
-        self._num_unscored = 0
-
-    @property
-    def num_unscored(self) -> int:
-        """Number of texts without a verdict, because judging them failed; the next run judges them."""
-        return self._num_unscored
+        self.num_unscored = 0  # texts without a verdict, because judging them failed; the next run judges them
 
     def running_score(self, task: str) -> RunningScore:
         """Counts the verdicts so far on the texts of a task that were given to `judge`, recorded ones included."""
         return RunningScore(self._num_right[task], self._num_judged[task])
 
     def judge(self, task: Task, row: Row, sample: Sample) -> None:
-        """Begins to judge the text of a sample, unless it failed or has a verdict.
-
-        A StoreError says that the verdict on this or an earlier text could not be written.
-        """
+        """Begins to judge the text of a sample; a StoreError says that an earlier verdict could not be written."""
         benchmark = task.benchmark
         rule = f"{task.name}/{benchmark.default_filter} {benchmark.prompts.version}"
         judged = (sample.key, f"{rule} {__version__}")
@@ -298,12 +249,12 @@ class ScoreWriter(Judge):
         self.wait(None if self._waits and sample.batch_size == 1 else 0)
 
     def _note_failure(self, sample: Sample, problem: Exception) -> None:
-        """One text that cannot be judged must not cost the run its other texts."""
+        # One text that cannot be judged must not cost the run its other texts.
         reason = f"{type(problem).__name__}: {problem}"
         log.error("%s item %s is not scored: %s", sample.key.task, sample.item_id, reason)
         log.debug("%s: a text cannot be judged", sample.key.task, exc_info=problem)
         with self._counting:
-            self._num_unscored += 1
+            self.num_unscored += 1
 
     def _write(self, benchmark: Benchmark, row: Row, sample: Sample, rule: str, verdict: Verdict) -> None:
         if verdict.verdict == ERROR:

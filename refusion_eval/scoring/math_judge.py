@@ -1,8 +1,4 @@
-"""Decides whether two mathematical answers are equal: item by item, by spelling and then by the math-verify library.
-
-The library guards itself with SIGALRM, which works in a main thread only and cannot interrupt everything. Here it runs
-in child processes that are killed when a comparison takes too long.
-"""
+"""Decides whether two mathematical answers are equal: item by item, by spelling and then by the math-verify library."""
 
 import re
 import threading
@@ -18,8 +14,6 @@ _PERCENT = re.compile(r"%|\bper ?cent\b|\bpct\b")
 
 
 class Comparison(NamedTuple):
-    """Whether two answers are equal, and what decided it."""
-
     equal: bool
     reason: str
 
@@ -32,17 +26,14 @@ class Pair(NamedTuple):
     whole: bool = False
 
 
-class _Undecided(Exception):
-    """The library gave no verdict."""
+class _Undecided(Exception): ...
 
 
 class Comparer:
-    """Compares answers, by child processes that are kept from one comparison to the next. Threads may share it.
+    """Compares answers, by child processes that are kept from one comparison to the next. Threads may share it."""
 
-    Args:
-        timeout_s: seconds for one comparison; a slower one counts as unequal, with that reason.
-    """
-
+    # The library guards itself with SIGALRM, which works in a main thread only and cannot interrupt everything. Here it
+    # runs in processes that are killed when a comparison takes too long, which counts as unequal.
     def __init__(self, timeout_s: float = 10.0) -> None:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()

@@ -1,8 +1,4 @@
-"""A script that compares mathematical expressions: it reads lines `[gold, answer, whole]`, and writes true or false.
-
-It may hang or use up its memory on a hostile expression: `math_judge` kills it. It imports nothing of this project, so
-that it starts quickly.
-"""
+"""A script that compares mathematical expressions: it reads lines `[gold, answer, whole]`, and writes true or false."""
 
 import json
 import logging
@@ -15,6 +11,8 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationCo
 from math_verify import parse, verify
 from sympy import Eq, Expr, FiniteSet, Float, I, Intersection, MatrixBase, Rational, Set, Symbol, Union
 
+# The script imports nothing of this project, so that it starts quickly. A hostile expression may hang it or use up its
+# memory; then `math_judge` kills it.
 _MEMORY_BYTES = 4 << 30
 # The library's own normal form takes any letter behind a number for a unit, so only its spellings of commands are used.
 _SPELLINGS = NormalizationConfig(basic_latex=False, units=False, malformed_operators=True, nits=False, boxed="none")
@@ -24,8 +22,7 @@ _IMAGINARY_UNIT = Symbol("i", real=True)
 # Digits of a computation, and the part of the greater number that a difference of two equal numbers may be.
 _DIGITS = 200
 _NOTHING = Rational(1, 10**100)
-# Half of the sixth place of a decimal that was rounded.
-_ROUNDING = Rational(5, 10**7)
+_ROUNDING = Rational(5, 10**7)  # half of the sixth place of a decimal that was rounded
 
 
 @lru_cache(maxsize=4096)
@@ -40,7 +37,6 @@ def parsed(form: str) -> Any:
 
 
 def _exact(expression: Any) -> Any:
-    """Writes decimals as fractions and i as the imaginary unit."""
     if isinstance(expression, Eq):
         return Eq(_exact(expression.lhs), _exact(expression.rhs), evaluate=False)
     if not isinstance(expression, Expr | MatrixBase):
@@ -99,12 +95,10 @@ def equal_numbers(left: Expr, right: Expr, is_rounded: bool) -> bool:
 
 
 def _has_end(number: Expr) -> bool:
-    """Whether the decimals of a number have an end."""
     return bool(number.is_Rational) and pow(10, int(number.q).bit_length(), int(number.q)) == 0
 
 
 def main() -> None:
-    """Answers until standard input ends."""
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     for line in sys.stdin:

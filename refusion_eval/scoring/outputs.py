@@ -18,8 +18,6 @@ _ZIP = b"PK\x03\x04"
 
 
 class _Form(NamedTuple):
-    """The columns by which the lines of a tool are recognised."""
-
     tool: str
     id: str
     texts: str
@@ -28,10 +26,9 @@ class _Form(NamedTuple):
     is_whole: bool = False  # whether a line has no other column
 
     def fits(self, line: Mapping[str, Any]) -> bool:
-        """Whether a line has the columns; where the tool writes an object, a text is that of some other tool."""
         if not {self.id, self.texts} <= set(line) or (self.is_whole and len(line) > 2):
             return False
-        return self.is_text or not isinstance(line[self.texts], str)
+        return self.is_text or not isinstance(line[self.texts], str)  # else a text is that of some other tool
 
 
 # The first form whose columns a line has counts.
@@ -80,6 +77,7 @@ def read_outputs(path: Path, benchmark: Benchmark, rows: Mapping[str, Row]) -> d
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yields (place, value) for each line, or for each sample of a document: of a log of inspect_ai, or of a list."""
+    values: Iterable[tuple[str, Any]]
     lines = byte_lines(path)
     first = next((line for line in lines if line.strip()), b"").removeprefix(BYTE_ORDER_MARK)
     if first.startswith(_ZIP):
@@ -87,27 +85,24 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     if first.strip() in (b"{", b"["):
         document = _document(path, chain([first], lines))
         samples = document if isinstance(document, list) else document.get("samples")
-        yield from _samples(str(path), samples if isinstance(samples, list) else [document])
-        return
-    for number, value in json_lines(path):
-        where = f"{path}, line {number}"
+        values = [(str(path), {"samples": samples if isinstance(samples, list) else [document]})]
+    else:
+        values = ((f"{path}, line {number}", value) for number, value in json_lines(path))
+    for where, value in values:
         samples = value.get("samples") if isinstance(value, dict) else None
-        yield from _samples(where, samples) if isinstance(samples, list) else [(where, value)]
-
-
-def _samples(where: str, samples: list[Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"{where}, sample {number}", sample) for number, sample in enumerate(samples, start=1))
+        if isinstance(samples, list):
+            yield from ((f"{where}, sample {number}", sample) for number, sample in enumerate(samples, start=1))
+        else:
+            yield where, value
 
 
 def _document(path: Path, lines: Iterable[bytes]) -> Any:
-    """The one JSON value that all lines make."""
     read = bytearray()
     for line in lines:
         read += line
         if len(read) > LARGEST_DOCUMENT:
-            raise DataError(
-                f"{path} is one JSON document of more than {LARGEST_DOCUMENT // 2**20} MiB; write one object a line"
-            )
+            size = f"{LARGEST_DOCUMENT // 2**20} MiB"
+            raise DataError(f"{path} is one JSON document of more than {size}; write one object a line")
     try:
         return json.loads(read.decode("utf-8"))
     except (ValueError, RecursionError) as problem:
@@ -139,8 +134,6 @@ def _texts_of(value: object, depth: int = 0) -> list[str] | None:
 
 
 class _Items:
-    """Finds the row that a line is about."""
-
     def __init__(self, benchmark: Benchmark, rows: Mapping[str, Row]) -> None:
         self._id_column = benchmark.id_column
         self._rows = rows
@@ -176,7 +169,6 @@ class _Items:
 
 
 def _plain(question: object) -> str:
-    """A question, or the messages of a chat, as one line."""
     if isinstance(question, list):
         question = " ".join(text for message in question for text in _texts_of(message) or ())
     return " ".join(question.split()) if isinstance(question, str) else ""

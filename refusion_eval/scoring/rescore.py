@@ -1,8 +1,4 @@
-"""`refusion-eval rescore`: the recorded texts of runs, judged with another answer filter, get further score rows.
-
-A record holds the text and the hash of its document. The document itself, with the right answer or the tests, comes
-from the benchmark's rows, and is the one that was asked if its hash is the recorded one.
-"""
+"""`refusion-eval rescore`: the recorded texts of runs, judged with another answer filter, get further score rows."""
 
 import re
 from collections import Counter
@@ -15,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row, Task, find_task, is_mini
+from refusion_eval.benchmarks import BENCHMARKS, Row, Task, find_task, is_mini
 from refusion_eval.benchmarks.rows import redact, texts_of
 from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS
@@ -34,8 +30,7 @@ from refusion_eval.scoring.judge import ERROR, Verdict, judge_extractions
 from refusion_eval.scoring.score import VerdictFile
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.store.records import BY_FILTER, NO_ISOLATION, PASSED, Sample, ScoreRow
-from refusion_eval.store.run_reader import Run, RunReader
-from refusion_eval.store.run_store import RunStore
+from refusion_eval.store.run_store import Run, RunReader, RunStore
 from refusion_eval.untrusted import visible
 
 FOLDER = "rescored"
@@ -47,9 +42,6 @@ _COLUMNS = (
     "recorded_extracted", "recorded_verdict", "recorded_correct", "tier", "reason",
 )  # fmt: skip
 
-# A task -> its rows by the hash that records hold of their document.
-RowsOf = Callable[[Task], Mapping[str, Row]]
-
 
 class RecordedText(NamedTuple):
     """A record, what the filter reads of it (None where it does not hold that), and the run's own verdict, if any."""
@@ -59,26 +51,20 @@ class RecordedText(NamedTuple):
     recorded: ScoreRow | None
 
 
+RowsOf = Callable[[Task], Mapping[str, Row]]  # the rows of a task by the hash that records hold of their document
 # The texts of a run by task, version of the task, and settings.
 Groups = dict[tuple[str, str, str], list[RecordedText]]
 
 
 class RescoredTask(NamedTuple):
-    """The texts of one task of a run under one set of settings: (score by the filter, recorded score or None)."""
-
     run: Run
     task: str
     settings: str
-    scores: Sequence[tuple[ScoreRow, ScoreRow | None]]
+    scores: Sequence[tuple[ScoreRow, ScoreRow | None]]  # by the filter, and the recorded one
     notes: Sequence[str]
 
-    def accuracies(self) -> list[Interval | None]:
-        """Percent of right texts by the recorded verdicts, and by the filter's; None where there is no verdict."""
-        recorded = [score for _, score in self.scores if score is not None]
-        return [self._accuracy(recorded), self._accuracy([score for score, _ in self.scores])]
-
-    def _accuracy(self, scores: Sequence[ScoreRow]) -> Interval | None:
-        """The interval is that of the tables: by item, with the task's own seed."""
+    def accuracy(self, scores: Iterable[ScoreRow]) -> Interval | None:
+        """Percent of right texts, with the interval of the tables: by item, with the task's own seed."""
         items: dict[str, list[bool]] = {}
         for score in scores:
             items.setdefault(score.key.doc_hash, []).append(score.value > 0)
@@ -99,15 +85,7 @@ def rescore_command(
 ) -> int:
     """Judges recorded texts with a filter, prints the summary, adds the scores to the records and writes a line a text.
 
-    The arguments are those of the command. `tasks` names tasks or benchmarks, none for all; without `out` the lines
-    of each run go into its own folder `FOLDER`. Returns the number of texts for which the filter `OURS` does not give
-    what is recorded; 0 for any other filter. Killed and called again, it judges only what has no verdict yet.
-
-    Raises:
-        ConfigError: unknown task, or two runs of one name for one folder.
-        StoreError: not a run directory, or the lines cannot be written.
-        DataError: rows are missing, or a run has nothing that the filter can judge.
-        SandboxError: code cannot be run in isolation here.
+    Returns the number of texts for which the filter `OURS` does not give what is recorded; 0 for any other filter.
     """
 
     def echo(text: str) -> None:
@@ -125,22 +103,23 @@ def rescore_command(
     rule = f"filter {answer_filter.name} sandbox {sandbox}"
     kept = {run_dir: VerdictFile(path, rule) for run_dir, path in paths.items()}
     results: list[RescoredTask] = []
-    num_differing = 0
+    differing: list[str] = []
     for run_dir, (run, groups) in selected.items():
         judge = partial(judge_extractions, workers=workers, sandbox=sandbox, kept=kept[run_dir])
         rescored, left_out = _rescore_run(run, groups, answer_filter, rows_of, judge)
         if not rescored:
             why = "; ".join(f"{task}: {reason}" for task, reason in left_out.items()) or "no text is recorded yet"
             raise DataError(f"{run_dir}: filter {answer_filter.name} has nothing to score: {why}")
-        write_output(paths[run_dir], _texts_csv(rescored))
+        cells = (_cells(*scores) for task in rescored for scores in task.scores)
+        write_output(paths[run_dir], csv_text(_COLUMNS, cells))
         run_id = run.run_id
         for why in dict.fromkeys(left_out.values()):
             echo(f"{run_id}: left out, as {why}: {', '.join(task for task, of in left_out.items() if of == why)}")
         if answer_filter.name == OURS:
-            differing = _differing_texts(rescored)
-            num_differing += len(differing)
-            for sentence in differing[:_MOST_SHOWN]:
+            sentences = _differing_texts(rescored)
+            for sentence in sentences[:_MOST_SHOWN]:
                 echo(sentence)
+            differing += sentences
         else:
             try:
                 with RunStore.open(run_dir) as store:
@@ -148,7 +127,7 @@ def rescore_command(
             except StoreError as problem:  # the lines are written all the same
                 echo(f"{run_id}: table and compare will not show these scores: {problem}")
         results += rescored
-    for verdicts in kept.values():  # only now: the same command, run again, begins with the first run
+    for verdicts in kept.values():  # only now: the same command, killed and run again, begins with the first run
         verdicts.remove()
     console.print(_summary_table(answer_filter.name, results).rich())
     for task in results:
@@ -156,7 +135,7 @@ def rescore_command(
             echo(f"{task.run.run_id} {task.task}: {'; '.join(task.notes)}")
     for path in paths.values():
         echo(f"one line a text: {path}")
-    return num_differing
+    return len(differing)
 
 
 def _read_runs(
@@ -229,7 +208,11 @@ def _judge_task(
     rule = per_text_rule(benchmark.extract) if is_ours else answer_filter.rules[first.benchmark]
     extractions = rule.find([(row, str(text.text)) for row, text in zip(rows, asked, strict=True)])
     if task.sealed:
-        extractions = [_redacted(row, extraction) for row, extraction in zip(rows, extractions, strict=True)]
+        # What a filter quotes of a question is withheld. An answer that quotes is not a letter, and stays wrong.
+        extractions = [
+            replace(extraction, answer=extraction.answer and redact(extraction.answer, texts_of(row, "")))
+            for row, extraction in zip(rows, extractions, strict=True)
+        ]
     verdicts = judge(benchmark, rows, extractions, is_right=rule.is_right)
     scorer = f"{first.key.task}/{answer_filter.name} {benchmark.prompts.version}"
     metric = BY_FILTER + answer_filter.name
@@ -239,14 +222,7 @@ def _judge_task(
     ]
 
 
-def _redacted(row: Row, extraction: Extraction) -> Extraction:
-    """Withholds what a filter quotes of a sealed question. An answer that quotes is not a letter, and stays wrong."""
-    answer = extraction.answer
-    return extraction if answer is None else replace(extraction, answer=redact(answer, texts_of(row, "")))
-
-
 def _notes(texts: Sequence[RecordedText], scores: Sequence[tuple[ScoreRow, ScoreRow | None]]) -> list[str]:
-    """Limits of the figures of a task that a reader has to know."""
     num_failed = sum(text.sample.error is not None for text in texts)
     num_usable = sum(text.text is not None for text in texts)
     counts = {
@@ -274,7 +250,8 @@ def _summary_table(filter_name: str, results: Sequence[RescoredTask]) -> Table:
         name = f"{task.task} ({task.settings})" if num_settings[id(task.run), task.task] > 1 else task.task
         label = f"{system} ({run_id})" if num_runs[system] > 1 else system
         num_items = len({score.key.doc_hash for score, _ in task.scores})
-        accuracies = (interval_text(accuracy, 1, missing="-") for accuracy in task.accuracies())
+        recorded_and_new = ([then for _, then in task.scores if then], [now for now, _ in task.scores])
+        accuracies = (interval_text(task.accuracy(scores), 1, missing="-") for scores in recorded_and_new)
         changes = Counter((recorded and recorded.value > 0, score.value > 0) for score, recorded in task.scores)
         rows.append((name, label, str(num_items), *accuracies, str(changes[False, True]), str(changes[True, False])))
     return Table(
@@ -282,15 +259,11 @@ def _summary_table(filter_name: str, results: Sequence[RescoredTask]) -> Table:
         columns=("Task", "System", "n", "Recorded %", "Rescored %", "wrong to right", "right to wrong"),
         rows=rows,
         num_left=2,
-        notes=[
-            "In brackets: 95% interval by item.",
-            MINI_CAPTION if any(is_mini(task.task) for task in results) else "",
-        ],
+        notes=["In brackets: 95% interval by item.", MINI_CAPTION if any(is_mini(it.task) for it in results) else ""],
     )
 
 
 def _differing_texts(tasks: Sequence[RescoredTask]) -> list[str]:
-    """A sentence for each text whose answer or verdict is not the recorded one."""
     return [
         f"{task.run.run_id}: {task.task} item {now.item_id} sample {now.key.sample}: now {now.verdict} ({now.reason}), "
         f"recorded {then.verdict} ({then.reason}) by {then.scorer}"
@@ -300,11 +273,6 @@ def _differing_texts(tasks: Sequence[RescoredTask]) -> list[str]:
     ]
 
 
-def _texts_csv(tasks: Sequence[RescoredTask]) -> str:
-    """One line a text. Verdicts are 1 and 0, to be summed."""
-    return csv_text(_COLUMNS, (_cells(*scores) for task in tasks for scores in task.scores))
-
-
 def _cells(now: ScoreRow, then: ScoreRow | None) -> Iterable[Any]:
     recorded = (then.extracted, then.verdict, int(then.value > 0)) if then else (None, None, None)
     identity = (now.key.task, now.key.settings_hash, now.item_id, now.key.sample)
@@ -312,7 +280,7 @@ def _cells(now: ScoreRow, then: ScoreRow | None) -> Iterable[Any]:
 
 
 def rows_by_hash(task: Task, data_dir: str | Path | None) -> dict[str, Row]:
-    """Rows of a task by the hash that records hold of their document. Raises DataError if they are not found."""
+    """Rows of a task by the hash that records hold of their document, which is the one that was asked."""
     # The hash is of the item's row, which holds markers in place of sealed questions.
     return {doc_hash(item.row): row for item, row in zip(task.items(data_dir), task.rows(data_dir), strict=True)}
 
@@ -326,14 +294,8 @@ def canvas_text(sample: Sample, detokenizer: Detokenizer) -> str | None:
 
 
 def recorded_system(run: Run) -> System:
-    """The checkpoint that a run names, for its tokenizer: no weights are loaded.
-
-    A record never makes this process import code: only a decoder of this project is looked for.
-
-    Raises:
-        ConfigError: the checkpoint does not fit the decoder any more.
-        CheckpointError: its files are not at hand.
-    """
+    """The checkpoint that a run names, for its tokenizer: no weights are loaded."""
+    # A record never makes this process import code: only a decoder of this project is looked for.
     manifest = run.manifest
     decoder = manifest.decoder if manifest.decoder in DECODERS else "autoregressive"
     names: dict[str, Any] = {"pretrained": manifest.checkpoint, "decoder": decoder, "device": "cpu"}

@@ -1,7 +1,4 @@
-"""`refusion-eval score`: texts that were generated anywhere become score rows, and these a summary.
-
-The verdicts of `score` and of `rescore` are kept in a file while the command is under way.
-"""
+"""`refusion-eval score`: texts that were generated anywhere become score rows, and these a summary."""
 
 import contextlib
 import math
@@ -19,22 +16,17 @@ from refusion_eval.store.records import NO_ISOLATION, SampleKey, ScoreRow, dump
 from refusion_eval.untrusted import parse_json, read_plain
 from refusion_eval.version import __version__
 
-# In place of a file of outputs: the benchmark's own answers.
-GOLD = "gold"
+GOLD = "gold"  # in place of a file of outputs: the benchmark's own answers
 
 _NUM_NAMED = 5  # texts that could not be judged; the CSV names them all
 COLUMNS = ("id", "sample", "extracted", "verdict", "passed", "reason", "tier")
 
 
 class VerdictFile(UserDict[str, Verdict]):
-    """Verdicts by key, each written as soon as it is put in, so that a command that is killed and run again keeps it.
+    """Verdicts by key, each written as soon as it is put in, so that a command that is killed and run again has it."""
 
-    The file lies beside the command's result as `RESULT.partial`, until `remove` is called after the result is written.
-
-    Args:
-        rule: what verdicts depend on besides their keys; those of another rule or version are not read.
-    """
-
+    # The file lies beside the command's result until that is written. Verdicts of another rule (what they depend on
+    # besides their keys) or of another version are not read.
     def __init__(self, result: Path, rule: str) -> None:
         super().__init__()
         self._path = result.with_name(f"{result.name}.partial")
@@ -61,18 +53,13 @@ class VerdictFile(UserDict[str, Verdict]):
         self.data[key] = verdict
 
     def remove(self) -> None:
-        """Removes the file: the result holds the verdicts now."""
-        self._path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)  # the result holds the verdicts now
 
 
 def score_texts(
     benchmark: Benchmark, rows: Sequence[Row], texts: Mapping[str, Sequence[str]], **options: Any
 ) -> list[ScoreRow]:
-    """Judges every text of every row; options and errors are those of `judge_texts` and of `index_rows`.
-
-    `texts` maps an item's id to its texts; items without a text are scored "missing". The scores are in the order of
-    the rows, then of the texts.
-    """
+    """Judges every text of every row by its id, in order; items without a text are scored 'missing'."""
     by_id = index_rows(benchmark, rows)
     items = [(row, text) for item, row in by_id.items() for text in texts.get(item, ())]
     verdicts = iter(judge_texts(benchmark, items, **options))
@@ -94,19 +81,16 @@ def index_rows(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, Row]:
     for number, row in enumerate(rows):
         key = benchmark.id_of(row, number)
         if key in by_id:
-            raise DataError(
-                f"{benchmark.name}: two rows have the id {key!r} (the second is row {number}); ids must differ"
-            )
+            twice = f"two rows have the id {key!r} (the second is row {number})"
+            raise DataError(f"{benchmark.name}: {twice}; ids must differ")
         by_id[key] = row
     return by_id
 
 
 def default_csv_path(task: str, outputs: str) -> Path:
-    """Where the scores go unless the user says otherwise: beside the outputs; for gold answers, the current folder."""
-    if outputs == GOLD:
-        return Path(f"{task}.gold.csv")
     path = Path(outputs)
-    return path.with_name(Path(path.name.removesuffix(".gz")).stem + ".scores.csv")
+    stem = Path(path.name.removesuffix(".gz")).stem
+    return Path(f"{task}.gold.csv") if outputs == GOLD else path.with_name(f"{stem}.scores.csv")
 
 
 def gold_texts(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -115,12 +99,7 @@ def gold_texts(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, list[str]
 
 
 def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *, allow_partial: bool) -> list[str]:
-    """The lines to print: the score, and what a reader must know of it.
-
-    Every row counts alike: the score is the mean over rows of the share of right texts. A text whose judge failed
-    counts as wrong. Where every row has more than one text, pass@k follows, and, but for code, the share of rows whose
-    most frequent answer is right.
-    """
+    """The lines to print: the score, which is the mean over rows of the share of right texts, and its limits."""
     counts = Counter(score.verdict for score in scores)
     num_texts, num_missing = len(scores) - counts[MISSING], counts[MISSING]
     items: dict[str, list[ScoreRow]] = {}
@@ -157,7 +136,6 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *
 
 
 def score_cells(scores: Sequence[ScoreRow], *, allow_partial: bool = False) -> list[tuple]:
-    """The values of `COLUMNS` for each text, and for each row without a text unless `allow_partial`."""
     return [
         (score.item_id, score.key.sample, score.extracted, score.verdict, int(score.value), score.reason, score.tier)
         for score in scores
@@ -166,7 +144,6 @@ def score_cells(scores: Sequence[ScoreRow], *, allow_partial: bool = False) -> l
 
 
 def _percent(shares: Iterable[float]) -> str:
-    """The mean over rows with its interval."""
     mean = accuracy(list(shares)).interval()
     if math.isnan(mean.low):
         return f"{100 * mean.value:.2f}% (one row gives no interval)"

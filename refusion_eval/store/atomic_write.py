@@ -54,7 +54,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Locks a file until it is closed. Returns False if another process holds it or the file system has no locks."""
+    """Locks a file until it is closed; False if another process holds it or the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -67,12 +67,12 @@ def prepare_output(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and not target.is_file():
+            raise OSError(f"it is a {kind_of(target.stat().st_mode)}")
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            raise OSError(f"no permission to write in {target.parent}")
     except OSError as error:
         raise _failure(target, error) from error
-    if target.exists() and not target.is_file():
-        raise _refusal(target, f"it is a {kind_of(target.stat().st_mode)}")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise _refusal(target, f"no permission to write in {target.parent}")
     return target
 
 
@@ -110,10 +110,5 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _failure(target: Path, error: OSError) -> StoreError:
-    if error.errno in _NO_SPACE:
-        return StoreError(f"{target} cannot be written ({error.strerror}); free some space and run the command again")
-    return _refusal(target, error.strerror or error)
-
-
-def _refusal(target: Path, reason: str | OSError) -> StoreError:
-    return StoreError(f"{target} cannot be written ({reason}); name another file")
+    advice = "free some space and run the command again" if error.errno in _NO_SPACE else "name another file"
+    return StoreError(f"{target} cannot be written ({error.strerror or error}); {advice}")

@@ -1,19 +1,15 @@
-"""The records of a run: its `Manifest`, a `Sample` for each generated text, and a `ScoreRow` for each judgement.
-
-Records turn into plain JSON and back without loss, including lone surrogates and NaN in traces.
-"""
+"""The records of a run: its `Manifest`, a `Sample` for each generated text, and a `ScoreRow` for each judgement."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import os
 import platform
 import subprocess
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
@@ -37,14 +33,9 @@ NO_ISOLATION = "none"
 # Sample.stop of a request that cannot be decoded, for example because prompt and response exceed the context.
 REFUSED = "refused"
 
-# Limit of whole numbers in records: all of them are exact as floats, and fit every column of a data frame.
-MOST = 2**53
-
-# A slot is never longer; a larger one would only make readers slow.
-LONGEST_SLOT = 4096
-
-# Begins the sentence about a machine whose other programs took time from a run.
-BUSY = "busy machine"
+MOST = 2**53  # limit of whole numbers in records: all of them are exact as floats, and fit every column of a data frame
+LONGEST_SLOT = 4096  # a slot is never longer; a larger one would only make readers slow
+BUSY = "busy machine"  # begins the sentence about a machine whose other programs took time from a run
 
 # Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward.
 STOCK_GENERATE = "stock_generate"
@@ -63,30 +54,20 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True, slots=True)
 class SampleKey:
-    """Identity of a request. A resumed run generates only samples whose keys are not recorded.
-
-    Attributes:
-        task: name of the task.
-        task_version: version of the task definition.
-        doc_hash: hash of the benchmark item.
-        prompt_hash: hash of the rendered prompt.
-        sample: number of the sample among those of its item, from 0.
-        settings_hash: hash of the generation settings in force.
-    """
+    """Identity of a request. A resumed run generates only samples whose keys are not recorded."""
 
     task: str
     task_version: str
-    doc_hash: str
-    prompt_hash: str
-    sample: int
-    settings_hash: str
+    doc_hash: str  # of the benchmark item
+    prompt_hash: str  # of the rendered prompt
+    sample: int  # number of the sample among those of its item, from 0
+    settings_hash: str  # of the generation settings in force
 
     def without_prompt(self) -> SampleKey:
         """The key that all samples of an item under the same settings share, whatever they were asked with."""
         return replace(self, prompt_hash="", sample=0)
 
     def digest(self) -> bytes:
-        """32 bytes that differ whenever a field differs."""
         return hashlib.sha256(dump(list(asdict(self).values())).encode("ascii")).digest()
 
 
@@ -170,19 +151,17 @@ class Sample:
 
     @property
     def slot_size(self) -> int | None:
-        """Positions of a slot, as the settings have it; None for a decoder without slots."""
         size = self.settings.get("slot_size")
         return size if type(size) is int and 1 <= size <= LONGEST_SLOT else None
 
     def body(self) -> str:
-        """All fields but the trace, as ASCII JSON."""
         left_out = {"key", "trace", *(name for name in _WHERE_KNOWN if getattr(self, name) is None)}
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
         return dump({"key": asdict(self.key), **fields})
 
     @classmethod
     def from_stored(cls, body: str, packed_trace: bytes | None) -> Sample:
-        """Inverse of `body` and `pack`; fields of later versions are ignored. Raises StoreError if they are damaged."""
+        """Inverse of `body` and `pack`; raises StoreError if they are damaged."""
         sample = _from_stored(cls, body)
         if packed_trace is None:
             return sample
@@ -221,12 +200,10 @@ class ScoreRow:
             raise StoreError(f"{self.key.task} {self.item_id}: the score {self.metric} is {self.value!r}, not a number")
 
     def body(self) -> str:
-        """All fields as ASCII JSON."""
         return dump(asdict(self))
 
     @classmethod
     def from_stored(cls, body: str) -> ScoreRow:
-        """Inverse of `body`; fields of later versions are ignored. Raises StoreError if it is damaged."""
         return _from_stored(cls, body)
 
 
@@ -249,11 +226,9 @@ def checking(what: str) -> Iterator[None]:
 
 
 def from_fields(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
-    """A dataclass from its fields, each of the type that the class declares (else a TypeError).
-
-    Fields of later versions are ignored.
-    """
-    # A validation library would refuse lone surrogates, which models write and records keep.
+    """A dataclass from its fields, each of the type that the class declares (else a TypeError)."""
+    # A validation library would refuse lone surrogates, which models write and records keep. Fields of later versions
+    # are ignored, so that an earlier version still reads their runs.
     if not isinstance(fields, Mapping):
         raise TypeError(f"a {type(fields).__name__} stands for a {kind.__name__}")
     declared: type = kind
@@ -315,7 +290,7 @@ def pack(trace: Sequence[Any]) -> bytes:
 
 
 def unpack(packed: bytes) -> list:
-    """Inverse of `pack`. Raises ValueError or TypeError if the bytes are damaged, or unpack to more than is packed."""
+    """Inverse of `pack`. Raises ValueError or TypeError if the bytes are damaged."""
     text = packed[1:]
     if packed[:1] == b"z":
         inflating = zlib.decompressobj()  # with a bound, because a few bytes can unpack to fill the memory
@@ -363,7 +338,6 @@ class Hardware:
         return hashlib.sha256(dump(fields).encode("ascii")).hexdigest()[:12]
 
     def label(self) -> str:
-        """One line for tables."""
         processor = f"{self.cpu or 'unknown CPU'}, {self.threads or self.cores} threads"
         if self.num_processes > 1:
             processor += f", one of {self.num_processes} processes"
@@ -373,11 +347,9 @@ class Hardware:
         return f"{gpus} (driver {self.gpu_driver or 'unknown'}; {processor})"
 
     def slowed_by(self, load: float | None, weight_bytes: float) -> list[str]:
-        """A sentence for each thing that makes times on this machine longer than they need be.
-
-        `load` is the mean number of processes of others that ran or waited, None if it is not known; `weight_bytes`
-        are those of the weights that a forward reads.
-        """
+        """A sentence for each thing that makes times on this machine longer than they need be."""
+        # `load` is the mean number of other processes that ran or waited, None where it is not known; `weight_bytes`
+        # are those that a forward reads.
         busy = 1 if self.gpu else self.threads * self.num_processes
         sentences = []
         # The load is a mean of the last minute: another run that has just ended still counts as one.
@@ -389,7 +361,6 @@ class Hardware:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hardware:
-        """Inverse of `dataclasses.asdict`."""
         return from_fields(cls, fields)
 
 
@@ -454,40 +425,31 @@ class Manifest:
         weights = self.checkpoint_hash or f"{self.checkpoint}@{self.checkpoint_revision or 'local'}"
         # Versions that differ in the last number only give the same texts, so that a run of one continues with another.
         version = ".".join(self.package_version.split(".")[:2])
-        values = {name: getattr(self, name) for name in names}
-        return as_json({**values, "package_version": version, "checkpoint": weights})
+        return as_json(
+            {name: getattr(self, name) for name in names} | {"package_version": version, "checkpoint": weights}
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as plain JSON types."""
         return as_json(asdict(self))
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
-        """Inverse of `to_json`."""
         return from_fields(cls, {**fields, "hardware": Hardware.from_json(fields.get("hardware", {}))})
 
 
 def restricted_to_tasks(fingerprint: Mapping[str, Any], tasks: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """A fingerprint without the settings tables that decide no text of the tasks.
-
-    One table is for the look-alikes, the other one for all other tasks on a benchmark, and neither acts on a setting
-    that a model argument gives. So a table may change without a run that it does not act on becoming another run.
-
-    Args:
-        tasks: each task with its benchmark, which is the task itself where it is not on any benchmark of this project.
-    """
+    """A fingerprint without the settings tables that decide no text of the tasks, given with their benchmarks."""
+    # One table is for the look-alikes, the other one for all other tasks on a benchmark, and neither acts on a setting
+    # that a model argument gives. So a table may change without a run that it does not act on becoming another run.
     settings, decoder = fingerprint["settings"], fingerprint["decoder"]
     given = settings.get("model_args") or {}
     kinds = {f"{task}_".startswith(f"mini_{benchmark}_") for task, benchmark in tasks if task != benchmark}
 
-    def is_for_look_alikes(label: str) -> bool:
-        # A decoder may itself be called mini_...; then the file of that name is the one for all other tasks.
-        return "/mini_" in label and f"/{decoder}.yaml" not in label
-
     tables = {
         label: {benchmark: {name: row[name] for name in row if name not in given} for benchmark, row in rows.items()}
         for label, rows in (settings.get("tables") or {}).items()
-        if is_for_look_alikes(label) in kinds
+        # A decoder may itself be called mini_...; then the file of that name is the one for all other tasks.
+        if ("/mini_" in label and f"/{decoder}.yaml" not in label) in kinds
     }
     return {**fingerprint, "settings": {**settings, "tables": tables}}
 
@@ -525,32 +487,23 @@ def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Version of every installed package of the list, and of Python."""
     versions = {"python": platform.python_version(), "platform": platform.platform()}
     for package in packages:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
-def git_commit(directory: str | os.PathLike[str] | None = None) -> str | None:
-    """Commit of the checkout that holds `directory` (default: this package), `-dirty` appended if it was changed.
+def git_commit() -> str | None:
+    """Commit of the checkout of this package, `-dirty` appended if it was changed; None without one."""
 
-    None if there is no git or no checkout.
-    """
-    where = Path(directory) if directory is not None else Path(__file__).parent
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+
     try:
-        if directory is None:  # an installed package may lie below somebody else's checkout
-            _git(where, "ls-files", "--error-unmatch", Path(__file__).name)
-        commit = _git(where, "rev-parse", "HEAD")
-        changed = _git(where, "status", "--porcelain", "--untracked-files=no")
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # it may lie below somebody else's checkout
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return f"{git('rev-parse', 'HEAD')}{'-dirty' if changed else ''}"
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{commit}-dirty" if changed else commit
-
-
-def _git(directory: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(directory), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()

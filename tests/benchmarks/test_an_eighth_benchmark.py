@@ -12,7 +12,7 @@ import pytest
 
 from refusion_eval.benchmarks.rows import DATA_VARIABLE
 from refusion_eval.paths import tasks_path
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 
 PACKAGE = Path(__file__).parents[2] / "refusion_eval"
 

@@ -10,10 +10,10 @@ from refusion_eval.evaluation.loop import Turn, evaluate, find_tasks, task_names
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import TASKS as PUBLISHED
-from refusion_eval.runs import manifest
+from refusion_eval.runs import system
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import BUSY, PASSED
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 
 TASKS = ["mini_gsm8k", "mini_mbpp"]
 
@@ -177,7 +177,7 @@ def test_a_busy_machine_and_a_run_that_goes_on_elsewhere_are_told(checkpoint, tm
         assert "was begun on other hardware" not in caplog.text
         (task,) = read_facts(tmp_path).tasks
         assert any(sentence.startswith(BUSY) for sentence in task.slowed_by)
-        monkeypatch.setattr(manifest, "_cpu_model", lambda: "another processor")
+        monkeypatch.setattr(system, "_cpu_model", lambda: "another processor")
         evaluate(arguments(checkpoint, tmp_path), ["mini_gsm8k"], limit=2)
     assert "was begun on other hardware" in caplog.text
     assert "another processor" in caplog.text

@@ -14,8 +14,7 @@ from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.evaluation.rerun import rerun
 from refusion_eval.results.facts import read_facts
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.store.run_reader import RunReader
-from refusion_eval.store.run_store import RunStore
+from refusion_eval.store.run_store import RunReader, RunStore
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "parity" / "tiny"
 DAY = "{{ strftime_now('%d %b %Y') }}"

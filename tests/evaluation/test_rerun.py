@@ -8,9 +8,9 @@ import pytest
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.evaluation.rerun import arguments_of, rerun
-from refusion_eval.runs.manifest import run_arguments
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.runs.system import run_arguments
+from refusion_eval.store.run_store import RunReader
 
 ARGUMENTS = {"pretrained": "embedded", "decoder": "refusion", "tau_slot": 0.8, "warmup": 0}
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 
 NUM_ITEMS = 40
 SECONDS_TO_START = 300

@@ -11,7 +11,7 @@ from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scaleout import channel
 from refusion_eval.scaleout.channel import Channel, ProcessInfo
 from refusion_eval.store.records import SampleKey
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 
 GENERATION = {"gen_length": 16, "slot_size": 4, "block_size": 8, "warmup": 0}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from refusion_eval.errors import StoreError
 from refusion_eval.results.render import read_csv
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from tests.faults.places import fingerprint
 
 REPOSITORY = Path(__file__).parents[2]

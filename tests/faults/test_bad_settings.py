@@ -65,7 +65,8 @@ def test_any_arguments_are_built_or_refused_with_one_error(data):
     given_arguments = data.draw(st.dictionaries(names, VALUES, max_size=4))
     with contextlib.suppress(ConfigError):  # any other exception is a failure
         args = parse_model_args({"pretrained": "x", "decoder": decoder, **given_arguments})
-        args.settings_type(**tokens_of(field_types(args.settings_type)) | dict(args.settings))
+        settings_type = DECODERS[decoder].Settings
+        settings_type(**tokens_of(field_types(settings_type)) | dict(args.settings))
 
 
 RUN = ("run", "--tasks", "mini_gsm8k", "--limit", "1")

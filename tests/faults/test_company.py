@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 import refusion_eval
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from tests.faults.front_end import error_of
 from tests.faults.runs import NUM_SAMPLES, assert_same, command, num_recorded, records, wait_until
 

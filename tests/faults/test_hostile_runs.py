@@ -32,7 +32,7 @@ COMMANDS = {
     "rerun": ("rerun", "RUN", "--out", f"{OUT}/again"),
     "run": tuple(command("RUN")),
 }
-WRITERS = ("run", "rescore beside")
+WRITERS = ("run", "rescore beside", "rescore canvas")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from refusion_eval import cli
 from refusion_eval.decoders import DECODERS
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from tests.guard.stored import check
 from tests.models.tiny import save_word_tokenizer
 

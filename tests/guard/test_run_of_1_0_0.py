@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.store.records import Sample
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from tests.guard.stored import check, differences
 
 DATA = Path(__file__).resolve().parents[1] / "data"

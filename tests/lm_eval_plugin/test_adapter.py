@@ -13,7 +13,7 @@ from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.lm_eval_plugin.hooks import SEALING
 from refusion_eval.runs.job import Detokenizer
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from tests.models.tiny import save_word_tokenizer
 
 GENERATION = {"gen_length": 16, "slot_size": 4, "block_size": 8}

@@ -13,7 +13,7 @@ from refusion_eval.paths import tasks_path
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import PASSED
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 
 DATA = """
 task: {task}

@@ -11,7 +11,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.lm_eval_plugin import adapter as lm_eval_adapter  # noqa: F401  registers the model
 from refusion_eval.lm_eval_plugin.evaluation import leave_question_out
 from refusion_eval.paths import tasks_path
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 
 # What lm-eval's gsm8k.yaml says, its data apart.
 STOCK_GSM8K = """

@@ -16,7 +16,7 @@ from refusion_eval.lm_eval_plugin.local_rows import LocalSplits
 from refusion_eval.lm_eval_plugin.tasks import evaluate_any, find_other_tasks, split_names
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import PASSED
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from refusion_eval.sweep.run import run_sweep
 from refusion_eval.sweep.spec import read_spec
 

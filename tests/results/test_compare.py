@@ -14,7 +14,7 @@ from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
 from refusion_eval.results.compare import compare_runs, comparison_table, details, detectable_difference, mcnemar
 from refusion_eval.store.records import Hardware
-from refusion_eval.store.run_reader import Run
+from refusion_eval.store.run_store import Run
 from tests.results.conftest import sample
 
 

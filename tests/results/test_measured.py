@@ -14,8 +14,7 @@ from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.store.records import Hardware, ScoreRow
-from refusion_eval.store.run_reader import Run
-from refusion_eval.store.run_store import RunStore
+from refusion_eval.store.run_store import Run, RunStore
 
 OTHER_MACHINE = Hardware(cpu="Faster CPU", cores=64, threads=64)
 

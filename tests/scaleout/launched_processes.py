@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 
 NUM_ITEMS = 100
 SECONDS = 300

@@ -21,7 +21,7 @@ from refusion_eval.runs.terminal import StoppableIterator
 from refusion_eval.scaleout import ray_cluster, ray_runner
 from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.store.records import SampleKey
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from tests.scaleout.ray_clusters import cluster, ray_here, started
 
 __all__ = ["cluster"]

@@ -9,7 +9,7 @@ import pytest
 
 from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_store import RunReader
 from tests.scaleout.hosts import two_hosts
 from tests.scaleout.ray_clusters import ENVIRONMENT, MEMORY
 

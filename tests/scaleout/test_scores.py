@@ -8,8 +8,7 @@ import pytest
 
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.runs.likelihood import fit, scores
-from refusion_eval.runs.system import System
+from refusion_eval.runs.system import System, fit, scores
 from tests.scaleout.launched_processes import PYTHON, finish, ranks, run_checked
 from tests.scaleout.two_processes import jobs_of
 

@@ -11,8 +11,7 @@ from refusion_eval.errors import StoreError
 from refusion_eval.scoring import judge
 from refusion_eval.scoring.judge import ScoreWriter
 from refusion_eval.store.records import PASSED
-from refusion_eval.store.run_reader import RunReader
-from refusion_eval.store.run_store import RunStore
+from refusion_eval.store.run_store import RunReader, RunStore
 from tests.store.conftest import make_manifest, make_sample
 
 GSM8K = Task(get_task("gsm8k").benchmark, mini=True)

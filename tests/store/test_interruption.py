@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.run_reader import DATABASE_NAME, RUN_JSON, SCHEMA_VERSION, RunReader
-from refusion_eval.store.run_store import RunStore
+from refusion_eval.store.run_store import DATABASE_NAME, RUN_JSON, SCHEMA_VERSION, RunReader, RunStore
 
 WRITER = Path(__file__).with_name("interrupted_writer.py")
 REPOSITORY = Path(__file__).parents[2]

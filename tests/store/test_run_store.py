@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from refusion_eval.errors import StoreError
 from refusion_eval.store.records import Hardware, Sample, SampleKey, ScoreRow, pack, unpack
-from refusion_eval.store.run_reader import DATABASE_NAME, RunReader
-from refusion_eval.store.run_store import RunStore
+from refusion_eval.store.run_store import DATABASE_NAME, RunReader, RunStore
 from tests.examples import examples
 from tests.store.conftest import make_manifest, make_sample
 

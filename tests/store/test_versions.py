@@ -11,8 +11,7 @@ import pytest
 from refusion_eval.errors import StoreError
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.store.records import ScoreRow
-from refusion_eval.store.run_reader import DATABASE_NAME, SCHEMA_VERSION, RunReader
-from refusion_eval.store.run_store import RunStore
+from refusion_eval.store.run_store import DATABASE_NAME, SCHEMA_VERSION, RunReader, RunStore
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.render import read_csv
-from refusion_eval.runs import manifest, system
+from refusion_eval.runs import system
 from refusion_eval.sweep.run import run_sweep
 from refusion_eval.sweep.spec import SweepSpec, read_spec, shipped_specs, with_model
 
@@ -162,7 +162,7 @@ def test_a_sweep_goes_on_only_on_the_machine_that_it_was_begun_on(
 ) -> None:
     spec = _spec(tmp_path)
     run_sweep(spec, tmp_path / "out")
-    monkeypatch.setattr(manifest, "_cpu_model", lambda: "another processor")
+    monkeypatch.setattr(system, "_cpu_model", lambda: "another processor")
     with pytest.raises(ConfigError, match=r"refusion-table was measured on .*this is another processor"):
         run_sweep(spec, tmp_path / "out")
 

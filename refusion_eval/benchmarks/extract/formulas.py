@@ -29,7 +29,8 @@ _FRACTION_SIGN = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _ROOT_SIGN = re.compile(r"√\s{0,4}(\d{1,60}(?:\.\d{1,60})?|[A-Za-z]|\([^()]{1,200}\))")
 
 _MARKDOWN = re.compile(r"""\A([*_`"]{1,3})([^*_`"].*)\1\Z""", re.DOTALL)
-_DOUBLED = re.compile(r"\\\\(?=[A-Za-z])")
+_DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z])")
+_ENDS = re.compile(r"\A[\s=]{1,20}|(?:\\\\|[\s.,;]){1,20}\Z")
 _AFTER_VALUE = r"(?:(?<=[\d})!])|(?<=\\pi)|(?<=\\pi ))\s{0,4}"
 _AT_END = r"(?:\^(?:[23]|\{-?[1-3]\}))?(?=\s{0,4}(?:\Z|[,;)\]}&]|\\\}|\\\\|\\l(?:or|and)(?![A-Za-z])))"
 _HALF_OF_DAY = r"[apAP]\.?\s?[mM]\b"
@@ -54,7 +55,11 @@ SPELLINGS = tuple(
         (r"\\\\\s{0,4}\[\s{0,4}-?[\d.]{1,9}\s{0,4}[a-z]{2}\s{0,4}\]|\\cr(?![A-Za-z])", r"\\\\"),
         (r"(?<=\d)(?:,\s?\\!|\{,\})\s?(?=\d{3}(?!\d))", ""),
         (r"(?<!\\)\\!|\{\s{0,4}\}", ""),
-        (r"(?<!\\)\\[,;:> ]|\\(?:q?quad|(?:thin|en)?space)(?![A-Za-z])|~|\\[hv]space\*?\s{0,4}\{[^{}]{0,40}\}", " "),
+        (
+            r"(?<!\\)((?:\\\\){0,4})\\[,;:> ]|\\(?:q?quad|(?:thin|en)?space)(?![A-Za-z])|~"
+            r"|\\[hv]space\*?\s{0,4}\{[^{}]{0,40}\}",
+            r"\1 ",
+        ),
         # Size, colour and font do not change a value, nor do currency, degrees and percent signs: these are units.
         (r"(?<!\\)\\[()\[\]]|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
         (r"\\(?:(?:display|text|script)style|(?:script|normal)size|normalfont)(?![A-Za-z])", ""),
@@ -63,12 +68,12 @@ SPELLINGS = tuple(
         (r"\{\s{0,4}\\(?:rm|bf|it|sf|tt)(?![A-Za-z])([^{}]{0,200})\}", r"\\text{\1}"),
         (
             r"\\(?:text(?:[a-z]{2}|normal)|[mh]box|math(?:rm|bf|it|sf|tt)|operatorname\*?|emph|rm|bf|it)"
-            r"\s{0,4}(?=\{)",
+            r"\s{0,4}(?=\{|\\text)",
             r"\\text",
         ),
         (r"\\(?:underline|boxed|fbox|boldsymbol|bm|rm|bf|it|sf|tt)(?![A-Za-z])", ""),
         (r"\\?[$%]|\^\s{0,4}(?:\\circ(?![A-Za-z])|\{\s{0,4}\\circ\s{0,4}\})", ""),
-        (r"\A[\s=]{1,20}|(?:\\\\|[\s.,;]){1,20}\Z", ""),
+        (_ENDS.pattern, ""),
         # One spelling of fractions, vectors and words between answers.
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (rf"\\(frac|binom)\s{{0,4}}{_ARGUMENT}\s{{0,4}}{_ARGUMENT}", r"\\\1{\2\3}{\4\5}"),
@@ -121,8 +126,7 @@ _MOST_DOUBLE_SIGNS = 3
 
 
 def last_box(text: str) -> Extraction:
-    r"""The content of the last `\boxed{}`; of several boxes (an answer in parts, a correction) the last counts."""
-    return _boxed(text, last=True)
+    return _boxed(text, last=True)  # of several boxes (an answer in parts, a correction) the last counts
 
 
 def last_box_or_statement(text: str) -> Extraction:
@@ -140,7 +144,6 @@ def last_box_or_statement(text: str) -> Extraction:
 
 
 def first_box(text: str) -> Extraction:
-    """The content of the first complete box, for text that runs on."""
     return _boxed(text, last=False)
 
 
@@ -177,10 +180,8 @@ def _boxed(text: str, *, last: bool) -> Extraction:
 
 
 def normalise(answer: str, has_units: bool = False) -> str:
-    r"""Writes an answer in one spelling; what it removes does not change the value.
-
-    As in MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1. Words stay \text{word} in small letters.
-    """
+    """Writes an answer in one spelling; what it removes does not change the value."""
+    # As in MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1. Words stay \text{word} in small letters.
     text = answer.strip()
     if len(text) > _LONGEST_ANSWER:
         return text
@@ -198,13 +199,18 @@ def normalise(answer: str, has_units: bool = False) -> str:
     text = _GAP.sub(
         lambda gap: gap.group(1) + " " if gap.group(1) and gap.group(2) else gap.group(1) or "", text.strip()
     )
-    while (inner := _inside(text, "{", "}")) is not None:
-        text = inner
-    return text
+    return _without_braces(text)
+
+
+def _without_braces(form: str) -> str:
+    """Takes off the braces around a whole form, and the marks at the ends inside them, as in {= 12.}."""
+    form = _ENDS.sub("", form)
+    while (inner := _inside(form, "{", "}")) is not None:
+        form = _ENDS.sub("", inner)
+    return form
 
 
 def _in_ascii(text: str) -> str:
-    """Writes the signs of Unicode as TeX does."""
     text = _RAISED.sub(lambda run: f"^{{{run.group()}}}", text)
     text = _LOWERED.sub(lambda run: f"_{{{run.group()}}}", text)
     text = _FRACTION_SIGN.sub(
@@ -220,11 +226,9 @@ def _word(found: re.Match[str]) -> str:
 
 
 def equal_answers(gold: str, answer: str, by_mathematics: Callable[[str, str], bool]) -> bool:
-    r"""Compares the contents of two boxes as lists of answers.
-
-    A list (also in braces) has no order, and \pm makes two answers of one. A tuple has an order, also beside a list
-    without brackets: (1,4) is 1,4 but neither 4,1 nor a set.
-    """
+    """Compares the contents of two boxes as lists of answers."""
+    # A list (also in braces) has no order, and \pm makes two answers of one. A tuple has an order, also beside a list
+    # without brackets: (1,4) is 1,4 but neither 4,1 nor a set.
     if normalise(gold, has_units=True) == normalise(answer, has_units=True):
         return True
     if max(len(gold), len(answer)) > _LONGEST_ANSWER:
@@ -278,15 +282,13 @@ def _coordinates(form: str) -> list[str]:
 def _without_name(form: str, other: str) -> str:
     """Cuts "x=" off a normal form that is an equation, if the other one is none."""
     named = None if _EQUATION.search(other) else _NAMED.match(form)
-    return (named.group(1) or named.group(2)) if named else form
+    return _without_braces(named.group(1) or named.group(2)) if named else form
 
 
 def _equal_by_form(gold: str, answer: str) -> bool | None:
-    """Compares two normal forms as texts: True or False, or None if only mathematics can tell.
-
-    A number base that one of them leaves out does not count; numbers in different stated bases differ, and so do words.
-    Letters alone are a word if they are set as text, have a capital or are more than three; others are a product.
-    """
+    """Compares two normal forms as texts: True or False, or None if only mathematics can tell."""
+    # A number base that one of them leaves out does not count; numbers in different stated bases differ, and so do
+    # words. Letters alone are a word if they are set as text, have a capital or are more than three.
     if gold == answer or _joined(gold) == _joined(answer):
         return True
     words = [_TEXT.sub(r"\1", form).strip("()") for form in (gold, answer)]

@@ -140,8 +140,8 @@ def strict_letter(text: str, num_choices: int) -> Extraction:
 def _corrected(text: str, start: int, valid: str) -> str | None:
     """The letter of the last correction behind a statement, which nothing but its reason may follow."""
     for end in corrections(text, start):
-        found = _CHOICE.match(text, end)
-        if found and _ENDS_A_CORRECTION.match(text, found.end()) and (letter := _letter_after(text, end, valid)):
+        choice = _CHOICE.match(text, end)
+        if choice and _ENDS_A_CORRECTION.match(text, choice.end()) and (letter := _letter_after(text, end, valid)):
             return letter
     return None
 
@@ -153,12 +153,12 @@ def _letter_after(text: str, start: int, valid: str) -> str | None:
         return None
     start = denied.end() if denied else start
     region = text[start : start + STATEMENT_REACH]
-    found = _CHOICE.match(region)
-    if found is None or found.group(2) not in valid:
+    choice = _CHOICE.match(region)
+    if choice is None or choice.group(2) not in valid:
         return _label_behind(region, valid)
-    letter, rest = found.group(2), region[found.end() :]
+    letter, rest = choice.group(2), region[choice.end() :]
     is_small = letter.islower() or letter == "I"
-    if found.group(1)[-1:] not in _WRAPPERS:
+    if choice.group(1)[-1:] not in _WRAPPERS:
         if (_WORD_AFTER_SMALL if is_small else _WORD).match(rest):
             return _label_behind(region, valid)
         if re.match(r"[ \t]?\(|\.[ \t][a-z]", rest) and (label := _label_behind(region, valid)):
@@ -195,11 +195,7 @@ def _is_part(letter: str, rest: str) -> bool:
 
 
 def _letter_line(text: str, valid: str) -> Extraction:
-    """An answer without a statement: a letter alone on the last line or before a blank line at the start, or one label.
-
-    A label is followed by the text of its choice. It counts on the first line, and in brackets or bold on the last one,
-    where no other line begins with a label.
-    """
+    """An answer without a statement: a letter alone on the last line or before a blank line, or one label."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if not lines:
         return NOTHING
@@ -222,6 +218,5 @@ def _letter_line(text: str, valid: str) -> Extraction:
 
 
 def _labels(lines: list[str]) -> list[str]:
-    """The capital letters that label different lines."""
-    found = map(_LABELLED_LINE.match, dict.fromkeys(lines))
-    return [label[1] for label in found if label and label[1].isupper()]
+    matches = map(_LABELLED_LINE.match, dict.fromkeys(lines))
+    return [label[1] for label in matches if label and label[1].isupper()]

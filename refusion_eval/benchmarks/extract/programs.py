@@ -10,13 +10,28 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from refusion_eval.benchmarks import Extraction
-from refusion_eval.benchmarks.extract.fences import CODE, Block, blocks_of, dedented
 from refusion_eval.benchmarks.rows import Row
 
 NO_CODE = Extraction(None, "no code found")
+
+_PYTHON = ("python", "python3", "py", "py3")
+# How a definition or an import begins.
+CODE = re.compile(
+    r"(?:async[ \t]+)?def[ \t]+\w+[ \t]*\(|class[ \t]+\w+[ \t]*[(:]|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import\b|@\w"
+)
+# With blanks around its sign, because `title="a.py"` is an attribute of the fence.
+_CODE_ON_FENCE = re.compile(rf"{CODE.pattern}|[A-Za-z_]\w*[ \t]+=[ \t]")
+_FENCE = re.compile(r"`{3,}([^\n`]*)")
+_BLANK_LINE = re.compile(r"(?:(?<=\n)|\A)[ \t]+(?=\n|\Z)")
+_INDENT = re.compile(r"^[ \t]*(?=[^ \t\n])", re.MULTILINE)
+
+# Of endless repetitions the first ones are read.
+_MOST_BLOCKS = 100
+_MOST_FENCES = 4_000
 
 _BUILTINS = frozenset(dir(builtins))
 # Assignments and comments that stand in front of a definition or an import belong to it.
@@ -42,6 +57,61 @@ _BETWEEN = b" \t\f"
 _WORDS_ONLY = bytes(byte if byte in _IN_WORDS else ord(" ") for byte in range(256))
 
 
+def fenced(code: str) -> str:
+    return f"```python\n{code.strip()}\n```"
+
+
+class Block(NamedTuple):
+    """The word after an opening fence, the code up to the closing one, and whether there is a closing one."""
+
+    language: str
+    code: str
+    is_closed: bool
+
+
+def fenced_blocks(text: str) -> list[str]:
+    """The contents of the python fences, or of any fences if none is marked as python; the last may be unclosed."""
+    blocks = blocks_of(text.replace("\r\n", "\n"))
+    return [block.code for block in blocks if block.language in _PYTHON] or [block.code for block in blocks]
+
+
+def blocks_of(text: str) -> list[Block]:
+    """The fenced blocks that are not blank; of endless repetitions only the first `_MOST_BLOCKS`."""
+    blocks = (Block(language, text[start:end], end < len(text)) for language, start, end in _fenced_parts(text))
+    filled = (block._replace(code=dedented(block.code).rstrip() + "\n") for block in blocks if block.code.strip())
+    return list(islice(filled, _MOST_BLOCKS))
+
+
+def _fenced_parts(text: str) -> Iterator[tuple[str, int, int]]:
+    """(language, start, end) of what stands between fences; one with a language or code also closes a block."""
+    opened: tuple[str, int] | None = None
+    for fence in islice(_FENCE.finditer(text), _MOST_FENCES):
+        language, _, rest = fence[1].strip().partition(" ")
+        is_python = language.lower() in _PYTHON
+        code = _CODE_ON_FENCE.match(rest.strip() if is_python else fence[1].strip())
+        if opened is not None:
+            yield *opened, fence.start()
+            is_inline = "\n" not in text[opened[1] - 1 : fence.start()]
+            opens_another = is_python or code or (language and not rest)
+            opened = None
+            if is_inline or not opens_another:
+                continue
+        opened = language.lower(), (text.index(code[0], fence.start()) if code else fence.end() + 1)
+    if opened is not None:
+        yield *opened, len(text)
+
+
+def dedented(code: str) -> str:
+    """Does what `textwrap.dedent` does, which takes several times as long on endless short lines."""
+    code = _BLANK_LINE.sub("", code)
+    indents = set(_INDENT.findall(code))
+    least, most = min(indents, default=""), max(indents, default="")  # the others lie between them
+    margin = least[
+        : next((at for at, pair in enumerate(zip(least, most, strict=False)) if len({*pair}) > 1), len(least))
+    ]
+    return f"\n{code}".replace(f"\n{margin}", "\n")[1:]
+
+
 class _Effort:
     """Bounds how much is parsed for one text, because endless decorators or blocks would be tried one by one."""
 
@@ -50,7 +120,6 @@ class _Effort:
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more is parsed for this text."""
         return self._left <= 0
 
     def parse(self, code: str) -> ast.Module | SyntaxError | None:
@@ -114,16 +183,14 @@ def parsable_prefix(code: str, effort: _Effort | None = None) -> str:
 
 
 def function_code(text: str, row: Row) -> Extraction:
-    """The program of a HumanEval answer: the function asked for, whole or as a continuation of the prompt.
-
-    A block that defines the function follows the prompt's imports and helper functions; otherwise the last block that
-    completes the function continues the prompt, else the code before the first fence, which the prompt opened.
-    """
+    """The program of a HumanEval answer: the function asked for, whole or as a continuation of the prompt."""
+    # A block that defines the function follows the prompt's imports and helper functions; otherwise the last block that
+    # completes the function continues the prompt, else the code before the first fence, which the prompt opened.
     name, prompt = row["entry_point"], row["prompt"].replace("\r\n", "\n")
     effort = _Effort()
-    found = _find_program(text, {name}, effort, before=prompt[: _definition_start(prompt, name)])
-    if found:
-        return Extraction(found, "whole function")
+    whole_program = _find_program(text, {name}, effort, before=prompt[: _definition_start(prompt, name)])
+    if whole_program:
+        return Extraction(whole_program, "whole function")
     blocks = [block.code for block in blocks_of(text)]
     unfenced = text.partition("```")[0]
     indented = _INDENTED.search(unfenced)
@@ -142,24 +209,20 @@ def function_code(text: str, row: Row) -> Extraction:
 
 
 def _bodies(code: str) -> Iterator[str]:
-    """Forms that a function body may have: as it is, with its first line indented, and indented by one level."""
     yield code
-    yield "    " + code.lstrip(" ")
+    yield "    " + code.lstrip(" ")  # a model that continues the prompt leaves out the indent that stands there
     yield textwrap.indent(dedented(code), "    ")
 
 
 def module_code(text: str, row: Row) -> Extraction:
-    """The program of an MBPP answer: the block with the function that the tests call (see `_find_program`).
-
-    Without such a block it is the last one that defines some other function, else the last one.
-    """
+    """The program of an MBPP answer: the block with the function that the tests call, else another one."""
     tests = "\n".join(str(test).strip() for test in row["test_list"])
     setup = str(row.get("test_setup_code") or "")
     called = _names(tests).unbound - _names(setup).bound
     effort = _Effort()
-    found = _find_program(text, called - _BUILTINS or called, effort, after=f"{setup}\n{tests}")
-    if found:
-        return Extraction(found, "the tested function")
+    program = _find_program(text, called - _BUILTINS or called, effort, after=f"{setup}\n{tests}")
+    if program:
+        return Extraction(program, "the tested function")
     blocks = blocks_of(text)
     for block in reversed(blocks or list(_unfenced(text, effort))):
         code = parsable_prefix(block.code, effort)
@@ -169,10 +232,7 @@ def module_code(text: str, row: Row) -> Extraction:
 
 
 def _find_program(text: str, names: Set[str], effort: _Effort, *, before: str = "", after: str = "") -> str:
-    """The last block of a text that defines one of the names, behind what it needs of the other blocks.
-
-    Fenced blocks come first; where none defines a name, the code in the text does.
-    """
+    """The last block of a text that defines one of the names, behind what it needs of the other blocks."""
     blocks = blocks_of(text)
     code = _last_definition(blocks, names, effort)
     if not code:
@@ -253,7 +313,6 @@ class _Names(NamedTuple):
 
 
 def _names(code: str) -> _Names:
-    """Reads the names; none of source code that cannot be compiled."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,7 +1,4 @@
-"""How the public release of ReFusion finds answers: its evaluation script, then the filters of its tasks.
-
-Where a filter compares answers as texts, extraction leaves them in one form: what the comparison ignores is removed.
-"""
+"""How the public release of ReFusion finds answers: its evaluation script, then the filters of its tasks."""
 
 import ast
 import re
@@ -36,14 +33,14 @@ def release_block(text: str) -> str:
 
 def strict_number(text: str, _row: Row) -> Extraction:
     """The first number after "The answer is ", which one more character must follow (`strict-match`)."""
-    found = _STRICT_NUMBER.search(text)
-    return Extraction(found.group(1), "strict-match") if found else NOTHING
+    statement = _STRICT_NUMBER.search(text)
+    return Extraction(statement.group(1), "strict-match") if statement else NOTHING
 
 
 def last_number(text: str, _row: Row) -> Extraction:
     """The last run of digits, points, commas and dollar signs (`flexible-extract`)."""
-    found = _ANY_NUMBER.findall(text)
-    return Extraction(found[-1][0] or found[-1][1], "flexible-extract") if found else NOTHING
+    numbers = _ANY_NUMBER.findall(text)
+    return Extraction(numbers[-1][0] or numbers[-1][1], "flexible-extract") if numbers else NOTHING
 
 
 def same_number(gold: str, answer: str) -> bool:
@@ -53,17 +50,15 @@ def same_number(gold: str, answer: str) -> bool:
 
 def strict_choice(text: str, _row: Row) -> Extraction:
     """The text behind the first "The answer is " in its line, but for the last character (`strict-match`)."""
-    found = _STRICT_CHOICE.search(text)
-    return _choice(found.group(), "strict-match") if found else NOTHING
+    statement = _STRICT_CHOICE.search(text)
+    return _choice(statement.group(), "strict-match") if statement else NOTHING
 
 
 def last_choice(text: str, _row: Row) -> Extraction:
-    """The last letter in brackets; without any, the last letter after a colon (`flexible-extract`).
-
-    Between these two the release looks for the words of a choice. These are sealed in records, so that is left out.
-    """
-    found = _CHOICE_IN_BRACKETS.findall(text) or _CHOICE_AFTER_COLON.findall(text)
-    return _choice(found[-1], "flexible-extract") if found else NOTHING
+    """The last letter in brackets; without any, the last letter after a colon (`flexible-extract`)."""
+    # Between these two the release looks for the words of a choice. These are sealed in records, so that is left out.
+    letters = _CHOICE_IN_BRACKETS.findall(text) or _CHOICE_AFTER_COLON.findall(text)
+    return _choice(letters[-1], "flexible-extract") if letters else NOTHING
 
 
 def whole_choice(text: str, _row: Row) -> Extraction:
@@ -77,16 +72,12 @@ def _choice(text: str, how: str) -> Extraction:
 
 
 def whole_text(text: str, _row: Row) -> Extraction:
-    """The whole text."""
     return Extraction(text, "whole text")
 
 
 def function_after_prompt(text: str, row: Row) -> Extraction:
-    """The prompt's code, a line end and the code of the response, reduced to what the function asked for needs.
-
-    The code of the response ends at three backticks. Of a text in which a Python block is opened it is that block.
-    """
-    code = text.split(_OPENING, 1)[-1].split("```")[0]
+    """The prompt's code, a line end and the code of the response, reduced to what the function asked for needs."""
+    code = text.split(_OPENING, 1)[-1].split("```")[0]  # of a text in which a Python block is opened it is that block
     try:
         program = _needed(f"{row['prompt']}\n{code}", row["entry_point"])
     except RecursionError:  # of a tree that is too deep to be written out
@@ -95,20 +86,18 @@ def function_after_prompt(text: str, row: Row) -> Extraction:
 
 
 def _needed(code: str, entry_point: str) -> str:
-    """The imports, and the definitions that a function uses by name, directly or not; written anew by `ast`.
-
-    As in the release, functions without any `return` are no definitions, and of `a(b).c` only `c` counts as a name.
-    """
+    """The imports, and the definitions that a function uses by name, directly or not; written anew by `ast`."""
     plain = code.replace("\t", "    ").replace("\r\n", "\n").replace("\r", "\n").strip()
     tree = ast.parse(_longest_program(plain.splitlines()[:_MOST_LINES]))
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    # As in the release, functions without any `return` are no definitions, and of `a(b).c` only `c` counts as a name.
     definitions = {name: node for node in tree.body if (name := _defined_name(node))}
-    needed, found = set(), [entry_point]
-    while found:
-        name = found.pop()
+    needed, to_visit = set(), [entry_point]
+    while to_visit:
+        name = to_visit.pop()
         if name not in needed:
             needed.add(name)
-            found += _names(definitions[name]) if name in definitions else []
+            to_visit += _names(definitions[name]) if name in definitions else []
     return "\n".join(map(ast.unparse, [*imports, *(node for name, node in definitions.items() if name in needed)]))
 
 
@@ -140,12 +129,7 @@ def _defined_name(node: ast.stmt) -> str:
 
 
 def _names(node: ast.AST) -> list[str]:
-    names: list[str] = []
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Name):
-            names.append(child.id)
-        elif isinstance(child, ast.Attribute):
-            names.append(child.attr)
-        else:
-            names += _names(child)
-    return names
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return [name]
+    return [name for child in ast.iter_child_nodes(node) for name in _names(child)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from refusion_eval.models.config import read_json
+from refusion_eval.models.checkpoint import read_json
 from refusion_eval.training.checkpoints.lora import merged_copy
 
 ADAPTER_FOLDER = "adapter"

@@ -5,9 +5,14 @@ import time
 import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.benchmarks.extract.answers import first_number_stated, last_number_stated, strict_number
+from refusion_eval.benchmarks.extract.answers import (
+    first_number_stated,
+    last_number_stated,
+    parse_number,
+    show_number,
+    strict_number,
+)
 from refusion_eval.benchmarks.extract.letters import first_letter_stated, last_letter_stated, strict_letter
-from refusion_eval.benchmarks.extract.numerals import parse_number, show_number
 
 
 @pytest.mark.parametrize(

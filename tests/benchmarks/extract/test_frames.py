@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.benchmarks.extract.numerals import parse_number
+from refusion_eval.benchmarks.extract.answers import parse_number
 from tests.examples import examples
 
 NUMBER_LEADS = [

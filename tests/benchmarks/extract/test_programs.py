@@ -5,8 +5,7 @@ import ast
 import pytest
 
 from refusion_eval.benchmarks import Extraction
-from refusion_eval.benchmarks.extract.fences import fenced_blocks
-from refusion_eval.benchmarks.extract.programs import function_code, module_code, parsable_prefix
+from refusion_eval.benchmarks.extract.programs import fenced_blocks, function_code, module_code, parsable_prefix
 
 ROW = {
     "entry_point": "twice",
