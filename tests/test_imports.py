@@ -23,7 +23,6 @@ MAY_IMPORT = {
     "api": BASE | {"config", "decoders", "engine", "loading", "models"},
     "hf": BASE | {"api", "decoders", "engine", "loading", "models"},
     "paths": BASE | {"embedded"},
-    "scripts": BASE | {"benchmarks", "paths"},
     "metrics": BASE,
     "store": BASE,
     "sandbox": BASE,

@@ -39,16 +39,14 @@ GROUPS = {
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
-# Former commands that are now scripts beside the package.
-MOVED = {
-    "bench-sandbox": "benchmarks/sandbox.py",
-    "bench-scaleout": "benchmarks/scaleout.py",
-    "bench-train": "benchmarks/train.py",
-    "soak": "benchmarks/soak.py",
-}
+# Exit status of a command that finished, but with samples that failed or differ.
+EXIT_INCOMPLETE = 3
 
-# Commands that hand all their arguments on, --help included.
-TAKE_ALL_ARGUMENTS = ("lm-eval", "suite", "train", *MOVED)
+# Systems take turns in so many rounds: enough for an interval, and checkpoints are not loaded too often.
+DEFAULT_ROUNDS = 3
+
+# The command that hands all its arguments on, --help included.
+TAKES_ALL_ARGUMENTS = "lm-eval"
 HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
@@ -66,33 +64,20 @@ class _Commands(TyperGroup):
         return parameters
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in MOVED:
-            function = _moved
-        elif cmd_name in COMMANDS:
-            name = cmd_name.replace("-", "_")
-            function = getattr(importlib.import_module(f"refusion_eval.cli.{name}"), name)
-        else:
+        if cmd_name not in COMMANDS:
             return None
-        takes_all = cmd_name in TAKE_ALL_ARGUMENTS
-        group = next((group for group, names in GROUPS.items() if cmd_name in names), None)
-        context = HANDED_ON if takes_all else HELP_NAMES
+        name = cmd_name.replace("-", "_")
+        function = getattr(importlib.import_module(f"refusion_eval.cli.{name}"), name)
+        takes_all = cmd_name == TAKES_ALL_ARGUMENTS
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         single.command(
             cmd_name,
-            context_settings=context,
+            context_settings=HANDED_ON if takes_all else HELP_NAMES,
             add_help_option=not takes_all,
-            rich_help_panel=group,
+            rich_help_panel=next(group for group, names in GROUPS.items() if cmd_name in names),
             short_help=re.split(r"(?<=\.)\s", inspect.getdoc(function) or "", maxsplit=1)[0],
         )(function)
         return get_command(single)
-
-
-def _moved(context: typer.Context) -> None:
-    """Print the script that replaces the command, and exit with status 2."""
-    name = str(context.info_name)
-    message = f"error: `refusion-eval {name}` is now a script with the same options"
-    typer.echo(f"{message}: run `python {MOVED[name]}` in a checkout of the project", err=True)
-    raise typer.Exit(2)
 
 
 app = typer.Typer(
@@ -129,10 +114,10 @@ def _root(
     LOGGER.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. An error that this project raises on purpose is one line on stderr and exit status 1."""
     try:
-        app()
+        app(arguments)
     except RefusionEvalError as error:
         if LOGGER.isEnabledFor(logging.DEBUG):
             raise
@@ -143,6 +128,18 @@ def main() -> None:
             raise
         say(f"error: {OUT_OF_MEMORY}")
         sys.exit(1)
+
+
+def run_command(*words: str) -> int:
+    """Runs a command in this process and returns the exit status that it would have in a process of its own."""
+    try:
+        main(words)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:  # a defect of one command must not cost the results of the commands after it
+        LOGGER.exception("refusion-eval %s ended unexpectedly", words[0])
+        return 1
+    return 0
 
 
 OUT_OF_MEMORY = (
@@ -207,6 +204,18 @@ IncludePath = Annotated[
         callback=_folder("--include-path", "the task files"),
     ),
 ]
+Prompts = Annotated[
+    Literal["ours", "release"] | None,
+    typer.Option(
+        help="What the name of a benchmark in --tasks means: release, the prompts of ReFusion's release, as for real "
+        "checkpoints by default, or ours, this project's, as the embedded models were trained on."
+    ),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Evaluate only the first items of every task.")]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="Systems take turns in so many rounds over the items, so that speeds compare.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run, and stop.")]
 Baseline = Annotated[
     str | None,
     typer.Option(help="Folder name of the run that speed-ups are relative to. By default it is found by its backbone."),
@@ -392,7 +401,8 @@ class _StderrHandler(logging.Handler):
 def log_to_stderr() -> None:
     """Shows the log of this project on stderr; of lm-eval only errors, and none of its many progress bars."""
     os.environ.setdefault("TQDM_DISABLE", "1")
-    handler = _StderrHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    LOGGER.addHandler(handler)
+    if not any(isinstance(handler, _StderrHandler) for handler in LOGGER.handlers):  # of a command before this one
+        handler = _StderrHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        LOGGER.addHandler(handler)
     logging.getLogger("lm_eval").setLevel(logging.INFO if LOGGER.isEnabledFor(logging.DEBUG) else logging.ERROR)

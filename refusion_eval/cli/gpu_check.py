@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import say
-from refusion_eval.scripts.steps import EXIT_INCOMPLETE
+from refusion_eval.cli import EXIT_INCOMPLETE, say
 
 
 def gpu_check(

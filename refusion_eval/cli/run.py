@@ -2,14 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from refusion_eval.benchmarks import OURS
+from refusion_eval.benchmarks import RELEASE
 from refusion_eval.cli import (
+    EXIT_INCOMPLETE,
     Data,
     IncludePath,
+    Limit,
+    Prompts,
     Sandbox,
     Settings,
     System,
@@ -22,11 +25,8 @@ from refusion_eval.cli import (
     show,
 )
 from refusion_eval.errors import ConfigError
-from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.scripts.steps import EXIT_INCOMPLETE
-
-if TYPE_CHECKING:
-    from refusion_eval.evaluation.loop import Turn
+from refusion_eval.evaluation.turns import Turn
+from refusion_eval.runs.model_args import ModelArgs, parse_model_args, system_arguments
 
 SYSTEM_FIELDS = ("decoder", "pretrained")
 HELPS = {
@@ -71,16 +71,13 @@ def run(
     system: System = None,
     tasks: Tasks = "",
     include_path: IncludePath = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only the first items of every task.")] = None,
+    limit: Limit = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="Folder where samples are recorded and found again. The default is under results/runs."),
     ] = None,
     data: Data = None,
-    prompts: Annotated[
-        Literal["ours", "release"],
-        typer.Option(help="What a benchmark's name in --tasks means: this project's prompts, or the release's."),
-    ] = "ours",
+    prompts: Prompts = None,
     sandbox: Sandbox = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws. The default is 0.")] = None,
     turn: Annotated[
@@ -96,32 +93,30 @@ def run(
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     log_to_stderr()
-    from refusion_eval.evaluation.loop import evaluate, own_tasks, run_worker_or_return, task_names
+    from refusion_eval.evaluation.loop import run_worker_or_return, task_names
+    from refusion_eval.lm_eval_plugin.any_task import evaluate_any
     from refusion_eval.results.measured import run_figures
     from refusion_eval.results.render import write_csv
     from refusion_eval.results.tables import summary, summary_table
-    from refusion_eval.runs.model_args import parse_model_args
     from refusion_eval.runs.terminal import Interruption, resume_hint
     from refusion_eval.store.records import REFUSED
 
     arguments = with_system(system, given)
+    model = str(arguments["pretrained"])
+    asked = names_of(tasks)
+    names = task_names(asked, model, prompts=prompts, data=data)
     loop = arguments["loop"] if arguments["loop"] != "engine" else None
-    parts = (system or arguments["decoder"], arguments.get("preset"), loop, prompts if prompts != OURS else None)
-    run_dir = run_dir or default_run_dir(
-        Path("results/runs"), str(arguments["pretrained"]), "-".join(filter(None, parts))
-    )
+    # A folder of one kind of prompts is not continued with the other kind by the default alone.
+    is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in asked)
+    parts = (system or arguments["decoder"], arguments.get("preset"), loop, RELEASE if is_released else None)
+    run_dir = run_dir or default_run_dir(Path("results/runs"), model, "-".join(filter(None, parts)))
     places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}
     seeds = {} if seed is None else {"seed": seed}
     args = parse_model_args({**arguments, **places, **seeds, **read_pairs(settings)})
-    names = task_names(names_of(tasks), args.pretrained, prompts=prompts, data=data)
+    share = None if turn is None else Turn.read(turn)
     with Interruption(lambda: resume_hint(run_dir), finish_first=False):
         run_worker_or_return(args)
-        if own_tasks().keys() >= set(names):
-            outcome = evaluate(args, names, limit=limit, sandbox=sandbox, turn=_turn(turn))
-        else:
-            from refusion_eval.lm_eval_plugin.tasks import evaluate_any  # lm_eval takes seconds to import
-
-            outcome = evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, turn=_turn(turn))
+        outcome = evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, turn=share)
         if turn is None:
             figures = run_figures([run_dir])
             show(summary_table(summary(figures)), run_dir / "table.md")
@@ -149,8 +144,6 @@ def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: the system is unknown, or a decoder is given beside it.
     """
-    from refusion_eval.runs.model_args import system_arguments
-
     if system is None:
         return {"pretrained": "embedded", "decoder": "refusion", **given}
     if "decoder" in given:
@@ -162,15 +155,3 @@ def default_run_dir(runs: Path, model: str, name: str) -> Path:
     """Returns the folder of a system's records if the user names none, for example runs/ReFusion-refusion."""
     # A decoder of one's own may be named by its file.
     return runs / re.sub(r"[:/]", "-", f"{Path(model).name}-{name}")
-
-
-def _turn(text: str | None) -> "Turn | None":
-    """Reads the value of --round."""
-    from refusion_eval.evaluation.loop import Turn
-
-    if text is None:
-        return None
-    number, _, total = text.partition("/")
-    if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
-        raise ConfigError(f"--round {text}: write it as K/N, the K-th of N rounds, for example 1/3")
-    return Turn(int(number), int(total))

@@ -4,9 +4,19 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Data, IncludePath, Sandbox, log_to_stderr, names_of, say, show
-from refusion_eval.scripts.steps import EXIT_INCOMPLETE
-from refusion_eval.scripts.suite import DEFAULT_ROUNDS
+from refusion_eval.cli import (
+    DEFAULT_ROUNDS,
+    EXIT_INCOMPLETE,
+    Data,
+    DryRun,
+    IncludePath,
+    Rounds,
+    Sandbox,
+    log_to_stderr,
+    names_of,
+    say,
+    show,
+)
 
 
 def sweep(
@@ -27,10 +37,8 @@ def sweep(
     batch_size: Annotated[
         str | None, typer.Option(help="Requests decoded together, or auto. Speed is measured at 1 only.")
     ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="The points take turns in so many rounds over the items, so that speeds compare.")
-    ] = DEFAULT_ROUNDS,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the points and stop.")] = False,
+    rounds: Rounds = DEFAULT_ROUNDS,
+    dry_run: DryRun = False,
 ) -> None:
     """Run many settings, each as a run of its own. It writes sweep.csv and points.csv. Run it again to continue."""
     from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model

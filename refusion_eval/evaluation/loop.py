@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, PUBLISHED, RELEASE, RELEASED, Item, Task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, ScaleOutError, StoreError
+from refusion_eval.evaluation.turns import Turn
 from refusion_eval.paths import embedded_name, tasks_path
 from refusion_eval.runs.job import Job, JobRunner, sample_key
 from refusion_eval.runs.manifest import build_manifest, machine_state
@@ -50,39 +51,35 @@ class Outcome:
         return not self.failed and not self.unscored
 
 
-class Turn(NamedTuple):
-    """A share of the items: every item whose number leaves `number` - 1 when divided by `of`.
-
-    Several systems that are to be compared take turns, so that what slows a machine for a while slows all of them.
-    """
-
-    number: int
-    of: int
-
-
-def task_names(names: Sequence[str], model: str, *, prompts: str = OURS, data: str | Path | None = None) -> list[str]:
+def task_names(
+    names: Sequence[str], model: str, *, prompts: str | None = None, data: str | Path | None = None
+) -> list[str]:
     """The names of the tasks that a user means.
+
+    Args:
+        prompts: what the name of a benchmark means: `RELEASE` or `OURS`. By default a real checkpoint is asked with the
+            prompts of the release, which the paper's figures were measured with, where the release has any.
 
     Raises:
         ConfigError: a mini task is meant beside rows of the benchmark or prompts that it does not have.
     """
     mini = embedded_name(model, "") is not None
-    asked = RELEASED if prompts == RELEASE else BENCHMARKS
-    benchmarks = {name: Task(one, mini or name not in PUBLISHED) for name, one in asked.items()}
-    suite = f"refusion_suite{'' if prompts == OURS else f'_{prompts}'}"
-    meant = next((name for name in names if name in benchmarks), None if names else "the default")
+    tasks = {name: Task(benchmark, mini or name not in PUBLISHED) for name, benchmark in BENCHMARKS.items()}
+    if not mini and prompts != OURS:
+        tasks |= {name: Task(benchmark) for name, benchmark in RELEASED.items()}
+    meant = next((name for name in names if name in tasks), None if names else "the default")
     if mini and meant is not None:
         look_alike = f"with --model {model}, {meant} means synthetic mini tasks"
         if data is not None:
+            real = next((name for name in names if name in PUBLISHED), "gsm8k")
             raise ConfigError(
                 f"{look_alike}, which do not read --data {data}; name the benchmark itself, such as --tasks "
-                f"refusion_{meant if meant in benchmarks else 'gsm8k'}, or leave --data out"
+                f"{Task(PUBLISHED[real]).name}, or leave --data out"
             )
-        if prompts != OURS:
+        if prompts == RELEASE:
             raise ConfigError(f"{look_alike}, which have no --prompts {prompts}; leave it out")
-    return [benchmarks[name].name if name in benchmarks else name for name in names] or [
-        "mini_suite" if mini else suite
-    ]
+    suite = "mini_suite" if mini else "refusion_suite" if prompts == OURS else "refusion_suite_release"
+    return [tasks[name].name if name in tasks else name for name in names] or [suite]
 
 
 def own_tasks() -> dict[str, list[Task]]:

@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import math
+import os
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +21,13 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 
 from refusion_eval import api
 from refusion_eval.benchmarks import OTHER, Task, is_sealed
-from refusion_eval.benchmarks.rows import texts_of
+from refusion_eval.benchmarks.rows import Sealing, texts_of
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.evaluation.loop import Session, Turn, run_worker_or_return
+from refusion_eval.evaluation.loop import Session, run_worker_or_return
+from refusion_eval.evaluation.turns import Turn
 from refusion_eval.lm_eval_plugin.evaluation import Evaluation, observe, own_task
-from refusion_eval.lm_eval_plugin.hooks import SEALING
+from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
 from refusion_eval.runs.job import Job, response
 from refusion_eval.runs.likelihood import LocalScorer, Scorer, fit, scores
@@ -44,13 +46,21 @@ _GENERATED, _SCORED = "text", "log-likelihood"
 class RefusionLM(TemplateLM):
     """A checkpoint under one of this project's decoders."""
 
-    def __init__(self, args: ModelArgs, model_cache: ModelCache | None = None, turn: Turn | None = None) -> None:
+    def __init__(
+        self,
+        args: ModelArgs,
+        model_cache: ModelCache | None = None,
+        turn: Turn | None = None,
+        *,
+        sandbox: str = "auto",
+    ) -> None:
         super().__init__()
         self.args = args
         self.session = Session(args, model_cache=model_cache, turn=turn)
         self.system = self.session.system
-        self._evaluation = Evaluation(self.session)
+        self._evaluation = Evaluation(self.session, sandbox)
         self._chat_applied = False
+        self._sealing = Sealing()
         self._chosen: Mapping[str, Sequence[int]] = {}  # task -> numbers of its documents, where not all are asked
         observe(RefusionLM)
         read_local_rows()
@@ -63,21 +73,23 @@ class RefusionLM(TemplateLM):
         _log_like_lm_eval()
         args = parse_model_args(arg_dict, additional_config)
         run_worker_or_return(args)
-        return cls(args)
+        return cls(args, sandbox=os.environ.get(SANDBOX_VARIABLE, "auto"))
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
         """What lm-eval's Python API calls when the model arguments are a string; see `create_from_arg_obj`."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
-    def begin_evaluation(self, versions: Mapping[str, str], chosen: Mapping[str, Sequence[int]]) -> None:
-        """Called before an evaluation; see `Evaluation.begin`."""
-        self._chosen = chosen
+    def begin_evaluation(
+        self, versions: Mapping[str, str], chosen: Mapping[str, Sequence[int]], sealing: Sealing
+    ) -> None:
+        """See `refusion_eval.lm_eval_plugin.evaluation.Observed`."""
+        self._chosen, self._sealing = chosen, sealing
         self._chat_applied = False
         self._evaluation.begin(versions)
 
     def end_evaluation(self, results: dict[str, Any]) -> None:
-        """Called with lm-eval's results; see `Evaluation.end`."""
+        """See `refusion_eval.lm_eval_plugin.evaluation.Observed`."""
         if self.cache_hook.dbdict is not None:
             self.cache_hook.dbdict.commit()
         self._evaluation.end(results)
@@ -220,7 +232,7 @@ class RefusionLM(TemplateLM):
     def _job(self, request: Instance, task: str, doc_number: int, sample: int, alone: bool) -> Job:
         prompt, generation_kwargs = request.args
         resolved = self.system.resolve(task, generation_kwargs)
-        real_prompt, sealed = SEALING.unseal(prompt)
+        real_prompt, sealed = self._sealing.unseal(prompt)
         if not sealed and is_sealed(task):
             sealed = texts_of(request.doc, real_prompt)
         return Job(

@@ -12,7 +12,6 @@ import functools
 import inspect
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -24,10 +23,10 @@ from lm_eval.api.model import CachingLM
 from lm_eval.api.task import ConfigurableTask
 
 from refusion_eval.benchmarks import OTHER, Row, Task, find_task, is_sealed
+from refusion_eval.benchmarks.rows import Sealing
 from refusion_eval.errors import DataError
 from refusion_eval.evaluation.loop import Session
 from refusion_eval.lm_eval_plugin.filters import INVALID
-from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
 from refusion_eval.metrics import Bootstrap, Timing, mean, measured, rate
 from refusion_eval.results.facts import costs
 from refusion_eval.runs.job import doc_hash, sample_key
@@ -48,8 +47,16 @@ SPEED = {"tps": True, "latency_mean": False, "tpf": True, "forwards_mean": False
 class Observed(Protocol):
     """A model that is told of the evaluations that it serves."""
 
-    def begin_evaluation(self, versions: Mapping[str, str], chosen: Mapping[str, Sequence[int]]) -> None:
-        """Called before an evaluation with name and version of its tasks, and the numbers of the chosen documents."""
+    def begin_evaluation(
+        self, versions: Mapping[str, str], chosen: Mapping[str, Sequence[int]], sealing: Sealing
+    ) -> None:
+        """Called before an evaluation.
+
+        Args:
+            versions: task -> version.
+            chosen: task -> numbers of its documents, where not all are asked.
+            sealing: turns the markers in prompts into the sealed texts.
+        """
 
     def end_evaluation(self, results: dict[str, Any]) -> None:
         """Called after an evaluation with lm-eval's results, samples included, which it may add to."""
@@ -84,7 +91,10 @@ def observe(kind: type[Observed]) -> None:
             if isinstance(task, ConfigurableTask):
                 leave_question_out(task)
         versions = {name: str(task.VERSION) for name, task in tasks.items() if hasattr(task, "VERSION")}
-        model.begin_evaluation(versions, call.arguments["samples"] or {})
+        sealing = Sealing()
+        for task in tasks.values():
+            sealing.update(getattr(getattr(task, "dataset", None), "sealing", Sealing()))
+        model.begin_evaluation(versions, call.arguments["samples"] or {}, sealing)
         keeps_samples = call.arguments["log_samples"]
         call.arguments["log_samples"] = True
         results = original(*call.args, **call.kwargs)
@@ -115,8 +125,9 @@ def leave_question_out(task: ConfigurableTask) -> None:
 class Evaluation:
     """The records of one evaluation after another."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, sandbox: str) -> None:
         self._session = session
+        self._sandbox = sandbox
         self._versions: dict[str, str] = {}
         self._samples: dict[str, list[Sample]] = {}
 
@@ -154,8 +165,7 @@ class Evaluation:
         if store is None:
             yield lambda doc, sample: None
             return
-        sandbox = os.environ.get(SANDBOX_VARIABLE, "auto")
-        with ScoreWriter(store, sandbox=sandbox, waits=self._session.decodes_on_cpu) as scores:
+        with ScoreWriter(store, sandbox=self._sandbox, waits=self._session.decodes_on_cpu) as scores:
 
             def judge(doc: Row, sample: Sample) -> None:
                 task = own_task(sample.key.task)

@@ -9,14 +9,14 @@ if one of these raises after generation, so scoring turns every failure into a v
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from refusion_eval.benchmarks import BENCHMARKS, RELEASED, Benchmark, Row, Task
-from refusion_eval.benchmarks.rows import Sealing
 from refusion_eval.scoring.judge import ERROR, Verdict, judge_texts
 
 LOG = logging.getLogger(__name__)
@@ -26,9 +26,19 @@ SANDBOX_VARIABLE = "REFUSION_EVAL_SANDBOX"
 
 Scored = list[list[dict[str, Any]]]
 
-# The sealed texts of the tasks that lm-eval has loaded in this process. lm-eval hands nothing from a task to a model
-# but documents and prompts, and logs both.
-SEALING = Sealing()
+
+@contextmanager
+def filters_in_sandbox(sandbox: str) -> Iterator[None]:
+    """A block in which scores of tasks are computed with this isolation; the former one holds again afterwards."""
+    former = os.environ.get(SANDBOX_VARIABLE)
+    os.environ[SANDBOX_VARIABLE] = sandbox
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[SANDBOX_VARIABLE]
+        else:
+            os.environ[SANDBOX_VARIABLE] = former
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -52,8 +62,10 @@ def _rows(task: Task, data_dir: str | Path | None = None, **_other: Any) -> Any:
     import datasets
 
     items = task.items(data_dir)
-    SEALING.update(items[0].sealing)
-    return datasets.DatasetDict({"test": datasets.Dataset.from_list([dict(item.row) for item in items])})
+    rows = datasets.DatasetDict({"test": datasets.Dataset.from_list([dict(item.row) for item in items])})
+    # lm-eval logs what it hands from a task to a model, documents and prompts; the task's dataset it does not log.
+    rows.sealing = items[0].sealing
+    return rows
 
 
 class _Entry(dict[str, Any]):

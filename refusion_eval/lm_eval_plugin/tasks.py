@@ -3,7 +3,6 @@
 lm-eval loads a task, asks it and judges the texts; the records are those of every run (`adapter`, `evaluation`).
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,89 +14,44 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from yaml import YAMLError
 
 from refusion_eval.errors import ConfigError, DataError, DecodeError, RefusionEvalError
-from refusion_eval.evaluation.loop import (
-    Outcome,
-    Session,
-    Turn,
-    check_model,
-    evaluate,
-    find_tasks,
-    own_tasks,
-    run_directory,
-)
+from refusion_eval.evaluation.loop import Outcome, Session, find_tasks, run_directory
+from refusion_eval.evaluation.turns import Turn
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
-from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE, code_metrics
+from refusion_eval.lm_eval_plugin.hooks import code_metrics, filters_in_sandbox
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import ModelCache
 from refusion_eval.untrusted import open_plain
 
-# What comes before the name of a task of lm-eval where a task or benchmark of this project has the same name.
-PREFIX = "lm_eval:"
-
 _MOST_INCLUDED = 100
 
 
-def evaluate_any(
-    args: ModelArgs,
-    names: Sequence[str],
-    include_path: Path | None = None,
-    *,
-    limit: int | None = None,
-    sandbox: str = "auto",
-    model_cache: ModelCache | None = None,
-    turn: Turn | None = None,
-) -> Outcome:
-    """Runs tasks of this project and of lm-eval into one run directory, as `evaluation.loop.evaluate` does its own.
-
-    Prompts of lm-eval's tasks are written with the checkpoint's chat template, if it has one.
-
-    Raises:
-        ConfigError: a task is unknown, or lm-eval would run model-written code without isolation.
-        CheckpointError: the checkpoint cannot be loaded.
-        DataError: a task or its rows cannot be loaded.
-    """
-    run_dir = run_directory(args)
-    model_cache = model_cache or ModelCache()
-    check_model(args, model_cache)
-    own, others = split_names(names)
-    outcomes = []
-    if others:
-        os.environ[SANDBOX_VARIABLE] = sandbox  # lm-eval gives a filter no other way to learn of it
-        manager = find_other_tasks(others, include_path, args, sandbox)
-        outcomes.append(_evaluate(args, others, manager, limit, model_cache, turn))
-    if own:
-        outcomes.append(evaluate(args, own, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=turn))
-    return Outcome(
-        run_dir=run_dir,
-        failed=[sample for outcome in outcomes for sample in outcome.failed],
-        unscored=sum(outcome.unscored for outcome in outcomes),
-    )
-
-
-def _evaluate(
+def evaluate_others(
     args: ModelArgs,
     names: list[str],
-    manager: "OtherTasks",
+    include_path: Path | None,
     limit: int | None,
+    sandbox: str,
     model_cache: ModelCache,
     turn: Turn | None,
 ) -> Outcome:
-    """Has lm-eval run tasks."""
-    model = RefusionLM(args, model_cache, turn)
+    """Has lm-eval run tasks; see `refusion_eval.lm_eval_plugin.any_task.evaluate_any` for errors."""
+    manager = find_other_tasks(names, include_path, args, sandbox)
+    model = RefusionLM(args, model_cache, turn, sandbox=sandbox)
     num_unscored = 0
     try:
         items = None if turn is None else _items_of(turn, manager.load(names)["tasks"], limit, model.session)
-        simple_evaluate(
-            model,
-            tasks=names,
-            task_manager=manager,
-            limit=limit if items is None else None,
-            samples=items,
-            bootstrap_iters=0,
-            apply_chat_template=bool(model.tokenizer.chat_template),
-            confirm_run_unsafe_code=True,
-        )
+        with filters_in_sandbox(sandbox):
+            simple_evaluate(
+                model,
+                tasks=names,
+                task_manager=manager,
+                limit=limit if items is None else None,
+                samples=items,
+                bootstrap_iters=0,
+                apply_chat_template=bool(model.tokenizer.chat_template),
+                confirm_run_unsafe_code=True,
+            )
     except DecodeError:
         if not model.session.failed:
             raise
@@ -117,13 +71,6 @@ def _items_of(turn: Turn, tasks: Mapping[str, Task], limit: int | None, session:
     if session.store is not None:
         session.store.expect(totals)
     return {name: range(turn.number - 1, num, turn.of) or range(num) for name, num in totals.items()}
-
-
-def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names that are this project's, and all others without the prefix of lm-eval."""
-    known = own_tasks()
-    own = [name for name in names if name in known]
-    return own, [name.removeprefix(PREFIX) for name in names if name not in known]
 
 
 def find_other_tasks(
