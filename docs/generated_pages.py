@@ -16,10 +16,8 @@ from refusion_eval.benchmarks import PUBLISHED
 from refusion_eval.cli import COMMANDS, app
 from refusion_eval.decoders import DECODERS
 from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
-from refusion_eval.results.figure import Figure
+from refusion_eval.results.measurement import Measurement
 from refusion_eval.runs.model_args import ModelArgs, published_systems
-from refusion_eval.scripts.suite import suite_parser
-from refusion_eval.scripts.train import train_parser
 from refusion_eval.store import records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +27,7 @@ FILES = {
     "project/changelog.md": "CHANGELOG.md",
     "project/contributing.md": "CONTRIBUTING.md",
     "project/security.md": "SECURITY.md",
-    "project/benchmarks.md": "benchmarks/README.md",
+    "project/performance.md": "performance/README.md",
     "reference/goldens.md": "tests/data/README.md",
     "reference/published.md": "results/published/README.md",
     "reference/tasks/mini.md": "tasks/mini/README.md",
@@ -53,38 +51,33 @@ def pages() -> dict[str, str]:
 
 
 def command_line() -> Iterator[str]:
-    """Every command with its arguments and options, from the parsers that read them."""
+    """Every command with its arguments and options, from the commands themselves."""
     group = get_command(app)
     yield "# Command line\n"
-    yield "This page is made from the parsers of the commands, so it shows every option that there is.\n"
-    for script, name, parser in (
-        ("eval.sh", "suite", suite_parser(_CALLED_BY_EVAL)),
-        ("train.sh", "train", train_parser(_CALLED_BY_TRAIN)),
-    ):
-        yield f"## bash {script} {{ #{name} }}\n"
-        yield f"`refusion-eval {name}` takes the same options in an environment of your own.\n"
-        yield f"{parser.description}\n"
-        rows = [
-            (_code(f"{', '.join(each.option_strings)} {each.metavar or ''}"), _plain(each.help))
-            for each in parser._actions
-        ]
-        yield table_of(("Option", "Meaning"), rows, 2)
-    for name in COMMANDS:
-        if name in ("suite", "train"):
-            continue
+    yield "This page is made from the commands, so it shows every option that there is.\n"
+    for name in (*SCRIPTS, *(name for name in COMMANDS if name not in SCRIPTS)):
         command = group.get_command(typer.Context(group), name)
         context = typer.Context(command)
-        yield f"## refusion-eval {name}\n"
+        if name in SCRIPTS:
+            yield f"## bash {SCRIPTS[name]} {{ #{name} }}\n"
+            yield f"`refusion-eval {name}` takes the same options in an environment of your own.\n"
+        else:
+            yield f"## refusion-eval {name}\n"
         yield f"{_plain(command.help)}\n"
         if name == "lm-eval":
             yield "All arguments go to lm-eval.\n"
-        described = filter(None, (each.get_help_record(context) for each in command.params))
-        if rows := [(_code(given), _plain(meaning)) for given, meaning in described]:
+        described = [*SCRIPT_OPTIONS.get(name, ()), *(each.get_help_record(context) for each in command.params)]
+        if rows := [(_code(given), _plain(meaning)) for given, meaning in filter(None, described)]:
             yield table_of(("Argument or option", "Meaning"), rows, 2)
 
 
-_CALLED_BY_EVAL = ["--called-by", "eval.sh", str(ROOT), "python", "check"]
-_CALLED_BY_TRAIN = ["--called-by", "train.sh", str(ROOT), "python", "check"]
+# Commands that a script of the repository starts, and what else these scripts take.
+SCRIPTS = {"suite": "eval.sh", "train": "train.sh"}
+_SET_UP = ("--setup", "Make the environment and stop (the script only).")
+SCRIPT_OPTIONS = {
+    "suite": [_SET_UP],
+    "train": [_SET_UP, ("--deepspeed", "Install DeepSpeed too, which parallelism=zero2 needs (the script only).")],
+}
 
 
 # --- Settings classes ---
@@ -224,7 +217,7 @@ def record_fields() -> Iterator[str]:
         "`refusion-eval table --csv` and `results.figures` have one row for each figure. The columns are fields of a "
         "figure, and `setting_NAME` for each setting of the decoder. `system` is the label.\n"
     )
-    yield _fields_table(Figure)
+    yield _fields_table(Measurement)
     yield f"`results.figures` adds {', '.join(f'`{name}`' for name in FIGURE_FACTS)}.\n"
     yield "## Columns of `results.load`, and keys of `refusion-eval export`\n"
     yield ", ".join(f"`{name}`" for name in SAMPLE_COLUMNS) + "\n"

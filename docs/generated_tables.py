@@ -53,7 +53,7 @@ def soak(_: Sequence[str]) -> str:
         ("live tensors before and after, MiB", " and ".join(f"{m['tensor_bytes'] / 2**20:.1f}" for m in (first, last))),
         ("memory of the process, second round and last, MiB", _mib(found["moments"][1], last)),
     ]
-    return table_of(("`python benchmarks/soak.py --max-gen 64 --max-prompt 128`", "Found"), rows)
+    return table_of(("`python performance/soak.py --max-gen 64 --max-prompt 128`", "Found"), rows)
 
 
 def _mib(*moments: dict[str, Any]) -> str:
@@ -64,7 +64,7 @@ def sandbox(_: Sequence[str]) -> str:
     """Programs a second."""
     found = json.loads((RESULTS / "sandbox.json").read_text(encoding="utf-8"))
     rows = [(name, f"{median(rates):.0f}", len(rates)) for name, rates in found["rates"].items()]
-    head = f"`python benchmarks/sandbox.py --rounds 7`: {found['num_programs']} references of HumanEval"
+    head = f"`python performance/sandbox.py --rounds 7`: {found['num_programs']} references of HumanEval"
     columns = (head, f"Checks a second, {found['workers']} at a time", "Rounds")
     return table_of(columns, rows) + f"\nMeasured on {found['conditions']['cpu']}.\n"
 
@@ -123,7 +123,7 @@ def training_memory_table(_: Sequence[str]) -> str:
     rows = []
     for name, changes in settings.items():
         config = read_run_config("refusion_8b", changes)
-        needs = [training_memory(config, model, count).fixed / GB for count in (1, 2, 4, 8)]
+        needs = [training_memory(config, model, count) / GB for count in (1, 2, 4, 8)]
         rows.append([name, *(f"{need:.0f}" for need in needs)])
     return table_of(("Setting", "1 GPU", "2", "4", "8"), rows)
 

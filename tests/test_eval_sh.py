@@ -50,7 +50,7 @@ def environment(tmp_path):
     def make(code='echo "$@"'):
         python = tmp_path / "environment" / "bin" / "python"
         python.parent.mkdir(parents=True)
-        python.write_text(f'#!/bin/sh\ncase "$1" in -) cat >/dev/null; echo stamp; exit;; esac\n{code}\n')
+        python.write_text(f'#!/bin/sh\ncase "$1" in -) cat >/dev/null; echo stamp; exit;; -c) exit;; esac\n{code}\n')
         python.chmod(0o755)
         (tmp_path / "environment" / "set-up").write_text("stamp\n")
         return {"REFUSION_EVAL_VENV": str(tmp_path / "environment"), "PYTHON": str(python)}

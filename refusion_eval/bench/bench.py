@@ -19,8 +19,8 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, synchronize, time_forwards, weight_bytes
 from refusion_eval.errors import DecodeError
-from refusion_eval.hf.stock import StockLoop
 from refusion_eval.models.device import energy_counter
+from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.types import Decoded, ForwardDone
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -202,6 +202,7 @@ def measure(
 ) -> Report:
     """Measures one checkpoint."""
     model = api.load_model(str(directory), dtype=dtype, device=device, tune=True)
+    torch.set_num_threads(model.num_threads)  # the baselines, on transformers' own model, get as many
     systems = _systems(model, directory if with_baseline else None, settings)
     speeds = compare(systems, prompts, num_rounds, progress)
     progress("forwards where rows are free")
@@ -243,7 +244,7 @@ def measure(
         forwards=forwards,
         batch=batch,
         curves=curves,
-        weight_bytes=weight_bytes(model.config, model.weight_dtype),
+        weight_bytes=weight_bytes(model.config, model.dtype),
         cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),
         profile=measured_profile,

@@ -5,10 +5,10 @@ from typing import Any
 
 import yaml
 
-from refusion_eval.benchmarks import RELEASE, RELEASED, Task, find_task
+from refusion_eval.benchmarks import PUBLISHED, RELEASE, RELEASED, Task, find_task
 from refusion_eval.cli.suite_runs import (
+    ALL_PUBLISHED,
     AS_IN_THE_PAPER,
-    PUBLISHED,
     PUBLISHED_BASELINE,
     PUBLISHED_REFUSION,
     UNFUSED,
@@ -39,7 +39,7 @@ class Artefacts:
 
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
-        self._model = PUBLISHED_REFUSION if suite.model == PUBLISHED else suite.model
+        self._model = PUBLISHED_REFUSION if suite.model == ALL_PUBLISHED else suite.model
         self._is_embedded = self._model == EMBEDDED
         self._baseline = EMBEDDED if self._is_embedded else suite.given.baseline or PUBLISHED_BASELINE
         self._family = base_name(self._model)
@@ -89,8 +89,8 @@ class Artefacts:
 
     def _asked(self, benchmark: str) -> str:
         """Returns the task that a benchmark's name means in the runs of the suite."""
-        is_released = self._suite.prompts == RELEASE and benchmark in RELEASED
-        return Task(RELEASED[benchmark]).name if is_released else benchmark
+        real = RELEASED if self._suite.prompts == RELEASE else PUBLISHED
+        return benchmark if self._is_embedded or benchmark not in real else Task(real[benchmark]).name
 
     def _task(self, default: str) -> str:
         """Returns the benchmark of a figure: the default, or the first that was asked for if the default was not."""
@@ -136,7 +136,7 @@ class Artefacts:
         for name in ("llada", "dream"):
             if name in suite.names and suite.model == EMBEDDED:
                 models[f"locality_{name}"] = f"{EMBEDDED}:{name}"
-            elif name in suite.names and suite.model == PUBLISHED:
+            elif name in suite.names and suite.model == ALL_PUBLISHED:
                 models[f"locality_{name}"] = str(published_systems()[name].pretrained)
         return models
 

@@ -95,7 +95,7 @@ def run(
     log_to_stderr()
     from refusion_eval.evaluation.loop import run_worker_or_return, task_names
     from refusion_eval.lm_eval_plugin.any_task import evaluate_any
-    from refusion_eval.results.measured import run_figures
+    from refusion_eval.results.measured import run_measurements
     from refusion_eval.results.render import write_csv
     from refusion_eval.results.tables import summary, summary_table
     from refusion_eval.runs.terminal import Interruption, resume_hint
@@ -118,7 +118,7 @@ def run(
         run_worker_or_return(args)
         outcome = evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, turn=share)
         if turn is None:
-            figures = run_figures([run_dir])
+            figures = run_measurements([run_dir])
             show(summary_table(summary(figures)), run_dir / "table.md")
             write_csv(figures, run_dir / "results.csv")
     if not outcome.is_complete:

@@ -16,7 +16,7 @@ from refusion_eval.cli import (
     Rounds,
     Sandbox,
     Tasks,
-    say,
+    wrong_options,
 )
 from refusion_eval.cli.artefacts import Artefacts
 from refusion_eval.cli.suite_runs import PUBLISHED_BASELINE, Suite
@@ -103,8 +103,7 @@ def suite(
     try:
         chosen = Suite(SimpleNamespace(**context.params))
     except ConfigError as error:
-        say(f"error: {error}; refusion-eval suite --help lists the options")
-        raise typer.Exit(2) from error
+        raise wrong_options("suite", error) from error
     if gpu_check:
         raise typer.Exit(chosen.step("gpu-check", "--out", f"{chosen.results}/gpu"))
     with Interruption(

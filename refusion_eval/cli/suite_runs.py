@@ -15,7 +15,7 @@ from refusion_eval.paths import EMBEDDED, embedded_systems, tasks_path
 from refusion_eval.runs.model_args import published_systems, system_arguments
 from refusion_eval.runs.settings import choose_preset
 
-PUBLISHED = "published"
+ALL_PUBLISHED = "published"
 PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
 
 # The settings table of autoregressive systems beside the paper's: responses of Qwen3-8B there have up to 810 tokens on
@@ -56,7 +56,7 @@ class Suite:
         self.names: list[str] = []
         if self._systems:
             self._choose_systems()
-        elif given.preset or given.adapter or self.model == PUBLISHED:
+        elif given.preset or given.adapter or self.model == ALL_PUBLISHED:
             raise ConfigError("--preset, --adapter and --model published need --system")
         else:
             self.model = self.model or EMBEDDED
@@ -159,13 +159,13 @@ class Suite:
             self.names = [name for name, system in published_systems().items() if system.pretrained]
         else:
             self.names = self._systems.split(",")
-        self.model = self.model or PUBLISHED
+        self.model = self.model or ALL_PUBLISHED
         for name in self.names:
             if self.model == EMBEDDED and name not in embedded_systems():
                 raise ConfigError(f"--model embedded: there is no embedded checkpoint of '{name}'")
             if self.model != EMBEDDED:
-                system_arguments(name, None if self.model == PUBLISHED else self.model)
-        if self.model in (EMBEDDED, PUBLISHED):
+                system_arguments(name, None if self.model == ALL_PUBLISHED else self.model)
+        if self.model in (EMBEDDED, ALL_PUBLISHED):
             if self._adapter:
                 raise ConfigError("--adapter needs --model with its checkpoint")
         elif len(self.names) != 1:
@@ -211,7 +211,7 @@ class Suite:
     def _published_run(self, name: str) -> tuple[str, list[str]]:
         """Returns folder and arguments of the run of one published system."""
         arguments, run_dir = ["--system", name], f"{self.runs}/{name}"
-        if self.model != PUBLISHED:
+        if self.model != ALL_PUBLISHED:
             arguments += ["--model", self.model, *(("--adapter", self._adapter) if self._adapter else ())]
             run_dir = f"{self.runs}/{base_name(self.model)}-{name}"
         is_autoregressive = published_systems()[name].decoder == "autoregressive"

@@ -1,16 +1,16 @@
 """The command `train`, which train.sh starts: one process of the training for each GPU, on one machine or several."""
 
+import importlib
 import os
 import shlex
-import subprocess
 import sys
 from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import DryRun
-from refusion_eval.errors import ConfigError
+from refusion_eval.cli import DryRun, wrong_options
 
+MODULE = "refusion_eval.training.run"
 DEFAULT_PORT = "29500"
 
 
@@ -60,20 +60,18 @@ def train(
 
     On several machines run it on each, with the same options but -r.
     """
-    for text in settings or []:
-        if text.find("=") < 1:
-            raise ConfigError(f"--set is '{text}', write section.key=value")
+    if wrong := next((text for text in settings or [] if text.find("=") < 1), None):
+        raise wrong_options("train", f"--set is '{wrong}', write section.key=value")
     if nodes > 1 and (rank is None or master is None):
-        raise ConfigError(f"-n {nodes} needs -r RANK and -m MASTER on every machine")
+        raise wrong_options("train", f"-n {nodes} needs -r RANK and -m MASTER on every machine")
     if rank is not None and rank >= nodes:
-        raise ConfigError(f"-r is '{rank}', with -n {nodes} it goes from 0 to {nodes - 1}")
+        raise wrong_options("train", f"-r is '{rank}', with -n {nodes} it goes from 0 to {nodes - 1}")
     processes = processes or _num_gpus() or 1
-    training = ["refusion_eval.training.run", "--config", config]
-    training += [word for text in settings or [] for word in ("--set", text)]
-    checking = [sys.executable, "-m", *training, "--check", str(nodes * processes)]
-    print("+", shlex.join(checking), flush=True)
+    training = ["--config", config, *(word for text in settings or [] for word in ("--set", text))]
+    checking = [*training, "--check", str(nodes * processes)]
+    print("+", shlex.join([sys.executable, "-m", MODULE, *checking]), flush=True)
     # A check before the start prints an error once, and outside torchrun's report of failed processes.
-    if not dry_run and (status := subprocess.run(checking, check=False).returncode):
+    if not dry_run and (status := importlib.import_module(MODULE).main(checking)):
         raise typer.Exit(status)
     if check:
         return
@@ -84,10 +82,11 @@ def train(
         where += ["--master-port", port or DEFAULT_PORT]
     # Each process gets its share of the machine's cores; torchrun would give it one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    launching = [sys.executable, "-m", "torch.distributed.run", *where, "--nproc-per-node", str(processes), "-m"]
-    print("+", shlex.join([*launching, *training]), flush=True)
+    launching = [sys.executable, "-m", "torch.distributed.run", *where, "--nproc-per-node", str(processes)]
+    words = [*launching, "-m", MODULE, *training]
+    print("+", shlex.join(words), flush=True)
     if not dry_run:
-        os.execv(sys.executable, [*launching, *training])  # so that signals reach torchrun itself
+        os.execv(sys.executable, words)  # so that signals reach torchrun itself
 
 
 def _num_gpus() -> int:

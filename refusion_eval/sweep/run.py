@@ -16,8 +16,8 @@ from refusion_eval.evaluation.loop import num_local_processes, run_worker_or_ret
 from refusion_eval.evaluation.turns import Turn, run_in_turns
 from refusion_eval.lm_eval_plugin.any_task import evaluate_any, load_any
 from refusion_eval.results.facts import read_facts
-from refusion_eval.results.figure import ACCURACY, MEAN_TASK, Figure
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.measurement import ACCURACY, MEAN_TASK, Measurement
 from refusion_eval.results.render import csv_text, write_csv
 from refusion_eval.results.tables import summary
 from refusion_eval.runs.manifest import machine
@@ -35,7 +35,7 @@ class SweepResult(NamedTuple):
 
     run_dirs: list[Path]
     incomplete: list[Path]
-    figures: list[Figure]
+    figures: list[Measurement]
 
 
 class _Job(NamedTuple):
@@ -113,7 +113,7 @@ def run_sweep(
     finally:
         result.run_dirs.extend(descriptions)
         if descriptions:
-            for figure in run_figures(result.run_dirs):
+            for figure in run_measurements(result.run_dirs):
                 same = duplicates.same.get((figure.run_id, figure.task), "")
                 result.figures.append(replace(figure, same_decode_as=same))
             write_csv(result.figures, out / "sweep.csv")
@@ -172,8 +172,8 @@ def _frontier_jobs(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], 
 
 def _task_results(run_dir: Path) -> list[TaskResult]:
     """TPF and accuracy of each task, sorted by the names of the tasks; 0 for what was not measured."""
-    lines = [line for line in summary(run_figures([run_dir])) if line.task != MEAN_TASK]
-    figures = [(line.figure("tpf"), line.figure(ACCURACY)) for line in lines]
+    lines = [line for line in summary(run_measurements([run_dir])) if line.task != MEAN_TASK]
+    figures = [(line.measurement("tpf"), line.measurement(ACCURACY)) for line in lines]
     return [TaskResult(*(0.0 if figure is None else figure.value for figure in pair)) for pair in figures]
 
 
@@ -196,7 +196,7 @@ def _check(jobs: list[_Job], include_path: Path | None, sandbox: str, model_cach
             names[key] = load_any(job.tasks, include_path, job.args, sandbox)
         try:
             resolved = [system.resolve(name, {}, announce=False).settings for name in names[key]]
-            without_effect = (getattr(settings, "without_effect", set()) for settings in resolved)
+            without_effect: Iterator[set[str]] = (getattr(settings, "without_effect", set()) for settings in resolved)
             if dead := job.point.settings.keys() & set.intersection(*without_effect):
                 raise ConfigError(
                     f"{', '.join(sorted(dead))} changes nothing beside {resolved[0]}; vary another setting"

@@ -10,10 +10,13 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 import refusion_eval
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import CheckpointError, ConfigError, DataError
-from refusion_eval.evaluation.loop import Turn
+from refusion_eval.evaluation.turns import Turn
+from refusion_eval.lm_eval_plugin import hooks
+from refusion_eval.lm_eval_plugin.any_task import evaluate_any, split_names
 from refusion_eval.lm_eval_plugin.local_rows import LocalSplits
-from refusion_eval.lm_eval_plugin.tasks import evaluate_any, find_other_tasks, split_names
+from refusion_eval.lm_eval_plugin.tasks import find_other_tasks
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import PASSED
 from refusion_eval.store.run_reader import RunReader
@@ -146,16 +149,31 @@ def test_lm_eval_runs_no_program_without_isolation(checkpoint, folder, tmp_path)
         evaluate_any(arguments(checkpoint, tmp_path / "run"), [str(folder / "sums.yaml")])
 
 
+def test_programs_are_isolated_again_after_an_evaluation_without_isolation(checkpoint, folder, tmp_path, monkeypatch):
+    isolation = []
+
+    def judge_texts(benchmark, items, *, filter_name, sandbox):
+        isolation.append(sandbox)
+        return []
+
+    monkeypatch.delenv(hooks.SANDBOX_VARIABLE, raising=False)
+    monkeypatch.setattr(hooks, "judge_texts", judge_texts)
+    args = arguments(checkpoint, tmp_path / "run")
+    evaluate_any(args, [str(folder / "sums.yaml")], limit=1, sandbox="none")
+    hooks.score_responses(BENCHMARKS["mbpp"], [], [])
+    assert isolation == ["auto"]
+
+
 def test_samples_that_fail_leave_the_run_incomplete(checkpoint, folder, tmp_path, monkeypatch):
     from refusion_eval.engine.engine import Engine
     from refusion_eval.errors import DecodeError
 
     decoded = Engine.run
 
-    def run(self, decode, prompt, settings, trace=None):
+    def run(self, decode, prompt, settings):
         if len(prompt) % 2 == 0:
             raise DecodeError("no memory")
-        return decoded(self, decode, prompt, settings, trace)
+        return decoded(self, decode, prompt, settings)
 
     rows = [{"question": "1" * n, "answer": "1"} for n in (1, 2)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.hf.hosted import hosted
 from refusion_eval.types import causal
 from tests.models import tiny
 
@@ -192,11 +191,3 @@ def test_a_missing_tensor_is_an_error_where_transformers_draws_one(tmp_path, nam
     write(tmp_path, tensors)
     with pytest.raises(CheckpointError, match=f"has no tensor {name}"):
         tiny.load(tmp_path)
-
-
-def test_a_hosted_module_keeps_a_head_that_transformers_does_not_tie(tmp_path):
-    tiny.save_checkpoint(tmp_path)
-    set_config(tmp_path, tie_word_embeddings=True)
-    module = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    model = hosted(module)
-    assert torch.equal(model.transformer.weights.head, tensors_of(tmp_path)[HEAD])

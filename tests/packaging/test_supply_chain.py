@@ -15,7 +15,7 @@ from refusion_eval.models import checkpoint as checkpoint_module
 from refusion_eval.paths import embedded_path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("refusion_eval", "benchmarks", "tasks", "plots", "miniature", "docs", "examples")
+FOLDERS = ("refusion_eval", "performance", "tasks", "plots", "miniature", "docs", "examples")
 
 IMPORT_ALL = """
 import importlib, pkgutil, socket, sys
