@@ -1,6 +1,5 @@
 """Pages of the documentation that are made from the code, or that lie elsewhere in the repository, by their path."""
 
-import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -13,7 +12,7 @@ from generated_tables import table_of
 from typer.main import get_command
 
 from refusion_eval.benchmarks import PUBLISHED
-from refusion_eval.cli import COMMANDS, app
+from refusion_eval.cli import COMMANDS, app, descriptions
 from refusion_eval.decoders import DECODERS
 from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
 from refusion_eval.results.measurement import Measurement
@@ -118,26 +117,13 @@ def model_arguments() -> Iterator[str]:
 def settings_table(cls: type) -> str:
     """Name, type, range, default and meaning of every field of a settings class."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    meanings = attributes(cls)
+    meanings = descriptions(cls)
     rows = [
         (f"`{each.name}`", *_type_and_range(hints[each.name]), _default(each), _plain(meanings.get(each.name, "")))
         for each in fields(cls)
         if each.compare or each.name == "settings"
     ]
     return table_of(("Name", "Type", "Range", "Default", "Meaning"), rows, 5)
-
-
-def attributes(cls: type) -> dict[str, str]:
-    """Field -> description, from the sections "Attributes" of a class and of its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        section = re.search(r"^ *Attributes:\n(.*?)(?=^ *\w+:\n|\Z)", base.__doc__ or "", re.MULTILINE | re.DOTALL)
-        entries = re.split(r"\n(?=        \w[\w, ]*: )", f"\n{section[1]}") if section else []
-        for entry in entries:
-            names, separator, text = entry.strip().partition(": ")
-            if separator:
-                found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return found
 
 
 def _type_and_range(annotation: Any) -> tuple[str, str]:
@@ -224,7 +210,7 @@ def record_fields() -> Iterator[str]:
 
 
 def _fields_table(cls: type) -> str:
-    meanings = attributes(cls)
+    meanings = descriptions(cls)
     rows = [(f"`{each.name}`", _plain(meanings.get(each.name, ""))) for each in fields(cls)]
     return table_of(("Field", "Meaning"), rows, 2)
 

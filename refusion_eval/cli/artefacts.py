@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from refusion_eval.benchmarks import PUBLISHED, RELEASE, RELEASED, Task, find_task
+from refusion_eval.cli import names_of
 from refusion_eval.cli.suite_runs import (
     ALL_PUBLISHED,
     AS_IN_THE_PAPER,
@@ -46,10 +47,9 @@ class Artefacts:
         self._out = f"{suite.tables}/{self._family}/artefacts"
 
     def make(self) -> None:
-        """Makes all parts."""
         suite, out, task, graded = self._suite, self._out, self._task(_CASE), self._graded()
         refusion, data = suite.refusion_run, suite.options("data")
-        self._ablation("recompute_kv", suite.given.tasks)
+        self._ablation("recompute_kv")
         self._ablation("serial", graded)
         self._part("paper-table", "all", *suite.run_dirs, "--out", out)
         self._part("plot", "figure1", *suite.run_dirs, "--task", graded, "--out", out)
@@ -88,38 +88,37 @@ class Artefacts:
         return self._suite.given.dry_run or Path(path).exists()
 
     def _asked(self, benchmark: str) -> str:
-        """Returns the task that a benchmark's name means in the runs of the suite."""
+        """The task that a benchmark's name means in the runs of the suite."""
         real = RELEASED if self._suite.prompts == RELEASE else PUBLISHED
         return benchmark if self._is_embedded or benchmark not in real else Task(real[benchmark]).name
 
     def _task(self, default: str) -> str:
-        """Returns the benchmark of a figure: the default, or the first that was asked for if the default was not."""
-        tasks = [(name, find_task(name)) for name in self._suite.given.tasks.split(",") if name]
-        names = [name if task is None else task.benchmark.name for name, task in tasks]
+        """The benchmark of a figure: the default, or the first that was asked for if the default was not."""
+        tasks = {name: find_task(name) for name in names_of(self._suite.given.tasks)}
+        names = [task.benchmark.name if task else name for name, task in tasks.items()]
         return default if not names or default in names else names[0]
 
-    def _graded(self) -> str:
-        """Returns the benchmark of figures that need some answers wrong."""
+    def _graded(self) -> str:  # the benchmark of figures that need some answers wrong
         return self._task(_GRADED if self._is_embedded else _CASE)
 
     def _files(self, name: str) -> tuple[str, ...]:
         return "--csv", f"{self._out}/{name}.csv", "--markdown", f"{self._out}/{name}.md"
 
-    def _ablation(self, setting: str, tasks: str) -> None:
+    def _ablation(self, setting: str, tasks: str | None = None) -> None:
         """Runs ReFusion with a setting that is off by default."""
-        suite = self._suite
-        run_dir = f"{suite.refusion_run}-{setting}"
+        run_dir = f"{self._suite.refusion_run}-{setting}"
         options = (*UNFUSED, "--set", f"{setting}=true")
-        status = suite.evaluate(run_dir, "--model", self._model, "--decoder", "refusion", *options, tasks=tasks)
-        suite.go_on_without(status, f"{run_dir} failed")
+        self._run(run_dir, "--model", self._model, "--decoder", "refusion", *options, tasks=tasks)
 
     def _stock_loop(self) -> None:
         """Runs the autoregressive system by transformers' generate, so that speed is known for both loops."""
-        suite = self._suite
-        run_dir = f"{suite.runs}/{base_name(self._baseline)}-autoregressive-generate"
+        run_dir = f"{self._suite.runs}/{base_name(self._baseline)}-autoregressive-generate"
         options = () if self._is_embedded else AS_IN_THE_PAPER
-        arguments = ("--model", self._baseline, "--decoder", "autoregressive", *options, "--loop", "generate")
-        suite.go_on_without(suite.evaluate(run_dir, *arguments), f"{run_dir} failed, and speed-ups over it are missing")
+        self._run(run_dir, "--model", self._baseline, "--decoder", "autoregressive", *options, "--loop", "generate")
+
+    def _run(self, run_dir: str, *arguments: str, tasks: str | None = None) -> None:
+        status = self._suite.evaluate(run_dir, *arguments, tasks=tasks)
+        self._suite.go_on_without(status, f"{run_dir} failed, and what needs it is missing")
 
     def _locality(self) -> None:
         limit = self._suite.given.limit
@@ -132,12 +131,11 @@ class Artefacts:
 
     def _masked_models(self) -> dict[str, str]:
         """Name of the CSV of locality -> checkpoint: ReFusion, and the models of the paper's Figure 3 that were run."""
-        suite, models = self._suite, {"locality": self._model}
-        for name in ("llada", "dream"):
-            if name in suite.names and suite.model == EMBEDDED:
-                models[f"locality_{name}"] = f"{EMBEDDED}:{name}"
-            elif name in suite.names and suite.model == ALL_PUBLISHED:
-                models[f"locality_{name}"] = str(published_systems()[name].pretrained)
+        models = {"locality": self._model}
+        if self._suite.model in (EMBEDDED, ALL_PUBLISHED):
+            for name in (name for name in ("llada", "dream") if name in self._suite.names):
+                published = str(published_systems()[name].pretrained)
+                models[f"locality_{name}"] = f"{EMBEDDED}:{name}" if self._is_embedded else published
         return models
 
     def _sweep_folder(self, figure: str) -> str:
@@ -155,10 +153,7 @@ class Artefacts:
 
 
 def write_spec(figure: str, task: str, path: Path, *, model: str, baseline: str) -> None:
-    """Writes the sweep of a figure for one task and these checkpoints instead of those of the package's own sweep.
-
-    For the model `EMBEDDED` these are the systems of the mini sweep that have a checkpoint in the package.
-    """
+    """Writes the package's sweep of a figure for one task with these checkpoints, or with those in the package."""
     is_embedded = model == EMBEDDED
     spec: dict[str, Any] = yaml.safe_load((SPECS / f"{'mini_' * is_embedded}{figure}.yaml").read_text(encoding="utf-8"))
     if is_embedded:

@@ -9,7 +9,7 @@ def convert(
     target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
     to: Annotated[
         Literal["release", "stock"],
-        typer.Option(help="Layout of the published ReFusion, or the backbone's, which any transformers opens."),
+        typer.Option(help="Layout of the published ReFusion, or the backbone's, for any transformers."),
     ],
     dtype: Annotated[
         str | None, typer.Option(help="Type of the weights: float32, bfloat16 or float16. The default is SOURCE's.")

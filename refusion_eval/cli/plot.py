@@ -19,14 +19,10 @@ def plot(
     ] = None,
     out: Out = Path("figures"),
     task: Annotated[
-        str | None,
-        typer.Option(
-            help="Benchmark. Default: that of a sweep of one, else mbpp; for figures 5 and 9 the first of the run."
-        ),
+        str | None, typer.Option(help="Benchmark. Default: the sweep's, else mbpp; figures 5 and 9: the run's first.")
     ] = None,
     item: Annotated[
-        str | None,
-        typer.Option(help="Item of figures 5 and 9. The default is the right answer with the most steps."),
+        str | None, typer.Option(help="Item of figures 5 and 9. Default: the right answer with the most steps.")
     ] = None,
     model: Annotated[
         str | None,

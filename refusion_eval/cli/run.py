@@ -6,24 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from refusion_eval import cli
 from refusion_eval.benchmarks import RELEASE
-from refusion_eval.cli import (
-    EXIT_INCOMPLETE,
-    Data,
-    IncludePath,
-    Limit,
-    Prompts,
-    Sandbox,
-    Settings,
-    System,
-    Tasks,
-    log_to_stderr,
-    names_of,
-    options_from,
-    read_pairs,
-    say,
-    show,
-)
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args, system_arguments
@@ -37,48 +21,26 @@ HELPS = {
 }
 
 
-@options_from(
+@cli.options_from(
     ModelArgs,
-    "pretrained:model",
-    "decoder",
-    "adapter",
-    "system:name",
-    "backbone",
-    "preset",
-    "batch_size",
-    "tps_samples",
-    "kv_budget_gib",
-    "dtype",
-    "device",
-    "attention",
-    "cuda_graphs",
-    "revision",
-    "enable_thinking:thinking",
-    "chat_template",
-    "warmup",
-    "loop",
-    "engine",
-    "workers",
-    "worker_cpus",
-    "ray_address",
-    "tune",
-    "backend",
+    "pretrained:model decoder adapter system:name backbone preset batch_size tps_samples kv_budget_gib dtype device "
+    "attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop engine workers worker_cpus "
+    "ray_address tune backend",
     without_default=(*SYSTEM_FIELDS, "enable_thinking"),
     helps=HELPS,
 )
 def run(
     given: dict[str, Any],
-    system: System = None,
-    tasks: Tasks = "",
-    include_path: IncludePath = None,
-    limit: Limit = None,
+    system: cli.System = None,
+    tasks: cli.Tasks = "",
+    include_path: cli.IncludePath = None,
+    limit: cli.Limit = None,
     run_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder where samples are recorded and found again. The default is under results/runs."),
+        Path | None, typer.Option(help="Folder of the records, to continue them too. The default is in results/runs.")
     ] = None,
-    data: Data = None,
-    prompts: Prompts = None,
-    sandbox: Sandbox = "auto",
+    data: cli.Data = None,
+    prompts: cli.Prompts = None,
+    sandbox: cli.Sandbox = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws. The default is 0.")] = None,
     turn: Annotated[
         str | None,
@@ -89,10 +51,10 @@ def run(
             "take turns, so that what slows the machine for a while slows all of them.",
         ),
     ] = None,
-    settings: Settings = None,
+    settings: cli.Settings = None,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
-    log_to_stderr()
+    cli.log_to_stderr()
     from refusion_eval.evaluation.loop import run_worker_or_return, task_names
     from refusion_eval.lm_eval_plugin.any_task import evaluate_any
     from refusion_eval.results.measured import run_measurements
@@ -103,47 +65,42 @@ def run(
 
     arguments = with_system(system, given)
     model = str(arguments["pretrained"])
-    asked = names_of(tasks)
+    asked = cli.names_of(tasks)
     names = task_names(asked, model, prompts=prompts, data=data)
     loop = arguments["loop"] if arguments["loop"] != "engine" else None
-    # A folder of one kind of prompts is not continued with the other kind by the default alone.
+    # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
     is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in asked)
     parts = (system or arguments["decoder"], arguments.get("preset"), loop, RELEASE if is_released else None)
     run_dir = run_dir or default_run_dir(Path("results/runs"), model, "-".join(filter(None, parts)))
     places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}
     seeds = {} if seed is None else {"seed": seed}
-    args = parse_model_args({**arguments, **places, **seeds, **read_pairs(settings)})
+    args = parse_model_args({**arguments, **places, **seeds, **cli.read_pairs(settings)})
     share = None if turn is None else Turn.read(turn)
     with Interruption(lambda: resume_hint(run_dir), finish_first=False):
         run_worker_or_return(args)
         outcome = evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, turn=share)
         if turn is None:
             figures = run_measurements([run_dir])
-            show(summary_table(summary(figures)), run_dir / "table.md")
+            cli.show(summary_table(summary(figures)), run_dir / "table.md")
             write_csv(figures, run_dir / "results.csv")
     if not outcome.is_complete:
         refused = [sample for sample in outcome.failed if sample.stop == REFUSED]
-        if refused:
-            first = refused[0]
-            say(
+        for first in refused[:1]:
+            cli.say(
                 f"error: {len(refused)} prompts are refused, and the same command would refuse them again. "
                 f"{first.key.task} item {first.item_id}: {first.error}"
             )
         num_failed = len(outcome.failed) - len(refused)
         if num_failed or outcome.unscored:
-            say(
+            cli.say(
                 f"error: {num_failed} samples could not be decoded and {outcome.unscored} could not be judged; "
                 "they are missing from the table. Run the same command again to retry them"
             )
-        raise typer.Exit(EXIT_INCOMPLETE)
+        raise typer.Exit(cli.EXIT_INCOMPLETE)
 
 
 def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Model arguments of a published system with the given ones over them; without a system, the embedded ReFusion.
-
-    Raises:
-        ConfigError: the system is unknown, or a decoder is given beside it.
-    """
+    """The given model arguments over those of a published system, or of the embedded ReFusion without a system."""
     if system is None:
         return {"pretrained": "embedded", "decoder": "refusion", **given}
     if "decoder" in given:
@@ -152,6 +109,5 @@ def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def default_run_dir(runs: Path, model: str, name: str) -> Path:
-    """Returns the folder of a system's records if the user names none, for example runs/ReFusion-refusion."""
-    # A decoder of one's own may be named by its file.
-    return runs / re.sub(r"[:/]", "-", f"{Path(model).name}-{name}")
+    """The folder of a system's records if the user names none, for example runs/ReFusion-refusion."""
+    return runs / re.sub(r"[:/]", "-", f"{Path(model).name}-{name}")  # a user's decoder is named by its file

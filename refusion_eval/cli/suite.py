@@ -6,18 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import (
-    DEFAULT_ROUNDS,
-    Data,
-    DryRun,
-    IncludePath,
-    Limit,
-    Prompts,
-    Rounds,
-    Sandbox,
-    Tasks,
-    wrong_options,
-)
+from refusion_eval import cli
 from refusion_eval.cli.artefacts import Artefacts
 from refusion_eval.cli.suite_runs import PUBLISHED_BASELINE, Suite
 from refusion_eval.errors import ConfigError
@@ -43,37 +32,26 @@ def suite(
     preset: Annotated[str, typer.Option(help="With --system: settings table of the decoders, such as official.")] = "",
     adapter: Annotated[str, typer.Option(help="With --system and --model: LoRA adapter of the model.")] = "",
     baseline: Annotated[
-        str,
-        typer.Option(help=f"Autoregressive checkpoint to compare with. The default is {PUBLISHED_BASELINE}."),
+        str, typer.Option(help=f"Autoregressive checkpoint to compare with. The default is {PUBLISHED_BASELINE}.")
     ] = "",
     no_baseline: Annotated[
         bool, typer.Option("--no-baseline", help="Run no baseline; the table then has no speed-up.")
     ] = False,
-    tasks: Tasks = "",
-    include_path: IncludePath = None,
-    limit: Limit = None,
-    data: Data = None,
+    tasks: cli.Tasks = "",
+    include_path: cli.IncludePath = None,
+    limit: cli.Limit = None,
+    data: cli.Data = None,
     results: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for runs, tables and pages. The default is results, with tables in results/local, which git "
-            "ignores."
-        ),
+        Path | None, typer.Option(help="Folder of runs, tables, pages. The default is results (tables: results/local).")
     ] = None,
     no_cuda_graphs: Annotated[
-        bool,
-        typer.Option("--no-cuda-graphs", help="On a GPU: compute every forward anew instead of replaying recordings."),
+        bool, typer.Option("--no-cuda-graphs", help="Compute every forward anew instead of replaying recordings (GPU).")
     ] = False,
     gpu_check: Annotated[
-        bool,
-        typer.Option(
-            "--gpu-check",
-            help="Instead of an evaluation: check tokens, kernels, memory and speed on this machine's GPU, in "
-            "RESULTS/gpu.",
-        ),
+        bool, typer.Option("--gpu-check", help="Check this machine's GPU in RESULTS/gpu instead of evaluating.")
     ] = False,
-    prompts: Prompts = None,
-    sandbox: Sandbox = "auto",
+    prompts: cli.Prompts = None,
+    sandbox: cli.Sandbox = "auto",
     artefacts: Annotated[
         bool,
         typer.Option(
@@ -83,16 +61,11 @@ def suite(
             "family this takes about 40 minutes.",
         ),
     ] = False,
-    rounds: Rounds = DEFAULT_ROUNDS,
+    rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
     fused: Annotated[
-        bool,
-        typer.Option(
-            "--fused",
-            help="Also run ReFusion with fused forwards, in rows of its own beside the paper's algorithm. The embedded "
-            "models always do.",
-        ),
+        bool, typer.Option("--fused", help="Also run ReFusion with fused forwards, as embedded models always do.")
     ] = False,
-    dry_run: DryRun = False,
+    dry_run: cli.DryRun = False,
     root: Annotated[Path, typer.Option(hidden=True, help="Folder that holds `results`; eval.sh gives it.")] = Path(),
 ) -> None:
     """Evaluate one or several systems in one table, as eval.sh. Run it again to continue an interrupted run.
@@ -101,15 +74,15 @@ def suite(
     checkpoint on the real benchmarks, with the prompts of ReFusion's release.
     """
     try:
-        chosen = Suite(SimpleNamespace(**context.params))
+        runs = Suite(SimpleNamespace(**context.params))
     except ConfigError as error:
-        raise wrong_options("suite", error) from error
+        raise cli.wrong_options("suite", error) from error
     if gpu_check:
-        raise typer.Exit(chosen.step("gpu-check", "--out", f"{chosen.results}/gpu"))
+        raise typer.Exit(runs.step("gpu-check", "--out", f"{runs.results}/gpu"))
     with Interruption(
         lambda: "what is finished is recorded; run the same command again to continue", finish_first=False
     ):
-        chosen.run()
+        runs.run()
         if artefacts:
-            Artefacts(chosen).make()
-    raise typer.Exit(chosen.status)
+            Artefacts(runs).make()
+    raise typer.Exit(runs.status)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from refusion_eval.benchmarks import OURS, RELEASE
-from refusion_eval.cli import EXIT_INCOMPLETE, run_command, say
+from refusion_eval.cli import EXIT_INCOMPLETE, names_of, run_command, say
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn, run_in_turns
 from refusion_eval.paths import EMBEDDED, embedded_systems, tasks_path
@@ -28,23 +28,16 @@ UNFUSED = ("--set", "fuse=false")
 
 # Names in messages of the run that the artefacts are about, and of the run that speed-ups are relative to.
 REFUSION, BASELINE = "refusion", "the baseline"
-FAILED = {BASELINE: "the baseline failed, so the table has no speed-up"}
 
 
 class PlannedRun(NamedTuple):
-    """One run of the suite."""
-
     name: str
     run_dir: str
     arguments: list[str]
 
 
 class Suite:
-    """The systems to run, in order, and what was run so far.
-
-    Raises:
-        ConfigError: options do not fit each other.
-    """
+    """The systems to run, in order, and what was run so far; raises ConfigError if options do not fit each other."""
 
     def __init__(self, given: SimpleNamespace) -> None:
         self.given = given
@@ -92,11 +85,10 @@ class Suite:
         self.write_table(f"{self.tables}/{name}")
 
     def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
-        """Runs a system on its share of the items; one that fails is left out afterwards."""
         status = self.evaluate(run.run_dir, *run.arguments, "--round", f"{turn.number}/{turn.of}")
         if status and not self._systems and run.name == REFUSION:
             raise SystemExit(status)
-        self.go_on_without(status, FAILED.get(run.name, f"{run.name} failed"))
+        self.go_on_without(status, f"{run.name} failed{', so the table has no speed-up' * (run.name == BASELINE)}")
         if not status and run.name == REFUSION:
             self.refusion_run = run.run_dir
         return not status
@@ -109,10 +101,14 @@ class Suite:
         return ["--baseline", "embedded-autoregressive"] if is_there else []
 
     def options(self, *names: str) -> list[str]:
-        """Returns those of these options that the user gave, with their values."""
+        """Those of these options that the user gave, with their values."""
         values = {name: getattr(self.given, name.replace("-", "_")) for name in names}
-        given = {name: str(value) for name, value in values.items() if value not in (None, "auto")}
-        return [word for name, value in given.items() for word in (f"--{name}", value)]
+        return [
+            word
+            for name, value in values.items()
+            if value not in (None, "auto", "")
+            for word in (f"--{name}", str(value))
+        ]
 
     def step(self, *words: str) -> int:
         """Prints and runs one command of the package; returns 0 if it finished, even with failed samples."""
@@ -125,9 +121,8 @@ class Suite:
 
     def evaluate(self, run_dir: str, *arguments: str, tasks: str | None = None) -> int:
         """Runs one system for the table."""
-        tasks = self.given.tasks if tasks is None else tasks
         options = [] if self.model == EMBEDDED else ["--prompts", self.prompts]
-        options += ["--tasks", tasks] if tasks else []
+        options += self.options("tasks") if tasks is None else ["--tasks", tasks]
         options += ["--no-cuda-graphs"] if self.given.no_cuda_graphs else []
         options += self.options("include-path", "limit", "data", "sandbox")
         status = self.step("run", "--run-dir", run_dir, *arguments, *options)
@@ -137,28 +132,25 @@ class Suite:
 
     def go_on_without(self, status: int, what: str) -> None:
         """Remembers a failure and goes on, because what is there is worth its table. An interruption ends the suite."""
-        if not status:
-            return
         if status >= 128:
             raise SystemExit(status)
-        self.status = status
-        say(f"{what}; run the same command again to continue it")
+        if status:
+            self.status = status
+            say(f"{what}; run the same command again to continue it")
 
     def write_table(self, folder: str) -> None:
-        """Writes the table of all runs so far."""
         files = ("--csv", f"{folder}/results.csv", "--markdown", f"{folder}/table.md")
         if status := self.step("table", *self.run_dirs, *files, *self.reference):
             raise SystemExit(status)
 
     def _choose_systems(self) -> None:
-        """Sets the names of the systems, and the model if none is given."""
         preset = self.given.preset
         if self._systems == "all" and self.model in ("", EMBEDDED):
             self.names, self.model = list(embedded_systems()), EMBEDDED
         elif self._systems == "all":
             self.names = [name for name, system in published_systems().items() if system.pretrained]
         else:
-            self.names = self._systems.split(",")
+            self.names = names_of(self._systems)
         self.model = self.model or ALL_PUBLISHED
         for name in self.names:
             if self.model == EMBEDDED and name not in embedded_systems():
@@ -175,18 +167,22 @@ class Suite:
 
     def _check_checkpoints(self) -> None:
         """Says within seconds whether model and baseline can run, because the first run may take hours."""
-        both = [] if self._systems or self.model == EMBEDDED else [("model", self.model, "refusion")]
-        both.append(("baseline", self.baseline, "autoregressive"))
-        failed = [name for name, model, decoder in both if self.step("check", "--model", model, "--decoder", decoder)]
-        if "model" in failed:
-            say("name another model with --model")
-        if "baseline" in failed:
-            say("name another baseline with --baseline, or run without one with --no-baseline")
+        checkpoints = {
+            (self.baseline, "autoregressive"): "baseline with --baseline, or run without one (--no-baseline)"
+        }
+        if not self._systems and self.model != EMBEDDED:
+            checkpoints = {(self.model, "refusion"): "model with --model"} | checkpoints
+        failed = [
+            advice
+            for (model, decoder), advice in checkpoints.items()
+            if self.step("check", "--model", model, "--decoder", decoder)
+        ]
+        for advice in failed:
+            say(f"name another {advice}")
         if failed:
             raise SystemExit(1)
 
     def _runs(self) -> Iterator[PlannedRun]:
-        """Yields each system's run, the baseline's excepted."""
         if not self._systems:
             arguments = ["--model", self.model, "--decoder", "refusion"]
             yield from self._of_refusion(f"{self.runs}/{base_name(self.model)}-refusion", arguments)
@@ -203,13 +199,12 @@ class Suite:
                 yield PlannedRun(name, run_dir, arguments)
 
     def _of_refusion(self, run_dir: str, arguments: list[str]) -> Iterator[PlannedRun]:
-        """Yields the run of the paper's algorithm, and that with fused forwards where it is wanted."""
         yield PlannedRun(REFUSION, f"{run_dir}-unfused", [*arguments, *UNFUSED])
         if self.given.fused or self.model == EMBEDDED:
             yield PlannedRun("refusion with fused forwards", f"{run_dir}-fused", [*arguments, "--set", "fuse=true"])
 
     def _published_run(self, name: str) -> tuple[str, list[str]]:
-        """Returns folder and arguments of the run of one published system."""
+        """Folder and arguments of the run of one published system."""
         arguments, run_dir = ["--system", name], f"{self.runs}/{name}"
         if self.model != ALL_PUBLISHED:
             arguments += ["--model", self.model, *(("--adapter", self._adapter) if self._adapter else ())]
@@ -225,17 +220,15 @@ class Suite:
 
 
 def base_name(path: str) -> str:
-    """Returns the last part of a path or a hub id."""
     return path.rstrip("/").rpartition("/")[2]
 
 
 def _absolute(checkpoint: str) -> str:
-    """Returns the absolute path of a folder, which records and names of runs hold; a hub id stays as it is."""
+    """The absolute path of a folder, which records and names of runs hold; a hub id stays as it is."""
     return str(Path(checkpoint).absolute()) if checkpoint and Path(checkpoint).is_dir() else checkpoint
 
 
 def _has_preset(system: str, preset: str) -> bool:
-    """Whether the decoder of a system has a settings table of that name."""
     try:
         choose_preset(tasks_path() / "settings" / f"{published_systems()[system].decoder}.yaml", preset)
     except ConfigError:

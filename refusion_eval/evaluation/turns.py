@@ -18,7 +18,7 @@ class Turn(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Reads K/N. Raises ConfigError if it is not of this form."""
+        """Reads K/N."""
         number, _, total = text.partition("/")
         if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
             raise ConfigError(f"--round {text}: write it as K/N, the K-th of N rounds, for example 1/3")
@@ -28,14 +28,9 @@ class Turn(NamedTuple):
 def run_in_turns(
     systems: Sequence[_System], run: Callable[[_System, Turn], bool], *, rounds: int, limit: int | None = None
 ) -> None:
-    """Runs every system in every round.
-
-    Args:
-        run: runs a system on its share of the items; returns False to leave it out of the later rounds.
-        limit: number of items; there are not more rounds than items, so that no turn is empty.
-    """
+    """Runs every system in every round; `run` returns False to leave a system out of the later rounds."""
     remaining = list(systems)
-    rounds = min(rounds, limit or rounds)
+    rounds = min(rounds, limit or rounds)  # with more rounds than items, turns would be empty
     for number in range(1, rounds + 1):
         for system in list(remaining):
             if not run(system, Turn(number, rounds)):

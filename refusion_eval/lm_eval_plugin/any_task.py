@@ -1,4 +1,4 @@
-"""Tasks of this project and of lm-eval in one run: the one place that tells them apart.
+"""Tasks of this project and of lm-eval in one run: the only place that tells them apart.
 
 lm_eval takes seconds to import, so it is imported only where one of its tasks is asked for.
 """
@@ -6,7 +6,7 @@ lm_eval takes seconds to import, so it is imported only where one of its tasks i
 from collections.abc import Sequence
 from pathlib import Path
 
-from refusion_eval.evaluation.loop import Outcome, check_model, evaluate, load_items, own_tasks, run_directory
+from refusion_eval.evaluation.loop import Outcome, check_model, evaluate, find_tasks, own_tasks, run_directory
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import ModelCache
@@ -25,15 +25,12 @@ def evaluate_any(
     model_cache: ModelCache | None = None,
     turn: Turn | None = None,
 ) -> Outcome:
-    """Runs tasks of this project and of lm-eval into one run directory, as `evaluation.loop.evaluate` does its own.
+    """Runs tasks of this project and of lm-eval into one run directory; see `evaluation.loop.evaluate` for errors.
 
     Prompts of lm-eval's tasks are written with the checkpoint's chat template, if it has one.
 
     Raises:
-        ConfigError: a task is unknown, or lm-eval would run model-written code without isolation.
-        CheckpointError: the checkpoint cannot be loaded.
-        DataError: a task or its rows cannot be loaded.
-        StoreError: the run directory belongs to another run.
+        ConfigError: lm-eval would run model-written code without isolation.
     """
     run_dir = run_directory(args)
     model_cache = model_cache or ModelCache()
@@ -56,7 +53,10 @@ def evaluate_any(
 def load_any(names: Sequence[str], include_path: Path | None, args: ModelArgs, sandbox: str) -> list[str]:
     """Loads tasks with their rows and returns the names of all; errors as in `evaluate_any`."""
     own, others = split_names(names)
-    loaded = [task.name for task in load_items(own, args.data_dir)]
+    tasks = find_tasks(own)
+    for task in tasks:
+        task.items(args.data_dir)
+    loaded = [task.name for task in tasks]
     if others:
         from refusion_eval.lm_eval_plugin.tasks import find_other_tasks
 
@@ -65,7 +65,6 @@ def load_any(names: Sequence[str], include_path: Path | None, args: ModelArgs, s
 
 
 def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names that are this project's, and all others without the prefix of lm-eval."""
-    ours = own_tasks()
-    own = [name for name in names if name in ours]
-    return own, [name.removeprefix(PREFIX) for name in names if name not in ours]
+    """The names of this project's tasks, and all others without the prefix of lm-eval."""
+    own = [name for name in names if name in own_tasks()]
+    return own, [name.removeprefix(PREFIX) for name in names if name not in own]

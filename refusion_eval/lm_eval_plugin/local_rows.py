@@ -40,11 +40,7 @@ def read_local_rows() -> None:
 
 
 class LocalSplits(dict[str, datasets.Dataset]):
-    """The splits of a dataset of the hub that is one of the benchmarks, each read when it is first asked for.
-
-    Raises:
-        DataError: the dataset is none of the benchmarks.
-    """
+    """The splits of a dataset of the hub that is one of the benchmarks, each read when it is first asked for."""
 
     def __init__(self, task: str, path: str | None, config: str | None, data_dir: str) -> None:
         super().__init__()
@@ -60,7 +56,6 @@ class LocalSplits(dict[str, datasets.Dataset]):
         self._benchmark, self._config, self._data_dir = PUBLISHED[name], config, data_dir
 
     def __missing__(self, split: str) -> datasets.Dataset:
-        """Reads a split; see `refusion_eval.benchmarks.rows.find_rows` for the errors."""
         benchmark = self._benchmark
         rows, origin = find_rows(benchmark.name, benchmark.source, self._data_dir, split)
         check_rows(rows, benchmark.source, origin)

@@ -1,7 +1,4 @@
-"""Any task of lm-eval under this project's commands, by its name or its file, beside this project's own tasks.
-
-lm-eval loads a task, asks it and judges the texts; the records are those of every run (`adapter`, `evaluation`).
-"""
+"""Tasks of lm-eval under this project's commands: lm-eval loads, asks and judges them, this project records them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +32,6 @@ def evaluate_others(
     model_cache: ModelCache,
     turn: Turn | None,
 ) -> Outcome:
-    """Has lm-eval run tasks; see `refusion_eval.lm_eval_plugin.any_task.evaluate_any` for errors."""
     manager = find_other_tasks(names, include_path, args, sandbox)
     model = RefusionLM(args, model_cache, turn, sandbox=sandbox)
     num_unscored = 0
@@ -76,15 +72,7 @@ def _items_of(turn: Turn, tasks: Mapping[str, Task], limit: int | None, session:
 def find_other_tasks(
     names: Sequence[str], include_path: Path | None, args: ModelArgs, sandbox: str = "auto"
 ) -> "OtherTasks":
-    """Finds tasks of lm-eval, without loading them.
-
-    Args:
-        names: names of tasks, groups or tags of lm-eval or of the include path, and YAML files.
-
-    Raises:
-        ConfigError: there is no such task.
-        DataError: a file cannot be read.
-    """
+    """Finds tasks, groups and tags of lm-eval or of the include path, and YAML files, without loading them."""
     are_groups = [_is_group(Path(name).resolve()) for name in names if Path(name).is_file()]  # each is looked at
     for path in [] if include_path is None else include_path.rglob("*.yaml"):
         if not path.is_file():
@@ -95,11 +83,11 @@ def find_other_tasks(
     def manager(*, has_stock: bool) -> OtherTasks:
         return OtherTasks(sandbox=sandbox, include_path=include_path, include_defaults=has_stock, metadata=metadata)
 
-    of_user = found = manager(has_stock=False)
+    of_user = tasks = manager(has_stock=False)
     if not all(map(of_user.knows, names)) or any(are_groups):
-        found = manager(has_stock=True)  # reads lm-eval's 15,000 task files
-    find_tasks([name for name in names if not found.knows(name)], of_user.all_tasks)  # raises the error, if any
-    return found
+        tasks = manager(has_stock=True)  # reads lm-eval's 15,000 task files
+    find_tasks([name for name in names if not tasks.knows(name)], of_user.all_tasks)  # raises the error, if any
+    return tasks
 
 
 def _is_group(path: Path) -> bool:
@@ -128,16 +116,9 @@ class OtherTasks(TaskManager):
         self._sandbox = sandbox
 
     def knows(self, name: str) -> bool:
-        """Whether a name is that of a task, a group or a tag, or of a file."""
         return name in self.task_index or Path(name).is_file()
 
     def load(self, task_list: Any) -> Any:
-        """Loads tasks with their rows, as lm-eval does.
-
-        Raises:
-            DataError: a task or its rows cannot be loaded.
-            ConfigError: a task runs model-written code without isolation, which was not allowed.
-        """
         try:
             loaded = super().load(task_list)
         except RefusionEvalError:
@@ -147,15 +128,15 @@ class OtherTasks(TaskManager):
                 f"{', '.join(map(str, task_list))}: lm-eval cannot load it ({type(problem).__name__}: {problem}); "
                 "correct the task file, or see to its rows: put them on this machine, or allow the download"
             ) from problem
-        unsafe = [name for name, task in loaded["tasks"].items() if _is_unsafe(task)]
+        # A user's variants of this project's code tasks have their metrics, and run programs in the sandbox.
+        unsafe = [
+            name
+            for name, task in loaded["tasks"].items()
+            if getattr(task, "UNSAFE_CODE", False) and task.config.process_results is not code_metrics
+        ]
         if unsafe and self._sandbox != "none":
             raise ConfigError(
                 f"{unsafe[0]}: lm-eval runs model-written programs without isolation; allow it with --sandbox none, or "
                 "take this project's humaneval or mbpp"
             )
         return loaded
-
-
-def _is_unsafe(task: Task) -> bool:
-    """Whether lm-eval would run programs itself; a user's variants of this project's tasks run them in the sandbox."""
-    return bool(getattr(task, "UNSAFE_CODE", False)) and task.config.process_results is not code_metrics

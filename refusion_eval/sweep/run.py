@@ -31,16 +31,12 @@ POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "ope
 
 
 class SweepResult(NamedTuple):
-    """The runs of a sweep."""
-
     run_dirs: list[Path]
     incomplete: list[Path]
     figures: list[Measurement]
 
 
 class _Job(NamedTuple):
-    """One point of one system, ready to run."""
-
     system: SweptSystem
     point: SweepPoint
     args: ModelArgs
@@ -61,30 +57,20 @@ def run_sweep(
 ) -> SweepResult:
     """Runs what is missing of a sweep and writes its two files when it ends or is interrupted.
 
-    The points take turns in rounds over the items, so that what slows a machine for a while slows all of them; the
-    points that a frontier chooses while the sweep runs come last, each in one go.
-
-    Raises:
-        ConfigError: a point is impossible, or points were measured on another machine; nothing was run.
-        DataError: a task's data cannot be found; nothing was run.
+    The points take turns; those that a frontier chooses while the sweep runs come last, each in one go. Every error of
+    a point, of its data or of the machine is raised before anything is run.
     """
     for name in ("sweep.csv", "points.csv"):
         prepare_output(out / name)
-    common = {"data_dir": None if data is None else str(data)} | (
-        {} if batch_size is None else {"batch_size": batch_size}
-    )
-    job_of = partial(_job, spec, out, common)
-    planned = {
-        job.run_dir: job for job in (job_of(system, point) for system in spec.systems for point in system.known_points)
-    }
-    jobs = list(planned.values())
+    common = {} if batch_size is None else {"batch_size": batch_size}
+    job_of = partial(_job, spec, out, common | ({} if data is None else {"data_dir": str(data)}))
+    planned = (job_of(system, point) for system in spec.systems for point in system.known_points)
+    jobs = list({job.run_dir: job for job in planned}.values())
     run_worker_or_return(jobs[0].args)
     model_cache = ModelCache()
     _check(jobs, include_path, sandbox, model_cache)
     _check_machine(jobs, model_cache)
-    total = len(jobs) + sum(
-        max(system.frontier.points - 2, 0) for system in spec.systems if system.frontier is not None
-    )
+    total = len(jobs) + sum(system.frontier.points - 2 for system in spec.systems if system.frontier is not None)
     result = SweepResult([], [], [])
     descriptions: dict[Path, list[dict[str, Any]]] = {}
     duplicates = _Duplicates(on_point)
@@ -132,7 +118,6 @@ class _Duplicates:
         self.same: dict[tuple[str, str], str] = {}  # (point, task) -> the earlier point
 
     def compare(self, job: _Job) -> None:
-        """Compares a point with all before it, and says which of its tasks are the same decode."""
         digests: dict[str, Any] = {}
         settings: dict[str, Mapping[str, Any]] = {}
         with RunReader.open(job.run_dir) as reader:
@@ -151,7 +136,6 @@ class _Duplicates:
 
 
 def planned_points(spec: SweepSpec) -> Iterator[str]:
-    """A line of text for each point, to be read before anything is run."""
     for system in spec.systems:
         for point in system.points:
             yield f"{system.name}-{point.name} ({point.origin})"
@@ -171,7 +155,7 @@ def _frontier_jobs(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], 
 
 
 def _task_results(run_dir: Path) -> list[TaskResult]:
-    """TPF and accuracy of each task, sorted by the names of the tasks; 0 for what was not measured."""
+    """TPF and accuracy of each task, sorted by the names of the tasks; 0 if not measured."""
     lines = [line for line in summary(run_measurements([run_dir])) if line.task != MEAN_TASK]
     figures = [(line.measurement("tpf"), line.measurement(ACCURACY)) for line in lines]
     return [TaskResult(*(0.0 if figure is None else figure.value for figure in pair)) for pair in figures]
