@@ -124,8 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_command(*words: str) -> int:
     """Runs a command in this process and returns the exit status that it would have in a process of its own."""
+    loudness = {logging.DEBUG: ["--verbose"], logging.WARNING: ["--quiet"]}.get(LOGGER.level, [])
     try:
-        main(words)
+        main([*loudness, *words])
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception:  # a defect of one command must not cost the results of the commands after it

@@ -59,12 +59,12 @@ def paper_table(
         measured = read_measurements(results or [], baseline=baseline)
         systems = [row] if row is not None else [] if rows is None else [name.strip() for name in rows.split(",")]
         made = [make_table(number, measured, paper, systems) for number in numbers]
-    for paper_style in made:
+    for made_table in made:
         if row is None:
-            for path in paper_style.write(out, intervals=intervals):
+            for path in made_table.write(out, intervals=intervals):
                 print(path)
         else:
-            _print_row(paper_style, row, intervals)
+            _print_row(made_table, row, intervals)
 
 
 def _print_row(table: "Table", name: str, intervals: bool) -> None:
@@ -84,5 +84,5 @@ def _answers(run_dirs: list[Path], task: str | None, item: str, data: Path | Non
     if not run_dirs:
         raise ConfigError("Table 8 is made from runs; name their directories")
     answers = read_answers(run_dirs, task, item)
-    asked = FoundSources(data).asked(answers[0].run, answers[0].sample)
-    return answers_table(answers, asked.prompt, asked.gold)
+    question = FoundSources(data).asked(answers[0].run, answers[0].sample)
+    return answers_table(answers, question.prompt, question.gold)

@@ -79,7 +79,7 @@ def _case_study(model: str, task: str, settings: dict[str, str], data: Path | No
 
 
 def _moments(name: str, sources: list[Path], task: str | None, item: str | None) -> list:
-    """Returns the rows of figure 5 or 9: the text of one sample at one or several steps of its decoding."""
+    """The rows of figure 5 or 9: the text of one sample at one or several steps of its decoding."""
     from refusion_eval.cli.sources import FoundSources
     from refusion_eval.paper.moments import generation_order, longest_sample, step_by_step
     from refusion_eval.report.sample import find_sample, speller_of

@@ -65,13 +65,14 @@ def run(
 
     arguments = with_system(system, given)
     model = str(arguments["pretrained"])
-    asked = cli.names_of(tasks)
-    names = task_names(asked, model, prompts=prompts, data=data)
+    given_names = cli.names_of(tasks)
+    names = task_names(given_names, model, prompts=prompts, data=data)
     loop = arguments["loop"] if arguments["loop"] != "engine" else None
     # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
-    is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in asked)
-    parts = (system or arguments["decoder"], arguments.get("preset"), loop, RELEASE if is_released else None)
-    run_dir = run_dir or default_run_dir(Path("results/runs"), model, "-".join(filter(None, parts)))
+    is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in given_names)
+    parts = (Path(model).name, system or arguments["decoder"], arguments.get("preset"), loop)
+    name = "-".join(filter(None, (*parts, RELEASE if is_released else None)))
+    run_dir = run_dir or Path("results/runs") / re.sub(r"[:/]", "-", name)  # a user's decoder is named by its file
     places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}
     seeds = {} if seed is None else {"seed": seed}
     args = parse_model_args({**arguments, **places, **seeds, **cli.read_pairs(settings)})
@@ -106,8 +107,3 @@ def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
     if "decoder" in given:
         raise ConfigError(f"--system {system} brings its decoder; leave out --decoder {given['decoder']}")
     return system_arguments(system, given.get("pretrained")) | given
-
-
-def default_run_dir(runs: Path, model: str, name: str) -> Path:
-    """The folder of a system's records if the user names none, for example runs/ReFusion-refusion."""
-    return runs / re.sub(r"[:/]", "-", f"{Path(model).name}-{name}")  # a user's decoder is named by its file

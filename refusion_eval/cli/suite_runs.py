@@ -183,40 +183,36 @@ class Suite:
             raise SystemExit(1)
 
     def _runs(self) -> Iterator[PlannedRun]:
+        arguments_of = {name: self._arguments(name) for name in self.names}
         if not self._systems:
             arguments = ["--model", self.model, "--decoder", "refusion"]
-            yield from self._of_refusion(f"{self.runs}/{base_name(self.model)}-refusion", arguments)
-        for name in self.names:
-            if self.model == EMBEDDED:
-                checkpoint, decoder = embedded_systems()[name]
-                model = EMBEDDED if decoder == checkpoint else f"{EMBEDDED}:{checkpoint}"
-                run_dir, arguments = f"{self.runs}/embedded-{name}", ["--model", model, "--decoder", decoder]
-            else:
-                run_dir, arguments = self._published_run(name)
-            if name == REFUSION:
-                yield from self._of_refusion(run_dir, arguments)
-            else:
+            arguments_of[REFUSION] = (f"{base_name(self.model)}-refusion", arguments)
+        for name, (folder, arguments) in arguments_of.items():
+            run_dir = f"{self.runs}/{folder}"
+            if name != REFUSION:
                 yield PlannedRun(name, run_dir, arguments)
+                continue
+            yield PlannedRun(name, f"{run_dir}-unfused", [*arguments, *UNFUSED])
+            if self.given.fused or self.model == EMBEDDED:
+                yield PlannedRun("refusion with fused forwards", f"{run_dir}-fused", [*arguments, "--set", "fuse=true"])
 
-    def _of_refusion(self, run_dir: str, arguments: list[str]) -> Iterator[PlannedRun]:
-        yield PlannedRun(REFUSION, f"{run_dir}-unfused", [*arguments, *UNFUSED])
-        if self.given.fused or self.model == EMBEDDED:
-            yield PlannedRun("refusion with fused forwards", f"{run_dir}-fused", [*arguments, "--set", "fuse=true"])
-
-    def _published_run(self, name: str) -> tuple[str, list[str]]:
-        """Folder and arguments of the run of one published system."""
-        arguments, run_dir = ["--system", name], f"{self.runs}/{name}"
+    def _arguments(self, name: str) -> tuple[str, list[str]]:
+        """Folder and arguments of the run of a system."""
+        if self.model == EMBEDDED:
+            checkpoint, decoder = embedded_systems()[name]
+            model = EMBEDDED if decoder == checkpoint else f"{EMBEDDED}:{checkpoint}"
+            return f"embedded-{name}", ["--model", model, "--decoder", decoder]
+        folder, arguments = name, ["--system", name]
         if self.model != ALL_PUBLISHED:
+            folder = f"{base_name(self.model)}-{name}"
             arguments += ["--model", self.model, *(("--adapter", self._adapter) if self._adapter else ())]
-            run_dir = f"{self.runs}/{base_name(self.model)}-{name}"
         is_autoregressive = published_systems()[name].decoder == "autoregressive"
         preset = self.given.preset or (LONG_RESPONSES if is_autoregressive else "")
         if preset and _has_preset(name, preset):
-            arguments += ["--preset", preset]
-            run_dir += f"-{preset}"
-        elif preset:
+            return f"{folder}-{preset}", [*arguments, "--preset", preset]
+        if preset:
             say(f"{name} has no settings table '{preset}' and runs with its own")
-        return run_dir, arguments
+        return folder, arguments
 
 
 def base_name(path: str) -> str:

@@ -6,6 +6,8 @@ import typer
 
 from refusion_eval import cli
 
+DRAWN = ("figure4", "figure6", "figure8")  # figures that the package's sweeps are named after
+
 
 def sweep(
     spec: Annotated[
@@ -55,16 +57,10 @@ def sweep(
         )
     cli.show(summary_table(summary(result.figures)))
     print(f"{len(result.run_dirs)} points: {out / 'sweep.csv'}")
-    print(f"Next: {_next_command(read.name, out)}")
+    figure = read.name.removeprefix("mini_")
+    drawn = f"plot {figure} {out} --out figures" if figure in DRAWN else f"report {out}/runs/* --out {out}/report.html"
+    print(f"Next: refusion-eval {drawn}")
     if result.incomplete:
         names = ", ".join(path.name for path in result.incomplete)
         cli.say(f"error: samples of {names} failed; the same command retries all but prompts that are too long")
         raise typer.Exit(cli.EXIT_INCOMPLETE)
-
-
-def _next_command(name: str, folder: Path) -> str:
-    """The command that draws a sweep whose file says by its name which figure it is for, or else shows its samples."""
-    figure = name.removeprefix("mini_")
-    if figure in ("figure4", "figure6", "figure8"):
-        return f"refusion-eval plot {figure} {folder} --out figures"
-    return f"refusion-eval report {folder}/runs/* --out {folder}/report.html"

@@ -66,7 +66,9 @@ def train(
         raise wrong_options("train", f"-n {nodes} needs -r RANK and -m MASTER on every machine")
     if rank is not None and rank >= nodes:
         raise wrong_options("train", f"-r is '{rank}', with -n {nodes} it goes from 0 to {nodes - 1}")
-    processes = processes or _num_gpus() or 1
+    import torch  # loads slowly, so a wrong option is refused before
+
+    processes = processes or torch.cuda.device_count() or 1
     training = ["--config", config, *(word for text in settings or [] for word in ("--set", text))]
     checking = [*training, "--check", str(nodes * processes)]
     print("+", shlex.join([sys.executable, "-m", MODULE, *checking]), flush=True)
@@ -87,10 +89,3 @@ def train(
     print("+", shlex.join(words), flush=True)
     if not dry_run:
         os.execv(sys.executable, words)  # so that signals reach torchrun itself
-
-
-def _num_gpus() -> int:
-    """Counts the GPUs that torch may use, which CUDA_VISIBLE_DEVICES can limit."""
-    import torch
-
-    return torch.cuda.device_count()

@@ -171,7 +171,7 @@ def _job(system: System, task: Task, item: Item, version: str) -> Job:
 
 
 class Session:
-    """What is open during a run of a system: its runner and its run store, each opened when it is first needed."""
+    """The runner and the run store of a system during a run, each opened when it is first needed."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Session:
         return self._store
 
     def _open_store(self, run_dir: str) -> RunStore:
-        """Opens the store, and says what makes the times that are measured now worse, or other ones than before."""
+        """Opens the store, and warns if the measured times will be worse than need be, or not comparable."""
         manifest = self.manifest()
         store = RunStore.open(run_dir, manifest)
         if self.args.engine == "local":

@@ -60,13 +60,13 @@ def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
         shown = ", ".join(f"{name}={recorded[name]}" for name in foreign)
         raise ConfigError(f"{run.run_id} names {shown}, which a record must not choose; give its command yourself")
     given = {name: value for name, value in changes.items() if value is not None}
-    # The dtype and revision that were chosen then are fixed now: other ones would be another run.
-    chosen = {"dtype": run.manifest.dtype, "revision": run.manifest.checkpoint_revision or None}
+    # The dtype and revision of then are fixed now: with others it would be another run.
+    fixed = {"dtype": run.manifest.dtype, "revision": run.manifest.checkpoint_revision or None}
     # An option of versions before 1.0, which 1.0.0 recorded with its default.
     if recorded.get("fuse_by_default"):
         raise ConfigError(f"{run.run_id} fused forwards by default; run its command again with --set fuse=true")
     kept = {name: value for name, value in recorded.items() if name != "fuse_by_default"}
-    return parse_model_args({**kept, **{name: value for name, value in chosen.items() if value}, **given})
+    return parse_model_args({**kept, **{name: value for name, value in fixed.items() if value}, **given})
 
 
 def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: str = "auto") -> Repetition:

@@ -76,7 +76,7 @@ def find_other_tasks(
     are_groups = [_is_group(Path(name).resolve()) for name in names if Path(name).is_file()]  # each is looked at
     for path in [] if include_path is None else include_path.rglob("*.yaml"):
         if not path.is_file():
-            raise DataError(f"{path} is no plain file; remove it")
+            raise DataError(f"{path} is not a plain file; remove it")
     read_local_rows()
     metadata = {"pretrained": args.checkpoint} | ({} if args.data_dir is None else {"data_dir": args.data_dir})
 

@@ -1,4 +1,4 @@
-"""What a sweep runs: a YAML file of systems, tasks and the settings that vary.
+"""The file of a sweep: YAML of systems, tasks and the settings that vary.
 
     tasks: [gsm8k, mbpp]              # benchmark or task names, or task files of lm-eval
     limit: 100                        # items of each task; all if left out

@@ -1,10 +1,12 @@
 """The command `suite`: which commands it runs, and what it does when one of them fails."""
 
+import logging
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
+from refusion_eval import cli
 from refusion_eval.cli import app, artefacts, suite_runs
 from refusion_eval.cli.artefacts import write_spec
 from refusion_eval.paths import embedded_systems
@@ -152,6 +154,15 @@ def test_a_command_that_is_refused_is_one_line_and_the_others_are_run(tmp_path):
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == len(steps(done.stdout)) == 3
     assert "llada failed; run the same command again to continue it" in done.stderr
+
+
+@pytest.mark.parametrize(("level", "option"), [("DEBUG", ["--verbose"]), ("INFO", []), ("WARNING", ["--quiet"])])
+def test_the_commands_of_a_suite_are_as_quiet_as_it(level, option, monkeypatch):
+    started = []
+    monkeypatch.setattr(cli, "main", started.append)
+    monkeypatch.setattr(cli.LOGGER, "level", logging.getLevelName(level))
+    assert cli.run_command("table", "run") == 0
+    assert started == [[*option, "table", "run"]]
 
 
 def test_no_baseline_runs_refusion_alone():

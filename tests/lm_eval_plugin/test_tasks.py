@@ -134,7 +134,7 @@ def test_a_task_file_that_cannot_be_read_is_one_error(include, checkpoint, folde
 
 def test_a_pipe_in_the_include_path_is_one_error(checkpoint, folder):
     os.mkfifo(folder / "pipe.yaml")
-    with pytest.raises(DataError, match="no plain file"):
+    with pytest.raises(DataError, match="not a plain file"):
         find_other_tasks(["sums"], folder, arguments(checkpoint))
 
 
