@@ -117,25 +117,48 @@ add_extra() { # one of pyproject.toml's extras, on top of what set_up made
     $dry_run || cp "$venv/set-up" "$venv/set-up-$1"
 }
 
-start() { # MODULE EXTRAS OPTION...: makes the environment and becomes a module of refusion_eval.scripts with these options
-    local script here=$PWD module=refusion_eval.scripts.$1 extras=$2 option setup_only=false interpreter=${PYTHON:-python3}
-    script=$(basename "$0")
+start() { # COMMAND EXTRAS OPTION...: makes the environment and becomes this command of refusion-eval with these options
+    local here=$PWD command=$1 extras=$2 option setup_only=false helping=false
+    local words=(-m refusion_eval "$command")
     shift 2
     cd "$(dirname "${BASH_SOURCE[0]}")" || exit
+    # Paths mean where the user stands; results lie beside the script unless another folder is named.
+    if [ "$command" = suite ] && [ "$here" != "$PWD" ]; then words+=(--root "$PWD"); fi
     dry_run=false
     for option in "$@"; do
-        case $option in
-            --dry-run) dry_run=true ;;
-            --setup) setup_only=true ;;
-            --help | -h) exec "$interpreter" -m "$module" --called-by "$script" "$here" '' run "$@" ;;
+        case $command$option in
+            *--setup) setup_only=true && continue ;;
+            train--deepspeed) extras="$extras deepspeed" && continue ;;
+            *--dry-run) dry_run=true ;;
+            *--help | *-h) helping=true ;;
         esac
+        words+=("$option")
     done
     find_python
-    # Before the minutes that an environment takes: a wrong option ends the script here.
-    "$interpreter" -m "$module" --called-by "$script" "$here" "$python" check "$@" || exit
-    set_up
-    for option in $extras; do add_extra "$option"; done
-    if $setup_only; then exit 0; fi
-    if ! $dry_run; then interpreter=$python; fi
-    exec "$interpreter" -m "$module" --called-by "$script" "$here" "$python" run "$@"
+    if $helping; then
+        say_help
+    else
+        set_up
+        for option in $extras; do add_extra "$option"; done
+        if $setup_only; then exit 0; fi
+    fi
+    [[ $python == /* ]] || python=$PWD/$python
+    cd "$here" || exit
+    if [ -x "$python" ]; then
+        exec "$python" "${words[@]}"
+    elif ! $helping; then # a dry run without an environment, which alone knows the commands
+        run "$python" "${words[@]}"
+    fi
+}
+
+say_help() { # the options of the script; those of the command follow once the environment is there
+    cat <<TEXT
+Usage: bash $(basename "$0") [OPTION]...
+
+  --setup    Make the environment and stop. Once it is there, --help shows all other options too.
+
+Environment: PYTHON (python3), REFUSION_EVAL_VENV (.venv), REFUSION_EVAL_TORCH_INDEX (index of PyTorch's builds;
+\`default\` is that of pip or uv; unset, a Linux machine without an NVIDIA GPU gets the CPU build).
+
+TEXT
 }

@@ -1,6 +1,5 @@
 """Pages of the documentation that are made from the code, or that lie elsewhere in the repository, by their path."""
 
-import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -13,13 +12,11 @@ from generated_tables import table_of
 from typer.main import get_command
 
 from refusion_eval.benchmarks import PUBLISHED
-from refusion_eval.cli import COMMANDS, app
+from refusion_eval.cli import COMMANDS, app, descriptions
 from refusion_eval.decoders import DECODERS
 from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.runs.model_args import ModelArgs, published_systems
-from refusion_eval.scripts.suite import suite_parser
-from refusion_eval.scripts.train import train_parser
 from refusion_eval.store import records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,38 +50,33 @@ def pages() -> dict[str, str]:
 
 
 def command_line() -> Iterator[str]:
-    """Every command with its arguments and options, from the parsers that read them."""
+    """Every command with its arguments and options, from the commands themselves."""
     group = get_command(app)
     yield "# Command line\n"
-    yield "This page is made from the parsers of the commands, so it shows every option that there is.\n"
-    for script, name, parser in (
-        ("eval.sh", "suite", suite_parser(_CALLED_BY_EVAL)),
-        ("train.sh", "train", train_parser(_CALLED_BY_TRAIN)),
-    ):
-        yield f"## bash {script} {{ #{name} }}\n"
-        yield f"`refusion-eval {name}` takes the same options in an environment of your own.\n"
-        yield f"{parser.description}\n"
-        rows = [
-            (_code(f"{', '.join(each.option_strings)} {each.metavar or ''}"), _plain(each.help))
-            for each in parser._actions
-        ]
-        yield table_of(("Option", "Meaning"), rows, 2)
-    for name in COMMANDS:
-        if name in ("suite", "train"):
-            continue
+    yield "This page is made from the commands, so it shows every option that there is.\n"
+    for name in (*SCRIPTS, *(name for name in COMMANDS if name not in SCRIPTS)):
         command = group.get_command(typer.Context(group), name)
         context = typer.Context(command)
-        yield f"## refusion-eval {name}\n"
+        if name in SCRIPTS:
+            yield f"## bash {SCRIPTS[name]} {{ #{name} }}\n"
+            yield f"`refusion-eval {name}` takes the same options in an environment of your own.\n"
+        else:
+            yield f"## refusion-eval {name}\n"
         yield f"{_plain(command.help)}\n"
         if name == "lm-eval":
             yield "All arguments go to lm-eval.\n"
-        described = filter(None, (each.get_help_record(context) for each in command.params))
-        if rows := [(_code(given), _plain(meaning)) for given, meaning in described]:
+        described = [*SCRIPT_OPTIONS.get(name, ()), *(each.get_help_record(context) for each in command.params)]
+        if rows := [(_code(given), _plain(meaning)) for given, meaning in filter(None, described)]:
             yield table_of(("Argument or option", "Meaning"), rows, 2)
 
 
-_CALLED_BY_EVAL = ["--called-by", "eval.sh", str(ROOT), "python", "check"]
-_CALLED_BY_TRAIN = ["--called-by", "train.sh", str(ROOT), "python", "check"]
+# Commands that a script of the repository starts, and what else these scripts take.
+SCRIPTS = {"suite": "eval.sh", "train": "train.sh"}
+_SET_UP = ("--setup", "Make the environment and stop (the script only).")
+SCRIPT_OPTIONS = {
+    "suite": [_SET_UP],
+    "train": [_SET_UP, ("--deepspeed", "Install DeepSpeed too, which parallelism=zero2 needs (the script only).")],
+}
 
 
 # --- Settings classes ---
@@ -125,26 +117,13 @@ def model_arguments() -> Iterator[str]:
 def settings_table(cls: type) -> str:
     """Name, type, range, default and meaning of every field of a settings class."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    meanings = attributes(cls)
+    meanings = descriptions(cls)
     rows = [
         (f"`{each.name}`", *_type_and_range(hints[each.name]), _default(each), _plain(meanings.get(each.name, "")))
         for each in fields(cls)
         if each.compare or each.name == "settings"
     ]
     return table_of(("Name", "Type", "Range", "Default", "Meaning"), rows, 5)
-
-
-def attributes(cls: type) -> dict[str, str]:
-    """Field -> description, from the sections "Attributes" of a class and of its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        section = re.search(r"^ *Attributes:\n(.*?)(?=^ *\w+:\n|\Z)", base.__doc__ or "", re.MULTILINE | re.DOTALL)
-        entries = re.split(r"\n(?=        \w[\w, ]*: )", f"\n{section[1]}") if section else []
-        for entry in entries:
-            names, separator, text = entry.strip().partition(": ")
-            if separator:
-                found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return found
 
 
 def _type_and_range(annotation: Any) -> tuple[str, str]:
@@ -231,7 +210,7 @@ def record_fields() -> Iterator[str]:
 
 
 def _fields_table(cls: type) -> str:
-    meanings = attributes(cls)
+    meanings = descriptions(cls)
     rows = [(f"`{each.name}`", _plain(meanings.get(each.name, ""))) for each in fields(cls)]
     return table_of(("Field", "Meaning"), rows, 2)
 

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 
 from refusion_eval.api import LoadedModel
-from refusion_eval.benchmarks import OURS
 from refusion_eval.config import CheckpointOptions
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation import loop
+from refusion_eval.evaluation.loop import task_names
+from refusion_eval.lm_eval_plugin.any_task import evaluate_any
 from refusion_eval.paths import EMBEDDED, EMBEDDED_FOLDER
 from refusion_eval.results.data_frames import figures
 from refusion_eval.runs.model_args import parse_model_args
@@ -30,7 +30,7 @@ def evaluate(
     limit: int | None = None,
     run_dir: str | PathLike[str] | None = None,
     data: str | PathLike[str] | None = None,
-    prompts: str = OURS,
+    prompts: str | None = None,
     sandbox: str = "auto",
     **arguments: Any,
 ) -> pd.DataFrame:
@@ -45,7 +45,8 @@ def evaluate(
         limit: only the first items of every task.
         run_dir: folder where samples are recorded and found again; None for a folder that is removed at the end.
         data: folder with benchmark rows.
-        prompts: what a benchmark's name means: "ours", or "release" for the prompts of ReFusion's release.
+        prompts: what a benchmark's name means: "release" for the prompts of ReFusion's release, as for real checkpoints
+            by default, or "ours" for those of this project.
         sandbox: "auto", or "none" to run model-written code without isolation.
         **arguments: the decoder, its settings and other model arguments, as `lm_eval --model_args` takes them. The
             default decoder is that of a loaded model, else "refusion".
@@ -74,13 +75,8 @@ def evaluate(
         places = {"run_dir": str(place), "data_dir": None if data is None else str(data)}
         args = parse_model_args({**arguments, **places, "pretrained": name})
         given = [os.fspath(task) for task in ([tasks] if isinstance(tasks, str | PathLike) else tasks)]
-        names = loop.task_names(given, args.pretrained, prompts=prompts, data=places["data_dir"])
+        names = task_names(given, args.pretrained, prompts=prompts, data=places["data_dir"])
         cache = ModelCache(model if isinstance(model, LoadedModel) else None)
-        if loop.own_tasks().keys() >= set(names):
-            loop.evaluate(args, names, limit=limit, sandbox=sandbox, model_cache=cache)
-        else:
-            from refusion_eval.lm_eval_plugin.tasks import evaluate_any  # lm_eval takes seconds to import
-
-            folder = None if include_path is None else Path(include_path)
-            evaluate_any(args, names, folder, limit=limit, sandbox=sandbox, model_cache=cache)
+        folder = None if include_path is None else Path(include_path)
+        evaluate_any(args, names, folder, limit=limit, sandbox=sandbox, model_cache=cache)
         return figures(place)

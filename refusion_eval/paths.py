@@ -12,7 +12,7 @@ EMBEDDED = "embedded"
 
 
 def embedded_name(pretrained: str, decoder: str) -> str | None:
-    """The name of a checkpoint in the package; None for any other checkpoint."""
+    """The name of a checkpoint in the package; None for another checkpoint."""
     kind, _, name = pretrained.partition(":")
     return (name or decoder) if kind == EMBEDDED else None
 
@@ -28,7 +28,6 @@ def embedded_path(name: str) -> Path:
 
 
 def embedded_names() -> list[str]:
-    """The names of the checkpoints in the package."""
     return sorted(path.parent.name for path in EMBEDDED_FOLDER.glob("*/config.json"))
 
 

@@ -1,7 +1,6 @@
-"""The command line: its commands, and what they share: options and how they print.
+"""The command line. A command is the function of a file, both named like it; the file is imported when it is called.
 
-A command is one file, named like it, which is imported when the command is called: `refusion-eval run --help` loads
-`run.py` alone; `refusion-eval --help` loads all of them, and none of them loads torch.
+`refusion-eval run --help` loads `run.py` alone; `refusion-eval --help` loads all of them, and none of them loads torch.
 """
 
 import errno
@@ -39,23 +38,18 @@ GROUPS = {
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
-# Former commands that are now scripts beside the package.
-MOVED = {
-    "bench-sandbox": "performance/sandbox.py",
-    "bench-scaleout": "performance/scaleout.py",
-    "bench-train": "performance/train.py",
-    "soak": "performance/soak.py",
-}
+# Exit status of a command that finished, but with samples that failed or differ.
+EXIT_INCOMPLETE = 3
 
-# Commands that hand all their arguments on, --help included.
-TAKE_ALL_ARGUMENTS = ("lm-eval", "suite", "train", *MOVED)
+# Systems take turns in so many rounds: enough for an interval, and checkpoints are not loaded too often.
+DEFAULT_ROUNDS = 3
+
+TAKES_ALL_ARGUMENTS = "lm-eval"  # hands all its arguments on, --help included
 HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
 class _Commands(TyperGroup):
-    """Imports the file of a command when the command is asked for."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
@@ -66,33 +60,20 @@ class _Commands(TyperGroup):
         return parameters
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in MOVED:
-            function = _moved
-        elif cmd_name in COMMANDS:
-            name = cmd_name.replace("-", "_")
-            function = getattr(importlib.import_module(f"refusion_eval.cli.{name}"), name)
-        else:
+        if cmd_name not in COMMANDS:
             return None
-        takes_all = cmd_name in TAKE_ALL_ARGUMENTS
-        group = next((group for group, names in GROUPS.items() if cmd_name in names), None)
-        context = HANDED_ON if takes_all else HELP_NAMES
+        name = cmd_name.replace("-", "_")
+        function = getattr(importlib.import_module(f"refusion_eval.cli.{name}"), name)
+        takes_all = cmd_name == TAKES_ALL_ARGUMENTS
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         single.command(
             cmd_name,
-            context_settings=context,
+            context_settings=HANDED_ON if takes_all else HELP_NAMES,
             add_help_option=not takes_all,
-            rich_help_panel=group,
+            rich_help_panel=next(group for group, names in GROUPS.items() if cmd_name in names),
             short_help=re.split(r"(?<=\.)\s", inspect.getdoc(function) or "", maxsplit=1)[0],
         )(function)
         return get_command(single)
-
-
-def _moved(context: typer.Context) -> None:
-    """Print the script that replaces the command, and exit with status 2."""
-    name = str(context.info_name)
-    message = f"error: `refusion-eval {name}` is now a script with the same options"
-    typer.echo(f"{message}: run `python {MOVED[name]}` in a checkout of the project", err=True)
-    raise typer.Exit(2)
 
 
 app = typer.Typer(
@@ -129,20 +110,29 @@ def _root(
     LOGGER.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. An error that this project raises on purpose is one line on stderr and exit status 1."""
     try:
-        app()
-    except RefusionEvalError as error:
-        if LOGGER.isEnabledFor(logging.DEBUG):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        app(arguments)
     except Exception as error:
-        if LOGGER.isEnabledFor(logging.DEBUG) or not _is_out_of_memory(error):
+        is_expected = isinstance(error, RefusionEvalError)
+        if LOGGER.isEnabledFor(logging.DEBUG) or not (is_expected or _is_out_of_memory(error)):
             raise
-        say(f"error: {OUT_OF_MEMORY}")
+        print(f"error: {error if is_expected else OUT_OF_MEMORY}", file=sys.stderr)
         sys.exit(1)
+
+
+def run_command(*words: str) -> int:
+    """Runs a command in this process and returns the exit status that it would have in a process of its own."""
+    loudness = {logging.DEBUG: ["--verbose"], logging.WARNING: ["--quiet"]}.get(LOGGER.level, [])
+    try:
+        main([*loudness, *words])
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:  # a defect of one command must not cost the results of the commands after it
+        LOGGER.exception("refusion-eval %s ended unexpectedly", words[0])
+        return 1
+    return 0
 
 
 OUT_OF_MEMORY = (
@@ -158,7 +148,6 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised for, says that memory has ended."""
     if error is None:
         return False
     is_one = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
@@ -171,8 +160,7 @@ WIDTH_WITHOUT_TERMINAL = 140
 
 
 def _folder(option: str, content: str) -> Callable[[Path | None], Path | None]:
-    """Returns what refuses a folder that does not exist, even if the tasks at hand would not have read it."""
-
+    # A folder that does not exist is refused even if the tasks at hand would not have read it.
     def check(path: Path | None) -> Path | None:
         if path is not None and not path.is_dir():
             raise ConfigError(f"{option}: there is no directory {path}; name the folder of {content}, or leave it out")
@@ -207,6 +195,18 @@ IncludePath = Annotated[
         callback=_folder("--include-path", "the task files"),
     ),
 ]
+Prompts = Annotated[
+    Literal["ours", "release"] | None,
+    typer.Option(
+        help="What the name of a benchmark in --tasks means: release, the prompts of ReFusion's release, as for real "
+        "checkpoints by default, or ours, this project's, as the embedded models were trained on."
+    ),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Evaluate only the first items of every task.")]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="Systems take turns in so many rounds over the items, so that speeds compare.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run, and stop.")]
 Baseline = Annotated[
     str | None,
     typer.Option(help="Folder name of the run that speed-ups are relative to. By default it is found by its backbone."),
@@ -231,16 +231,10 @@ System = Annotated[
 
 
 def names_of(text: str) -> list[str]:
-    """Splits a list of names at its commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def numbers_of(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]:
-    """Reads the numbers of an option, which commas separate.
-
-    Raises:
-        ConfigError: a part is no number of this kind.
-    """
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError as error:
@@ -248,16 +242,15 @@ def numbers_of(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]
 
 
 def options_from(
-    cls: type, *names: str, without_default: Sequence[str] = (), helps: dict[str, str] | None = None
+    cls: type, names: str, *, without_default: Sequence[str] = (), helps: dict[str, str] | None = None
 ) -> Callable[[Callable], Callable]:
-    """Gives a command one option for each of some fields of a settings class.
+    """Gives a command one option for each of some fields of a settings class, FIELD or FIELD:OPTION.
 
-    The option takes its name, type, default and help from the field: the help is the field's entry in the docstring of
-    the class. Values stay text: the settings class converts and checks them. The decorated function has a parameter
-    `given`, which receives the mapping from field to value; its place among the parameters is the place of the options
-    in --help.
+    Name, type, default and help are those of the field. Values stay text: the settings class converts and checks them.
+    The parameter `given` of the decorated function receives the mapping from field to value, and its place among the
+    parameters is the place of the options in --help.
     """
-    options = {name.partition(":")[0]: name.rpartition(":")[2] for name in names}
+    options = {name.partition(":")[0]: name.rpartition(":")[2] for name in names.split()}
     entries = {entry.name: entry for entry in fields(cls)}
     described = descriptions(cls) | (helps or {})
     parameters = [
@@ -290,8 +283,9 @@ def descriptions(cls: type) -> dict[str, str]:
     described: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         section = re.search(r"^Attributes:\n((?:    .*\n?|\n)+)", inspect.getdoc(base) or "", re.MULTILINE)
-        entries = re.findall(r"^    (\w+): ((?:.*\n?)(?:^     .*\n?)*)", section[1] if section else "", re.MULTILINE)
-        described |= {name: " ".join(text.split()) for name, text in entries}
+        entry = re.compile(r"^    (\w[\w, ]*): ((?:.*\n?)(?:^     .*\n?)*)", re.MULTILINE)
+        for names, text in entry.findall(section[1] if section else ""):
+            described |= dict.fromkeys(names.split(", "), " ".join(text.split()))
     return described
 
 
@@ -311,7 +305,6 @@ def _parameter(cls: type, entry: Field, option: str, text: str, *, has_default: 
 
 
 def _type_name(wanted: Any) -> str:
-    """Returns what --help shows of a type: <int>, <str>, or the choices."""
     if typing.get_origin(wanted) is Literal:
         return f"<{'|'.join(map(str, typing.get_args(wanted)))}>"
     inner = [argument for argument in typing.get_args(wanted) if argument is not type(None)]
@@ -319,34 +312,35 @@ def _type_name(wanted: Any) -> str:
 
 
 def console() -> Any:
-    """Returns the console that tables are printed on: as wide as the terminal, or as COLUMNS says."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_WITHOUT_TERMINAL)
 
 
 def say(text: str) -> None:
-    """Prints lines on stderr."""
     print(visible(text, keep="\n"), file=sys.stderr)
 
 
+def wrong_options(command: str, problem: object) -> typer.Exit:
+    """Says what is wrong with the options of a command; the exit status is that of an unknown option."""
+    say(f"error: {problem}; refusion-eval {command} --help lists the options")
+    return typer.Exit(2)
+
+
 def tell(text: str) -> None:
-    """Prints lines on stdout."""
     print(visible(text, keep="\n"))
 
 
 def print_json(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     """Prints a list of objects, one for each row, with null for NaN."""
-    table = [[None if value != value else value for value in row] for row in rows]
-    print(json.dumps([dict(zip(columns, row, strict=True)) for row in table], indent=2, default=str))
+    objects = [
+        {name: None if value != value else value for name, value in zip(columns, row, strict=True)} for row in rows
+    ]
+    print(json.dumps(objects, indent=2, default=str))
 
 
 def read_pairs(texts: list[str] | None) -> dict[str, str]:
-    """Reads the values of --set.
-
-    Raises:
-        ConfigError: a text is not of the form KEY=VALUE, or a key is set twice.
-    """
+    """Reads the values of --set."""
     values: dict[str, str] = {}
     for text in texts or []:
         key, separator, value = (part.strip() for part in text.partition("="))
@@ -368,12 +362,7 @@ def prepare(*paths: Path | None) -> None:
 
 
 def show(table: Any, markdown: Path | None = None, cells: tuple | None = None) -> None:
-    """Prints a table, and writes it as Markdown if there is a file for it.
-
-    Args:
-        table: the table.
-        cells: columns and rows to print as JSON instead of the table.
-    """
+    """Prints a table, or `cells` (columns and rows) as JSON; writes it as Markdown if there is a file for it."""
     from refusion_eval.store.atomic_write import write_output
 
     if cells is None:
@@ -386,16 +375,13 @@ def show(table: Any, markdown: Path | None = None, cells: tuple | None = None) -
 
 
 class _StderrHandler(logging.Handler):
-    """Looks up `sys.stderr` for each line, because the live progress display replaces it while it runs."""
-
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record))
+        say(self.format(record))  # to the present sys.stderr: the live progress display replaces it while it runs
 
 
 def log_to_stderr() -> None:
     """Shows the log of this project on stderr; of lm-eval only errors, and none of its many progress bars."""
     os.environ.setdefault("TQDM_DISABLE", "1")
-    handler = _StderrHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    LOGGER.addHandler(handler)
+    if not any(isinstance(handler, _StderrHandler) for handler in LOGGER.handlers):  # of a command before this one
+        LOGGER.addHandler(_StderrHandler())  # without a formatter, a line is the message
     logging.getLogger("lm_eval").setLevel(logging.INFO if LOGGER.isEnabledFor(logging.DEBUG) else logging.ERROR)

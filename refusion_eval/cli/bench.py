@@ -8,24 +8,20 @@ from refusion_eval.cli import options_from, prepare, say
 from refusion_eval.runs.model_args import ModelArgs
 
 
-@options_from(ModelArgs, "dtype", "device")
+@options_from(ModelArgs, "dtype device")
 def bench(
     given: dict[str, Any],
     model: Annotated[
         str, typer.Option(help="Checkpoint folder, hub id, embedded, or a shape: 0.6B, 8B, 0.6B-inflated, 8B-inflated.")
     ] = "embedded",
     rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Interleaved rounds of the comparison. The default is 3; 2 for a shape on a CPU."),
+        int | None, typer.Option(min=1, help="Interleaved rounds. The default is 3; 2 for a shape on a CPU.")
     ] = None,
     prompts: Annotated[
         int | None, typer.Option(min=1, help="Prompts of each round. The default is 14; 2 for a shape on a CPU.")
     ] = None,
     gen_length: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Largest number of tokens of a response. The default is 128; 32 for a shape on a CPU."
-        ),
+        int | None, typer.Option(min=1, help="Most tokens of a response. The default is 128; 32 for a shape on a CPU.")
     ] = None,
     slot_size: Annotated[int, typer.Option(min=1, help="Slot size k of ReFusion.")] = 8,
     block_size: Annotated[int, typer.Option(min=1, help="Block size b of ReFusion.")] = 32,

@@ -6,14 +6,7 @@ from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 
 
 @options_from(
-    ModelArgs,
-    "pretrained:model",
-    "decoder",
-    "adapter",
-    "revision",
-    "backend",
-    without_default=SYSTEM_FIELDS,
-    helps=HELPS,
+    ModelArgs, "pretrained:model decoder adapter revision backend", without_default=SYSTEM_FIELDS, helps=HELPS
 )
 def check(given: dict[str, Any], system: System = None) -> None:
     """Say whether a decoder can run a checkpoint. Only the checkpoint's configuration is read, no weights."""

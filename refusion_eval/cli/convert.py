@@ -9,7 +9,7 @@ def convert(
     target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
     to: Annotated[
         Literal["release", "stock"],
-        typer.Option(help="Layout of the published ReFusion, or the backbone's, which any transformers opens."),
+        typer.Option(help="Layout of the published ReFusion, or the backbone's, for any transformers."),
     ],
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import say
-from refusion_eval.scripts.steps import EXIT_INCOMPLETE
+from refusion_eval.cli import EXIT_INCOMPLETE, say
 
 
 def gpu_check(
@@ -32,12 +31,12 @@ def gpu_check(
         raise ConfigError("gpu-check: torch sees no CUDA device here; --device cpu runs the checks at a small shape")
     if shape not in SHAPES:
         raise ConfigError(f"--shape {shape} is unknown; choose {' or '.join(SHAPES)}")
-    chosen = None if on_cpu else shape
+    timed_shape = None if on_cpu else shape
     out.mkdir(parents=True, exist_ok=True)
-    facts = conditions(torch.device(device), chosen)
+    facts = conditions(torch.device(device), timed_shape)
     checks = []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        for check in GpuCheck(device, Path(scratch), chosen, prompts, say).run():
+        for check in GpuCheck(device, Path(scratch), timed_shape, prompts, say).run():
             checks.append(check)
             print(f"{verdict(check.result):<8}  {check.name}: {check.result.text} ({check.seconds:.0f} s)", flush=True)
             write_report(out, facts, checks)

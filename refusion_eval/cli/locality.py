@@ -7,7 +7,7 @@ from refusion_eval.cli import Data, console, numbers_of, options_from
 from refusion_eval.runs.model_args import ModelArgs
 
 
-@options_from(ModelArgs, "dtype", "device", "revision")
+@options_from(ModelArgs, "dtype device revision")
 def locality(
     given: dict[str, Any],
     out: Annotated[Path, typer.Option(help="CSV with every ratio and distance.")],
@@ -22,7 +22,7 @@ def locality(
     responses: Annotated[int, typer.Option(help="Number of gold responses, from the first of the benchmark.")] = 100,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Skip texts with more tokens, prompt and response together. The default is the model's."),
+        typer.Option(help="Skip texts with more tokens, prompt included. The default is the model's length."),
     ] = None,
     ratios: Annotated[str, typer.Option(help="Shares of the response that are masked.")] = "0.2,0.4,0.6,0.8",
     reveals: Annotated[int, typer.Option(help="Tokens that are revealed in a masked response, one at a time.")] = 8,

@@ -28,11 +28,10 @@ def paper_table(
     data: Data = None,
     rows: Annotated[
         str | None,
-        typer.Option(help="Tables 1 to 4: the systems to show, by label, in this order, separated by commas."),
+        typer.Option(help="Tables 1 to 4: labels of the systems to show, in this order, separated by commas."),
     ] = None,
     row: Annotated[
-        str | None,
-        typer.Option(help="Tables 1 to 4: print one measured system as lines for an existing LaTeX table; no file."),
+        str | None, typer.Option(help="Tables 1 to 4: print one measured system as lines of LaTeX; no file is written.")
     ] = None,
     intervals: Annotated[
         bool, typer.Option("--intervals/--no-intervals", help="Whether LaTeX shows intervals.")
@@ -60,16 +59,16 @@ def paper_table(
         measured = read_measurements(results or [], baseline=baseline)
         systems = [row] if row is not None else [] if rows is None else [name.strip() for name in rows.split(",")]
         made = [make_table(number, measured, paper, systems) for number in numbers]
-    for each in made:
+    for made_table in made:
         if row is None:
-            for path in each.write(out, intervals=intervals):
+            for path in made_table.write(out, intervals=intervals):
                 print(path)
         else:
-            _print_row(each, row, intervals)
+            _print_row(made_table, row, intervals)
 
 
 def _print_row(table: "Table", name: str, intervals: bool) -> None:
-    """Prints the score and throughput of a measured system, without the columns that say which is which."""
+    """Prints score and throughput of a measured system, without the columns of labels."""
     lines = [line for line in table.lines if line.origin == "measured"]
     if not lines:
         raise ConfigError(f"{name} was not measured; name its run or results CSV")
@@ -85,5 +84,5 @@ def _answers(run_dirs: list[Path], task: str | None, item: str, data: Path | Non
     if not run_dirs:
         raise ConfigError("Table 8 is made from runs; name their directories")
     answers = read_answers(run_dirs, task, item)
-    asked = FoundSources(data).asked(answers[0].run, answers[0].sample)
-    return answers_table(answers, asked.prompt, asked.gold)
+    question = FoundSources(data).asked(answers[0].run, answers[0].sample)
+    return answers_table(answers, question.prompt, question.gold)

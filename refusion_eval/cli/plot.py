@@ -19,14 +19,10 @@ def plot(
     ] = None,
     out: Out = Path("figures"),
     task: Annotated[
-        str | None,
-        typer.Option(
-            help="Benchmark. Default: that of a sweep of one, else mbpp; for figures 5 and 9 the first of the run."
-        ),
+        str | None, typer.Option(help="Benchmark. Default: the sweep's, else mbpp; figures 5 and 9: the run's first.")
     ] = None,
     item: Annotated[
-        str | None,
-        typer.Option(help="Item of figures 5 and 9. The default is the right answer with the most steps."),
+        str | None, typer.Option(help="Item of figures 5 and 9. Default: the right answer with the most steps.")
     ] = None,
     model: Annotated[
         str | None,
@@ -83,7 +79,7 @@ def _case_study(model: str, task: str, settings: dict[str, str], data: Path | No
 
 
 def _moments(name: str, sources: list[Path], task: str | None, item: str | None) -> list:
-    """Returns the rows of figure 5 or 9: the text of one sample at one or several steps of its decoding."""
+    """The rows of figure 5 or 9: the text of one sample at one or several steps of its decoding."""
     from refusion_eval.cli.sources import FoundSources
     from refusion_eval.paper.moments import generation_order, longest_sample, step_by_step
     from refusion_eval.report.sample import find_sample, speller_of

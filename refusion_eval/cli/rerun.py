@@ -3,8 +3,7 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Data, Sandbox, log_to_stderr, tell
-from refusion_eval.scripts.steps import EXIT_INCOMPLETE
+from refusion_eval.cli import EXIT_INCOMPLETE, Data, Sandbox, log_to_stderr, tell
 
 
 def rerun(

@@ -18,8 +18,7 @@ def score(
     data: Data = None,
     split: Annotated[str | None, typer.Option(help="Split of the rows, if it is not the evaluated one.")] = None,
     csv: Annotated[
-        Path | None,
-        typer.Option(help="CSV with one line for each text. The default is OUTPUTS.scores.csv, or TASK.gold.csv."),
+        Path | None, typer.Option(help="CSV, a line for each text. The default is OUTPUTS.scores.csv or TASK.gold.csv.")
     ] = None,
     filter_name: Annotated[str | None, typer.Option("--filter", help="Another rule that extracts the answer.")] = None,
     allow_partial: Annotated[bool, typer.Option(help="Leave rows without a text out of the score.")] = False,

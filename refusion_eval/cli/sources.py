@@ -1,10 +1,11 @@
 """Facts that a report needs beside the records: questions and gold answers of the rows, words of the tokenizers."""
 
+import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from refusion_eval.benchmarks import Row, Task, Turns, find_task, is_sealed
+from refusion_eval.benchmarks import Row, Task, find_task, is_sealed
 from refusion_eval.errors import RefusionEvalError
 from refusion_eval.report.questions import Asked
 from refusion_eval.report.replay import Spell
@@ -28,11 +29,11 @@ class FoundSources:
 
     def __init__(self, data_dir: Path | None) -> None:
         self._data_dir = data_dir
-        self._rows: dict[Task, Mapping[str, Row] | None] = {}
+        self._rows_of = functools.cache(self._load_rows)
         self._systems: dict[str, System | None] = {}
 
     def asked(self, run: Run, sample: Sample) -> Asked:
-        """Returns the question of a sample and its gold answer, if the recorded document is among the rows."""
+        """The question of a sample and its gold answer, if the recorded document is among the rows."""
         task = find_task(sample.key.task)
         rows = self._rows_of(task)
         if task is None or rows is None:
@@ -40,36 +41,33 @@ class FoundSources:
         row = rows.get(sample.key.doc_hash)
         if row is None:
             return Asked(None, None, "The recorded document is not among the benchmark's rows here.")
-        benchmark = task.benchmark
+        gold = task.benchmark.gold(row)
         if is_sealed(sample.key.task, sample.benchmark):
-            return Asked(None, benchmark.gold(row))
-        turns = benchmark.turns(row)
-        sent = self._rendered(run, turns)
-        for text in filter(None, (sent, turns.user)):
+            return Asked(None, gold)
+        turns, system = task.benchmark.turns(row), self._system(run)
+        for text in ([] if system is None else [system.render_turns(turns)]) + [turns.user]:
             if prompt_hash(text) == sample.key.prompt_hash:
-                return Asked(text, benchmark.gold(row), AS_SENT)
-        return Asked(turns.user, benchmark.gold(row), TURN_ONLY)
+                return Asked(text, gold, AS_SENT)
+        return Asked(turns.user, gold, TURN_ONLY)
 
     def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
-        """Returns the number of items of the whole benchmark; None if its rows cannot be loaded."""
+        """Number of items of the whole benchmark; None if its rows cannot be loaded."""
         rows = self._rows_of(find_task(task))
         return None if rows is None else len(rows)
 
     def spell(self, run: Run) -> Spell | None:
-        """Returns the function that spells tokens of the run; None if its tokenizer cannot be loaded."""
+        """The function that spells tokens of the run; None if its tokenizer cannot be loaded."""
         system = self._system(run)
         return None if system is None else system.detokenizer.spelled
 
-    def _rows_of(self, task: Task | None) -> Mapping[str, Row] | None:
+    def _load_rows(self, task: Task | None) -> Mapping[str, Row] | None:
         if task is None:
             return None
-        if task not in self._rows:
-            self._rows[task] = None
-            try:
-                self._rows[task] = rows_by_hash(task, self._data_dir)
-            except RefusionEvalError as problem:
-                log.warning("%s is shown without questions and right answers: %s", task.benchmark.name, problem)
-        return self._rows[task]
+        try:
+            return rows_by_hash(task, self._data_dir)
+        except RefusionEvalError as problem:
+            log.warning("%s is shown without questions and right answers: %s", task.benchmark.name, problem)
+            return None
 
     def _system(self, run: Run) -> System | None:
         if run.run_id not in self._systems:
@@ -81,7 +79,3 @@ class FoundSources:
             except RefusionEvalError as problem:
                 log.warning("%s is shown with token numbers instead of words: %s", run.run_id, problem)
         return self._systems[run.run_id]
-
-    def _rendered(self, run: Run, turns: Turns) -> str | None:
-        system = self._system(run)
-        return None if system is None else system.render_turns(turns)

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from refusion_eval.cli import Data, IncludePath, Sandbox, log_to_stderr, names_of, say, show
-from refusion_eval.scripts.steps import EXIT_INCOMPLETE
-from refusion_eval.scripts.suite import DEFAULT_ROUNDS
+from refusion_eval import cli
+
+DRAWN = ("figure4", "figure6", "figure8")  # figures that the package's sweeps are named after
 
 
 def sweep(
@@ -20,17 +20,15 @@ def sweep(
     tasks: Annotated[
         str, typer.Option(help="Other tasks than the file's, separated by commas, named as in `run`.")
     ] = "",
-    include_path: IncludePath = None,
+    include_path: cli.IncludePath = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Another number of items than the file's.")] = None,
-    data: Data = None,
-    sandbox: Sandbox = "auto",
+    data: cli.Data = None,
+    sandbox: cli.Sandbox = "auto",
     batch_size: Annotated[
         str | None, typer.Option(help="Requests decoded together, or auto. Speed is measured at 1 only.")
     ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="The points take turns in so many rounds over the items, so that speeds compare.")
-    ] = DEFAULT_ROUNDS,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the points and stop.")] = False,
+    rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
+    dry_run: cli.DryRun = False,
 ) -> None:
     """Run many settings, each as a run of its own. It writes sweep.csv and points.csv. Run it again to continue."""
     from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model
@@ -40,10 +38,10 @@ def sweep(
         return
     read = read_spec(spec) if model is None else with_model(read_spec(spec), model)
     if tasks:
-        read = dataclasses.replace(read, tasks=tuple(names_of(tasks)))
+        read = dataclasses.replace(read, tasks=tuple(cli.names_of(tasks)))
     if limit is not None:
         read = dataclasses.replace(read, limit=limit)
-    log_to_stderr()
+    cli.log_to_stderr()
     from refusion_eval.results.tables import summary, summary_table
     from refusion_eval.runs.terminal import Interruption
     from refusion_eval.sweep.run import planned_points, run_sweep
@@ -51,24 +49,18 @@ def sweep(
     if dry_run:
         print("\n".join(planned_points(read)))
         return
-    folder = out or Path("results/sweeps") / read.name
-    to_continue = f"the points that are finished are in {folder}; run the same command again to continue"
+    out = out or Path("results/sweeps") / read.name
+    to_continue = f"the points that are finished are in {out}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):
         result = run_sweep(
-            read, folder, include_path, data=data, sandbox=sandbox, batch_size=batch_size, rounds=rounds, on_point=say
+            read, out, include_path, data=data, sandbox=sandbox, batch_size=batch_size, rounds=rounds, on_point=cli.say
         )
-    show(summary_table(summary(result.figures)))
-    print(f"{len(result.run_dirs)} points: {folder / 'sweep.csv'}")
-    print(f"Next: {_next_command(read.name, folder)}")
+    cli.show(summary_table(summary(result.figures)))
+    print(f"{len(result.run_dirs)} points: {out / 'sweep.csv'}")
+    figure = read.name.removeprefix("mini_")
+    drawn = f"plot {figure} {out} --out figures" if figure in DRAWN else f"report {out}/runs/* --out {out}/report.html"
+    print(f"Next: refusion-eval {drawn}")
     if result.incomplete:
         names = ", ".join(path.name for path in result.incomplete)
-        say(f"error: samples of {names} failed; the same command retries all but prompts that are too long")
-        raise typer.Exit(EXIT_INCOMPLETE)
-
-
-def _next_command(name: str, folder: Path) -> str:
-    """The command that draws a sweep whose file says by its name which figure it is for, or else shows its samples."""
-    figure = name.removeprefix("mini_")
-    if figure in ("figure4", "figure6", "figure8"):
-        return f"refusion-eval plot {figure} {folder} --out figures"
-    return f"refusion-eval report {folder}/runs/* --out {folder}/report.html"
+        cli.say(f"error: samples of {names} failed; the same command retries all but prompts that are too long")
+        raise typer.Exit(cli.EXIT_INCOMPLETE)

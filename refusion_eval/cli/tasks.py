@@ -5,9 +5,9 @@ def tasks(as_json: Json = False) -> None:
     """List the tasks that --tasks names. Without --model, a benchmark's name means its synthetic look-alike."""
     from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED, Task
 
-    known = [(one, Task(one)) for one in PUBLISHED.values()]
-    known += [(one, Task(one, mini=True)) for one in BENCHMARKS.values() if one.has_mini]
-    rows = [(one.name, task.name, one.kind, one.metric, task.mini) for one, task in known]
+    listed = [Task(benchmark) for benchmark in PUBLISHED.values()]
+    listed += [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini]
+    rows = [(task.benchmark.name, task.name, task.benchmark.kind, task.benchmark.metric, task.mini) for task in listed]
     if as_json:
         print_json(("benchmark", "task", "kind", "metric", "mini"), rows)
         return

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, PUBLISHED, RELEASE, RELEASED, Item, Task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, ScaleOutError, StoreError
+from refusion_eval.evaluation.turns import Turn
 from refusion_eval.paths import embedded_name, tasks_path
 from refusion_eval.runs.job import Job, JobRunner, sample_key
 from refusion_eval.runs.model_args import ModelArgs, choose_preset
@@ -35,55 +36,48 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The run directory, the samples that could not be decoded, and the number of those that could not be judged."""
-
     run_dir: Path
-    failed: Sequence[Sample]
-    unscored: int
+    failed: Sequence[Sample]  # samples that could not be decoded
+    unscored: int  # number of samples that could not be judged
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample was decoded and judged."""
         return not self.failed and not self.unscored
 
 
-class Turn(NamedTuple):
-    """A share of the items: every item whose number leaves `number` - 1 when divided by `of`.
-
-    Several systems that are to be compared take turns, so that what slows a machine for a while slows all of them.
-    """
-
-    number: int
-    of: int
-
-
-def task_names(names: Sequence[str], model: str, *, prompts: str = OURS, data: str | Path | None = None) -> list[str]:
+def task_names(
+    names: Sequence[str], model: str, *, prompts: str | None = None, data: str | Path | None = None
+) -> list[str]:
     """The names of the tasks that a user means.
+
+    Args:
+        prompts: what the name of a benchmark means: `RELEASE` or `OURS`. By default a real checkpoint is asked with the
+            prompts of the release, which the paper's figures were measured with, where the release has any.
 
     Raises:
         ConfigError: a mini task is meant beside rows of the benchmark or prompts that it does not have.
     """
     mini = embedded_name(model, "") is not None
-    asked = RELEASED if prompts == RELEASE else BENCHMARKS
-    benchmarks = {name: Task(one, mini or name not in PUBLISHED) for name, one in asked.items()}
-    suite = f"refusion_suite{'' if prompts == OURS else f'_{prompts}'}"
-    meant = next((name for name in names if name in benchmarks), None if names else "the default")
+    tasks = {name: Task(benchmark, mini or name not in PUBLISHED) for name, benchmark in BENCHMARKS.items()}
+    if not mini and prompts != OURS:
+        tasks |= {name: Task(benchmark) for name, benchmark in RELEASED.items()}
+    meant = next((name for name in names if name in tasks), None if names else "the default")
     if mini and meant is not None:
         look_alike = f"with --model {model}, {meant} means synthetic mini tasks"
         if data is not None:
+            real = next((name for name in names if name in PUBLISHED), "gsm8k")
             raise ConfigError(
                 f"{look_alike}, which do not read --data {data}; name the benchmark itself, such as --tasks "
-                f"refusion_{meant if meant in benchmarks else 'gsm8k'}, or leave --data out"
+                f"{Task(PUBLISHED[real]).name}, or leave --data out"
             )
-        if prompts != OURS:
+        if prompts == RELEASE:
             raise ConfigError(f"{look_alike}, which have no --prompts {prompts}; leave it out")
-    return [benchmarks[name].name if name in benchmarks else name for name in names] or [
-        "mini_suite" if mini else suite
-    ]
+    suite = "mini_suite" if mini else "refusion_suite" if prompts == OURS else "refusion_suite_release"
+    return [tasks[name].name if name in tasks else name for name in names] or [suite]
 
 
 def own_tasks() -> dict[str, list[Task]]:
-    """This project's tasks by name, each task by its own and the suites by theirs."""
+    """Name of a task or suite of this project -> its tasks."""
     suites = {
         "refusion_suite": [Task(benchmark) for benchmark in PUBLISHED.values()],
         "refusion_suite_release": [Task(benchmark) for benchmark in RELEASED.values()],
@@ -93,24 +87,14 @@ def own_tasks() -> dict[str, list[Task]]:
 
 
 def find_tasks(names: Sequence[str], offered: Sequence[str] = ()) -> list[Task]:
-    """The tasks of the given names, each once, in the order in which they are named first.
-
-    Raises:
-        ConfigError: a name belongs to none of them.
-    """
-    known = own_tasks()
+    """The tasks of the given names, each once, in the order in which they are named first."""
+    tasks = own_tasks()
     # `task_names` reads the names of benchmarks, and they are what a user most likely meant to write.
-    check_keys(names, known, "", what="task", offered=[*PUBLISHED, *known, *offered])
-    return list(dict.fromkeys(task for name in names for task in known[name]))
-
-
-def load_items(names: Sequence[str], data_dir: str | None) -> dict[Task, list[Item]]:
-    """Loads the items of tasks. See `find_tasks` and `Task.items` for errors."""
-    return {task: task.items(data_dir) for task in find_tasks(names)}
+    check_keys(names, tasks, "", what="task", offered=[*PUBLISHED, *tasks, *offered])
+    return list(dict.fromkeys(task for name in names for task in tasks[name]))
 
 
 def run_directory(args: ModelArgs) -> Path:
-    """The run directory of a system. Raises ConfigError if it has none."""
     if args.run_dir is None:
         raise ConfigError("a run needs a run directory: give --run-dir")
     return Path(args.run_dir)
@@ -160,12 +144,7 @@ def evaluate(
 
 
 def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
-    """Opens a checkpoint without its weights, before rows are looked for: the hub may take half a minute to refuse.
-
-    Raises:
-        ConfigError: the preset is unknown, or the checkpoint does not fit the decoder.
-        CheckpointError: the checkpoint cannot be found or read.
-    """
+    """Opens a checkpoint without its weights, before rows are looked for: the hub may take half a minute to refuse."""
     choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)
     _ = Session(args, model_cache=model_cache).system.checkpoint_settings
 
@@ -189,10 +168,7 @@ def _job(system: System, task: Task, item: Item, version: str) -> Job:
 
 
 class Session:
-    """What is open during a run of a system: its runner and its run store; a context manager.
-
-    Nothing is opened before it is needed.
-    """
+    """The runner and the run store of a system during a run, each opened when it is first needed."""
 
     def __init__(
         self,
@@ -231,7 +207,6 @@ class Session:
         self.close_store()
 
     def close_store(self) -> None:
-        """Releases the run directory; harmless if it is not open."""
         if self._store is not None:
             if self.args.engine == "local":
                 with contextlib.suppress(StoreError):  # of a disk that the run has just failed on
@@ -247,7 +222,7 @@ class Session:
         return self._store
 
     def _open_store(self, run_dir: str) -> RunStore:
-        """Opens the store, and says what makes the times that are measured now worse, or other ones than before."""
+        """Opens the store, and warns if the measured times will be worse than need be, or not comparable."""
         manifest = self.manifest()
         store = RunStore.open(run_dir, manifest)
         if self.args.engine == "local":
@@ -285,17 +260,14 @@ class Session:
 
     @property
     def decodes_on_cpu(self) -> bool:
-        """Whether requests are decoded on the processors of this machine."""
         return self.args.engine == "local" and self.system.model.device.type == "cpu"
 
     def manifest(self) -> Manifest:
-        """Describes the run: as the first worker sees it where this process decodes nothing."""
         if self.args.engine != "ray":
             return build_manifest(self.system, self.task_versions)
-        from refusion_eval.scaleout.ray_runner import RayRunner
-
-        assert isinstance(self.runner, RayRunner)
-        return self.runner.manifest(self.task_versions)
+        runner: Any = self.runner  # a RayRunner; it asks its first worker, because this process decodes nothing
+        manifest: Manifest = runner.manifest(self.task_versions)
+        return manifest
 
     def _choose_runner(self) -> JobRunner:
         """Raises ScaleOutError in a worker of a launcher's processes, which decodes for rank 0 and drives no run."""
@@ -337,7 +309,7 @@ class Session:
         check_all: bool = False,
         score_of: Callable[[str], RunningScore] | None = None,
     ) -> None:
-        """Sees to it that every job has a good record: decodes the jobs whose record is missing or failed.
+        """Decodes every job that has no successful record.
 
         A first SIGINT or SIGTERM lets the requests in flight end; a second one does not.
 
@@ -382,16 +354,13 @@ class Session:
                     store.append(sample)
                 if sample.error is not None:
                     self.failed.append(sample)
-                    log.error("%s %s failed: %s", sample.key.task, sample.item_id, _last_line(sample.error))
+                    cause = sample.error.strip().splitlines()[-1]
+                    log.error("%s %s failed: %s", sample.key.task, sample.item_id, cause)
                 on_sample(missing[sample.key], sample)
                 progress.decoded(sample)
 
     def check_prompts(self, requests: Mapping[SampleKey, str]) -> None:
-        """Refuses requests of items that the run directory has samples of, but with another prompt.
-
-        Raises:
-            StoreError: an item would have two prompts under the same settings.
-        """
+        """Raises StoreError if items of the run directory would be asked with another prompt under equal settings."""
         if self.store is None:
             return
         recorded = {
@@ -419,14 +388,10 @@ class Session:
             raise ConfigError(f"{job.key.task} item {job.item_id}: {reason}{more}; nothing was decoded")
 
 
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1]
-
-
 def run_worker_or_return(args: ModelArgs) -> None:
-    """Returns immediately on rank 0 and without a launcher. On any other rank, runs the worker loop and exits.
+    """Returns on rank 0 and without a launcher; on any other rank, runs the worker loop and exits.
 
-    A command calls this before it runs anything. See `refusion_eval.scaleout.torchrun.run_worker_or_return`.
+    A command calls this before it runs anything.
     """
     if _has_launcher():
         from refusion_eval.scaleout import torchrun
@@ -435,7 +400,6 @@ def run_worker_or_return(args: ModelArgs) -> None:
 
 
 def num_local_processes() -> int:
-    """Processes of this run on this machine."""
     if not _has_launcher():
         return 1
     from refusion_eval.scaleout import channel

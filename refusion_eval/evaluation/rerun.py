@@ -17,28 +17,21 @@ _SHOWN = 10  # items of each kind of difference that are named
 
 
 class Repetition(NamedTuple):
-    """The comparison of a run with its repetition.
+    """The comparison of a run with its repetition."""
 
-    Attributes:
-        run_dir: directory of the second run.
-        differing: kind of difference -> samples of the first run. One whose request the second run did not make (its
-            prompt, item or settings differ) has no tokens to be compared, and one with other tokens no verdict.
-        num_failed: number of samples of the second run that could not be decoded or judged.
-    """
-
-    run_dir: Path
+    run_dir: Path  # of the second run
     num_samples: int
+    # Kind of difference -> samples of the first run. A sample whose request the second run did not make (its prompt,
+    # item or settings differ) has no tokens to be compared, and a sample with other tokens no verdict.
     differing: Mapping[str, Sequence[str]]
     other_conditions: Sequence[str]
-    num_failed: int
+    num_failed: int  # samples of the second run that could not be decoded or judged
 
     @property
     def is_same(self) -> bool:
-        """Whether every sample is as it was recorded."""
         return not (any(self.differing.values()) or self.num_failed)
 
     def in_words(self) -> str:
-        """The comparison for a terminal: what is equal, then what is not, up to ten items of each kind."""
         verdict = "all as recorded" if self.is_same else "not all as recorded"
         lines = [f"{self.num_samples} samples made again in {self.run_dir}: {verdict}"]
         for kind, items in self.differing.items():
@@ -55,35 +48,31 @@ def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
     """The model arguments of a recorded run, with changes that are not None in their place.
 
     Raises:
-        ConfigError: the run was recorded by a version that did not keep its arguments, or it names code or another
-            machine, which no record may choose.
+        ConfigError: the run has no arguments, or names code or another machine, which no record may choose.
     """
     recorded = run.manifest.arguments
     if not recorded:
-        raise ConfigError(f"{run.run_id} was recorded by a version that kept no arguments; run its command again")
+        raise ConfigError(f"{run.run_id} kept no arguments; run its command again")
     foreign = [name for name in LAUNCH_ARGUMENTS if name in recorded]
     foreign += [] if recorded.get("decoder", "refusion") in DECODERS else ["decoder"]
     if foreign:
         shown = ", ".join(f"{name}={recorded[name]}" for name in foreign)
         raise ConfigError(f"{run.run_id} names {shown}, which a record must not choose; give its command yourself")
     given = {name: value for name, value in changes.items() if value is not None}
-    # The dtype and revision that were chosen then are fixed now: other ones would be another run.
-    chosen = {"dtype": run.manifest.dtype, "revision": run.manifest.checkpoint_revision or None}
+    # The dtype and revision of then are fixed now: with others it would be another run.
+    fixed = {"dtype": run.manifest.dtype, "revision": run.manifest.checkpoint_revision or None}
     # An option of versions before 1.0, which 1.0.0 recorded with its default.
     if recorded.get("fuse_by_default"):
         raise ConfigError(f"{run.run_id} fused forwards by default; run its command again with --set fuse=true")
     kept = {name: value for name, value in recorded.items() if name != "fuse_by_default"}
-    return parse_model_args({**kept, **{name: value for name, value in chosen.items() if value}, **given})
+    return parse_model_args({**kept, **{name: value for name, value in fixed.items() if value}, **given})
 
 
 def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: str = "auto") -> Repetition:
-    """Repeats a run and compares the two. After an interruption the same call continues.
-
-    Args:
-        again_dir: directory of the second run.
+    """Repeats a run in another directory and compares the two. After an interruption the same call continues.
 
     Raises:
-        ConfigError: the record is too old, or has tasks that are not this project's.
+        ConfigError: the run has tasks that are not this project's.
         StoreError: a directory cannot be read, both are the same, or weights or settings have changed; nothing is
             decoded then.
     """
@@ -92,17 +81,15 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
     with RunReader.open(run_dir) as reader:
         run = reader.run
     if not run.expected:
-        raise ConfigError(
-            f"{run.run_id} does not say how many items of each task it was to have; run its command again"
-        )
+        raise ConfigError(f"{run.run_id} does not say how many items of each task it has; run its command again")
     places = {"run_dir": str(again_dir), "data_dir": None if data is None else str(data)}
     args = arguments_of(run, **places, prompt_time=run.measured.get("prompt_time"))
     run_worker_or_return(args)
     model_cache = ModelCache()
     now = build_manifest(System(args, model_cache), run.manifest.tasks)
     # Another version of the package is reported, not refused.
-    known_tasks = {name: find_task(name) for name in run.expected}
-    with_benchmarks = [(name, task.benchmark.name if task else name) for name, task in known_tasks.items()]
+    tasks_by_name = {name: find_task(name) for name in run.expected}
+    with_benchmarks = [(name, task.benchmark.name if task else name) for name, task in tasks_by_name.items()]
     facts = (restricted_to_tasks(manifest.fingerprint(), with_benchmarks) for manifest in (run.manifest, now))
     then, today = ({**fingerprint, "package_version": ""} for fingerprint in facts)
     if changed := differences(then, today):
@@ -121,8 +108,6 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
 
 
 class _Result(NamedTuple):
-    """What is compared of one sample."""
-
     item: str
     content: tuple[list[int] | None, str]  # tokens and text
     verdict: float | None
@@ -140,7 +125,6 @@ def _differing(before: Mapping[SampleKey, _Result], after: Mapping[SampleKey, _R
 
 
 def _samples(run_dir: Path) -> dict[SampleKey, _Result]:
-    """The samples of a run that did not fail."""
     with RunReader.open(run_dir) as reader:
         verdicts = {score.key: score.value for score in reader.scores() if score.metric == PASSED}
         return {

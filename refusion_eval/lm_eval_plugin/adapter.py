@@ -1,31 +1,33 @@
-"""The model `refusion` of lm-eval: Instances become jobs of a session, and records become the texts that lm-eval reads.
-
-Weights are loaded at the first request, because lm-eval builds the model before it looks at the data.
-"""
+"""The model `refusion` of lm-eval: requests become jobs of a session, records the texts that lm-eval reads."""
 
 import functools
+import inspect
 import json
 import logging
 import math
+import os
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, Self
 
+from lm_eval import evaluator
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM, hash_args
+from lm_eval.api.model import CachingLM, TemplateLM, hash_args
 from lm_eval.api.registry import register_model
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
 from refusion_eval import api
 from refusion_eval.benchmarks import OTHER, Task, is_sealed
-from refusion_eval.benchmarks.rows import texts_of
+from refusion_eval.benchmarks.rows import Sealing, texts_of
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.evaluation.loop import Session, Turn, run_worker_or_return
-from refusion_eval.lm_eval_plugin.evaluation import Evaluation, observe, own_task
-from refusion_eval.lm_eval_plugin.hooks import SEALING
+from refusion_eval.evaluation.loop import Session, run_worker_or_return
+from refusion_eval.evaluation.turns import Turn
+from refusion_eval.lm_eval_plugin.evaluation import Evaluation, leave_question_out, own_task
+from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
 from refusion_eval.runs.job import Job, response
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
@@ -43,40 +45,48 @@ _GENERATED, _SCORED = "text", "log-likelihood"
 class RefusionLM(TemplateLM):
     """A checkpoint under one of this project's decoders."""
 
-    def __init__(self, args: ModelArgs, model_cache: ModelCache | None = None, turn: Turn | None = None) -> None:
+    def __init__(
+        self,
+        args: ModelArgs,
+        model_cache: ModelCache | None = None,
+        turn: Turn | None = None,
+        *,
+        sandbox: str = "auto",
+    ) -> None:
         super().__init__()
         self.args = args
         self.session = Session(args, model_cache=model_cache, turn=turn)
         self.system = self.session.system
-        self._evaluation = Evaluation(self.session)
+        self._evaluation = Evaluation(self.session, sandbox)
         self._chat_applied = False
+        self._sealing = Sealing()
         self._chosen: Mapping[str, Sequence[int]] = {}  # task -> numbers of its documents, where not all are asked
-        observe(RefusionLM)
+        observe()
         read_local_rows()
         # lm-eval closes no model: a second evaluation in the same process may want the same run directory.
         weakref.finalize(self, self.session.close_store)
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
-        """What lm-eval's command line calls. On the ranks above 0 of a launcher this is where the worker loop runs."""
+        """What lm-eval's command line calls."""
         _log_like_lm_eval()
         args = parse_model_args(arg_dict, additional_config)
-        run_worker_or_return(args)
-        return cls(args)
+        run_worker_or_return(args)  # the worker loop of a launcher's ranks above 0
+        return cls(args, sandbox=os.environ.get(SANDBOX_VARIABLE, "auto"))
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
-        """What lm-eval's Python API calls when the model arguments are a string; see `create_from_arg_obj`."""
+        """What lm-eval's Python API calls when the model arguments are a string."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
-    def begin_evaluation(self, versions: Mapping[str, str], chosen: Mapping[str, Sequence[int]]) -> None:
-        """Called before an evaluation; see `Evaluation.begin`."""
-        self._chosen = chosen
+    def begin_evaluation(
+        self, versions: Mapping[str, str], chosen: Mapping[str, Sequence[int]], sealing: Sealing
+    ) -> None:
+        self._chosen, self._sealing = chosen, sealing
         self._chat_applied = False
         self._evaluation.begin(versions)
 
     def end_evaluation(self, results: dict[str, Any]) -> None:
-        """Called with lm-eval's results; see `Evaluation.end`."""
         if self.cache_hook.dbdict is not None:
             self.cache_hook.dbdict.commit()
         self._evaluation.end(results)
@@ -87,7 +97,6 @@ class RefusionLM(TemplateLM):
         return self._evaluation.num_samples
 
     def close(self) -> None:
-        """Releases the run directory, and other processes."""
         self.session.close()
 
     @property
@@ -97,12 +106,11 @@ class RefusionLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Part of lm-eval's key for cached requests, which are not used (see `observe`)."""
+        # Part of lm-eval's key for cached requests, which are not used (see `observe`).
         return self.args.pretrained.replace("/", "__")
 
     @property
     def eot_token_id(self) -> int | None:
-        """The first token that ends a response."""
         return next(iter(self.system.model.card.eos_ids), None)
 
     @property
@@ -115,7 +123,6 @@ class RefusionLM(TemplateLM):
         return int(prefix)
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes into its results beside the model arguments."""
         system = self.system
         if self.args.engine == "ray":  # the workers decode, so the run's manifest describes one of them
             seen = self.session.manifest()
@@ -133,17 +140,13 @@ class RefusionLM(TemplateLM):
         }
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Renders a conversation; an assistant message at its end is left open if no generation prompt is wanted."""
         self._chat_applied = True
         return self.system.render(chat_history, add_generation_prompt=add_generation_prompt)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids of a prompt, or of its beginning; as transformers gives them where the caller says what is added.
-
-        Nothing is added to a text that `apply_chat_template` has rendered, and all prompts of an evaluation are either
-        rendered or plain.
-        """
+        """Token ids of a prompt or of its beginning; those of transformers where the caller says what is added."""
         if add_special_tokens is None:
+            # Nothing is added to a rendered text; all prompts of an evaluation are either rendered or plain.
             return self.system.encode(string, plain=not self._chat_applied)
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
 
@@ -182,16 +185,13 @@ class RefusionLM(TemplateLM):
         return [texts[job.key] for job in jobs]
 
     def _from_cache(self, *parts: Any) -> Any:
-        """What lm-eval's cache of responses (`--use_cache`) has of a request of this system; None for nothing.
-
-        The keys that lm-eval makes hold the prompt and the generation arguments alone, so a file would serve the texts
-        of another checkpoint, decoder or settings table. The keys here hold all that decides a text.
-        """
+        """What lm-eval's cache of responses (`--use_cache`) has of a request of this system; None for nothing."""
+        # The keys that lm-eval makes hold the prompt and the generation arguments alone, so a file would serve the
+        # texts of another checkpoint, decoder or settings table. The keys here hold all that decides a text.
         cache = self.cache_hook.dbdict
         return None if cache is None else cache.get(hash_args(self._identity, parts))
 
     def _to_cache(self, *parts: Any, value: Any) -> None:
-        """Keeps what `_from_cache` is to find, where lm-eval has a cache."""
         if self.cache_hook.dbdict is not None:
             self.cache_hook.add_partial(self._identity, parts, value)
 
@@ -219,7 +219,7 @@ class RefusionLM(TemplateLM):
     def _job(self, request: Instance, task: str, doc_number: int, sample: int, alone: bool) -> Job:
         prompt, generation_kwargs = request.args
         resolved = self.system.resolve(task, generation_kwargs)
-        real_prompt, sealed = SEALING.unseal(prompt)
+        real_prompt, sealed = self._sealing.unseal(prompt)
         if not sealed and is_sealed(task):
             sealed = texts_of(request.doc, real_prompt)
         return Job(
@@ -234,7 +234,6 @@ class RefusionLM(TemplateLM):
         )
 
     def _prompts_name(self, name: str, doc: Mapping[str, Any], prompt: str) -> str:
-        """Which prompts an item is asked with: those of its task, unless options of lm-eval or a user changed them."""
         task = own_task(name)
         if task is None:
             return OTHER
@@ -245,15 +244,11 @@ class RefusionLM(TemplateLM):
         return task.benchmark.prompts_name if prompt == self.system.render_turns(turns) else OTHER
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """As in lm-eval; what is recorded of a document is the request of its first continuation.
-
-        Raises:
-            StoreError: the run directory has a document with another prompt; nothing was computed.
-        """
-        first = [request for request in requests if not request.idx]
+        """As in lm-eval, after a check that the run directory has no document with another prompt."""
         keys = {
             self._evaluation.key(str(request.task_name), request.doc, request.args): str(request.doc_id)
-            for request in first
+            for request in requests
+            if not request.idx  # what is recorded of a document is the request of its first continuation
         }
         self.session.check_prompts(keys)
         return super().loglikelihood(requests, disable_tqdm)
@@ -261,10 +256,8 @@ class RefusionLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str] | None, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        results: dict[int, tuple[float, bool]] = {}
-        for number, score in self._scores([(context, continuation) for _, context, continuation in requests]):
-            results[number] = (score.log_prob, score.is_greedy)
-        return [results[number] for number in range(len(requests))]
+        results = dict(self._scores([(context, continuation) for _, context, continuation in requests]))
+        return [(results[number].log_prob, results[number].is_greedy) for number in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihoods of whole texts, in windows as long as the model reads, each token scored once.
@@ -309,8 +302,53 @@ class RefusionLM(TemplateLM):
                 progress.scored(name)
 
 
+def observe() -> None:
+    """Has lm-eval's `evaluate` tell a `RefusionLM` when an evaluation begins and ends; further calls do nothing."""
+    original = evaluator.evaluate
+    if hasattr(original, "observed"):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        model = call.arguments["lm"]
+        model = model.lm if isinstance(model, CachingLM) else model
+        if not isinstance(model, RefusionLM):
+            return original(*args, **kwargs)
+        # Its keys hold neither the task nor the settings. The model looks into the same file under keys that do.
+        call.arguments["lm"] = model
+        if call.arguments["cache_requests"]:
+            log.warning(
+                "lm-eval's cache of requests (--cache_requests) is not used: its keys hold neither the generation "
+                "settings nor the chat template; every request is built anew"
+            )
+            call.arguments["cache_requests"] = False
+        tasks = call.arguments["task_dict"]
+        tasks = tasks.get("tasks", tasks)
+        for task in tasks.values():
+            if isinstance(task, ConfigurableTask):
+                leave_question_out(task)
+        versions = {name: str(task.VERSION) for name, task in tasks.items() if hasattr(task, "VERSION")}
+        sealing = Sealing()
+        for task in tasks.values():
+            sealing.update(getattr(getattr(task, "dataset", None), "sealing", Sealing()))
+        model.begin_evaluation(versions, call.arguments["samples"] or {}, sealing)
+        keeps_samples = call.arguments["log_samples"]
+        call.arguments["log_samples"] = True
+        results = original(*call.args, **call.kwargs)
+        if results is not None:
+            model.end_evaluation(results)
+            if not keeps_samples:
+                del results["samples"]
+        return results
+
+    evaluate.observed = True  # type: ignore[attr-defined] # says that there is nothing left to wrap
+    evaluator.evaluate = evaluate
+
+
 def _parts(job: Job) -> tuple[Any, ...]:
-    """What a cached text belongs to beside the identity of the system."""
     return *astuple(job.key), list(job.prompt_ids)
 
 

@@ -1,41 +1,32 @@
-"""What a run directory and lm-eval's results learn from one evaluation by lm-eval: verdicts, and the speed beside them.
+"""Copies verdicts and speed of an evaluation by lm-eval to its run directory and results.
 
 lm-eval tells a model neither the version of a task nor how its texts were judged, and it calls nothing when an
-evaluation ends. Its function `evaluate` is therefore wrapped as soon as a model of this project is made (`observe`).
-There it is also seen to that no example is the question itself, and that no cache serves what other settings gave.
+evaluation ends. Its function `evaluate` is therefore wrapped as soon as a model of this project is made (`adapter`).
 
 The texts of this project's own tasks are judged as they come, as in `refusion-eval run`. Every other task is judged by
 lm-eval, for each of its filters, when all texts are there.
 """
 
 import functools
-import inspect
-import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import lm_eval
 import numpy as np
-from lm_eval import evaluator
-from lm_eval.api.model import CachingLM
 from lm_eval.api.task import ConfigurableTask
 
 from refusion_eval.benchmarks import OTHER, Row, Task, find_task, is_sealed
 from refusion_eval.errors import DataError
 from refusion_eval.evaluation.loop import Session
 from refusion_eval.lm_eval_plugin.filters import INVALID
-from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
 from refusion_eval.metrics import Bootstrap, Timing, mean, measured, rate
 from refusion_eval.results.facts import costs
 from refusion_eval.runs.job import doc_hash, sample_key
 from refusion_eval.scoring.judge import CORRECT, NO_ANSWER, WRONG, ScoreWriter
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
-
-log = logging.getLogger(__name__)
 
 Logged = Mapping[str, Any]  # a document under one filter, as lm-eval logs it
 
@@ -45,65 +36,10 @@ SCORED = "scored"  # why "decoding" ended where a text was scored and nothing wa
 SPEED = {"tps": True, "latency_mean": False, "tpf": True, "forwards_mean": False}
 
 
-class Observed(Protocol):
-    """A model that is told of the evaluations that it serves."""
-
-    def begin_evaluation(self, versions: Mapping[str, str], chosen: Mapping[str, Sequence[int]]) -> None:
-        """Called before an evaluation with name and version of its tasks, and the numbers of the chosen documents."""
-
-    def end_evaluation(self, results: dict[str, Any]) -> None:
-        """Called after an evaluation with lm-eval's results, samples included, which it may add to."""
-
-
-def observe(kind: type[Observed]) -> None:
-    """Has lm-eval's `evaluate` tell models of a kind when an evaluation begins and ends; further calls do nothing."""
-    original = evaluator.evaluate
-    if hasattr(original, "observed"):
-        return
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def evaluate(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        model = call.arguments["lm"]
-        model = model.lm if isinstance(model, CachingLM) else model
-        if not isinstance(model, kind):
-            return original(*args, **kwargs)
-        # Its keys hold neither the task nor the settings. The model looks into the same file under keys that do.
-        call.arguments["lm"] = model
-        if call.arguments["cache_requests"]:
-            log.warning(
-                "lm-eval's cache of requests (--cache_requests) is not used: its keys hold neither the generation "
-                "settings nor the chat template; every request is built anew"
-            )
-            call.arguments["cache_requests"] = False
-        tasks = call.arguments["task_dict"]
-        tasks = tasks.get("tasks", tasks)
-        for task in tasks.values():
-            if isinstance(task, ConfigurableTask):
-                leave_question_out(task)
-        versions = {name: str(task.VERSION) for name, task in tasks.items() if hasattr(task, "VERSION")}
-        model.begin_evaluation(versions, call.arguments["samples"] or {})
-        keeps_samples = call.arguments["log_samples"]
-        call.arguments["log_samples"] = True
-        results = original(*call.args, **call.kwargs)
-        if results is not None:
-            model.end_evaluation(results)
-            if not keeps_samples:
-                del results["samples"]
-        return results
-
-    evaluate.observed = kind  # type: ignore[attr-defined] # says that there is nothing left to wrap
-    evaluator.evaluate = evaluate
-
-
 def leave_question_out(task: ConfigurableTask) -> None:
-    """Has lm-eval leave the document that is asked out of its own few-shot examples.
-
-    lm-eval does so only where the examples come from `test_split`; a task may ask the documents of another split, or
-    name the split of its examples in another way.
-    """
+    """Has lm-eval leave the document that is asked out of its own few-shot examples."""
+    # lm-eval does so only where the examples come from `test_split`; a task may ask the documents of another split, or
+    # name the split of its examples in another way.
     config = task.config
     if not config.num_fewshot or task.fewshot_cfg.split == config.test_split:
         return
@@ -115,16 +51,15 @@ def leave_question_out(task: ConfigurableTask) -> None:
 class Evaluation:
     """The records of one evaluation after another."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, sandbox: str) -> None:
         self._session = session
+        self._sandbox = sandbox
         self._versions: dict[str, str] = {}
         self._samples: dict[str, list[Sample]] = {}
 
     def begin(self, versions: Mapping[str, str]) -> None:
-        """Takes note of the tasks' versions; those of this project's own tasks are its own."""
-        own = {name: own_task(name) for name in versions}
         self._versions = {
-            name: version if (task := own[name]) is None else task.benchmark.prompts.version
+            name: task.benchmark.prompts.version if (task := own_task(name)) else version
             for name, version in versions.items()
         }
         self._samples = {}
@@ -140,11 +75,9 @@ class Evaluation:
 
     @property
     def num_samples(self) -> int:
-        """Number of decoded samples."""
         return sum(map(len, self._samples.values()))
 
     def add(self, sample: Sample) -> None:
-        """Takes note of a decoded sample, for the speed of its task."""
         self._samples.setdefault(sample.key.task, []).append(sample)
 
     @contextmanager
@@ -154,8 +87,7 @@ class Evaluation:
         if store is None:
             yield lambda doc, sample: None
             return
-        sandbox = os.environ.get(SANDBOX_VARIABLE, "auto")
-        with ScoreWriter(store, sandbox=sandbox, waits=self._session.decodes_on_cpu) as scores:
+        with ScoreWriter(store, sandbox=self._sandbox, waits=self._session.decodes_on_cpu) as scores:
 
             def judge(doc: Row, sample: Sample) -> None:
                 task = own_task(sample.key.task)
@@ -165,7 +97,6 @@ class Evaluation:
             yield judge
 
     def end(self, results: dict[str, Any]) -> None:
-        """Records lm-eval's verdicts, and puts the speed of every task beside its scores."""
         store = self._session.store
         for task, logged in results["samples"].items():
             if store and own_task(task) is None:
@@ -214,7 +145,7 @@ def own_task(name: str) -> Task | None:
 
 
 def deciding_metric(logged: Sequence[Logged]) -> tuple[str, str] | None:
-    """Metric and filter whose value says whether a document is right: the first that is only ever 0 or 1."""
+    """Metric and filter whose value says whether a document is right: the first pair that is only ever 0 or 1."""
     candidates = dict.fromkeys((metric, doc["filter"]) for doc in logged for metric in doc["metrics"])
     for metric, filter_name in candidates:
         values = {_number(doc.get(metric)) for doc in logged if doc["filter"] == filter_name}
@@ -246,8 +177,7 @@ def _number(value: Any) -> float | None:
 
 
 def _timings(samples: Sequence[Sample], store: RunStore | None) -> list[Timing]:
-    """The costs of samples; without a run directory all are of this machine."""
-    if store is None:
+    if store is None:  # all samples are of this machine
         return [Timing(**costs(sample)) for sample in samples]
     machine_of = store.read_run().hardware
     return [

@@ -1,7 +1,6 @@
 """The answer filters that recorded texts can be judged with; those of lm-eval's own tasks run lm-eval's own code.
 
-Patterns, pipelines and comparison options are read from the task files of the installed lm-eval, so they are those of
-the version that a user compares with. Stop strings are not: they belong to the generation.
+Patterns, pipelines and comparison options are those of the installed lm-eval's task files, which a user compares with.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,18 +32,14 @@ _STATEMENT_START, _STATEMENT_END = "Final Answer: The final answer is", " I hope
 
 
 class _TaskFileLoader(yaml.SafeLoader):
-    """Reads a task file without importing the functions it names."""
+    """Reads a task file without importing the functions that it names."""
 
 
 _TaskFileLoader.add_constructor("!function", lambda _loader, node: node.value)
 
 
 def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> list[Extraction]:
-    """Extracts one answer from each (row, text) with a filter of a task.
-
-    Raises:
-        ConfigError: the installed lm-eval has no such file or filter.
-    """
+    """Extracts an answer from each (row, text) with a filter of a task."""
     if not items:
         return []
     pipelines = {entry["name"]: entry["filter"] for entry in _read(task_file).get("filter_list", ())}
@@ -60,23 +55,19 @@ def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> 
 
 
 def is_right(task_file: str, gold: str, answer: str) -> bool:
-    """Compares as the task does: by lm-eval's exact match, with the task's options. An overlong text is no answer.
-
-    Raises:
-        ConfigError: the installed lm-eval has no such file, or the task no such metric.
-    """
+    """Compares as the task does, by lm-eval's exact match with its options. An overlong text is not an answer."""
     options = [entry for entry in _read(task_file).get("metric_list", ()) if entry["metric"] == _METRIC]
     if not options:
         raise _missing(task_file, f"the metric {_METRIC}")
     if len(answer) > _LONGEST_COMPARED:
         return False
-    ours = ("metric", "aggregation", "higher_is_better")
-    given = {key: value for key, value in options[0].items() if key not in ours}
+    not_passed_on = ("metric", "aggregation", "higher_is_better")
+    given = {key: value for key, value in options[0].items() if key not in not_passed_on}
     return bool(get_metric(_METRIC)(predictions=[answer], references=[gold], **given)[_METRIC] == 1)
 
 
 def minerva_statement(text: str, _row: Row) -> Extraction:
-    """What stands between "Final Answer: The final answer is" and "I hope it is correct.", as in `minerva_math`."""
+    """The text between "Final Answer: The final answer is" and "I hope it is correct.", as in `minerva_math`."""
     from lm_eval.tasks.minerva_math import utils
 
     # lm-eval's pattern searches the end of the statement from every start to the end of the line, which is quadratic in
@@ -123,7 +114,7 @@ def _missing(task_file: str, what: str) -> ConfigError:
 
 
 def _rules(filter_name: str, **task_files: str) -> dict[str, Rule]:
-    """Returns benchmark -> the rule of that filter in a task file of lm-eval."""
+    """Benchmark -> the rule of that filter in a task file of lm-eval."""
     return {
         benchmark: Rule(partial(find, task_file, filter_name), partial(is_right, task_file))
         for benchmark, task_file in task_files.items()
@@ -179,11 +170,7 @@ FILTERS: dict[str, AnswerFilter] = {
 
 
 def find_filter(name: str) -> AnswerFilter:
-    """The filter of a name, or of a user's function given as module:function.
-
-    Raises:
-        ConfigError: there is none; or the function cannot be imported.
-    """
+    """The filter of a name, or of a user's function given as module:function."""
     if ":" in name:
         return custom_filter(name)
     check_keys([name], FILTERS, "", what="filter", offered=[*FILTERS, "module:function"])
@@ -191,11 +178,11 @@ def find_filter(name: str) -> AnswerFilter:
 
 
 def describe() -> list[str]:
-    """One line for each filter: its name, what it does, whose it is, and the benchmarks it applies to."""
+    """One line for each filter: its name, what it does, its source, and the benchmarks that it applies to."""
     width = max(map(len, FILTERS))
     lines = [
-        f"{known.name:<{width}}  {known.description} [{known.source}; "
-        f"{'all benchmarks' if known.rules.keys() == BENCHMARKS.keys() else ', '.join(known.rules)}]"
-        for known in FILTERS.values()
+        f"{rule.name:<{width}}  {rule.description} [{rule.source}; "
+        f"{'all benchmarks' if rule.rules.keys() == BENCHMARKS.keys() else ', '.join(rule.rules)}]"
+        for rule in FILTERS.values()
     ]
     return [*lines, f"{'module:function':<{width}}  your own (text, doc) -> str or None; this runs your code"]

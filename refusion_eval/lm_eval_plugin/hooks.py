@@ -1,34 +1,43 @@
-"""What the lm-eval task files call: rows, prompts, gold answers, and the scoring of a whole task at once.
+"""Functions that the task files for lm-eval name: rows, prompts, gold answers, and the scoring of a whole task at once.
 
-Every benchmark has the functions `<benchmark>_rows`, `<benchmark>_mini_rows`, `<benchmark>_prompt`,
-`<benchmark>_gold` and `<benchmark>_score`, made when a task file asks for them, and with the prompts of the release
-`<benchmark>_release_rows` and so on; `answer_metrics` and `code_metrics` serve all. lm-eval loses every text of a run
-if one of these raises after generation, so scoring turns every failure into a value.
+They are `<benchmark>_rows`, `_mini_rows`, `_prompt`, `_gold` and `_score`, and with the prompts of the release
+`<benchmark>_release_rows` and so on; `answer_metrics` and `code_metrics` serve all benchmarks.
 """
 
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from refusion_eval.benchmarks import BENCHMARKS, RELEASED, Benchmark, Row, Task
-from refusion_eval.benchmarks.rows import Sealing
 from refusion_eval.scoring.judge import ERROR, Verdict, judge_texts
 
 LOG = logging.getLogger(__name__)
 
-# "none" runs model-written code without isolation; lm-eval gives a filter no other way to learn of it.
+# "none" runs model-written code without isolation. A variable of the environment, because lm-eval calls a filter with
+# texts and documents alone.
 SANDBOX_VARIABLE = "REFUSION_EVAL_SANDBOX"
 
 Scored = list[list[dict[str, Any]]]
 
-# The sealed texts of the tasks that lm-eval has loaded in this process. lm-eval hands nothing from a task to a model
-# but documents and prompts, and logs both.
-SEALING = Sealing()
+
+@contextmanager
+def filters_in_sandbox(sandbox: str) -> Iterator[None]:
+    """A block in which scores of tasks are computed with this isolation; the former one holds again afterwards."""
+    former = os.environ.get(SANDBOX_VARIABLE)
+    os.environ[SANDBOX_VARIABLE] = sandbox
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[SANDBOX_VARIABLE]
+        else:
+            os.environ[SANDBOX_VARIABLE] = former
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -48,27 +57,26 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def _rows(task: Task, data_dir: str | Path | None = None, **_other: Any) -> Any:
-    """Loads the rows as lm-eval wants them; called with the task's metadata and every model argument."""
     import datasets
 
     items = task.items(data_dir)
-    SEALING.update(items[0].sealing)
-    return datasets.DatasetDict({"test": datasets.Dataset.from_list([dict(item.row) for item in items])})
+    rows = datasets.DatasetDict({"test": datasets.Dataset.from_list([dict(item.row) for item in items])})
+    # lm-eval logs what it hands from a task to a model, documents and prompts; the task's dataset it does not log.
+    rows.sealing = items[0].sealing
+    return rows
 
 
 class _Entry(dict[str, Any]):
-    """What is known of one response; lm-eval logs it by `str`, which is JSON here, for other tools to read."""
+    """The verdict on one response; lm-eval logs it by `str`, which is JSON here, for other tools to read."""
 
     def __str__(self) -> str:
         return json.dumps(self)
 
 
 def score_responses(benchmark: Benchmark, resps: Iterable[Sequence[str]], docs: Iterable[Row]) -> Scored:
-    """Scores a task's responses and never raises.
+    """Scores a task's responses: for each document, for each response, the fields of its verdict.
 
-    Returns:
-        For each document, for each response: extracted, passed, verdict, reason; for code, tier (the isolation it ran
-        under); and where the benchmark has a strict rule, strict (whether the answer in exactly the asked-for form is
+    Code has `tier` too, the isolation that it ran under, and benchmarks with a strict rule have `strict`.
     """
     resps = list(resps)
     items = [(doc, text) for doc, texts in zip(docs, resps, strict=True) for text in texts]
@@ -85,26 +93,20 @@ def score_responses(benchmark: Benchmark, resps: Iterable[Sequence[str]], docs: 
 
 
 def _judge_guarded(bench: Benchmark, items: list[tuple[Row, str]], filter_name: str | None) -> list[Verdict]:
-    """Judges, or says of every item why that was not possible."""
     try:
         sandbox = os.environ.get(SANDBOX_VARIABLE, "auto")
         return judge_texts(bench, items, filter_name=filter_name, sandbox=sandbox)
-    except Exception as problem:  # an exception that leaves a filter costs the run every text
+    except Exception as problem:  # lm-eval loses every text of a run if a filter raises
         LOG.exception("%s is not scored; its texts can be scored later with `refusion-eval score`", bench.name)
         return [Verdict(None, ERROR, f"{type(problem).__name__}: {problem}")] * len(items)
 
 
 def answer_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """lm-eval's numbers for one document of an answer task, each a mean over the document's responses.
-
-    Returns:
-        `acc`, `extracted` (an answer was found), where it exists `strict` (right in exactly the asked-for form), and
-    """
+    """Means over the responses to one document: acc, extracted (an answer was found), strict if it exists, scored."""
     return _metrics("acc", results[0])
 
 
 def code_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """As `answer_metrics` for one document of a code task, with `pass@1` in place of `acc` and without `strict`."""
     return _metrics("pass@1", results[0])
 
 

@@ -5,14 +5,13 @@ lm-eval passes model arguments to tasks as metadata, and loads a task's rows fro
 """
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
 from lm_eval.api.task import ConfigurableTask
 
-from refusion_eval.benchmarks import PUBLISHED, Benchmark, Row
+from refusion_eval.benchmarks import PUBLISHED
 from refusion_eval.benchmarks.rows import check_rows, find_rows
 from refusion_eval.errors import DataError
 
@@ -40,11 +39,7 @@ def read_local_rows() -> None:
 
 
 class LocalSplits(dict[str, datasets.Dataset]):
-    """The splits of a dataset of the hub that is one of the benchmarks, each read when it is first asked for.
-
-    Raises:
-        DataError: the dataset is none of the benchmarks.
-    """
+    """The splits of a dataset of the hub that is one of the benchmarks, each read when it is first asked for."""
 
     def __init__(self, task: str, path: str | None, config: str | None, data_dir: str) -> None:
         super().__init__()
@@ -60,17 +55,13 @@ class LocalSplits(dict[str, datasets.Dataset]):
         self._benchmark, self._config, self._data_dir = PUBLISHED[name], config, data_dir
 
     def __missing__(self, split: str) -> datasets.Dataset:
-        """Reads a split; see `refusion_eval.benchmarks.rows.find_rows` for the errors."""
         benchmark = self._benchmark
         rows, origin = find_rows(benchmark.name, benchmark.source, self._data_dir, split)
         check_rows(rows, benchmark.source, origin)
-        belongs = _belongs(benchmark, self._config)
-        self[split] = datasets.Dataset.from_list([row for row in rows if belongs(row)])
+        if self._config is not None and len(benchmark.source.configs) > 1:
+            # Each configuration is a subject, which the column `type` names in another spelling.
+            rows = [
+                row for row in rows if str(row["type"]).lower().replace("&", "and").replace(" ", "_") == self._config
+            ]
+        self[split] = datasets.Dataset.from_list(list(rows))
         return self[split]
-
-
-def _belongs(benchmark: Benchmark, config: str | None) -> Callable[[Row], bool]:
-    """Whether a row is of a configuration; of several, each is a subject that the column `type` names."""
-    if config is None or len(benchmark.source.configs) == 1:
-        return lambda row: True
-    return lambda row: str(row["type"]).lower().replace("&", "and").replace(" ", "_") == config

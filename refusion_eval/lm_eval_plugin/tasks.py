@@ -1,9 +1,5 @@
-"""Any task of lm-eval under this project's commands, by its name or its file, beside this project's own tasks.
+"""Tasks of lm-eval under this project's commands: lm-eval loads, asks and judges them, this project records them."""
 
-lm-eval loads a task, asks it and judges the texts; the records are those of every run (`adapter`, `evaluation`).
-"""
-
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,89 +11,43 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from yaml import YAMLError
 
 from refusion_eval.errors import ConfigError, DataError, DecodeError, RefusionEvalError
-from refusion_eval.evaluation.loop import (
-    Outcome,
-    Session,
-    Turn,
-    check_model,
-    evaluate,
-    find_tasks,
-    own_tasks,
-    run_directory,
-)
+from refusion_eval.evaluation.loop import Outcome, Session, find_tasks, run_directory
+from refusion_eval.evaluation.turns import Turn
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
-from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE, code_metrics
+from refusion_eval.lm_eval_plugin.hooks import code_metrics, filters_in_sandbox
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import ModelCache
 from refusion_eval.untrusted import open_plain
 
-# What comes before the name of a task of lm-eval where a task or benchmark of this project has the same name.
-PREFIX = "lm_eval:"
-
 _MOST_INCLUDED = 100
 
 
-def evaluate_any(
-    args: ModelArgs,
-    names: Sequence[str],
-    include_path: Path | None = None,
-    *,
-    limit: int | None = None,
-    sandbox: str = "auto",
-    model_cache: ModelCache | None = None,
-    turn: Turn | None = None,
-) -> Outcome:
-    """Runs tasks of this project and of lm-eval into one run directory, as `evaluation.loop.evaluate` does its own.
-
-    Prompts of lm-eval's tasks are written with the checkpoint's chat template, if it has one.
-
-    Raises:
-        ConfigError: a task is unknown, or lm-eval would run model-written code without isolation.
-        CheckpointError: the checkpoint cannot be loaded.
-        DataError: a task or its rows cannot be loaded.
-    """
-    run_dir = run_directory(args)
-    model_cache = model_cache or ModelCache()
-    check_model(args, model_cache)
-    own, others = split_names(names)
-    outcomes = []
-    if others:
-        os.environ[SANDBOX_VARIABLE] = sandbox  # lm-eval gives a filter no other way to learn of it
-        manager = find_other_tasks(others, include_path, args, sandbox)
-        outcomes.append(_evaluate(args, others, manager, limit, model_cache, turn))
-    if own:
-        outcomes.append(evaluate(args, own, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=turn))
-    return Outcome(
-        run_dir=run_dir,
-        failed=[sample for outcome in outcomes for sample in outcome.failed],
-        unscored=sum(outcome.unscored for outcome in outcomes),
-    )
-
-
-def _evaluate(
+def evaluate_others(
     args: ModelArgs,
     names: list[str],
-    manager: "OtherTasks",
+    include_path: Path | None,
     limit: int | None,
+    sandbox: str,
     model_cache: ModelCache,
     turn: Turn | None,
 ) -> Outcome:
-    """Has lm-eval run tasks."""
-    model = RefusionLM(args, model_cache, turn)
+    manager = find_other_tasks(names, include_path, args, sandbox)
+    model = RefusionLM(args, model_cache, turn, sandbox=sandbox)
     num_unscored = 0
     try:
         items = None if turn is None else _items_of(turn, manager.load(names)["tasks"], limit, model.session)
-        simple_evaluate(
-            model,
-            tasks=names,
-            task_manager=manager,
-            limit=limit if items is None else None,
-            samples=items,
-            bootstrap_iters=0,
-            apply_chat_template=bool(model.tokenizer.chat_template),
-            confirm_run_unsafe_code=True,
-        )
+        with filters_in_sandbox(sandbox):
+            simple_evaluate(
+                model,
+                tasks=names,
+                task_manager=manager,
+                limit=limit if items is None else None,
+                samples=items,
+                bootstrap_iters=0,
+                apply_chat_template=bool(model.tokenizer.chat_template),
+                confirm_run_unsafe_code=True,
+            )
     except DecodeError:
         if not model.session.failed:
             raise
@@ -119,40 +69,25 @@ def _items_of(turn: Turn, tasks: Mapping[str, Task], limit: int | None, session:
     return {name: range(turn.number - 1, num, turn.of) or range(num) for name, num in totals.items()}
 
 
-def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names that are this project's, and all others without the prefix of lm-eval."""
-    known = own_tasks()
-    own = [name for name in names if name in known]
-    return own, [name.removeprefix(PREFIX) for name in names if name not in known]
-
-
 def find_other_tasks(
     names: Sequence[str], include_path: Path | None, args: ModelArgs, sandbox: str = "auto"
 ) -> "OtherTasks":
-    """Finds tasks of lm-eval, without loading them.
-
-    Args:
-        names: names of tasks, groups or tags of lm-eval or of the include path, and YAML files.
-
-    Raises:
-        ConfigError: there is no such task.
-        DataError: a file cannot be read.
-    """
+    """Finds tasks, groups and tags of lm-eval or of the include path, and YAML files, without loading them."""
     are_groups = [_is_group(Path(name).resolve()) for name in names if Path(name).is_file()]  # each is looked at
     for path in [] if include_path is None else include_path.rglob("*.yaml"):
         if not path.is_file():
-            raise DataError(f"{path} is no plain file; remove it")
+            raise DataError(f"{path} is not a plain file; remove it")
     read_local_rows()
     metadata = {"pretrained": args.checkpoint} | ({} if args.data_dir is None else {"data_dir": args.data_dir})
 
     def manager(*, has_stock: bool) -> OtherTasks:
         return OtherTasks(sandbox=sandbox, include_path=include_path, include_defaults=has_stock, metadata=metadata)
 
-    of_user = found = manager(has_stock=False)
+    of_user = tasks = manager(has_stock=False)
     if not all(map(of_user.knows, names)) or any(are_groups):
-        found = manager(has_stock=True)  # reads lm-eval's 15,000 task files
-    find_tasks([name for name in names if not found.knows(name)], of_user.all_tasks)  # raises the error, if any
-    return found
+        tasks = manager(has_stock=True)  # reads lm-eval's 15,000 task files
+    find_tasks([name for name in names if not tasks.knows(name)], of_user.all_tasks)  # raises the error, if any
+    return tasks
 
 
 def _is_group(path: Path) -> bool:
@@ -181,16 +116,9 @@ class OtherTasks(TaskManager):
         self._sandbox = sandbox
 
     def knows(self, name: str) -> bool:
-        """Whether a name is that of a task, a group or a tag, or of a file."""
         return name in self.task_index or Path(name).is_file()
 
     def load(self, task_list: Any) -> Any:
-        """Loads tasks with their rows, as lm-eval does.
-
-        Raises:
-            DataError: a task or its rows cannot be loaded.
-            ConfigError: a task runs model-written code without isolation, which was not allowed.
-        """
         try:
             loaded = super().load(task_list)
         except RefusionEvalError:
@@ -200,15 +128,15 @@ class OtherTasks(TaskManager):
                 f"{', '.join(map(str, task_list))}: lm-eval cannot load it ({type(problem).__name__}: {problem}); "
                 "correct the task file, or see to its rows: put them on this machine, or allow the download"
             ) from problem
-        unsafe = [name for name, task in loaded["tasks"].items() if _is_unsafe(task)]
+        # A user's variants of this project's code tasks have their metrics, and run programs in the sandbox.
+        unsafe = [
+            name
+            for name, task in loaded["tasks"].items()
+            if getattr(task, "UNSAFE_CODE", False) and task.config.process_results is not code_metrics
+        ]
         if unsafe and self._sandbox != "none":
             raise ConfigError(
                 f"{unsafe[0]}: lm-eval runs model-written programs without isolation; allow it with --sandbox none, or "
                 "take this project's humaneval or mbpp"
             )
         return loaded
-
-
-def _is_unsafe(task: Task) -> bool:
-    """Whether lm-eval would run programs itself; a user's variants of this project's tasks run them in the sandbox."""
-    return bool(getattr(task, "UNSAFE_CODE", False)) and task.config.process_results is not code_metrics

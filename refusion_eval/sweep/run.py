@@ -1,8 +1,6 @@
-"""Runs a sweep: one run directory for each point, and two CSV files over all of them.
+"""Runs a sweep: a run directory for each point (OUT/runs/<system>-<point>), and two CSV files over all of them.
 
-OUT/runs/<system>-<point>/     run directory of a point
-OUT/sweep.csv                  every figure of every run, as the command `table` writes them
-OUT/points.csv                 system, task and varied settings of each run, and whether it is the operating point
+`sweep.csv` has the columns of `refusion-eval table --csv`; `points.csv` says which settings each run varies.
 """
 
 import hashlib
@@ -10,20 +8,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.loop import (
-    Outcome,
-    Turn,
-    load_items,
-    num_local_processes,
-    run_worker_or_return,
-    task_names,
-)
-from refusion_eval.lm_eval_plugin.tasks import evaluate_any, find_other_tasks, split_names
+from refusion_eval.evaluation.loop import num_local_processes, run_worker_or_return, task_names
+from refusion_eval.evaluation.turns import Turn, run_in_turns
+from refusion_eval.lm_eval_plugin.any_task import evaluate_any, load_any
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import ACCURACY, MEAN_TASK, Measurement
@@ -39,16 +30,12 @@ POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "ope
 
 
 class SweepResult(NamedTuple):
-    """The runs of a sweep."""
-
     run_dirs: list[Path]
     incomplete: list[Path]
     figures: list[Measurement]
 
 
 class _Job(NamedTuple):
-    """One point of one system, ready to run."""
-
     system: SweptSystem
     point: SweepPoint
     args: ModelArgs
@@ -69,85 +56,85 @@ def run_sweep(
 ) -> SweepResult:
     """Runs what is missing of a sweep and writes its two files when it ends or is interrupted.
 
-    The points take turns in rounds over the items, so that what slows a machine for a while slows all of them; the
-    points that a frontier chooses while the sweep runs come last, each in one go.
-
-    Raises:
-        ConfigError: a point is impossible, or points were measured on another machine; nothing was run.
-        DataError: a task's data cannot be found; nothing was run.
+    The points take turns; those that a frontier chooses while the sweep runs come last, each in one go. Every error of
+    a point, of its data or of the machine is raised before anything is run.
     """
     for name in ("sweep.csv", "points.csv"):
         prepare_output(out / name)
-    common = {"data_dir": None if data is None else str(data)}
-    if batch_size is not None:
-        common["batch_size"] = batch_size
-    job_of = partial(_job, spec, out, common)
-    planned = [job_of(system, point) for system in spec.systems for point in system.known_points]
-    run_worker_or_return(planned[0].args)
+    common = {} if batch_size is None else {"batch_size": batch_size}
+    job_of = partial(_job, spec, out, common | ({} if data is None else {"data_dir": str(data)}))
+    planned = (job_of(system, point) for system in spec.systems for point in system.known_points)
+    jobs = list({job.run_dir: job for job in planned}.values())
+    run_worker_or_return(jobs[0].args)
     model_cache = ModelCache()
-    _check(planned, include_path, sandbox, model_cache)
-    _check_machine(planned, model_cache)
-    known = list({job.run_dir: job for job in planned}.values())
-    rounds = min(rounds, spec.limit or rounds)
-    total = len(known) + sum(max(one.frontier.points - 2, 0) for one in spec.systems if one.frontier is not None)
-    evaluated = partial(
-        evaluate_any, include_path=include_path, limit=spec.limit, sandbox=sandbox, model_cache=model_cache
-    )
-    points = _Points(lambda job, turn: evaluated(job.args, job.tasks, turn=turn), on_point)
+    _check(jobs, include_path, sandbox, model_cache)
+    _check_machine(jobs, model_cache)
+    total = len(jobs) + sum(system.frontier.points - 2 for system in spec.systems if system.frontier is not None)
+    result = SweepResult([], [], [])
+    descriptions: dict[Path, list[dict[str, Any]]] = {}
+    duplicates = _Duplicates(on_point)
+
+    def decode(job: _Job, turn: Turn | None = None) -> bool:
+        shown = f", round {turn.number} of {turn.of}" if turn else ""
+        number = jobs.index(job) + 1 if turn else len(descriptions) + 1
+        on_point(f"point {number} of {total}{shown}: {job.run_dir.name}")
+        outcome = evaluate_any(
+            job.args, job.tasks, include_path, limit=spec.limit, sandbox=sandbox, model_cache=model_cache, turn=turn
+        )
+        if job.run_dir not in descriptions:
+            descriptions[job.run_dir] = list(_described(job))
+        if not outcome.is_complete and job.run_dir not in result.incomplete:
+            result.incomplete.append(job.run_dir)
+        return True
+
     try:
-        for of_round, (number, job) in product(range(1, rounds + 1), enumerate(known, start=1)):
-            on_point(f"point {number} of {total}, round {of_round} of {rounds}: {job.run_dir.name}")
-            points.decode(job, Turn(of_round, rounds))
-        for job in known:
-            points.compare(job)
-        for job in _chosen(spec, job_of):
-            if job.run_dir not in points.result.run_dirs:
-                on_point(f"point {len(points.result.run_dirs) + 1} of {total}: {job.run_dir.name}")
-                points.decode(job)
-                points.compare(job)
+        run_in_turns(jobs, decode, rounds=rounds, limit=spec.limit)
+        for job in jobs:
+            duplicates.compare(job)
+        for job in _frontier_jobs(spec, job_of):
+            if job.run_dir not in descriptions:
+                decode(job)
+                duplicates.compare(job)
     finally:
-        points.write(out)
-    return points.result
+        result.run_dirs.extend(descriptions)
+        if descriptions:
+            for figure in run_measurements(result.run_dirs):
+                same = duplicates.same.get((figure.run_id, figure.task), "")
+                result.figures.append(replace(figure, same_decode_as=same))
+            write_csv(result.figures, out / "sweep.csv")
+            rows = ([row[column] for column in POINT_COLUMNS] for rows in descriptions.values() for row in rows)
+            write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
+    return result
 
 
-class _Points:
-    """The points that were decoded so far."""
+class _Duplicates:
+    """Finds points that decode the same as an earlier point of their system with other settings."""
 
-    def __init__(self, evaluate: Callable[[_Job, Turn | None], Outcome], on_point: Callable[[str], None]) -> None:
-        self._evaluate, self._on_point = evaluate, on_point
-        self.result = SweepResult([], [], [])
+    def __init__(self, on_point: Callable[[str], None]) -> None:
+        self._on_point = on_point
+        # (system, task, digest of all tokens and forwards) -> points and their settings
         self._decoded: dict[tuple[str, str, str], list[tuple[str, Mapping[str, Any]]]] = {}
-        self._same: dict[tuple[str, str], str] = {}
-        self._described: dict[Path, list[dict[str, Any]]] = {}
-
-    def decode(self, job: _Job, turn: Turn | None = None) -> None:
-        """Decodes a point, or its share of one round."""
-        outcome = self._evaluate(job, turn)
-        if job.run_dir not in self._described:
-            self.result.run_dirs.append(job.run_dir)
-            self._described[job.run_dir] = list(_described(job))
-        if not outcome.is_complete and job.run_dir not in self.result.incomplete:
-            self.result.incomplete.append(job.run_dir)
+        self.same: dict[tuple[str, str], str] = {}  # (point, task) -> the earlier point
 
     def compare(self, job: _Job) -> None:
-        """Says whether an earlier point decoded the same."""
-        for task, other in _same_decodes(job, self._decoded):
-            self._same[job.run_dir.name, task] = other
-            self._on_point(f"{job.run_dir.name}: {task} is the same decode as {other}: equal tokens and forwards")
-
-    def write(self, out: Path) -> None:
-        """Writes the two files of the sweep; once, because every figure of every run is computed for them."""
-        if not self.result.run_dirs:
-            return
-        for one in run_measurements(self.result.run_dirs):
-            self.result.figures.append(replace(one, same_decode_as=self._same.get((one.run_id, one.task), "")))
-        write_csv(self.result.figures, out / "sweep.csv")
-        rows = ([row[column] for column in POINT_COLUMNS] for rows in self._described.values() for row in rows)
-        write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
+        digests: dict[str, Any] = {}
+        settings: dict[str, Mapping[str, Any]] = {}
+        with RunReader.open(job.run_dir) as reader:
+            for sample in reader.samples(traces=False):
+                task = sample.key.task
+                settings[task] = sample.settings
+                identity = [sample.key.doc_hash, sample.key.sample, sample.tokens or sample.text, sample.num_forwards]
+                digests.setdefault(task, hashlib.sha256()).update(json.dumps(identity).encode())
+        point = job.run_dir.name
+        for task, digest in digests.items():
+            earlier = self._decoded.setdefault((job.system.name, task, digest.hexdigest()), [])
+            if other := next((name for name, values in earlier if values != settings[task]), None):
+                self.same[point, task] = other
+                self._on_point(f"{point}: {task} is the same decode as {other}: equal tokens and forwards")
+            earlier.append((point, settings[task]))
 
 
 def planned_points(spec: SweepSpec) -> Iterator[str]:
-    """A line of text for each point, to be read before anything is run."""
     for system in spec.systems:
         for point in system.points:
             yield f"{system.name}-{point.name} ({point.origin})"
@@ -156,7 +143,7 @@ def planned_points(spec: SweepSpec) -> Iterator[str]:
             yield f"{system.name}: {end.points} values of {end.setting} from {end.low:g} to {end.high:g} (frontier)"
 
 
-def _chosen(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], _Job]) -> Iterator[_Job]:
+def _frontier_jobs(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], _Job]) -> Iterator[_Job]:
     """The points of frontiers in turn, which depend on the results of the points before them."""
     for system in spec.systems:
         measured: dict[float, list[TaskResult]] = {}
@@ -167,7 +154,7 @@ def _chosen(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], _Job]) 
 
 
 def _task_results(run_dir: Path) -> list[TaskResult]:
-    """TPF and accuracy of each task, sorted by the names of the tasks; 0 for what was not measured."""
+    """TPF and accuracy of each task, sorted by the names of the tasks; 0 if not measured."""
     lines = [line for line in summary(run_measurements([run_dir])) if line.task != MEAN_TASK]
     figures = [(line.measurement("tpf"), line.measurement(ACCURACY)) for line in lines]
     return [TaskResult(*(0.0 if figure is None else figure.value for figure in pair)) for pair in figures]
@@ -189,13 +176,11 @@ def _check(jobs: list[_Job], include_path: Path | None, sandbox: str, model_cach
         _ = system.model  # a checkpoint that cannot be had is refused before the hub is asked for rows
         key = tuple(job.tasks)
         if key not in names:
-            own, others = split_names(job.tasks)
-            names[key] = [task.name for task in load_items(own, job.args.data_dir)]
-            if others:
-                names[key] += find_other_tasks(others, include_path, job.args, sandbox).load(others)["tasks"]
+            names[key] = load_any(job.tasks, include_path, job.args, sandbox)
         try:
             resolved = [system.resolve(name, {}, announce=False).settings for name in names[key]]
-            if dead := job.point.settings.keys() & set.intersection(*map(_without_effect, resolved)):
+            without_effect: Iterator[set[str]] = (getattr(settings, "without_effect", set()) for settings in resolved)
+            if dead := job.point.settings.keys() & set.intersection(*without_effect):
                 raise ConfigError(
                     f"{', '.join(sorted(dead))} changes nothing beside {resolved[0]}; vary another setting"
                 )
@@ -216,33 +201,6 @@ def _check_machine(jobs: list[_Job], model_cache: ModelCache) -> None:
                 f"{job.run_dir.name} was measured on {' and '.join(others)}, and this is {here.label()}: speeds of one "
                 "sweep must compare; set OMP_NUM_THREADS as before, or name another folder with --out"
             )
-
-
-def _same_decodes(
-    job: _Job, decoded: dict[tuple[str, str, str], list[tuple[str, Mapping[str, Any]]]]
-) -> Iterator[tuple[str, str]]:
-    """Tasks that a point decoded as an earlier point of its system did with other settings, and that point.
-
-    Args:
-        decoded: (system, task, digest of all tokens and forwards) -> points and their settings; this one is added.
-    """
-    digests: dict[str, Any] = {}
-    settings: dict[str, Mapping[str, Any]] = {}
-    with RunReader.open(job.run_dir) as reader:
-        for sample in reader.samples(traces=False):
-            task = sample.key.task
-            settings[task] = sample.settings
-            identity = [sample.key.doc_hash, sample.key.sample, sample.tokens or sample.text, sample.num_forwards]
-            digests.setdefault(task, hashlib.sha256()).update(json.dumps(identity).encode())
-    for task, digest in digests.items():
-        earlier = decoded.setdefault((job.system.name, task, digest.hexdigest()), [])
-        if other := next((name for name, values in earlier if values != settings[task]), None):
-            yield task, other
-        earlier.append((job.run_dir.name, settings[task]))
-
-
-def _without_effect(settings: Any) -> set[str]:
-    return getattr(settings, "without_effect", set())
 
 
 def _described(job: _Job) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a sweep runs: a YAML file of systems, tasks and the settings that vary.
+"""The file of a sweep: YAML of systems, tasks and the settings that vary.
 
     tasks: [gsm8k, mbpp]              # benchmark or task names, or task files of lm-eval
     limit: 100                        # items of each task; all if left out
@@ -48,19 +48,13 @@ Values = dict[str, Annotated[list[Any], MinLen(1)]]  # setting -> its values
 
 
 class TaskResult(NamedTuple):
-    """Result of one task at one value of a setting."""
-
     tpf: float
     accuracy: float
 
 
 @settings_class("frontier")
 class Frontier:
-    """One setting whose values are chosen so that the curve of accuracy against tokens per forward is known evenly.
-
-    Attributes:
-        high: second value.
-    """
+    """One setting whose values are chosen so that the curve of accuracy against tokens per forward is known evenly."""
 
     setting: str
     low: float
@@ -79,11 +73,10 @@ class Frontier:
     def next_value(self, measured: Mapping[float, Sequence[TaskResult]]) -> float | None:
         """The next value of the setting, or None when there are enough values.
 
-        The two ends come first, then always the middle of the two neighbouring values whose results lie farthest apart.
-        The distance is Euclidean in the plane of TPF and accuracy, each divided by its range over all measured values,
-        and is averaged over the tasks. The choice depends on the results alone, so that a resumed sweep makes the same
-        choices.
+        The two ends come first, then always the middle of the two neighbouring values whose results lie farthest apart:
+        Euclidean distance in the plane of TPF and accuracy, each divided by its range, averaged over the tasks.
         """
+        # The choice depends on the results alone, so that a resumed sweep makes the same choices.
         for end in (self.low, self.high):
             if end not in measured:
                 return end
@@ -121,7 +114,6 @@ class _SystemEntry:
     frontier: Frontier | None = None
 
     def varied(self) -> Iterator[tuple[Origin, dict[str, Any]]]:
-        """Every point that is known before anything is run, first the settings table's own."""
         yield "table", {}
         if self.grid:
             for combination in itertools.product(*self.grid.values()):
@@ -135,13 +127,7 @@ class _SystemEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPoint:
-    """Settings of one run.
-
-    Attributes:
-        settings: settings that differ from the settings table, sorted by name.
-    """
-
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # those that differ from the settings table, sorted by name
     origin: Origin
 
     @property
@@ -153,34 +139,22 @@ class SweepPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class SweptSystem:
-    """One system and its points.
-
-    Attributes:
-        points: points that are known before anything is run; the settings table's own is the first.
-    """
-
     name: str
     arguments: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    points: Sequence[SweepPoint] = ()
+    points: Sequence[SweepPoint] = ()  # known before anything is run; the settings table's own is the first
     frontier: Frontier | None = None
 
     @property
     def decoder_settings(self) -> type:
-        """Settings class of the decoder."""
         return find_decoder(self.arguments["decoder"]).Settings
 
     def point(self, settings: Mapping[str, Any], origin: Origin) -> SweepPoint:
-        """A point of this system, its settings in the one form that equal settings have.
-
-        Raises:
-            ConfigError: a setting is unknown or of the wrong type.
-        """
+        """A point of this system; equal settings get the same form, whatever way they are written."""
         converted = read_values(self.decoder_settings, settings, f"sweep: {self.name}")
         return SweepPoint(settings=dict(sorted(converted.items())), origin=origin)
 
     def frontier_point(self, value: float) -> SweepPoint:
-        """The point of a value that is chosen for the frontier."""
         assert self.frontier is not None
         return self.point({self.frontier.setting: value}, "frontier")
 
@@ -193,8 +167,6 @@ class SweptSystem:
 
 @settings_class()
 class SweepSpec:
-    """A sweep."""
-
     name: str
     tasks: tuple[str, ...] = ()
     limit: PositiveInt | None = None
@@ -207,11 +179,6 @@ def shipped_specs() -> list[str]:
 
 
 def read_spec(name: str) -> SweepSpec:
-    """Reads and checks a file.
-
-    Raises:
-        ConfigError: there is no such file, or it is malformed; says where.
-    """
     path = SPECS / f"{name}.yaml" if name in shipped_specs() else Path(name)
     if not path.is_file():
         raise ConfigError(f"sweep {name}: no such file; give a YAML file, or one of {', '.join(shipped_specs())}")
@@ -225,24 +192,20 @@ def read_spec(name: str) -> SweepSpec:
 
 
 def with_model(spec: SweepSpec, model: str) -> SweepSpec:
-    """A sweep with another checkpoint, without an adapter, for every system that decodes as ReFusion.
-
-    Raises:
-        ConfigError: no system does.
-    """
-
-    def changed(system: SweptSystem) -> SweptSystem:
-        if system.arguments["decoder"] != "refusion":
-            return system
-        return replace(system, arguments={**system.arguments, "pretrained": model, "adapter": None})
-
-    if all(system.arguments["decoder"] != "refusion" for system in spec.systems):
+    """A sweep with another checkpoint, without an adapter, for every system that decodes as ReFusion."""
+    systems = tuple(
+        replace(system, arguments={**system.arguments, "pretrained": model, "adapter": None})
+        if system.arguments["decoder"] == "refusion"
+        else system
+        for system in spec.systems
+    )
+    if all(system.arguments["decoder"] != "refusion" for system in systems):
         raise ConfigError(f"sweep {spec.name} has no system with decoder refusion, so --model {model} changes nothing")
-    return replace(spec, systems=tuple(map(changed, spec.systems)))
+    return replace(spec, systems=systems)
 
 
 def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping without the keys that have no value, which stand for their defaults."""
+    # A key without a value stands for its default.
     return {key: value for key, value in row.items() if value is not None}
 
 

@@ -1,12 +1,14 @@
 import logging
 import os
+import re
 import shutil
 
 import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import CheckpointError, ConfigError, DataError
-from refusion_eval.evaluation.loop import Turn, evaluate, find_tasks, task_names
+from refusion_eval.evaluation.loop import evaluate, find_tasks, task_names
+from refusion_eval.evaluation.turns import Turn
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import TASKS as PUBLISHED
@@ -100,16 +102,17 @@ def test_missing_data_is_reported_before_weights_are_read(checkpoint, tmp_path):
 
 def test_benchmark_names_mean_mini_tasks_for_the_embedded_checkpoint_only():
     assert task_names(["gsm8k", "mini_math"], "embedded") == ["mini_gsm8k", "mini_math"]
-    assert task_names(["gsm8k"], "GSAI-ML/ReFusion") == ["refusion_gsm8k"]
+    assert task_names(["gsm8k"], "GSAI-ML/ReFusion", prompts="ours") == ["refusion_gsm8k"]
     assert task_names([], "embedded") == ["mini_suite"]
     assert task_names(["gsm8k"], "embedded:autoregressive_sft") == ["mini_gsm8k"]
-    assert task_names([], "GSAI-ML/ReFusion") == ["refusion_suite"]
+    assert task_names([], "GSAI-ML/ReFusion", prompts="ours") == ["refusion_suite"]
     assert task_names(["parts"], "GSAI-ML/ReFusion") == ["mini_parts"]
 
 
-def test_prompts_of_the_release_are_tasks_of_their_own():
-    assert task_names(["gsm8k", "mini_math"], "M", prompts="release") == ["refusion_gsm8k_release", "mini_math"]
-    (suite,) = task_names([], "M", prompts="release")
+@pytest.mark.parametrize("prompts", [{}, {"prompts": "release"}])
+def test_a_real_checkpoint_is_asked_with_the_prompts_of_the_release_unless_others_are_wanted(prompts):
+    assert task_names(["gsm8k", "mini_math"], "M", **prompts) == ["refusion_gsm8k_release", "mini_math"]
+    (suite,) = task_names([], "M", **prompts)
     assert [task.name for task in find_tasks([suite])] == [f"refusion_{name}_release" for name in PUBLISHED]
 
 
@@ -121,6 +124,14 @@ def test_mini_tasks_are_never_run_where_rows_or_prompts_of_the_benchmark_are_nam
         task_names(names, "embedded", data=tmp_path)
     with pytest.raises(ConfigError, match=r"mini tasks, which have no --prompts release; leave it out"):
         task_names(names, "embedded:llada", prompts="release")
+
+
+@pytest.mark.parametrize("names", [["parts"], ["parts", "math"], []])
+def test_the_task_that_a_message_suggests_is_one_that_exists(names, tmp_path):
+    with pytest.raises(ConfigError, match=r"such as --tasks \w+, or") as refused:
+        task_names(names, "embedded", data=tmp_path)
+    (suggested,) = re.findall(r"--tasks (\w+)", str(refused.value))
+    assert [task.name for task in find_tasks([suggested])] == [suggested]
 
 
 def test_the_benchmark_itself_reads_the_rows_for_any_checkpoint(tmp_path):

@@ -85,7 +85,7 @@ def test_the_date_is_an_argument_and_no_two_go_into_one_run(dated, tmp_path):
     assert keys[0] == keys[1]
     with pytest.raises(StoreError, match="has 2 of these items with another prompt, the first of them mini_gsm8k item"):
         run(dated, tmp_path / "run", prompt_time="2024-07-27")
-    with pytest.raises(ConfigError, match="prompt_time='today' is no date; write it as 2026-01-31"):
+    with pytest.raises(ConfigError, match="prompt_time='today' is not a date; write it as 2026-01-31"):
         run(dated, tmp_path / "third", prompt_time="today")
 
 

@@ -20,7 +20,7 @@ import traceback
 from refusion_eval import api
 from refusion_eval.cli import main as command_line
 from refusion_eval.cli import run, table  # noqa: F401 - imported here so that no run has to
-from refusion_eval.evaluation.loop import load_items
+from refusion_eval.evaluation.loop import find_tasks
 from refusion_eval.models import tokenizer
 from refusion_eval.paths import embedded_path
 from refusion_eval.results import facts, measured, tables  # noqa: F401
@@ -53,7 +53,8 @@ def serve():
 def _prepare():
     """Does once what all runs would do alike."""
     probe()
-    load_items(["mini_gsm8k", "mini_mbpp"], None)
+    for task in find_tasks(["mini_gsm8k", "mini_mbpp"]):
+        task.items(None)
     # A class method of a frozen class cannot be cached in place without losing its class, so the function is.
     api.LoadedModel.open = functools.cache(api.LoadedModel.open)
     system.copy_bandwidth = lambda device: 1e10

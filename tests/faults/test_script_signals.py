@@ -1,11 +1,10 @@
-"""A signal to eval.sh or train.sh alone, not to what it runs: that is asked to end, and the script ends after it."""
+"""A signal to eval.sh or train.sh, which are the command that they started: it ends, and can be continued."""
 
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -13,20 +12,6 @@ from tests.faults.runs import REPOSITORY, num_recorded, wait_until
 
 if shutil.which("bash") is None:
     pytest.skip("needs bash", allow_module_level=True)
-
-# Ends a moment after the signal, as what has to finish first; what a real run does is tested below and in test_signals.
-LONG = "n=0; while [ $n -lt 2000 ]; do sleep 0.05; n=$((n + 1)); done"
-PATIENT = "trap 'sleep 0.2; echo recorded; exit {status}' {name}; echo running; " + LONG + "; echo not asked"
-EVALUATION = ("eval.sh", "--model", "model", "--baseline", "other")
-# Script, and the word of the command during which the signal comes.
-SCENES = {
-    "the first run": (EVALUATION, "refusion_eval run"),
-    "the baseline": (EVALUATION, "other-autoregressive"),
-    "the table": (EVALUATION, "refusion_eval table"),
-    "an artefact": (("eval.sh", "--artefacts", "--model", "model", "--baseline", "other"), "paper-table"),
-    "the check of a training": (("train.sh", "--config", "tiny"), "--check"),
-    "a training": (("train.sh", "--config", "tiny"), "torch.distributed.run"),
-}
 
 
 def _hear_all():
@@ -64,15 +49,6 @@ class Script:
         for name in ("set-up", "set-up-train"):
             (folder / name).write_text(done.stdout)
 
-    def until(self, line):
-        """Reads what it prints up to a line."""
-        said = ""
-        while not said.endswith(f"{line}\n"):
-            read = self.process.stdout.readline()
-            assert read, f"it ended: {said}{self.errors()}"
-            said += read
-        return said
-
     def end(self, number):
         """Sends a signal to the script alone; returns its exit status and what it still printed."""
         os.kill(self.process.pid, number)
@@ -84,57 +60,51 @@ class Script:
         return (self._folder / "stderr.log").read_text()
 
 
-def patient(number, status):
-    """A command of the shell that waits for a signal."""
-    return PATIENT.format(name=number.name.removeprefix("SIG"), status=status)
+PYTHON = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
 
 
-def pretended(word, patient):
-    """A Python that runs a command of the shell where its own arguments hold a word, and does nothing elsewhere."""
-    own_steps = f'"-m refusion_eval.scripts"*) exec {sys.executable} "$@";;'
-    return f'#!/bin/sh\ncase "$*" in {own_steps} *"{word}"*) {patient};; -) cat >/dev/null; echo stamp;; esac\n'
+def evaluation(tmp_path, name, *arguments):
+    """eval.sh on the embedded model in its own environment folder, with results beside it."""
+    folder = tmp_path / name
+    folder.mkdir()
+    options = ["--no-baseline", "--tasks", "gsm8k", "--limit", "40", "--results", tmp_path / "results", *arguments]
+    return Script(folder, PYTHON, ["eval.sh", *options])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("scene", SCENES)
-def test_what_runs_ends_first_and_the_script_with_its_status(scene, number, tmp_path):
-    arguments, word = SCENES[scene]
-    more = ("--results", tmp_path / "results") if arguments[0] == "eval.sh" else ()
-    script = Script(tmp_path, pretended(word, patient(number, 128 + number)), [*arguments, *more])
-    script.until("running")
-    assert script.end(number) == (128 + number, "recorded\n")
-
-
-@pytest.mark.parametrize("status", [0, 1])
-def test_what_ends_in_its_own_way_ends_the_script_by_the_signal(status, tmp_path):
-    """One that had just finished, or that calls an interruption a failure; nothing else is begun."""
-    python = pretended("refusion_eval run", patient(signal.SIGTERM, status))
-    script = Script(tmp_path, python, [*EVALUATION, "--results", tmp_path / "results"])
-    script.until("running")
-    assert script.end(signal.SIGTERM) == (128 + signal.SIGTERM, "recorded\n")
-
-
-def test_a_second_signal_is_handed_on_too(tmp_path):
-    twice = "trap 'trap \"echo at once; exit 143\" TERM; echo asked' TERM; echo running; " + LONG
-    python = pretended("refusion_eval run", twice)
-    script = Script(tmp_path, python, [*EVALUATION, "--results", tmp_path / "results"])
-    script.until("running")
-    os.kill(script.process.pid, signal.SIGTERM)
-    script.until("asked")
-    time.sleep(1.1)  # within the same second it counts as the same
-    assert script.end(signal.SIGTERM) == (128 + signal.SIGTERM, "at once\n")
-
-
-def test_a_real_run_finishes_its_sample_and_says_how_to_continue(tmp_path):
-    python = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
-    results = tmp_path / "results"
-    options = ["--no-baseline", "--tasks", "gsm8k", "--limit", "40", "--results", results]
-    script = Script(tmp_path, python, ["eval.sh", *options])
-    run_dir = results / "runs" / "embedded-refusion-unfused"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_sample_finish_and_the_same_command_continues(number, tmp_path):
+    script = evaluation(tmp_path, "first")
+    run_dir = tmp_path / "results" / "runs" / "embedded-refusion-unfused"
     wait_until(lambda: script.process.poll() is not None or num_recorded(run_dir), "no sample is recorded")
-    status, said = script.end(signal.SIGTERM)
-    assert status == 128 + signal.SIGTERM, script.errors()
+    status, said = script.end(number)
+    assert status == 128 + number, script.errors()
+    recorded = num_recorded(run_dir)
     last = script.errors().rstrip().splitlines()[-1]
-    assert last.startswith(f"stopped by SIGTERM: {num_recorded(run_dir)} of ")
+    assert f"stopped by {number.name}: {recorded} of " in script.errors()
     assert last.endswith("run the same command again to continue")
     assert " table " not in said
+    script = evaluation(tmp_path, "second")
+    said = script.process.communicate(timeout=300)[0]
+    assert script.process.returncode == 0, script.errors()
+    assert " table " in said
+    assert num_recorded(run_dir) == 40
+
+
+def test_a_killed_evaluation_continues_with_what_is_recorded(tmp_path):
+    script = evaluation(tmp_path, "first")
+    run_dir = tmp_path / "results" / "runs" / "embedded-refusion-unfused"
+    wait_until(lambda: script.process.poll() is not None or num_recorded(run_dir), "no sample is recorded")
+    script.end(signal.SIGKILL)
+    assert num_recorded(run_dir) < 40
+    script = evaluation(tmp_path, "second")
+    assert " table " in script.process.communicate(timeout=300)[0]
+    assert script.process.returncode == 0, script.errors()
+    assert num_recorded(run_dir) == 40
+
+
+def test_a_signal_ends_a_training_with_all_its_processes(tmp_path):
+    script = Script(tmp_path, PYTHON, ["train.sh", "--config", "tiny", "--processes", "1"])
+    wait_until(lambda: script.process.poll() is not None or "step " in script.errors(), "no step is trained")
+    assert script.end(signal.SIGTERM)[0] != 0
+    with pytest.raises(ProcessLookupError):
+        os.killpg(script.process.pid, 0)

@@ -7,11 +7,10 @@ from lm_eval.api.model import CachingLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.benchmarks import get_task
-from refusion_eval.benchmarks.rows import WITHHELD
+from refusion_eval.benchmarks.rows import WITHHELD, Sealing
 from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
-from refusion_eval.lm_eval_plugin.hooks import SEALING
 from refusion_eval.runs.job import Detokenizer
 from refusion_eval.store.run_store import RunReader
 from tests.models.tiny import save_word_tokenizer
@@ -202,8 +201,9 @@ def test_greedy_samples_of_one_item_are_equal(responses, prompts, tiny):
 
 def test_sealed_questions_stay_out_of_the_record(tiny, tmp_path):
     question = "which of these nine plain words would be quoted verbatim by a model"
-    lm = build(tiny, run_dir=str(tmp_path))
-    lm.generate_until(asked([f"Q: {SEALING.seal('gpqa/1/question', question)}"], task="refusion_gpqa"))
+    lm, sealing = build(tiny, run_dir=str(tmp_path)), Sealing()
+    lm.begin_evaluation({}, {}, sealing)
+    lm.generate_until(asked([f"Q: {sealing.seal('gpqa/1/question', question)}"], task="refusion_gpqa"))
     (sample,) = stored(tmp_path)
     assert sample.tokens is None
     assert sample.num_tokens > 0

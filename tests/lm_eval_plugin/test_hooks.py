@@ -148,9 +148,10 @@ def test_gpqa_questions_are_in_nothing_that_lm_eval_writes(monkeypatch: pytest.M
 
     monkeypatch.setattr(datasets, "load_dataset", lambda *_args, **_kwargs: GPQA_ROWS)
     prompts: list[str] = []
+    sealing = get_task("refusion_gpqa").items(None)[0].sealing
 
     def answer(request: Instance) -> str:
-        prompts.append(task_hooks.SEALING.unseal(request.args[0])[0])
+        prompts.append(sealing.unseal(request.args[0])[0])
         return f"The answer is ({request.doc['answer']})."
 
     results = evaluate("refusion_gpqa", answer)

@@ -9,7 +9,6 @@ from lm_eval.tasks import TaskManager, get_task_dict
 
 from refusion_eval.benchmarks import OTHER, OURS, RELEASE, RELEASED, Task, find_task
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
-from refusion_eval.lm_eval_plugin.hooks import SEALING
 from refusion_eval.paths import tasks_path
 
 ROWS = Path(__file__).parents[1] / "data" / "release_prompts" / "prompts.jsonl"
@@ -51,8 +50,9 @@ def test_lm_eval_sends_the_turns_of_the_benchmark(loaded: dict[str, Any], name: 
 
 
 def test_gpqa_stays_sealed(loaded: dict[str, Any]) -> None:
-    (row,) = loaded["refusion_gpqa_release"].test_docs()
-    prompt, sealed = SEALING.unseal(RELEASED["gpqa"].turns(row).user)
+    task = loaded["refusion_gpqa_release"]
+    (row,) = task.test_docs()
+    prompt, sealed = task.dataset.sealing.unseal(RELEASED["gpqa"].turns(row).user)
     assert "invented ion" not in json.dumps(row)
     assert "invented ion" in prompt
     assert len(sealed) == 5

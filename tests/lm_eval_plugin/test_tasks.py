@@ -10,10 +10,13 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 import refusion_eval
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import CheckpointError, ConfigError, DataError
-from refusion_eval.evaluation.loop import Turn
+from refusion_eval.evaluation.turns import Turn
+from refusion_eval.lm_eval_plugin import hooks
+from refusion_eval.lm_eval_plugin.any_task import evaluate_any, split_names
 from refusion_eval.lm_eval_plugin.local_rows import LocalSplits
-from refusion_eval.lm_eval_plugin.tasks import evaluate_any, find_other_tasks, split_names
+from refusion_eval.lm_eval_plugin.tasks import find_other_tasks
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import PASSED
 from refusion_eval.store.run_store import RunReader
@@ -131,7 +134,7 @@ def test_a_task_file_that_cannot_be_read_is_one_error(include, checkpoint, folde
 
 def test_a_pipe_in_the_include_path_is_one_error(checkpoint, folder):
     os.mkfifo(folder / "pipe.yaml")
-    with pytest.raises(DataError, match="no plain file"):
+    with pytest.raises(DataError, match="not a plain file"):
         find_other_tasks(["sums"], folder, arguments(checkpoint))
 
 
@@ -144,6 +147,21 @@ def test_lm_eval_runs_no_program_without_isolation(checkpoint, folder, tmp_path)
     (folder / "sums.yaml").write_text(yaml.safe_dump({**task, "unsafe_code": True}))
     with pytest.raises(ConfigError, match=r"sums: lm-eval runs .* without isolation; allow it with --sandbox none"):
         evaluate_any(arguments(checkpoint, tmp_path / "run"), [str(folder / "sums.yaml")])
+
+
+def test_programs_are_isolated_again_after_an_evaluation_without_isolation(checkpoint, folder, tmp_path, monkeypatch):
+    isolation = []
+
+    def judge_texts(benchmark, items, *, filter_name, sandbox):
+        isolation.append(sandbox)
+        return []
+
+    monkeypatch.delenv(hooks.SANDBOX_VARIABLE, raising=False)
+    monkeypatch.setattr(hooks, "judge_texts", judge_texts)
+    args = arguments(checkpoint, tmp_path / "run")
+    evaluate_any(args, [str(folder / "sums.yaml")], limit=1, sandbox="none")
+    hooks.score_responses(BENCHMARKS["mbpp"], [], [])
+    assert isolation == ["auto"]
 
 
 def test_samples_that_fail_leave_the_run_incomplete(checkpoint, folder, tmp_path, monkeypatch):

@@ -1,0 +1,167 @@
+"""Every table and figure of the paper from the runs of a suite, its ablations and its sweeps (`suite --artefacts`)."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from refusion_eval.benchmarks import PUBLISHED, RELEASE, RELEASED, Task, find_task
+from refusion_eval.cli import names_of
+from refusion_eval.cli.suite_runs import (
+    ALL_PUBLISHED,
+    AS_IN_THE_PAPER,
+    PUBLISHED_BASELINE,
+    PUBLISHED_REFUSION,
+    UNFUSED,
+    Suite,
+    base_name,
+)
+from refusion_eval.paths import EMBEDDED, embedded_systems
+from refusion_eval.runs.model_args import published_systems
+from refusion_eval.sweep.spec import SPECS
+
+SWEEPS = ("figure4", "figure6", "figure8")
+_CASE = "mbpp"  # the benchmark of the paper's case studies, ablations and sweeps
+_GRADED = "mmlu_pro"  # stands in for it in miniature: the tiny models answer every item of mini MBPP right
+# One slot at a time, the most certain one first: the tiny models are certain of most slots of a block at once, so that
+# the paper's settings show no order.
+_ORDERED = "arc_challenge"
+# The lines of this answer need nothing of each other, so that the embedded model can write most slots at once.
+EXAMPLE = """Lucy was born in January. Lucy plays the drum. Lucy is 24 years old. Lucy works as a cook. Lucy has won \
+some plums. Lucy lives in Oslo. Lucy keeps a gecko. Lucy wears white shoes.
+
+Fill the record of Lucy: month, hobby, age, job, prize, city, pet.
+
+Answer each part on its own line, in this order."""
+
+
+class Artefacts:
+    """Makes tables, figures and the page of samples. A part that fails is named, and the others are made."""
+
+    def __init__(self, suite: Suite) -> None:
+        self._suite = suite
+        self._model = PUBLISHED_REFUSION if suite.model == ALL_PUBLISHED else suite.model
+        self._is_embedded = self._model == EMBEDDED
+        self._baseline = EMBEDDED if self._is_embedded else suite.given.baseline or PUBLISHED_BASELINE
+        self._family = base_name(self._model)
+        self._out = f"{suite.tables}/{self._family}/artefacts"
+
+    def make(self) -> None:
+        suite, out, task, graded = self._suite, self._out, self._task(_CASE), self._graded()
+        refusion, data = suite.refusion_run, suite.options("data")
+        self._ablation("recompute_kv")
+        self._ablation("serial", graded)
+        self._part("paper-table", "all", *suite.run_dirs, "--out", out)
+        self._part("plot", "figure1", *suite.run_dirs, "--task", graded, "--out", out)
+        self._part("compare", refusion, f"{refusion}-recompute_kv", *self._files("compare_recompute_kv"))
+        self._stock_loop()
+        suite.write_table(out)
+        self._part("speed", *suite.run_dirs, *self._files("speed"), *suite.reference)
+        self._locality()
+        for figure in SWEEPS:
+            self._sweep(figure)
+        case = self._task(_ORDERED if self._is_embedded else _CASE)
+        settings = ("--set", "block_size=96", "--set", "tau_slot=1") if self._is_embedded else ()
+        for figure in ("figure5", "figure9"):
+            of_case = ("--model", self._model, "--task", self._asked(case), *settings, *data)
+            self._part("plot", figure, *of_case, "--out", out)
+        # The claims are judged by the runs, and by those sweeps, localities and case studies that are there.
+        studies = [f"{out}/{name}.csv" for name in self._masked_models()] + list(map(self._sweep_folder, SWEEPS))
+        studies += [] if self._is_embedded else [f"{out}/case_study"]
+        self._part("claims", *suite.run_dirs, *filter(self._is_there, studies), "--out", out)
+        replayed = ("--prompt", EXAMPLE) if self._is_embedded else (refusion, "--task", task)
+        self._part("replay", *replayed, "--seconds", "1.2", "--out", f"{out}/replay.gif")
+        # The page holds every sample, so it is too large for a folder that is kept in the repository.
+        page = f"{suite.results}/reports/{self._family}.html"
+        self._part("report", *suite.run_dirs, "--out", page, *data, *suite.reference)
+        # Results of variants that were trained on more and less data come from elsewhere.
+        scaling = f"{suite.results}/{self._family}/scaling.csv"
+        if Path(scaling).is_file():
+            self._part("plot", "figure7", scaling, "--out", out)
+        print(f"Tables and figures: {out}", flush=True)
+
+    def _part(self, *words: str) -> None:
+        status = self._suite.step(*words)
+        self._suite.go_on_without(status, f"'{words[0]} {base_name(words[1])}' failed, and what needs it is missing")
+
+    def _is_there(self, path: str) -> bool:
+        return self._suite.given.dry_run or Path(path).exists()
+
+    def _asked(self, benchmark: str) -> str:
+        """The task that a benchmark's name means in the runs of the suite."""
+        real = RELEASED if self._suite.prompts == RELEASE else PUBLISHED
+        return benchmark if self._is_embedded or benchmark not in real else Task(real[benchmark]).name
+
+    def _task(self, default: str) -> str:
+        """The benchmark of a figure: the default, or the first that was asked for if the default was not."""
+        tasks = {name: find_task(name) for name in names_of(self._suite.given.tasks)}
+        names = [task.benchmark.name if task else name for name, task in tasks.items()]
+        return default if not names or default in names else names[0]
+
+    def _graded(self) -> str:  # the benchmark of figures that need some answers wrong
+        return self._task(_GRADED if self._is_embedded else _CASE)
+
+    def _files(self, name: str) -> tuple[str, ...]:
+        return "--csv", f"{self._out}/{name}.csv", "--markdown", f"{self._out}/{name}.md"
+
+    def _ablation(self, setting: str, tasks: str | None = None) -> None:
+        """Runs ReFusion with a setting that is off by default."""
+        run_dir = f"{self._suite.refusion_run}-{setting}"
+        options = (*UNFUSED, "--set", f"{setting}=true")
+        self._run(run_dir, "--model", self._model, "--decoder", "refusion", *options, tasks=tasks)
+
+    def _stock_loop(self) -> None:
+        """Runs the autoregressive system by transformers' generate, so that speed is known for both loops."""
+        run_dir = f"{self._suite.runs}/{base_name(self._baseline)}-autoregressive-generate"
+        options = () if self._is_embedded else AS_IN_THE_PAPER
+        self._run(run_dir, "--model", self._baseline, "--decoder", "autoregressive", *options, "--loop", "generate")
+
+    def _run(self, run_dir: str, *arguments: str, tasks: str | None = None) -> None:
+        status = self._suite.evaluate(run_dir, *arguments, tasks=tasks)
+        self._suite.go_on_without(status, f"{run_dir} failed, and what needs it is missing")
+
+    def _locality(self) -> None:
+        limit = self._suite.given.limit
+        options = [*self._suite.options("data"), *(["--responses", str(limit)] if limit else [])]
+        models = self._masked_models()
+        for name, model in models.items():
+            self._part("locality", "--model", model, "--out", f"{self._out}/{name}.csv", *options)
+        if files := list(filter(self._is_there, (f"{self._out}/{name}.csv" for name in models))):
+            self._part("plot", "figure3", *files, "--out", self._out)
+
+    def _masked_models(self) -> dict[str, str]:
+        """Name of the CSV of locality -> checkpoint: ReFusion, and the models of the paper's Figure 3 that were run."""
+        models = {"locality": self._model}
+        if self._suite.model in (EMBEDDED, ALL_PUBLISHED):
+            for name in (name for name in ("llada", "dream") if name in self._suite.names):
+                published = str(published_systems()[name].pretrained)
+                models[f"locality_{name}"] = f"{EMBEDDED}:{name}" if self._is_embedded else published
+        return models
+
+    def _sweep_folder(self, figure: str) -> str:
+        return f"{self._suite.results}/sweeps/{self._family}-{figure}"
+
+    def _sweep(self, figure: str) -> None:
+        suite, folder, graded = self._suite, self._sweep_folder(figure), self._graded()
+        file = Path(folder, f"{figure}.yaml")
+        if not suite.given.dry_run:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_spec(figure, self._asked(graded), file, model=self._model, baseline=self._baseline)
+        self._part("sweep", str(file), "--out", folder, *suite.options("limit", "data", "sandbox"))
+        if self._is_there(f"{folder}/sweep.csv"):
+            self._part("plot", figure, folder, "--task", graded, "--out", self._out)
+
+
+def write_spec(figure: str, task: str, path: Path, *, model: str, baseline: str) -> None:
+    """Writes the package's sweep of a figure for one task with these checkpoints, or with those in the package."""
+    is_embedded = model == EMBEDDED
+    spec: dict[str, Any] = yaml.safe_load((SPECS / f"{'mini_' * is_embedded}{figure}.yaml").read_text(encoding="utf-8"))
+    if is_embedded:
+        spec["systems"] = {name: row for name, row in spec["systems"].items() if name in embedded_systems()}
+    else:
+        checkpoints = {"refusion": model, "qwen3": baseline}
+        for row in spec["systems"].values():
+            arguments = row["arguments"]
+            if arguments.keys() == {"system"} and arguments["system"] in checkpoints:
+                arguments["model"] = checkpoints[arguments["system"]]
+    path.write_text(yaml.safe_dump(spec | {"tasks": [task]}, sort_keys=False), encoding="utf-8")

@@ -1,0 +1,231 @@
+"""The runs of a suite: which systems run, with what options, and their turns."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+from refusion_eval.benchmarks import OURS, RELEASE
+from refusion_eval.cli import EXIT_INCOMPLETE, names_of, run_command, say
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluation.turns import Turn, run_in_turns
+from refusion_eval.paths import EMBEDDED, embedded_systems, tasks_path
+from refusion_eval.runs.model_args import choose_preset, published_systems, system_arguments
+
+ALL_PUBLISHED = "published"
+PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
+
+# The settings table of autoregressive systems beside the paper's: responses of Qwen3-8B there have up to 810 tokens on
+# average, and the length of the others, 512, would cut many of them short.
+LONG_RESPONSES = "paper_implied"
+# An autoregressive checkpoint beside a real ReFusion runs as the paper ran Qwen3-8B.
+AS_IN_THE_PAPER = ("--no-thinking", "--preset", LONG_RESPONSES)
+# Options of the paper's algorithm: the default, but the folders of runs say so, and so does their record.
+UNFUSED = ("--set", "fuse=false")
+
+# Names in messages of the run that the artefacts are about, and of the run that speed-ups are relative to.
+REFUSION, BASELINE = "refusion", "the baseline"
+
+
+class PlannedRun(NamedTuple):
+    name: str
+    run_dir: str
+    arguments: list[str]
+
+
+class Suite:
+    """The systems to run, in order, and what was run so far; raises ConfigError if options do not fit each other."""
+
+    def __init__(self, given: SimpleNamespace) -> None:
+        self.given = given
+        self.model, self.baseline, self._adapter = map(_absolute, (given.model, given.baseline, given.adapter))
+        self._systems = given.system or ("all" if given.artefacts and not self.model else "")
+        self.results = str(given.results or given.root / "results")
+        # The tables that a clone comes with stay as they are.
+        self.tables = str(given.results or given.root / "results" / "local")
+        self.names: list[str] = []
+        if self._systems:
+            self._choose_systems()
+        elif given.preset or given.adapter or self.model == ALL_PUBLISHED:
+            raise ConfigError("--preset, --adapter and --model published need --system")
+        else:
+            self.model = self.model or EMBEDDED
+            default = EMBEDDED if self.model == EMBEDDED else PUBLISHED_BASELINE
+            self.baseline = "" if given.no_baseline else self.baseline or default
+        self.prompts = given.prompts or (OURS if self.model == EMBEDDED else RELEASE)
+        if self.model == EMBEDDED and self.prompts == RELEASE:
+            raise ConfigError(f"--prompts {RELEASE} is for real benchmarks: --model embedded runs the mini tasks")
+        self.runs = f"{self.results}/runs" if self.prompts == OURS else f"{self.results}/runs/{self.prompts}"
+        if given.artefacts and self._systems and REFUSION not in self.names:
+            raise ConfigError("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
+        self.refusion_run = ""
+        self.run_dirs: list[str] = []
+        self.status = 0
+
+    def run(self) -> None:
+        """Runs all systems and writes the table."""
+        default_baseline = self.baseline == EMBEDDED and not self.given.baseline
+        if self.baseline and not default_baseline:
+            self._check_checkpoints()
+        runs = list(self._runs())
+        if self.baseline:
+            run_dir = f"{self.runs}/{base_name(self.baseline)}-autoregressive"
+            options = () if default_baseline else AS_IN_THE_PAPER
+            arguments = ["--model", self.baseline, "--decoder", "autoregressive", *options]
+            runs.append(PlannedRun(BASELINE, run_dir, arguments))
+        rounds = self.given.rounds if len(runs) > 1 else 1
+        run_in_turns(runs, self._take_turn, rounds=rounds, limit=self.given.limit)
+        if not self.run_dirs:
+            raise SystemExit(self.status)
+        preset = f"-{self.given.preset}" if self.given.preset else ""
+        name = f"{self._systems.replace(',', '+')}{preset}" if self._systems else base_name(self.model)
+        self.write_table(f"{self.tables}/{name}")
+
+    def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
+        status = self.evaluate(run.run_dir, *run.arguments, "--round", f"{turn.number}/{turn.of}")
+        if status and not self._systems and run.name == REFUSION:
+            raise SystemExit(status)
+        self.go_on_without(status, f"{run.name} failed{', so the table has no speed-up' * (run.name == BASELINE)}")
+        if not status and run.name == REFUSION:
+            self.refusion_run = run.run_dir
+        return not status
+
+    @property
+    def reference(self) -> list[str]:
+        """Options that name the run which speed-ups are relative to, where one has to be named."""
+        # The embedded family has two autoregressive systems; this one is the backbone.
+        is_there = f"{self.runs}/embedded-autoregressive" in self.run_dirs
+        return ["--baseline", "embedded-autoregressive"] if is_there else []
+
+    def options(self, *names: str) -> list[str]:
+        """Those of these options that the user gave, with their values."""
+        values = {name: getattr(self.given, name.replace("-", "_")) for name in names}
+        return [
+            word
+            for name, value in values.items()
+            if value not in (None, "auto", "")
+            for word in (f"--{name}", str(value))
+        ]
+
+    def step(self, *words: str) -> int:
+        """Prints and runs one command of the package; returns 0 if it finished, even with failed samples."""
+        print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True)
+        status = 0 if self.given.dry_run else run_command(*words)
+        if status == EXIT_INCOMPLETE:
+            self.status = status
+            return 0
+        return status
+
+    def evaluate(self, run_dir: str, *arguments: str, tasks: str | None = None) -> int:
+        """Runs one system for the table."""
+        options = [] if self.model == EMBEDDED else ["--prompts", self.prompts]
+        options += self.options("tasks") if tasks is None else ["--tasks", tasks]
+        options += ["--no-cuda-graphs"] if self.given.no_cuda_graphs else []
+        options += self.options("include-path", "limit", "data", "sandbox")
+        status = self.step("run", "--run-dir", run_dir, *arguments, *options)
+        if not status and run_dir not in self.run_dirs:
+            self.run_dirs.append(run_dir)
+        return status
+
+    def go_on_without(self, status: int, what: str) -> None:
+        """Remembers a failure and goes on, because what is there is worth its table. An interruption ends the suite."""
+        if status >= 128:
+            raise SystemExit(status)
+        if status:
+            self.status = status
+            say(f"{what}; run the same command again to continue it")
+
+    def write_table(self, folder: str) -> None:
+        files = ("--csv", f"{folder}/results.csv", "--markdown", f"{folder}/table.md")
+        if status := self.step("table", *self.run_dirs, *files, *self.reference):
+            raise SystemExit(status)
+
+    def _choose_systems(self) -> None:
+        preset = self.given.preset
+        if self._systems == "all" and self.model in ("", EMBEDDED):
+            self.names, self.model = list(embedded_systems()), EMBEDDED
+        elif self._systems == "all":
+            self.names = [name for name, system in published_systems().items() if system.pretrained]
+        else:
+            self.names = names_of(self._systems)
+        self.model = self.model or ALL_PUBLISHED
+        for name in self.names:
+            if self.model == EMBEDDED and name not in embedded_systems():
+                raise ConfigError(f"--model embedded: there is no embedded checkpoint of '{name}'")
+            if self.model != EMBEDDED:
+                system_arguments(name, None if self.model == ALL_PUBLISHED else self.model)
+        if self.model in (EMBEDDED, ALL_PUBLISHED):
+            if self._adapter:
+                raise ConfigError("--adapter needs --model with its checkpoint")
+        elif len(self.names) != 1:
+            raise ConfigError(f"--model {self.model} is one checkpoint, and --system names {len(self.names)} systems")
+        if preset and (self.model == EMBEDDED or not any(_has_preset(name, preset) for name in self.names)):
+            raise ConfigError(f"--preset: no settings table of these systems is called '{preset}'")
+
+    def _check_checkpoints(self) -> None:
+        """Says within seconds whether model and baseline can run, because the first run may take hours."""
+        checkpoints = {
+            (self.baseline, "autoregressive"): "baseline with --baseline, or run without one (--no-baseline)"
+        }
+        if not self._systems and self.model != EMBEDDED:
+            checkpoints = {(self.model, "refusion"): "model with --model"} | checkpoints
+        failed = [
+            advice
+            for (model, decoder), advice in checkpoints.items()
+            if self.step("check", "--model", model, "--decoder", decoder)
+        ]
+        for advice in failed:
+            say(f"name another {advice}")
+        if failed:
+            raise SystemExit(1)
+
+    def _runs(self) -> Iterator[PlannedRun]:
+        arguments_of = {name: self._arguments(name) for name in self.names}
+        if not self._systems:
+            arguments = ["--model", self.model, "--decoder", "refusion"]
+            arguments_of[REFUSION] = (f"{base_name(self.model)}-refusion", arguments)
+        for name, (folder, arguments) in arguments_of.items():
+            run_dir = f"{self.runs}/{folder}"
+            if name != REFUSION:
+                yield PlannedRun(name, run_dir, arguments)
+                continue
+            yield PlannedRun(name, f"{run_dir}-unfused", [*arguments, *UNFUSED])
+            if self.given.fused or self.model == EMBEDDED:
+                yield PlannedRun("refusion with fused forwards", f"{run_dir}-fused", [*arguments, "--set", "fuse=true"])
+
+    def _arguments(self, name: str) -> tuple[str, list[str]]:
+        """Folder and arguments of the run of a system."""
+        if self.model == EMBEDDED:
+            checkpoint, decoder = embedded_systems()[name]
+            model = EMBEDDED if decoder == checkpoint else f"{EMBEDDED}:{checkpoint}"
+            return f"embedded-{name}", ["--model", model, "--decoder", decoder]
+        folder, arguments = name, ["--system", name]
+        if self.model != ALL_PUBLISHED:
+            folder = f"{base_name(self.model)}-{name}"
+            arguments += ["--model", self.model, *(("--adapter", self._adapter) if self._adapter else ())]
+        is_autoregressive = published_systems()[name].decoder == "autoregressive"
+        preset = self.given.preset or (LONG_RESPONSES if is_autoregressive else "")
+        if preset and _has_preset(name, preset):
+            return f"{folder}-{preset}", [*arguments, "--preset", preset]
+        if preset:
+            say(f"{name} has no settings table '{preset}' and runs with its own")
+        return folder, arguments
+
+
+def base_name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _absolute(checkpoint: str) -> str:
+    """The absolute path of a folder, which records and names of runs hold; a hub id stays as it is."""
+    return str(Path(checkpoint).absolute()) if checkpoint and Path(checkpoint).is_dir() else checkpoint
+
+
+def _has_preset(system: str, preset: str) -> bool:
+    try:
+        choose_preset(tasks_path() / "settings" / f"{published_systems()[system].decoder}.yaml", preset)
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,70 @@
+"""Tasks of this project and of lm-eval in one run: the only place that tells them apart.
+
+lm_eval takes seconds to import, so it is imported only where one of its tasks is asked for.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from refusion_eval.evaluation.loop import Outcome, check_model, evaluate, find_tasks, own_tasks, run_directory
+from refusion_eval.evaluation.turns import Turn
+from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.system import ModelCache
+
+# What comes before the name of a task of lm-eval where a task or benchmark of this project has the same name.
+PREFIX = "lm_eval:"
+
+
+def evaluate_any(
+    args: ModelArgs,
+    names: Sequence[str],
+    include_path: Path | None = None,
+    *,
+    limit: int | None = None,
+    sandbox: str = "auto",
+    model_cache: ModelCache | None = None,
+    turn: Turn | None = None,
+) -> Outcome:
+    """Runs tasks of this project and of lm-eval into one run directory; see `evaluation.loop.evaluate` for errors.
+
+    Prompts of lm-eval's tasks are written with the checkpoint's chat template, if it has one.
+
+    Raises:
+        ConfigError: lm-eval would run model-written code without isolation.
+    """
+    run_dir = run_directory(args)
+    model_cache = model_cache or ModelCache()
+    own, others = split_names(names)
+    outcomes = []
+    if others:
+        from refusion_eval.lm_eval_plugin.tasks import evaluate_others
+
+        check_model(args, model_cache)
+        outcomes.append(evaluate_others(args, others, include_path, limit, sandbox, model_cache, turn))
+    if own:
+        outcomes.append(evaluate(args, own, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=turn))
+    return Outcome(
+        run_dir=run_dir,
+        failed=[sample for outcome in outcomes for sample in outcome.failed],
+        unscored=sum(outcome.unscored for outcome in outcomes),
+    )
+
+
+def load_any(names: Sequence[str], include_path: Path | None, args: ModelArgs, sandbox: str) -> list[str]:
+    """Loads tasks with their rows and returns the names of all; errors as in `evaluate_any`."""
+    own, others = split_names(names)
+    tasks = find_tasks(own)
+    for task in tasks:
+        task.items(args.data_dir)
+    loaded = [task.name for task in tasks]
+    if others:
+        from refusion_eval.lm_eval_plugin.tasks import find_other_tasks
+
+        loaded += find_other_tasks(others, include_path, args, sandbox).load(others)["tasks"]
+    return loaded
+
+
+def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names of this project's tasks, and all others without the prefix of lm-eval."""
+    own = [name for name in names if name in own_tasks()]
+    return own, [name.removeprefix(PREFIX) for name in names if name not in own]
