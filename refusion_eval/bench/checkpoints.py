@@ -30,7 +30,7 @@ _POOL_SIZE = 1 << 22
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a Qwen3 model, named as in its config.json."""
 
@@ -42,24 +42,10 @@ class Shape:
     vocab_size: int
 
 
-# Qwen3's sizes with ReFusion's vocabulary.
+# Qwen3's sizes with ReFusion's vocabulary, in the order of the fields.
 SHAPES: Mapping[str, Shape] = {
-    "0.6B": Shape(
-        hidden_size=1024,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        intermediate_size=3072,
-        vocab_size=151671,
-    ),
-    "8B": Shape(
-        hidden_size=4096,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        intermediate_size=12288,
-        vocab_size=151671,
-    ),
+    "0.6B": Shape(1024, 28, 16, 8, 3072, 151671),
+    "8B": Shape(4096, 36, 32, 8, 12288, 151671),
 }
 
 
@@ -84,9 +70,6 @@ def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None
 def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> None:
     """Writes a checkpoint of a larger shape that computes the same tokens as a smaller one.
 
-    The scales of the residual norms shrink by sqrt(small width / large width), and the epsilon of the norms by the
-    square of this factor, because the surplus features are zero.
-
     Args:
         shape: shape that is at least one feature wider than the source and smaller in no dimension.
         dtype: dtype of the matrices. The scales of residual norms are float32, because they are multiplied by a root.
@@ -110,11 +93,9 @@ def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> Non
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
     written = json.loads((source / "config.json").read_text()) | asdict(shape)
-    written |= {
-        "tie_word_embeddings": False,
-        "rms_norm_eps": config.rms_norm_eps * config.hidden_size / shape.hidden_size,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
+    # The surplus features are zero, so that the mean square of a row shrinks by this ratio of the widths.
+    written["rms_norm_eps"] = config.rms_norm_eps * config.hidden_size / shape.hidden_size
+    written |= {"tie_word_embeddings": False, "dtype": str(dtype).removeprefix("torch.")}
     for key in ("layer_types", "max_window_layers"):  # these follow the number of layers of the source
         written.pop(key, None)
     (target / "config.json").write_text(json.dumps(written, indent=2))
@@ -126,7 +107,7 @@ def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> Non
 def _check(config: ModelConfig, shape: Shape) -> None:
     if config.family != "qwen3":
         raise ConfigError(f"inflate: the checkpoint's model_type is {config.family!r}; only 'qwen3' can be inflated")
-    group, wide_group = config.num_heads // config.num_kv_heads, shape.num_attention_heads // shape.num_key_value_heads
+    group, wide_group = _groups(config, shape)
     needs = {
         "hidden_size": (config.hidden_size + 1, shape.hidden_size),
         "num_hidden_layers": (config.num_layers, shape.num_hidden_layers),
@@ -140,18 +121,20 @@ def _check(config: ModelConfig, shape: Shape) -> None:
             raise ConfigError(f"inflate: {name} is {given}, the checkpoint needs at least {needed}")
 
 
-class _Builder:
-    """Builds the tensors of the large model.
+def _groups(config: ModelConfig, shape: Shape) -> tuple[int, int]:
+    """Query heads of each key-value head, in the small model and in the large one."""
+    return config.num_heads // config.num_kv_heads, shape.num_attention_heads // shape.num_key_value_heads
 
-    A row of the residual stream consists of the features of the small model, the constant, and zeros, in this order.
-    """
+
+class _Builder:
+    """The tensors of the large model, whose rows are the features of the small model, the constant, and zeros."""
 
     def __init__(self, config: ModelConfig, shape: Shape, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self._config, self._shape, self._weights, self._dtype = config, shape, weights, dtype
         # Random weights are cut from one pool, because drawing billions of new ones would take minutes.
         self._pool = (torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(0)) * NOISE).to(dtype)
         self._width = config.hidden_size
-        self._scale = math.sqrt(config.hidden_size / shape.hidden_size)
+        self._scale = math.sqrt(config.hidden_size / shape.hidden_size)  # of residual norms; see rms_norm_eps
 
     def ends(self) -> dict[str, Tensor]:
         """Embedding, final norm and output head."""
@@ -212,8 +195,7 @@ class _Builder:
         head_dim, mlp = config.head_dim, config.intermediate_size
         small = {name: self._weights[f"{prefix}{name}.weight"] for name in tensors}
         query, output = "self_attn.q_proj", "self_attn.o_proj"
-        group = config.num_heads // config.num_kv_heads
-        wide_group = shape.num_attention_heads // shape.num_key_value_heads
+        group, wide_group = _groups(config, shape)
         for kv_head in range(config.num_kv_heads):
             rows = slice(kv_head * head_dim, (kv_head + 1) * head_dim)
             for name in ("self_attn.k_proj", "self_attn.v_proj"):

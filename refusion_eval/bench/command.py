@@ -19,7 +19,6 @@ from refusion_eval.paths import embedded_path, tasks_path
 
 PROMPTED = ("gsm8k", "math", "humaneval", "mbpp", "mmlu_pro", "arc_challenge")
 RANDOM_PROMPT_LENGTH = 64
-INFLATED = "-inflated"
 
 
 class Extent(NamedTuple):
@@ -48,24 +47,26 @@ def run_bench(
 ) -> tuple[Report, str]:
     """Measures one checkpoint or shape and returns the report and its text.
 
-    The name is a checkpoint folder, a hub id, "embedded", a key of `SHAPES` for random weights, or such a key followed
-    by "-inflated" for the embedded checkpoint at the cost of that shape. The prompts come from the mini tasks in turn;
-    random weights get random token ids. Without a number of threads torch chooses. Of the fields of `Extent` those in
-    `extent` are given; the others have a default, which is smaller for a shape on a CPU. All else is as in `measure`.
+    Args:
+        name: checkpoint folder, hub id, "embedded", a key of `SHAPES` for random weights, or such a key followed by
+            "-inflated" for the embedded checkpoint at the cost of that shape.
+        extent: the fields of `Extent` that are given; the others have a default, which is smaller for a shape on a CPU.
     """
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # so that it counts as chosen
         torch.set_num_threads(threads)
-    size = name.removesuffix(INFLATED)
+    size = name.removesuffix("-inflated")
     on_cpu = device == "cpu" or not torch.cuda.is_available()
-    chosen = (LARGE_ON_CPU if on_cpu and size in SHAPES else Extent())._replace(**extent)
-    settings = {**settings, "gen_length": chosen.gen_length}
+    num_prompts, num_rounds, gen_length, with_baseline = (
+        LARGE_ON_CPU if on_cpu and size in SHAPES else Extent()
+    )._replace(**extent)
+    settings = {**settings, "gen_length": gen_length}
     measure_with = partial(
         measure,
         dtype=dtype,
         device=device,
-        num_rounds=chosen.num_rounds,
-        with_baseline=chosen.with_baseline,
+        num_rounds=num_rounds,
+        with_baseline=with_baseline,
         with_profile=with_profile,
         progress=progress,
     )
@@ -77,7 +78,9 @@ def run_bench(
             random_checkpoint(SHAPES[name], checkpoint, weight_dtype)
             # A threshold of 0 accepts the drafts of random weights, so that slots are decoded in parallel.
             accepting = {**settings, "tau_token": 0.0, "eos_ids": ()}
-            report = measure_with(checkpoint, _random_prompts(chosen.num_prompts), accepting)
+            chooser = random.Random(0)
+            prompts = [[chooser.randrange(1000) for _ in range(RANDOM_PROMPT_LENGTH)] for _ in range(num_prompts)]
+            report = measure_with(checkpoint, prompts, accepting)
             return report, f"{name}: random weights, random prompts, tau_token 0\n{table(report)}"
         if size in SHAPES:
             progress(f"the embedded checkpoint in shape {size}")
@@ -85,13 +88,8 @@ def run_bench(
         else:
             checkpoint = embedded_path("refusion") if name == "embedded" else Path(name)
         model = api.LoadedModel.open(str(checkpoint), dtype=dtype, device=device)
-        report = measure_with(checkpoint, mini_prompts(model, chosen.num_prompts), settings)
+        report = measure_with(checkpoint, mini_prompts(model, num_prompts), settings)
         return report, f"{name}: prompts of the mini tasks (synthetic)\n{table(report)}"
-
-
-def _random_prompts(count: int) -> list[list[int]]:
-    chooser = random.Random(0)
-    return [[chooser.randrange(1000) for _ in range(RANDOM_PROMPT_LENGTH)] for _ in range(count)]
 
 
 def mini_prompts(model: api.LoadedModel, count: int) -> Sequence[Sequence[int]]:

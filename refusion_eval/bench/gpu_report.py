@@ -1,9 +1,8 @@
-"""What the checks of a GPU found, as files and as the table of README.md."""
+"""Results of the checks of a GPU, as files and as the table of README.md."""
 
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,25 +14,15 @@ RESULTS = "checks.json"
 
 
 class Result(NamedTuple):
-    """What a check found.
+    """The outcome of a check; the text of one that raised an error is the error."""
 
-    Attributes:
-        passed: None where there is no bound, where the bound is one for GPUs and this is a rehearsal, or where nothing
-            was checked.
-    """
-
-    passed: bool | None
+    passed: bool | None  # None without a bound, in a rehearsal of a bound for GPUs, or where nothing was checked
     text: str
     figures: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A check that ran.
-
-    Attributes:
-        result: what it found; a check that raised an error has not passed, and its text is the error.
-    """
+class Check(NamedTuple):
+    """A check that ran."""
 
     name: str
     seconds: float
@@ -55,9 +44,19 @@ def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
     }
 
 
+def earlier_checks(out: Path, facts: Mapping[str, Any]) -> list[Check]:
+    """The checks of an earlier call in this folder, unless it ran under other conditions."""
+    if not (out / RESULTS).is_file():
+        return []
+    report = json.loads((out / RESULTS).read_text(encoding="utf-8"))
+    if any(report["conditions"].get(name) != fact for name, fact in facts.items() if name != "started"):
+        return []
+    return [Check(check["name"], check["seconds"], Result(**check["result"])) for check in report["checks"]]
+
+
 def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -> None:
     """Writes what is known so far: `checks.json`, `checks.md`, and `roofline.png` once forwards were timed by width."""
-    results = [asdict(check) | {"result": check.result._asdict()} for check in checks]
+    results = [check._asdict() | {"result": check.result._asdict()} for check in checks]
     write_atomically(out / RESULTS, json.dumps({"conditions": dict(facts), "checks": results}, indent=1) + "\n")
     lines = [
         f"# GPU check: {facts['device']}, {facts['shape']}",
@@ -82,18 +81,12 @@ def verdict(result: Result) -> str:
 
 
 def results_rows(folder: Path) -> list[list[str]]:
-    """Results, GPU, check, verdict and finding, for every check of every GPU with a subfolder of results.
-
-    Rehearsals on a CPU are left out, because their figures say nothing of a GPU.
-    """
+    """Folder, GPU, check, verdict and text of every check in a subfolder; rehearsals on a CPU are left out."""
     rows = []
     for path in sorted(folder.glob(f"*/{RESULTS}")):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["conditions"]["device"] == "cpu":
-            continue
-        for check in found["checks"]:
-            result = Result(**check["result"])
-            rows.append([path.parent.name, found["conditions"]["device"], check["name"], verdict(result), result.text])
+        device = json.loads(path.read_text(encoding="utf-8"))["conditions"]["device"]
+        for name, _, result in earlier_checks(path.parent, {}) if device != "cpu" else ():
+            rows.append([path.parent.name, device, name, verdict(result), result.text])
     return rows
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from refusion_eval.cli import say
+from refusion_eval.errors import ConfigError
 from refusion_eval.scripts.steps import EXIT_INCOMPLETE
 
 
@@ -18,29 +19,42 @@ def gpu_check(
     folder: Annotated[
         Path | None, typer.Option(help="Existing folder for temporary checkpoints; the default is the system's.")
     ] = None,
+    checks: Annotated[
+        str,
+        typer.Option(help="Numbers of the checks to run, as in 1,3. Their results join those that --out has already."),
+    ] = "",
 ) -> None:
-    """Check the GPU path on this machine. Tokens, kernels, memory and speed each get a verdict."""
+    """Check the GPU path on this machine. Speed, kernels and tokens each get a verdict."""
     import torch
 
     from refusion_eval.bench.checkpoints import SHAPES
     from refusion_eval.bench.gpu_check import GpuCheck
-    from refusion_eval.bench.gpu_report import conditions, verdict, write_report
-    from refusion_eval.errors import ConfigError
+    from refusion_eval.bench.gpu_report import conditions, earlier_checks, verdict, write_report
 
     on_cpu = device == "cpu"
     if not on_cpu and not torch.cuda.is_available():
         raise ConfigError("gpu-check: torch sees no CUDA device here; --device cpu runs the checks at a small shape")
     if shape not in SHAPES:
         raise ConfigError(f"--shape {shape} is unknown; choose {' or '.join(SHAPES)}")
-    chosen = None if on_cpu else shape
+    timed_shape = None if on_cpu else shape
     out.mkdir(parents=True, exist_ok=True)
-    facts = conditions(torch.device(device), chosen)
-    checks = []
+    facts = conditions(torch.device(device), timed_shape)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        for check in GpuCheck(device, Path(scratch), chosen, prompts, say).run():
-            checks.append(check)
+        check_gpu = GpuCheck(device, Path(scratch), timed_shape, prompts, say)
+        numbers = _numbers(checks, len(check_gpu.checks))
+        results = {check.name: check for check in earlier_checks(out, facts)} if numbers else {}
+        for check in check_gpu.run(numbers):
+            results[check.name] = check
             print(f"{verdict(check.result):<8}  {check.name}: {check.result.text} ({check.seconds:.0f} s)", flush=True)
-            write_report(out, facts, checks)
+            write_report(out, facts, list(results.values()))
     print(f"{out}/checks.md")
-    if any(check.result.passed is False for check in checks):
+    if any(check.result.passed is False for check in results.values()):
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _numbers(text: str, num_checks: int) -> list[int]:
+    """The numbers of --checks; none for all checks."""
+    words = text.replace(",", " ").split()
+    if not all(word.isdecimal() and 1 <= int(word) <= num_checks for word in words):
+        raise ConfigError(f"--checks {text}: give numbers from 1 to {num_checks}, separated by commas")
+    return [int(word) for word in words]
