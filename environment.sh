@@ -103,6 +103,8 @@ set_up() { # makes the environment, unless it is there
     quietly "${install[@]}" "$torch" ${index:+--index-url "$index"}
     echo "  installing refusion_eval and what it needs"
     quietly "${install[@]}" -e . -c constraints.txt
+    echo "  compiling the forward for this processor"
+    quietly "$python" -c "from refusion_eval.models.native import compile_forwards; compile_forwards()"
     $dry_run || stamp >"$venv/set-up"
 }
 

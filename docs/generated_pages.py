@@ -16,7 +16,7 @@ from refusion_eval.benchmarks import PUBLISHED
 from refusion_eval.cli import COMMANDS, app
 from refusion_eval.decoders import DECODERS
 from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
-from refusion_eval.results.figure import Figure
+from refusion_eval.results.measurement import Measurement
 from refusion_eval.runs.model_args import ModelArgs, published_systems
 from refusion_eval.scripts.suite import suite_parser
 from refusion_eval.scripts.train import train_parser
@@ -224,7 +224,7 @@ def record_fields() -> Iterator[str]:
         "`refusion-eval table --csv` and `results.figures` have one row for each figure. The columns are fields of a "
         "figure, and `setting_NAME` for each setting of the decoder. `system` is the label.\n"
     )
-    yield _fields_table(Figure)
+    yield _fields_table(Measurement)
     yield f"`results.figures` adds {', '.join(f'`{name}`' for name in FIGURE_FACTS)}.\n"
     yield "## Columns of `results.load`, and keys of `refusion-eval export`\n"
     yield ", ".join(f"`{name}`" for name in SAMPLE_COLUMNS) + "\n"

@@ -123,7 +123,7 @@ def training_memory_table(_: Sequence[str]) -> str:
     rows = []
     for name, changes in settings.items():
         config = read_run_config("refusion_8b", changes)
-        needs = [training_memory(config, model, count).fixed / GB for count in (1, 2, 4, 8)]
+        needs = [training_memory(config, model, count) / GB for count in (1, 2, 4, 8)]
         rows.append([name, *(f"{need:.0f}" for need in needs)])
     return table_of(("Setting", "1 GPU", "2", "4", "8"), rows)
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from refusion_eval.evaluation.loop import evaluate
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 
@@ -20,4 +20,4 @@ for decoder in ("refusion", "autoregressive"):
     print(f"{decoder}: {'complete' if outcome.is_complete else 'incomplete'}, in {run_dir}")
     runs.append(run_dir)
 
-print(summary_table(summary(run_figures(runs))).markdown())
+print(summary_table(summary(run_measurements(runs))).markdown())

@@ -22,7 +22,7 @@ from miniature.panels import panels
 from miniature.train import decoders_of, plain_decoder, runs_of
 from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.figures.style import style_of
+from refusion_eval.paper.style import style_of
 from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.trainer import CHECKPOINTS, PREFIX, WEIGHTS_FILE, checkpoints
 

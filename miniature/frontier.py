@@ -26,7 +26,7 @@ from miniature.panels import panels
 from miniature.systems import System
 from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.figures.style import style_of
+from refusion_eval.paper.style import style_of
 
 TOLERANCE = 1.0  # percentage points of accuracy
 COLUMNS = ("system", "task", "settings", "n", "accuracy", "tpf", "forwards", "tokens")

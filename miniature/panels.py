@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from miniature.family import Family
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.figures.style import paper_style
+from refusion_eval.paper.style import paper_style
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
     tokenizer, training rows, initial weights  ->  autoregressive  ->  refusion, autoregressive_sft, llada, bd3lm
 
-Each stage is a training run of the package (`refusion_eval.training.run`) with a configuration of its own, followed
-by a measurement on held-out draws. All fine-tunes start from the backbone and see the same samples, so that they are
-comparable and can be trained in any order. They have two later runs on the rows of the second and the third course, of
-which nearly half are drills of calculations. Every command is printed. The same command continues an interrupted
-training, and what is finished is not made again.
+Each stage is a training run (`miniature.run`) with a configuration of its own, followed by a measurement on held-out
+draws. All fine-tunes start from the backbone and see the same samples, so that they are comparable and can be trained
+in any order. They have two later runs on the rows of the second and the third course, of which nearly half are drills
+of calculations. Every command is printed. The same command continues an interrupted training, and what is finished is
+not made again.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from miniature.data import drill_pairs, items
 from miniature.family import EMBEDDED, Course, Family
 from miniature.initial import write_initial
 from miniature.measure import PLAIN, draws, measure
+from miniature.run import MiniatureConfig
 from miniature.tokenizer import train_tokenizer
 from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS
@@ -169,7 +170,9 @@ def prepare(family: Family, work_dir: Path, changes: Sequence[str] = ()) -> None
         _check_rows(family, course, work_dir / name)
     if not initial.exists():
         paths = (f"backbone.tokenizer={json.dumps(str(tokenizer))}", f"data.files={json.dumps(str(rows))}")
-        write_initial(read_run_config(str(config_of(family, BACKBONE)), (*paths, *changes)).backbone, initial)
+        write_initial(
+            read_run_config(str(config_of(family, BACKBONE)), (*paths, *changes), MiniatureConfig).backbone, initial
+        )
 
 
 def _check_rows(family: Family, course: Course, path: Path) -> None:
@@ -184,7 +187,7 @@ def _check_rows(family: Family, course: Course, path: Path) -> None:
 def train_stage(family: Family, run: str, work_dir: Path, changes: Sequence[str] = ()) -> None:
     """Carries out one training run; see `settings_of`."""
     settings = [part for setting in settings_of(run, work_dir, changes) for part in ("--set", setting)]
-    command = ("refusion_eval.training.run", "--config", str(config_of(family, run)), *settings)
+    command = ("miniature.run", "--config", str(config_of(family, run)), *settings)
     print(f"$ python -m {shlex.join(command)}", flush=True)
     subprocess.run((sys.executable, "-m", *command), check=True)
 

@@ -79,7 +79,7 @@ def compare_forwards(
         seconds = medians(ways, num_rounds, clock)
         ratios.append(seconds["torch"] / seconds["compiled"])
         read = " and ".join(
-            f"{weight_bytes(config, model.weight_dtype) / seconds[name] / 1e9:.1f}" for name, model in models.items()
+            f"{weight_bytes(config, model.dtype) / seconds[name] / 1e9:.1f}" for name, model in models.items()
         )
         print(
             f"{width:4} rows: torch {1e3 * seconds['torch']:8.2f} ms, compiled {1e3 * seconds['compiled']:8.2f} ms, "
@@ -134,8 +134,8 @@ def main() -> None:
             for way, attention in (("torch", "sdpa"), ("compiled", "native"))
         }
         compiled = models["compiled"]
-        config, kept = compiled.config, str(compiled.weight_dtype).removeprefix("torch.")
-        print(f"{args.checkpoint}: {config.num_layers} layers of width {config.hidden_size}, kept in {kept}")
+        config = compiled.config
+        print(f"{args.checkpoint}: {config.num_layers} layers of width {config.hidden_size}")
         print(f"{args.threads} thread(s), load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
         compare_forwards(models, list(map(int, args.widths.split(","))), args.context, args.rounds, clock)
         if args.checkpoint not in SHAPES and "refusion" in compiled.decoders:

@@ -19,7 +19,6 @@ import torch
 import typer
 from command import Device, Out, prepare, run_script, show_progress, write_json
 from train_contestant import (
-    COMPILED,
     OURS,
     PLAIN,
     TRAIN_SHAPES,
@@ -80,16 +79,13 @@ class TrainReport:
         """Ratios of the medians, and of the lowest and highest round; these are comparable between machines."""
         ours, plain = self.contestants[OURS], self.contestants[PLAIN]
         by_round = [a / b for a, b in zip(ours.tokens_per_second, plain.tokens_per_second, strict=True)]
-        ratios = {
+        return {
             "tokens/s: ours / plain loop": ours.median / plain.median,
             "tokens/s: ours / plain loop, lowest round": min(by_round),
             "tokens/s: ours / plain loop, highest round": max(by_round),
             "peak memory: ours / plain loop": ours.peak_bytes / plain.peak_bytes,
             "peak memory beyond the model: ours / plain loop": ours.step_bytes / plain.step_bytes,
         }
-        if COMPILED in self.contestants:
-            ratios["tokens/s: compiled / ours"] = self.contestants[COMPILED].median / ours.median
-        return ratios
 
     def to_json(self) -> dict[str, Any]:
         """The ratios, then all fields, as plain JSON types."""
@@ -235,7 +231,6 @@ def main(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     device: Device = "auto",
     seed: Annotated[int, typer.Option(help="Seed of lengths, tokens, weights and draws.")] = 0,
-    compiled: Annotated[bool, typer.Option("--compiled", help="Also train with compiled layers, on a CPU.")] = False,
     out: Out = None,
 ) -> None:
     """Measure training steps against a plain loop with padding and all logits: tokens per second, peak memory."""
@@ -251,7 +246,6 @@ def main(
             dtype=dtype,
             threads=threads,
             seed=seed,
-            compiled=compiled,
         )
         for batch_size in numbers_of(batch_sizes, "--batch-size", int)
     ]

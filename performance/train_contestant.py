@@ -16,7 +16,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from refusion_eval.bench.checkpoints import SHAPES, Shape
 from refusion_eval.engine.width import synchronize
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.compiled import MIN_STEPS, compile_layers
 from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import PackedBatch, collate
 from refusion_eval.training.data.samples import TrainingSample
@@ -35,7 +34,7 @@ TRAIN_SHAPES: Mapping[str, Shape] = {
     ),
     **SHAPES,
 }
-OURS, PLAIN, COMPILED = "ours", "plain loop", "compiled"
+OURS, PLAIN = "ours", "plain loop"
 SPREAD = 0.9  # standard deviation of the logarithm of a length
 PROMPT_SHARE = 0.3  # fraction of a sample's tokens that belongs to the prompt
 MIN_LENGTH = 8
@@ -56,7 +55,6 @@ class TrainBenchSettings:
         dtype: dtype of the weights, "float32" or "bfloat16"; "auto" is bfloat16 on CUDA, float32 elsewhere.
         threads: CPU threads of each process; None keeps torch's own choice.
         seed: seed of lengths, tokens, weights and draws.
-        compiled: whether our implementation also trains with compiled layers, as long runs on a CPU do.
     """
 
     shape: str = "small"
@@ -69,7 +67,6 @@ class TrainBenchSettings:
     dtype: str = "auto"
     threads: int | None = None
     seed: int = 0
-    compiled: bool = False
 
     def __post_init__(self) -> None:
         if self.shape not in TRAIN_SHAPES:
@@ -96,7 +93,7 @@ class TrainBenchSettings:
     @property
     def contestants(self) -> tuple[str, ...]:
         """Names of the implementations."""
-        return (OURS, PLAIN, COMPILED) if self.compiled else (OURS, PLAIN)
+        return (OURS, PLAIN)
 
     @property
     def torch_device(self) -> torch.device:
@@ -176,7 +173,7 @@ def _plain_loss(
     return plain_loss(model, samples, rng, mask=ids["mask"], pad=ids["pad"])
 
 
-CONTESTANTS = {OURS: _our_loss, PLAIN: _plain_loss, COMPILED: _our_loss}
+CONTESTANTS = {OURS: _our_loss, PLAIN: _plain_loss}
 
 
 def serve(connection: Connection, name: str, settings: TrainBenchSettings) -> None:
@@ -189,8 +186,6 @@ def serve(connection: Connection, name: str, settings: TrainBenchSettings) -> No
         torch.set_num_threads(settings.threads)
     shape, batches, loss_of = TRAIN_SHAPES[settings.shape], batches_of(settings), CONTESTANTS[name]
     model = random_model(settings)
-    if name == COMPILED and not compile_layers(model, MIN_STEPS):
-        raise ConfigError("layers are compiled only on a CPU with a C++ compiler; leave out --compiled")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     rng = np.random.default_rng(settings.seed)
 

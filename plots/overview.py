@@ -12,9 +12,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.figures import style
-from refusion_eval.figures.names import mini_sentence, task_title
-from refusion_eval.results.figure import Figure
+from refusion_eval.paper import style
+from refusion_eval.paper.names import mini_sentence, task_title
+from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.render import read_csv
 from refusion_eval.store.atomic_write import prepare_output, write_output
 
@@ -25,7 +25,7 @@ PANELS = (
 )
 
 
-def draw(rows: Sequence[Figure], target: Path) -> None:
+def draw(rows: Sequence[Measurement], target: Path) -> None:
     """Writes the picture and its caption. A figure that was not measured has no bar."""
     order = [
         *BENCHMARKS,
@@ -55,14 +55,14 @@ def draw(rows: Sequence[Figure], target: Path) -> None:
     write_output(target.with_suffix(".txt"), f"{_caption(rows)}\n")
 
 
-def _title(row: Figure) -> str:
+def _title(row: Measurement) -> str:
     return f"{'mini ' if row.mini else ''}mean" if row.is_mean else task_title(row.benchmark, row.mini)
 
 
 def _bars(
     axes: Axes,
     tasks: Sequence[str],
-    rows: Mapping[str, Figure],
+    rows: Mapping[str, Measurement],
     place: tuple[int, int],
     label: str,
     look: style.Style,
@@ -88,7 +88,7 @@ def _bars(
     )
 
 
-def _caption(rows: Sequence[Figure]) -> str:
+def _caption(rows: Sequence[Measurement]) -> str:
     hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
     return " ".join(filter(None, [mini_sentence(rows), "Bars: 95% intervals.", hardware and f"Hardware: {hardware}."]))
 

@@ -6,7 +6,6 @@ A table is between `<!-- NAME:begin WORDS -->` and `<!-- NAME:end -->`:
 
 - results: the compact table of the CSV file, of all tasks or of those that are named;
 - table1 to table7: the paper's table with the figures of the files that are named;
-- cost: hours of whole benchmarks on A100s;
 - gpu: what `gpu-check` found, in the folders of `results/gpu`.
 
 The documentation is built with the same function (`docs/hooks.py`), which knows more tables.
@@ -19,9 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from refusion_eval.bench.gpu_report import results_rows
-from refusion_eval.figures.tables import paper_table
-from refusion_eval.results.cost import published_table
-from refusion_eval.results.measured import measured_figures
+from refusion_eval.paper.tables import paper_table
+from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.render import Table, read_csv
 from refusion_eval.results.tables import summary, summary_table
 
@@ -29,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RESULTS = Path("results/embedded/results.csv")
 BLOCK = re.compile(r"(<!-- (\w+):begin ?([^>]*?) ?-->\n).*?(<!-- \2:end -->\n)", re.DOTALL)
-COST_WORKERS = (1, 8, 64)
 GPU_RESULTS = ROOT / "results" / "gpu"
 NO_GPU = "No result of a GPU is in this repository: every speed and every memory need of one is an estimate.\n"
 
@@ -47,7 +44,7 @@ def regenerated(text: str, csv: Path = RESULTS, more: Mapping[str, Maker] | None
     Raises:
         KeyError: a marker names no table.
     """
-    makers: dict[str, Maker] = {"results": lambda tasks: results_block(csv, tasks), "cost": cost_block}
+    makers: dict[str, Maker] = {"results": lambda tasks: results_block(csv, tasks)}
     makers |= {"gpu": gpu_block, **{f"table{number}": _paper_block(number) for number in range(1, 8)}, **(more or {})}
     return BLOCK.sub(lambda found: f"{found[1]}{makers[found[2]](found[3].split())}{found[4]}", text)
 
@@ -59,11 +56,6 @@ def results_block(csv: Path, tasks: Sequence[str] = ()) -> str:
     return f"{summary_table(summary(rows)).markdown().strip()}\n\nMeasured on {hardware}.\n"
 
 
-def cost_block(_: Sequence[str]) -> str:
-    """Hours of whole benchmarks."""
-    return _without_heading(published_table(COST_WORKERS).markdown())
-
-
 def gpu_block(_: Sequence[str]) -> str:
     """What was found on GPUs, or that nothing was."""
     rows = results_rows(GPU_RESULTS)
@@ -73,7 +65,7 @@ def gpu_block(_: Sequence[str]) -> str:
 
 def _paper_block(number: int) -> Maker:
     def block(files: Sequence[str]) -> str:
-        table = paper_table(number, measured_figures([ROOT / file for file in files]))
+        table = paper_table(number, read_measurements([ROOT / file for file in files]))
         return _without_heading(table.markdown())
 
     return block

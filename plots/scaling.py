@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from refusion_eval.errors import ConfigError, RefusionEvalError
-from refusion_eval.figures.points import SCALING_COLUMNS
-from refusion_eval.results.figure import SCORES
-from refusion_eval.results.measured import measured_figures
+from refusion_eval.paper.points import SCALING_COLUMNS
+from refusion_eval.results.measured import read_measurements
+from refusion_eval.results.measurement import SCORES
 from refusion_eval.results.render import csv_text
 from refusion_eval.store.atomic_write import prepare_output, write_output
 
@@ -33,7 +33,7 @@ def rows_of(entries: Sequence[str]) -> list[list]:
         samples, _, run = entry.partition("=")
         if not samples.isdecimal() or not run:
             raise ConfigError(f"{entry!r}: write the number of training samples and the run, as 1000=runs/small")
-        for figure in measured_figures([run]):
+        for figure in read_measurements([run]):
             if figure.metric in (*SCORES, "tps"):
                 names = ("benchmark", "metric", "value", "ci_low", "ci_high", "n", "hardware", "mini")
                 rows.append([int(samples), *(getattr(figure, name) for name in names)])

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from refusion_eval.version import __version__
+
 if TYPE_CHECKING:
     from refusion_eval.api import (
         LoadedModel,
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from refusion_eval.data_frame import evaluate
     from refusion_eval.types import Decoded
 
-__version__ = "1.0.0"
 
 __all__ = [
     "Decoded",

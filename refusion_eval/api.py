@@ -22,6 +22,7 @@ from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_man
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.loading import LoadedModel, load_model
+from refusion_eval.models.device import cpu_threads
 from refusion_eval.types import Decoded, Decoding, Trace
 
 # Token ids as users have them: an integer tensor or array may have the shape [L] or [1, L].
@@ -29,7 +30,6 @@ TokenIds = Sequence[int] | Tensor | npt.NDArray[np.integer]
 
 __all__ = [
     "LoadedModel",
-    "check_decoder",
     "check_fit",
     "check_prompt",
     "decoder_settings",
@@ -45,36 +45,34 @@ __all__ = [
 ]
 
 
-def decoder_settings(model: LoadedModel, decoder: str | Decoder, **settings: Any) -> Any:
-    """Builds a decoder's settings from fields of its settings class.
+def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = None, /, **settings: Any) -> Any:
+    """Makes a decoder's settings from fields of its settings class, and checks that they fit the checkpoint.
 
     Mask and EOS ids that are not given come from the checkpoint's card, and `fuse` is False: the paper's algorithm.
-    The decoder is as in `find_decoder`.
+
+    Args:
+        model: from `load_model`.
+        decoder: as in `generate`.
+        made: settings that exist already, which are checked and returned.
+        **settings: fields of the decoder's settings class.
 
     Raises:
         ConfigError: unknown decoder or setting, a value out of range, or a mask token is needed and there is none.
     """
-    settings_class = find_decoder(decoder).Settings
-    names = [field.name for field in dataclasses.fields(settings_class)]
-    check_keys(settings, names, _name_of(decoder), what="setting")
-    check_fit(model, decoder, "mask_id" in settings)
-    if "eos_ids" in names:
-        settings.setdefault("eos_ids", model.card.eos_ids)
-    if "mask_id" in names:
-        settings.setdefault("mask_id", model.card.mask_id)
-    if "fuse" in names:
-        settings.setdefault("fuse", False)
-    resolved = settings_class(**settings)
-    vocab_size = model.config.vocab_size
-    ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in names else []))
-    if any(not 0 <= token < vocab_size for token in ids):
-        raise ConfigError(f"mask and EOS ids {list(ids)} must lie in the vocabulary, 0..{vocab_size - 1}")
+    settings_class, name = find_decoder(decoder).Settings, _name_of(decoder)
+    fields = [field.name for field in dataclasses.fields(settings_class)]
+    if made is not None and (settings or not isinstance(made, settings_class)):
+        raise ConfigError(f"settings of {name}: give fields, or one {settings_class.__name__}")
+    check_keys(settings, fields, name, what="setting")
+    mask_id = settings.get("mask_id") if made is None else getattr(made, "mask_id", None)
+    check_fit(model, decoder, mask_id is not None)
+    of_checkpoint = {"eos_ids": model.card.eos_ids, "mask_id": model.card.mask_id, "fuse": False}
+    defaults = {field: value for field, value in of_checkpoint.items() if field in fields}
+    resolved = settings_class(**defaults | settings) if made is None else made
+    ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in fields else []))
+    if any(not 0 <= token < model.config.vocab_size for token in ids):
+        raise ConfigError(f"mask and EOS ids {list(ids)} must lie in the vocabulary, 0..{model.config.vocab_size - 1}")
     return resolved
-
-
-def check_decoder(decoder: str) -> None:
-    """Raises ConfigError for an unknown decoder and suggests the most similar name."""
-    find_decoder(decoder)
 
 
 def _name_of(decoder: str | Decoder) -> str:
@@ -82,43 +80,34 @@ def _name_of(decoder: str | Decoder) -> str:
 
 
 def check_fit(model: LoadedModel, decoder: str | Decoder, mask_id_given: bool) -> None:
-    """Refuses a decoder that does not fit a checkpoint; one of a user's own may run any that has what it reads.
+    """Refuses a decoder of this project for a checkpoint of another kind, and any that lacks its mask token.
 
-    Args:
-        model: the checkpoint.
-        decoder: as in `find_decoder`.
-        mask_id_given: whether the user names a mask token; a causal model then counts as trained to fill masks.
-
-    Raises:
-        ConfigError: the checkpoint fits other decoders, or needs a mask token and names none.
+    With a mask token of the user's a causal checkpoint counts as trained to fill masks.
     """
-    card, name = model.card, _name_of(decoder)
-    fits = model.decoders
+    card, name, fits = model.card, _name_of(decoder), model.decoders
+    has_mask = card.mask_id is not None or mask_id_given
     if mask_id_given and fits == fitting_decoders("causal"):
         fits = fitting_decoders("masked")
     if decoder in DECODERS and decoder not in fits:
-        obstacle = "" if card.mask_id is not None or mask_id_given else ": it has no mask token"
-        advice = "take one of these, or another checkpoint"
-        if not obstacle:
-            advice += f', or write "decoders": ["{name}"] into its config.json if it was trained for that'
-        else:
-            advice += ", or give the mask token's id as mask_id if it was trained with one"
-        raise ConfigError(
-            f"{model.name} ({model.config.family}) does not fit decoder={name}{obstacle}; it fits "
-            f"{', '.join(fits)}: {advice}"
+        obstacle = "" if has_mask else ": it has no mask token"
+        advice = (
+            f'write "decoders": ["{name}"] into its config.json if it was trained for that'
+            if has_mask
+            else "give the mask token's id as mask_id if it was trained with one"
         )
-    if find_decoder(decoder).reads.masked is not None and card.mask_id is None and not mask_id_given:
+        raise ConfigError(
+            f"{model.name} ({model.config.family}) does not fit decoder={name}{obstacle}; it fits {', '.join(fits)}: "
+            f"take one of these, or another checkpoint, or {advice}"
+        )
+    if find_decoder(decoder).reads.masked is not None and not has_mask:
         raise ConfigError(f"decoder={name} needs a mask token and {model.name} names none; give its id as mask_id")
 
 
 def with_width_cost(settings: Any, width_cost: Callable[[], WidthCost]) -> Any:
-    """Fills in the measured costs of forwards, by which a decoder fuses them, where the settings leave them open.
-
-    The function that measures them is called only if settings need them; other settings are returned unchanged.
-    """
+    """Fills in the measured costs of forwards, by which a decoder fuses them, where the settings leave them open."""
     if not needs_width_cost(settings):
         return settings
-    measured = width_cost()
+    measured = width_cost()  # takes seconds where it is not shipped
     free_rows = measured.free_rows if settings.free_rows is None else settings.free_rows
     return dataclasses.replace(settings, free_rows=free_rows, row_cost=measured.row_cost)
 
@@ -129,19 +118,7 @@ def needs_width_cost(settings: Any) -> bool:
 
 
 def check_prompt(model: LoadedModel, prompt_ids: TokenIds, num_positions: int) -> list[int]:
-    """Reads a prompt, and refuses one that cannot be decoded, before anything is computed.
-
-    Args:
-        model: the checkpoint.
-        prompt_ids: token ids: integers, or an integer tensor or array of shape [L] or [1, L].
-        num_positions: number of positions after the prompt that decoding may use.
-
-    Returns:
-        The token ids.
-
-    Raises:
-        ConfigError: the prompt is empty, holds anything but ids of the vocabulary, or leaves no room for the response.
-    """
+    """Token ids of a prompt with `num_positions` after it; ConfigError, before anything is computed, if it is unfit."""
     prompt_ids = _token_ids(model, prompt_ids)
     if not prompt_ids:
         raise ConfigError("the prompt is empty; give at least one token id")
@@ -161,26 +138,24 @@ def generate(
 
     Args:
         model: from `load_model`.
-        prompt_ids: token ids, at least one; see `check_prompt`. A text is what a user says under the checkpoint's chat
-            template; without a template it is the beginning of the text to be written.
-        decoder: name in `DECODERS`, the place of a decoder of one's own, or its entry; see `find_decoder`.
+        prompt_ids: token ids, at least one: integers, or an integer tensor or array of shape [L] or [1, L]. A string is
+            wrapped as a user message if the checkpoint has a chat template; otherwise it is a prefix to continue.
+        decoder: name of a decoder, FILE.py:DECODER or MODULE:DECODER for your own, or a `Decoder`.
         **settings: fields of the decoder's settings class.
 
     Returns:
         Tokens, why decoding ended, number of forwards, seconds and trace; for a text also the response as text.
 
     Raises:
-        ConfigError: as `decoder_settings` and `check_prompt`, before anything is computed.
+        ConfigError: the prompt or a setting is refused, before anything is computed.
         DecodeError: decoding failed.
     """
     resolved = decoder_settings(model, decoder, **settings)
-    prompt = check_prompt(model, _ids_of(model, prompt_ids), resolved.num_positions)
-    settings_here = with_width_cost(resolved, lambda: model.width_cost)
-    return _with_text(model, prompt_ids, model.engine.run(find_decoder(decoder).decode, prompt, settings_here))
+    request = _request(model, decoder, _ids_of(model, prompt_ids), resolved)
+    return _with_text(model, prompt_ids, model.engine.run(request.decode, request.prompt, request.settings))
 
 
 def _ids_of(model: LoadedModel, prompt: TokenIds | str) -> TokenIds:
-    """Token ids of a prompt; of a text those of the user's turn, or of the text itself without a chat template."""
     if not isinstance(prompt, str):
         return prompt
     tokenizer = model.tokenizer
@@ -190,12 +165,9 @@ def _ids_of(model: LoadedModel, prompt: TokenIds | str) -> TokenIds:
 
 
 def _with_text(model: LoadedModel, prompt: TokenIds | str, decoded: Decoded) -> Decoded:
-    """The result of a prompt, with the response as text if the prompt was a text."""
-    return (
-        dataclasses.replace(decoded, text=model.tokenizer.decode(decoded.tokens))
-        if isinstance(prompt, str)
-        else decoded
-    )
+    if not isinstance(prompt, str):
+        return decoded
+    return dataclasses.replace(decoded, text=model.tokenizer.decode(decoded.tokens))
 
 
 def generate_stream(
@@ -238,9 +210,9 @@ def _request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenIds, s
 
 
 def _refuse(prompt: Sequence[int], settings: ConfigError, trace: Trace) -> Decoding:
-    """A decoder that ends before its first forward, with the error that it is given in place of settings."""
+    # A refused request is decoded too, by this decoder, so that its error comes out like that of any other.
     raise DecodeError(f"the request is refused: {settings}") from settings
-    yield  # which makes it a decoder
+    yield  # which makes this function a generator
 
 
 def generate_many(
@@ -256,7 +228,7 @@ def generate_many(
 
     Args:
         model: from `load_model`.
-        prompts: token ids or text of each prompt, as in `generate`; the result of a text has the response as text.
+        prompts: token ids or text of each prompt, as in `generate`.
         decoder: as in `generate`.
         batch_size: largest number of requests at once, >= 1; in float32 it does not change the tokens.
         **settings: fields of the decoder's settings class.
@@ -317,7 +289,7 @@ def score_tokens_many(
 
     Args:
         model: from `load_model`.
-        pairs: (prefix, continuation) token ids, as in `check_prompt`; neither may be empty.
+        pairs: (prefix, continuation) token ids, as in `generate`; neither may be empty.
         batch_size: pairs computed together, >= 1; it changes no score.
         mc_samples: noised copies of each continuation in an estimate, >= 1.
         seed: seed of the noise, >= 0; the noise of a pair depends on its tokens and the seed only.
@@ -341,19 +313,17 @@ def score_tokens_many(
             raise ConfigError(f"a text of {num_tokens} tokens cannot be scored; {model.name} takes at most {longest}")
     shift = _logit_shift(model)
     if shift is None:
-        return score_many(model.engine.model, read, batch_size)
+        with cpu_threads(model.num_threads):
+            return score_many(model.engine.model, read, batch_size)
     if model.card.mask_id is None:
         raise ConfigError(f"{model.name} names no mask token; give its id as mask_token_id in its config.json")
     reading = MaskedReading(mask_id=model.card.mask_id, shift=shift, num_samples=mc_samples, seed=seed)
-    return estimate_many(model.engine.model, read, batch_size, reading)
+    with cpu_threads(model.num_threads):
+        return estimate_many(model.engine.model, read, batch_size, reading)
 
 
 def longest_scored(model: LoadedModel) -> int:
-    """Largest number of tokens of a prefix and a continuation together.
-
-    Raises:
-        ConfigError: no log-likelihood is computed for this kind of checkpoint.
-    """
+    """Largest number of tokens of a prefix and a continuation together; ConfigError for an unscored kind of model."""
     # If the model reads from left to right, the last token is only predicted and needs no position.
     return model.config.max_positions + (1 if _logit_shift(model) is None else 0)
 
@@ -370,17 +340,15 @@ def _logit_shift(model: LoadedModel) -> int | None:
         return fits[0].mask_shift
     if any(reads.left_to_right for reads in fits):
         return None
-    possible = [
-        name for name, each in DECODERS.items() if each.reads.left_to_right or each.reads.mask_shift is not None
-    ]
+    reads_of = {name: entry.reads for name, entry in DECODERS.items()}
+    scored = [name for name, reads in reads_of.items() if reads.left_to_right or reads.mask_shift is not None]
     raise ConfigError(
         f"{model.name} was trained for {model.decoders[0]}, for which no log-likelihood is computed; there is one for "
-        f"{', '.join(possible)}"
+        f"{', '.join(scored)}"
     )
 
 
 def _token_ids(model: LoadedModel, given: Any) -> list[int]:
-    """Reads token ids. Raises ConfigError for anything else, and for ids outside the vocabulary."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         advice = "its input_ids" if isinstance(given, Mapping) else "integers, as model.tokenizer.encode makes them"
         raise ConfigError(f"token ids are of the type {type(given).__name__}; give {advice}")
@@ -397,7 +365,9 @@ def _token_ids(model: LoadedModel, given: Any) -> list[int]:
         except TypeError:
             number = None
         if number is None or isinstance(token, bool):
-            raise ConfigError(f"token id {token!r} is no integer; give integers, as model.tokenizer.encode makes them")
+            raise ConfigError(
+                f"token id {token!r} is not an integer; give integers, as model.tokenizer.encode makes them"
+            )
         if not 0 <= number <= last:
             raise ConfigError(f"token {number} lies outside the vocabulary, 0..{last}")
         ids.append(number)

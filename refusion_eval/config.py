@@ -1,10 +1,8 @@
-"""Settings classes: frozen dataclasses whose values are converted and checked by pydantic, in one set of rules.
+"""Settings classes: frozen dataclasses whose values pydantic converts and checks, and the YAML files that hold them.
 
 A value from a command line, a YAML file or lm-eval's own parser arrives as text or as a number of the wrong kind:
 lm-eval turns a folder called 2025 into an int and "-1" into the float -1.0. `_READERS` holds what each declared type
 accepts. A value that has no single meaning as the declared type is refused, never guessed.
-
-`read_yaml` reads YAML files that users write. Its errors name file and place; a key that is written twice is refused.
 """
 
 import difflib
@@ -18,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import Field, field, fields, is_dataclass
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 import yaml
 from annotated_types import Ge, Gt, Le
@@ -60,19 +58,15 @@ _CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field, Field))
 def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]], type[T]]:
-    """Makes a class a frozen, keyword-only dataclass that converts and checks its values.
+    """Makes a class a frozen, keyword-only dataclass that converts and checks its values; ranges are annotations.
 
-    Ranges stand in the annotations (`PositiveInt`, `Fraction`, `Literal[...]`). A `__post_init__` may check how values
-    fit each other; it raises ConfigError.
-
-    Args:
-        where: name that error messages of a direct call begin with; the name of the class if empty.
+    A `__post_init__` may check how values fit each other and raise ConfigError. Error messages of a direct call begin
+    with `where`, or with the name of the class.
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        own = inspect.get_annotations(cls)
         hints = typing.get_type_hints(cls, include_extras=True)
-        cls.__annotations__ = {name: _with_reader(hints[name]) for name in own}
+        cls.__annotations__ = {name: _with_reader(hints[name]) for name in inspect.get_annotations(cls)}
         made: Any = pydantic_dataclass(frozen=True, kw_only=True, slots=slots, config=_CONFIG)(cls)
         checked = made.__init__
 
@@ -81,8 +75,8 @@ def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]]
             try:
                 checked(self, **values)
             except ValidationError as error:
-                own_check = error.errors()[0].get("ctx", {}).get("error")
-                raise own_check or _config_error(error, made, where or made.__name__) from error
+                of_post_init = error.errors()[0].get("ctx", {}).get("error")
+                raise of_post_init or _config_error(error, made, where or made.__name__) from error
 
         made.__init__ = __init__
         return made
@@ -91,9 +85,9 @@ def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]]
 
 
 def added_setting(default: Any) -> Any:
-    """A field that a settings class did not have in earlier versions.
+    """A field that is recorded only where it differs from its default.
 
-    At its default it is not recorded, so that records of earlier versions are those of the same settings.
+    A setting that a class gains is declared so, because keys of recorded samples hold a digest of all settings.
     """
     return field(default=default, metadata={"added": True})
 
@@ -106,14 +100,10 @@ def recorded_values(settings: Any) -> dict[str, Any]:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Makes an instance of a settings class from values of any origin.
-
-    Raises:
-        ConfigError: a key is unknown or missing, a value is refused, or values do not fit each other.
-    """
+    """Makes an instance of a settings class from values of any origin; raises ConfigError where one is refused."""
     check_keys(values, field_types(cls), where)
     validator = getattr(cls, "__pydantic_validator__", None)
-    if validator is None:  # a plain dataclass
+    if validator is None:  # a plain dataclass, as the settings of a user's own decoder may be
         try:
             return cls(**read_values(cls, values, where))
         except (TypeError, ValueError) as error:
@@ -125,25 +115,14 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def read_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Converts and checks some values of a settings class, each by itself, without making an instance.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is refused.
-    """
-    known = _annotations(cls)
-    check_keys(values, known, where)
-    return {key: convert(key, value, known[key], where) for key, value in values.items()}
+    """Converts and checks some values of a settings class, each by itself, without making an instance."""
+    annotations = _annotations(cls)
+    check_keys(values, annotations, where)
+    return {key: convert(key, value, annotations[key], where) for key, value in values.items()}
 
 
 def convert(key: str, value: Any, wanted: Any, where: str) -> Any:
-    """Converts one value to a declared type.
-
-    Args:
-        wanted: bool, int, float, str, a Literal, a tuple of these, an optional of one of them, or a settings class.
-
-    Raises:
-        ConfigError: the value has no single meaning as that type, or is out of its range.
-    """
+    """Converts one value to a declared type: a scalar, Literal, tuple, optional of these, or settings class."""
     try:
         return _adapter(wanted).validate_python(value)
     except ValidationError as error:
@@ -158,28 +137,28 @@ def field_types(cls: type) -> dict[str, Any]:
 
 def check_keys(
     keys: Collection[str],
-    known: Collection[str],
+    valid: Collection[str],
     where: str,
     *,
     what: str = "key",
     offered: Collection[str] | None = None,
 ) -> None:
-    """Refuses unknown keys and suggests the known key that the user most likely meant.
-
-    Raises:
-        ConfigError: a key is not among `known`.
-    """
+    """Refuses a key that is not valid, and suggests the likeliest of `offered`, which by default are the valid keys."""
     for key in keys:
-        if key not in known:
-            raise unknown_key(key, known if offered is None else offered, where, what=what)
+        if key not in valid:
+            raise unknown_key(key, valid if offered is None else offered, where, what=what)
 
 
-def unknown_key(key: str, known: Collection[str], where: str = "", *, what: str = "key") -> ConfigError:
+def unknown_key(key: str, valid: Collection[str], where: str = "", *, what: str = "key") -> ConfigError:
     """The error of `check_keys`; arguments as there."""
-    other = OTHER_NAMES.get(key)
-    near = [other] if other in known else difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known {what}s: {', '.join(sorted(known))}"
-    return ConfigError(f"{f'{where}: ' if where else ''}unknown {what} {key!r}; {hint}")
+    name_here = OTHER_NAMES.get(key)
+    near = [name_here] if name_here in valid else difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known {what}s: {', '.join(sorted(valid))}"
+    return ConfigError(f"{_place(where)}unknown {what} {key!r}; {hint}")
+
+
+def _place(where: str) -> str:
+    return f"{where}: " if where else ""
 
 
 def _setting_names(cls: type) -> list[str]:
@@ -194,9 +173,9 @@ def _annotations(cls: type) -> dict[str, Any]:
 
 @cache
 def _adapter(wanted: Any) -> TypeAdapter:
-    # A settings class has its own configuration, which pydantic does not let an adapter replace.
-    own = hasattr(wanted, "__pydantic_validator__")
-    return TypeAdapter(_with_reader(wanted), config=None if own else _CONFIG)
+    # A settings class has a configuration, which pydantic does not let an adapter replace.
+    is_settings_class = hasattr(wanted, "__pydantic_validator__")
+    return TypeAdapter(_with_reader(wanted), config=None if is_settings_class else _CONFIG)
 
 
 def _with_reader(wanted: Any) -> Any:
@@ -218,11 +197,11 @@ def _with_reader(wanted: Any) -> Any:
     return wanted
 
 
-def settings_class_in(wanted: Any) -> Any:
-    """The dataclass that an annotation is or holds (as an optional one does); None if there is none."""
+def _settings_class_in(wanted: Any) -> Any:
+    """The dataclass that an annotation is or holds, as an optional does; None if there is none."""
     if isinstance(wanted, type) and is_dataclass(wanted):
         return wanted
-    return next(filter(None, map(settings_class_in, typing.get_args(wanted))), None)
+    return next(filter(None, map(_settings_class_in, typing.get_args(wanted))), None)
 
 
 def _none(value: Any, texts: Collection[str]) -> Any:
@@ -230,7 +209,7 @@ def _none(value: Any, texts: Collection[str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Python's own number or list in place of one of numpy or torch."""
+    """Python's own number or list for a value of numpy or torch."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -257,11 +236,10 @@ def _refused(wanted: str, hint: str = "") -> PydanticCustomError:
 def _bool(value: Any) -> bool:
     value = _plain(value)
     # lm-eval turns true and false into bools, but leaves 1 and 0 as ints; --set and JSON carry text.
-    known = {"true": True, "1": True, "false": False, "0": False}
     if isinstance(value, bool | int) and value in (0, 1):
         return bool(value)
-    if isinstance(value, str) and value.lower() in known:
-        return known[value.lower()]
+    if isinstance(value, str) and value.lower() in ("true", "1", "false", "0"):
+        return value.lower() in ("true", "1")
     raise _refused("true or false (1 or 0)")
 
 
@@ -305,13 +283,13 @@ def _config_error(error: ValidationError, cls: Any, where: str, key: str = "") -
     # Besides names of fields a location holds indices of lists and pydantic's own words for unions and functions.
     location = [part for part in first["loc"] if isinstance(part, str) and part.isidentifier()]
     name = ".".join(filter(None, (key, *location)))
-    place = f"{where}: " if where else ""
+    place = _place(where)
     if first["type"] in ("unexpected_keyword_argument", "missing"):
         if first["type"] == "missing":
             return ConfigError(f"{place}{name} is missing; add it")
         *sections, unknown = location
         for section in sections:
-            cls = settings_class_in(_annotations(cls)[section])
+            cls = _settings_class_in(_annotations(cls)[section])
         try:
             check_keys([unknown], field_types(cls), ": ".join(filter(None, (where, key, *sections))))
         except ConfigError as refusal:
@@ -322,7 +300,7 @@ def _config_error(error: ValidationError, cls: Any, where: str, key: str = "") -
 
 
 def _rule(error: ErrorDetails) -> str:
-    """What the value had to be."""
+    """The rule that the value breaks."""
     context = error.get("ctx", {})
     match error["type"]:
         case "wrong_type":
@@ -345,16 +323,53 @@ def _rule(error: ErrorDetails) -> str:
             return f"; {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
-# YAML files that users write
+@settings_class("load_model")
+class CheckpointOptions:
+    """Which checkpoint is opened, and how; `load_model` and the model arguments of a run have the same options.
+
+    Attributes:
+        pretrained: Checkpoint: a folder, a hub id, "embedded" (the decoder's tiny model) or "embedded:NAME".
+        adapter: LoRA adapter, a folder or hub id. It is merged into the weights when they are loaded.
+        revision: Branch, tag or commit of a hub id.
+        dtype: Type of weights and cache. auto is the checkpoint's own type on a GPU and float32 on a CPU.
+        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
+        attention: Attention backend: sdpa, flash (causal forwards by flash-attn, without CUDA graphs), or native (CPU,
+            float32). auto is native where it can run, else sdpa.
+        kv_budget_gib: GiB that the keys and values of a batch may take. The default is the free memory.
+        cuda_graphs: Record forwards as CUDA graphs, of one request and of batches. The default is yes on a GPU.
+        tune: Measure what a wider forward costs here, by which forwards of ReFusion are fused. By default TPF does not
+            depend on the machine.
+        backend: own, or transformers: its own forward, for any causal or masked language model that it loads. It
+            computes the whole text each time, without a cache, so its times measure no decoder.
+    """
+
+    pretrained: str
+    adapter: str | None = None
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    attention: str = "auto"
+    kv_budget_gib: NonNegativeFloat | None = None
+    cuda_graphs: bool | None = None
+    tune: bool = False
+    backend: Literal["own", "transformers"] = "own"
+
+    def __post_init__(self) -> None:
+        if self.backend == "own":
+            return
+        for name in ("attention", "cuda_graphs", "adapter", "tune"):
+            if (value := getattr(self, name)) not in (None, False, "auto", "sdpa"):
+                raise ConfigError(f"{name}={value} is for backend=own only; leave it out")
+
+
+# --- YAML files that users write ---
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that is written twice in one mapping, of which YAML itself would take the last, and aliases.
-
-    Thirty lines of aliases of aliases make a value that no check comes to the end of.
-    """
+    """Refuses a key that is written twice in one mapping, of which YAML itself would take the last, and aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        # Thirty lines of aliases of aliases make a value that no check comes to the end of.
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
             problem = f"the alias *{event.anchor} is not read; write the value itself"
@@ -374,11 +389,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, where: str) -> dict[str, Any]:
-    """Reads a file that holds one mapping.
-
-    Raises:
-        ConfigError: the file cannot be read, is not UTF-8 or not YAML, has a key twice, is empty, or holds no mapping.
-    """
+    """Reads a file that holds one mapping; raises ConfigError, which names file and place, for any other."""
     try:
         content = yaml.load(read_text(path), Loader=_UniqueKeys)
     except UnicodeDecodeError as error:
@@ -391,11 +402,7 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
-    """Returns a value that has to be a mapping with text as keys; None is an empty mapping.
-
-    Raises:
-        ConfigError: the value is no mapping, or a key is no text.
-    """
+    """Returns a value that has to be a mapping with text as keys, or raises ConfigError; None is an empty mapping."""
     if value is None:
         return {}
     if not isinstance(value, dict):

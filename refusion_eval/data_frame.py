@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,15 +13,13 @@ import pandas as pd
 
 from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import OURS
+from refusion_eval.config import CheckpointOptions
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation import loop
 from refusion_eval.paths import EMBEDDED, EMBEDDED_FOLDER
 from refusion_eval.results.data_frames import figures
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import ModelCache
-
-# Arguments of a run that a loaded model has decided already.
-DECIDED = ("pretrained", "dtype", "device", "attention", "revision", "adapter", "cuda_graphs", "kv_budget_gib", "tune")
 
 
 def evaluate(
@@ -44,7 +43,7 @@ def evaluate(
             means its mini task.
         include_path: folder with task files of lm-eval, whose tasks may be named.
         limit: only the first items of every task.
-        run_dir: folder where samples are recorded and found again; None for one that is removed at the end.
+        run_dir: folder where samples are recorded and found again; None for a folder that is removed at the end.
         data: folder with benchmark rows.
         prompts: what a benchmark's name means: "ours", or "release" for the prompts of ReFusion's release.
         sandbox: "auto", or "none" to run model-written code without isolation.
@@ -62,17 +61,20 @@ def evaluate(
     """
     name = model
     if isinstance(model, LoadedModel):
-        if decided := [argument for argument in DECIDED if argument in arguments]:
-            raise ConfigError(f"{', '.join(decided)}: the loaded model has decided that; give it to load_model instead")
+        options = {option.name: getattr(model.options, option.name) for option in fields(CheckpointOptions)}
+        if decided := [argument for argument in (*options, "chat_template") if argument in arguments]:
+            raise ConfigError(
+                f"{', '.join(decided)}: the loaded model has decided that; give its name and this argument instead"
+            )
         opened = Path(model.name)
         name = f"{EMBEDDED}:{opened.name}" if opened.parent == EMBEDDED_FOLDER else model.name
-        arguments = {"decoder": model.decoders[0], **arguments}
+        arguments = {**options, "decoder": model.decoders[0], **arguments}
     with ExitStack() as stack:
         place = run_dir or Path(stack.enter_context(TemporaryDirectory(prefix="refusion_eval_"))) / "run"
         places = {"run_dir": str(place), "data_dir": None if data is None else str(data)}
-        args = parse_model_args({"pretrained": name, **arguments, **places})
-        asked = [os.fspath(task) for task in ([tasks] if isinstance(tasks, str | PathLike) else tasks)]
-        names = loop.task_names(asked, args.pretrained, prompts=prompts, data=places["data_dir"])
+        args = parse_model_args({**arguments, **places, "pretrained": name})
+        given = [os.fspath(task) for task in ([tasks] if isinstance(tasks, str | PathLike) else tasks)]
+        names = loop.task_names(given, args.pretrained, prompts=prompts, data=places["data_dir"])
         cache = ModelCache(model if isinstance(model, LoadedModel) else None)
         if loop.own_tasks().keys() >= set(names):
             loop.evaluate(args, names, limit=limit, sandbox=sandbox, model_cache=cache)

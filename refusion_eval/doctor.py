@@ -86,8 +86,8 @@ def _data(directory: Path | None) -> Iterator[tuple[str, str]]:
         source = benchmark.source
         names = [f"{source.split}.jsonl", f"{source.split}.jsonl.gz"]
         files = [directory / benchmark.name / name for name in names] if directory else []
-        found = next((str(path) for path in files if path.is_file()), None)
-        if found is None and source.package is not None and importlib.util.find_spec(source.package[0]):
-            found = f"package {source.package[0]}"
+        place = next((str(path) for path in files if path.is_file()), None)
+        if place is None and source.package is not None and importlib.util.find_spec(source.package[0]):
+            place = f"package {source.package[0]}"
         gated = ", gated: accept its licence and log in" if source.gated else ""
-        yield f"data {benchmark.name}", found or f"hub dataset {source.hub}{gated}"
+        yield f"data {benchmark.name}", place or f"hub dataset {source.hub}{gated}"

@@ -10,7 +10,7 @@ class RefusionEvalError(Exception):
     """Anything this project refuses on purpose; the command line prints its message without a traceback."""
 
     def __str__(self) -> str:
-        """The message in one line that a terminal shows, whatever the library or the file that it quotes says."""
+        """The message on one line, including any quoted library error, without characters that a terminal obeys."""
         return visible(" ".join(line.strip() for line in super().__str__().splitlines()))
 
 

@@ -4,29 +4,31 @@ import logging
 import os
 from dataclasses import replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from refusion_eval.config import CheckpointOptions, build
 from refusion_eval.decoders import fitting_decoders
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost, measure, weight_bytes
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.adapter import LoraAdapter, lora_config
+from refusion_eval.models.adapter import LoraAdapter
 from refusion_eval.models.attention import Backend
-from refusion_eval.models.checkpoint import Card, Location, checkpoint_card, fetch_weights, locate
+from refusion_eval.models.checkpoint import Card, checkpoint_card, fetch_weights, locate
 from refusion_eval.models.config import ModelConfig, model_config
-from refusion_eval.models.device import choose_backend, choose_device, device_label
+from refusion_eval.models.device import choose_backend, choose_device, cpu_threads, device_label
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.models.weights import is_multiplied, load_weights
+from refusion_eval.models.weights import load_weights
 from refusion_eval.paths import embedded_name, embedded_path
 from refusion_eval.types import ONE_THREAD_BYTES
 
-# Threads that torch computes with if nobody chooses.
-ALL_THREADS = torch.get_num_threads()
+# Threads that torch computes with if nobody chooses. No code of this package changes the number of the process.
+DEFAULT_THREADS = torch.get_num_threads()
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +36,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class LoadedModel:
-    """A checkpoint ready for use; tokenizer and weights are loaded at their first use.
+    """A checkpoint ready for use: config and card are read at once, tokenizer and weights at their first use.
 
     Attributes:
+        options: the options that it was opened with.
         name: path or hub id of the checkpoint.
         revision: commit on the hub; None for a local directory.
         config: shapes of the model.
@@ -49,85 +52,32 @@ class LoadedModel:
         is_stock: whether transformers computes the forwards.
     """
 
-    def __init__(
-        self,
-        location: Location,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        attention: Backend,
-        kv_budget: int | None = None,
-        cuda_graphs: bool = False,
-        adapter: Location | None = None,
-        tune: bool = False,
-        is_stock: bool = False,
-    ) -> None:
-        self._location = location
-        self._adapter = adapter
+    def __init__(self, options: CheckpointOptions) -> None:
+        self.options = options
+        packaged = embedded_name(options.pretrained, "refusion")
+        place = options.pretrained if packaged is None else str(embedded_path(packaged))
+        self._location = location = locate(place, options.revision)
         self.name = location.name
         self.revision = location.revision
-        self.config = config
-        self.card: Card = _in_vocabulary(checkpoint_card(location.name, location.directory), config.vocab_size)
-        self.dtype = dtype
-        self.device = device
-        self.attention = attention
-        self._kv_budget = kv_budget
-        self.cuda_graphs = cuda_graphs
-        self._tune = tune
-        self.adapter = None if adapter is None else adapter.name
-        self.adapter_revision = None if adapter is None else adapter.revision
-        self.is_stock = is_stock
-
-    @classmethod
-    def open(
-        cls,
-        name: str,
-        *,
-        dtype: str = "auto",
-        device: str = "auto",
-        attention: str = "auto",
-        revision: str | None = None,
-        kv_budget_gib: float | None = None,
-        cuda_graphs: bool | None = None,
-        adapter: str | None = None,
-        tune: bool = False,
-        backend: str = "own",
-    ) -> "LoadedModel":
-        """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
-        packaged = embedded_name(str(name), "refusion")
-        location = locate(str(name if packaged is None else embedded_path(packaged)), revision)
-        if backend != "own":
-            _check_backend(backend, attention=attention, cuda_graphs=cuda_graphs, adapter=adapter, tune=tune)
-            return cls._open_stock(location, dtype, device)
-        config = model_config(location.directory)
-        torch_device = choose_device(device)
-        torch_dtype = _dtype(dtype, config, torch_device)
-        kernels = choose_backend(attention, torch_dtype, torch_device)
-        kv_budget = None if kv_budget_gib is None else int(kv_budget_gib * 2**30)
-        if cuda_graphs and torch_device.type != "cuda":
-            raise ConfigError(f"cuda_graphs needs a CUDA device, not {torch_device.type}; leave it out")
-        if cuda_graphs and kernels == "flash":
-            raise ConfigError("attention='flash' is not recorded as graphs; leave out one of the two")
-        graphs = torch_device.type == "cuda" and kernels != "flash" if cuda_graphs is None else cuda_graphs
-        adapter_location = None if adapter is None else locate(str(adapter), None)
-        if torch_device.type == "cpu":
-            _choose_threads(weight_bytes(config, torch_dtype))
-        opened = cls(location, config, torch_dtype, torch_device, kernels, kv_budget, graphs, adapter_location, tune)
-        _ = opened._lora  # refuses a wrong adapter before gigabytes of weights are loaded
-        return opened
-
-    @classmethod
-    def _open_stock(cls, location: Location, dtype: str, device: str) -> "LoadedModel":
-        from refusion_eval.models.stock import stock_config
-
-        config = stock_config(location.directory)
-        torch_device = choose_device(device)
-        log.warning(
-            "backend=transformers: %s computes the whole text in every forward, without a cache and one request at a "
-            "time; its forwards and tokens count, but its times measure no decoder",
-            config.family,
+        self.is_stock = options.backend != "own"
+        self.config: ModelConfig = (_stock_config if self.is_stock else model_config)(location.directory)
+        self.card: Card = _in_vocabulary(checkpoint_card(self.name, location.directory), self.config.vocab_size)
+        self.device = choose_device(options.device)
+        self.dtype = _dtype(options.dtype, self.config, self.device)
+        self.attention: Backend = (
+            "sdpa" if self.is_stock else choose_backend(options.attention, self.dtype, self.device)
         )
-        return cls(location, config, _dtype(dtype, config, torch_device), torch_device, "sdpa", is_stock=True)
+        self.cuda_graphs = not self.is_stock and _records_graphs(options.cuda_graphs, self.attention, self.device)
+        self._adapter = None if options.adapter is None else locate(options.adapter, None)
+        self.adapter = None if self._adapter is None else self._adapter.name
+        self.adapter_revision = None if self._adapter is None else self._adapter.revision
+        self._imposed_threads = None if self.is_stock else _imposed_threads(self.config, self.dtype, self.device)
+        _ = self._lora  # refuses a wrong adapter before gigabytes of weights are loaded
+
+    @classmethod
+    def open(cls, pretrained: str | PathLike[str], **options: Any) -> "LoadedModel":
+        """Reads a checkpoint's config and card without its weights; arguments and errors as `load_model`."""
+        return cls(build(CheckpointOptions, {"pretrained": str(pretrained), **options}, "load_model"))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -142,12 +92,11 @@ class LoadedModel:
 
     @cached_property
     def _lora(self) -> LoraAdapter | None:
-        """The adapter; its tensors are checked against the model, but not read."""
+        """The adapter, which fits the model."""
         if self._adapter is None:
             return None
-        config = lora_config(self._adapter.directory)
         fetch_weights(self._adapter)
-        return LoraAdapter(config, self.config)
+        return LoraAdapter(self._adapter.directory, self.config)
 
     @property
     def place(self) -> str:
@@ -166,19 +115,15 @@ class LoadedModel:
         return self._location.directory
 
     @cached_property
-    def weight_dtype(self) -> torch.dtype:
-        """The dtype of the matrices that forwards read: `dtype`, or bfloat16 on a CPU that computes with it so."""
-        known = self.attention == "native" and self.config.dtype == "bfloat16" and self._adapter is None
-        kept = known and is_multiplied((self.config.vocab_size, self.config.hidden_size))
-        return torch.bfloat16 if kept else self.dtype
-
-    @cached_property
     def transformer(self) -> Transformer:
         """The checkpoint's weights, ready for forwards."""
         merge = None if self._lora is None else self._lora.merge
-        keep = self.weight_dtype != self.dtype
-        weights = load_weights(self.directory, self.config, self.dtype, self.device, merge, keep_bfloat16=keep)
-        return Transformer(self.config, weights)
+        return Transformer(self.config, load_weights(self.directory, self.config, self.dtype, self.device, merge))
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that a forward computes with on a CPU: those of the process, or one for a small model."""
+        return self._imposed_threads or torch.get_num_threads()
 
     @cached_property
     def engine(self) -> Engine:
@@ -188,67 +133,56 @@ class LoadedModel:
             from refusion_eval.models.stock import StockModel
 
             return FullContextEngine(StockModel.open(self.directory, self.config, self.dtype, self.device))
+        budget_gib = self.options.kv_budget_gib
+        kv_budget = None if budget_gib is None else int(budget_gib * 2**30)
         record = recorder(self.device) if self.cuda_graphs else None
-        return Engine(self.transformer, self.attention, self._kv_budget, record)
+        return Engine(self.transformer, self.attention, kv_budget, record, self._imposed_threads)
 
     @cached_property
     def width_cost(self) -> WidthCost:
         """How the time of a forward grows with its rows: as shipped for this kind of device, or measured (`tune`)."""
-        if not self._tune:
+        if not self.options.tune:
             return SHIPPED_COSTS[self.device.type]
-        return measure(self.engine.model, self.attention, self.engine.recorded)
+        with cpu_threads(self._imposed_threads):
+            return measure(self.engine.model, self.attention, self.engine.recorded)
 
 
-def load_model(
-    name: str,
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    attention: str = "auto",
-    revision: str | None = None,
-    kv_budget_gib: float | None = None,
-    cuda_graphs: bool | None = None,
-    adapter: str | None = None,
-    tune: bool = False,
-    backend: str = "own",
-) -> LoadedModel:
-    """Loads a checkpoint.
+def load_model(pretrained: str | PathLike[str], **options: Any) -> LoadedModel:
+    """Loads a checkpoint with its weights.
 
     Args:
-        name: directory in Hugging Face layout, hub id, "embedded" (the tiny ReFusion model of the package) or
+        pretrained: directory in Hugging Face layout, hub id, "embedded" (the tiny ReFusion model of the package) or
             "embedded:NAME".
-        dtype: "float32", "bfloat16" or "float16"; "auto" is the checkpoint's own on CUDA and float32 on a CPU.
-        device: "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one.
-        attention: "sdpa", "flash" (causal forwards by flash-attn, the others as "sdpa"; no graphs), or "native", the
-            compiled forward of a CPU in float32; "auto" is "native" where it can run, else "sdpa".
-        revision: branch, tag or commit of a hub id.
-        kv_budget_gib: GiB for the keys and values of a batch; None is the free memory when a batch begins.
-        cuda_graphs: record forwards, one CUDA graph for each of a few widths, for single requests and for a batch; None
-            is yes on CUDA, except with flash-attn.
-        adapter: directory or hub id of a LoRA adapter in peft's layout, merged into the weights.
-        tune: measure what a wider forward costs here, by which forwards of ReFusion are fused. By default that is a
-            shipped value for each kind of device, so that TPF is equal on all machines.
-        backend: "own", or "transformers" for any causal or masked language model that transformers loads without code
-            of the checkpoint: its own forward computes the whole text each time, without a cache.
+        **options: the other fields of `CheckpointOptions`, such as `dtype`, `device` and `adapter`.
 
     Raises:
         CheckpointError: the checkpoint cannot be found or loaded.
-        ConfigError: an argument is unknown or impossible here.
+        ConfigError: an option is unknown or impossible here.
     """
-    model = LoadedModel.open(
-        name,
-        dtype=dtype,
-        device=device,
-        attention=attention,
-        revision=revision,
-        kv_budget_gib=kv_budget_gib,
-        cuda_graphs=cuda_graphs,
-        adapter=adapter,
-        tune=tune,
-        backend=backend,
-    )
+    model = LoadedModel.open(pretrained, **options)
     _ = model.engine
     return model
+
+
+def _stock_config(directory: Path) -> ModelConfig:
+    from refusion_eval.models.stock import stock_config  # transformers' models load slowly, and few runs need them
+
+    config = stock_config(directory)
+    log.warning(
+        "backend=transformers: %s computes the whole text in every forward, without a cache and one request at a "
+        "time; its forwards and tokens count, but its times measure no decoder",
+        config.family,
+    )
+    return config
+
+
+def _records_graphs(wanted: bool | None, attention: Backend, device: torch.device) -> bool:
+    """Whether forwards are recorded as CUDA graphs, which flash-attn's, chosen by length, cannot be."""
+    if wanted and device.type != "cuda":
+        raise ConfigError(f"cuda_graphs needs a CUDA device, not {device.type}; leave it out")
+    if wanted and attention == "flash":
+        raise ConfigError("attention='flash' is not recorded as graphs; leave out one of the two")
+    return device.type == "cuda" and attention != "flash" and wanted is not False
 
 
 def _in_vocabulary(card: Card, vocab_size: int) -> Card:
@@ -260,24 +194,14 @@ def _in_vocabulary(card: Card, vocab_size: int) -> Card:
     return replace(card, eos_ids=tuple(token for token in card.eos_ids if token < vocab_size))
 
 
-def _choose_threads(num_bytes: float) -> None:
-    """Computes with one thread where more are slower, unless the user has chosen a number.
+def _imposed_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int | None:
+    """One thread for a model whose forwards are slower with more; None for others, or if the user chose a number.
 
-    A number is chosen by OMP_NUM_THREADS or `torch.set_num_threads`. One thread is for weights of up to
-    `ONE_THREAD_BYTES`; it stays when another checkpoint is opened.
+    A number is chosen by OMP_NUM_THREADS or `torch.set_num_threads`.
     """
-    chosen = os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads() != ALL_THREADS
-    if num_bytes <= ONE_THREAD_BYTES and not chosen:
-        torch.set_num_threads(1)
-
-
-def _check_backend(backend: str, **options: Any) -> None:
-    """Refuses an unknown backend, and options that transformers' forward does not have."""
-    if backend != "transformers":
-        raise ConfigError(f"backend={backend!r} is unknown; choose own or transformers")
-    for name, value in options.items():
-        if value not in (None, False, "auto", "sdpa"):
-            raise ConfigError(f"{name}={value} is for backend=own only; leave it out")
+    is_small = device.type == "cpu" and weight_bytes(config, dtype) <= ONE_THREAD_BYTES
+    is_chosen = os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads() != DEFAULT_THREADS
+    return 1 if is_small and not is_chosen else None
 
 
 def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -285,5 +209,5 @@ def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
         # CPUs compute float32 fastest, and float32 represents the values of the checkpoint exactly.
         name = config.dtype if device.type == "cuda" else "float32"
     if name not in DTYPES:
-        raise ConfigError(f"dtype={name!r} is unknown; choose auto, {', '.join(DTYPES)}")
+        raise ConfigError(f"dtype={name!r} of the checkpoint is not supported; choose {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -1,7 +1,7 @@
 """The paper's metrics with their intervals: accuracy of several samples, and speed with what explains it.
 
-Only samples decoded alone (batch size 1) after the warm-up are timed, and only on one machine: a figure over two
-machines is a figure of neither. Seconds run from the prompt on the device to the last token on the host; tokens are
+Only samples decoded alone (batch size 1) after the warm-up are timed, and timings from different machines are never
+pooled. Seconds run from the prompt on the device to the last token on the host; tokens are
 those kept, up to and including the first EOS.
 """
 
@@ -53,7 +53,7 @@ class Bootstrap:
     """A statistic and its replicates, kept so that means over strata (tasks) can be formed afterwards.
 
     Attributes:
-        replicates: [RESAMPLES], the statistic on each resample; NaN where it is undefined.
+        replicates: the statistic on each resample, [RESAMPLES]; NaN where it is undefined.
     """
 
     value: float
@@ -73,9 +73,9 @@ class Bootstrap:
 
 @dataclass(frozen=True)
 class Share(Bootstrap):
-    """The share of items that have a property, as a number between 0 and `whole`.
+    """The share of items that have a property, between 0 and `whole`, with Wilson's score interval.
 
-    Its interval is Wilson's score interval, which has a width even where all items have the property, or none has.
+    That interval has a width even where all items have the property, or none has.
     """
 
     whole: float = 1.0
@@ -99,8 +99,8 @@ class Statistic(NamedTuple):
     """A number that is resampled.
 
     Attributes:
-        columns: arrays of equal length, first axis = items; more axes stay attached to their item.
-        compute: takes the columns with a leading resample axis ([resamples, items, ...] each), returns [resamples].
+        columns: arrays of equal length, [items, ...] each.
+        compute: takes the columns as [resamples, items, ...], returns [resamples].
     """
 
     columns: Sequence[ArrayLike]
@@ -117,8 +117,6 @@ def bootstrap(
 def bootstrap_all(statistics: Sequence[Statistic], *, seed: int = 0, rounds: Sequence[int] = ()) -> list[Bootstrap]:
     """Resamples items and evaluates several statistics of the same items on each resample.
 
-    Drawing takes as long as evaluating, so statistics share the draws, and what is drawn of a column that several have.
-
     Args:
         seed: seed of the item draws; the same seed and number of items give the same draws.
         rounds: [items], the round in which each item was timed. Several rounds are resampled too, the items of each
@@ -130,6 +128,7 @@ def bootstrap_all(statistics: Sequence[Statistic], *, seed: int = 0, rounds: Seq
     Raises:
         DataError: no items, or a value that is not finite.
     """
+    # Drawing takes as long as evaluating, so statistics share the draws and what is drawn of a common column.
     arrays = {id(column): np.asarray(column, dtype=np.float64) for columns, _ in statistics for column in columns}
     num_items = min(map(len, arrays.values()), default=0)
     if statistics and num_items == 0:
@@ -160,11 +159,7 @@ def bootstrap_all(statistics: Sequence[Statistic], *, seed: int = 0, rounds: Seq
 
 
 class _RoundDraws:
-    """Draws rounds, and items within them. A resample has as many items as there are, spread evenly over its rounds.
-
-    Args:
-        rounds: [items], round of each item, of several rounds.
-    """
+    """Draws rounds, and items within them, given the round of each item, [items]; all rounds weigh the same."""
 
     def __init__(self, rounds: Sequence[int]) -> None:
         _, self._sizes = np.unique(rounds, return_counts=True)
@@ -183,18 +178,16 @@ class _RoundDraws:
 
 @dataclass(frozen=True)
 class MeanOfShares(Bootstrap):
-    """The unweighted mean of the shares of several strata.
-
-    Where every stratum has all items right or none, no resample differs. The interval then comes from Wilson's
-    intervals of the strata, whose distances from the value are added in squares (Zou and Donner, 2008).
-    """
+    """The unweighted mean of the shares of several strata."""
 
     parts: Sequence[Bootstrap] = ()
 
     def interval(self) -> Interval:
-        """The interval of the stratified bootstrap; the other one where that has no width."""
+        """The interval of the stratified bootstrap, or from Wilson's intervals where that has no width."""
         if np.ptp(self.replicates) > 0:
             return super().interval()
+        # Every stratum has all items right or none, so no resample differs. Distances of the strata's bounds from the
+        # value are added in squares (Zou and Donner, 2008).
         intervals = [part.interval() for part in self.parts]
         below = math.hypot(*(each.value - each.low for each in intervals)) / len(intervals)
         above = math.hypot(*(each.high - each.value for each in intervals)) / len(intervals)
@@ -202,11 +195,7 @@ class MeanOfShares(Bootstrap):
 
 
 def mean_of(parts: Sequence[Bootstrap]) -> Bootstrap:
-    """Unweighted mean over strata (at least one), resampled within each: a stratified bootstrap.
-
-    Args:
-        parts: one bootstrap for each stratum, drawn with different seeds; one alone is its own mean.
-    """
+    """Unweighted mean over strata (at least one), resampled within each with different seeds."""
     if len(parts) == 1:
         return parts[0]
     value = float(np.mean([part.value for part in parts]))
@@ -243,8 +232,6 @@ def bootstrap_ratio(
     numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0, rounds: Sequence[int] = ()
 ) -> Bootstrap:
     """Sum of numerators / sum of denominators (tokens / seconds, tokens / forwards), [items] each.
-
-    The rounds are as in `bootstrap`.
 
     Raises:
         DataError: no items, or denominators that sum to zero.
@@ -322,16 +309,12 @@ class Speedup(NamedTuple):
 
 
 def measured(samples: Sequence[T]) -> list[T]:
-    """The samples that speed may be computed from: decoded alone, after the warm-up.
-
-    Raises:
-        DataError: the samples come from more than one machine.
-    """
+    """The samples that speed may be computed from. Raises DataError if they come from several machines."""
     alone = [sample for sample in samples if sample.counts]
     machines = sorted({sample.hardware for sample in alone})
     if len(machines) > 1:
         raise DataError(
-            f"speed over samples of {len(machines)} different machines ({', '.join(machines)}) is a figure of none; "
+            f"cannot compute one speed from samples of {len(machines)} different machines ({', '.join(machines)}); "
             "measure all samples on one"
         )
     return alone
@@ -346,20 +329,16 @@ def by_item(samples: Sequence[T]) -> list[list[T]]:
 
 
 def _rounds(items: Sequence[Sequence[Timing]]) -> list[int]:
-    """The round of each item; all samples of an item belong to one."""
-    return [item[0].round for item in items]
+    return [item[0].round for item in items]  # all samples of an item belong to one round
 
 
 def resampled(
     samples: Sequence[Timing], names: Sequence[tuple[str, ...]], *, seed: int = 0, timed: bool = False
 ) -> list[Bootstrap]:
-    """A figure for each entry of `names`, resampled by item.
+    """A number for each entry of `names`, one or two attributes of a sample, resampled by item.
 
-    One attribute of a sample: the mean over items of the mean of their samples, so that every item weighs the same.
-    Two attributes: sum over all samples / sum over all samples; TPS is that of tokens and seconds.
-
-    Args:
-        names: one or two names of attributes for each figure.
+    One attribute: the mean over items of the mean of their samples, so that every item weighs the same. Two: sum over
+    all samples / sum over all samples; TPS is that of tokens and seconds.
 
     Raises:
         DataError: no samples, or denominators that sum to zero.
@@ -390,11 +369,6 @@ def rate(
     return resampled(samples, [(numerator, denominator)], seed=seed, timed=timed)[0]
 
 
-def latency(samples: Sequence[Timing], quantile: float, *, seed: int = 0) -> Bootstrap:
-    """One quantile of the seconds that a request takes; see `latencies`."""
-    return latencies(samples, [quantile], seed=seed)[0]
-
-
 def latencies(samples: Sequence[Timing], quantiles: Sequence[float], *, seed: int = 0) -> list[Bootstrap]:
     """Quantiles of the seconds that a request takes (linear interpolation), resampled by round and item."""
     groups = by_item(samples)
@@ -421,7 +395,7 @@ def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int 
     """TPS / TPS of a baseline on the items both answered, paired: rounds, and items in them, are drawn for both.
 
     Raises:
-        DataError: the machines differ, no item is common, or no time was recorded.
+        DataError: the machines or the numbers of rounds differ, no item is common, or no time was recorded.
     """
     samples, baseline = measured(samples), measured(baseline)
     machines = {sample.hardware for sample in (*samples, *baseline)}
@@ -434,6 +408,14 @@ def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int 
     common = items & base_items
     if not common:
         raise DataError("the two systems have no measured item in common; run both on the same items at batch size 1")
+    # Systems take turns in rounds, so that both see the same states of the machine. Without that, slow minutes of one
+    # system would look like a property of it.
+    rounds, base_rounds = (len({sample.round for sample in each}) for each in (samples, baseline))
+    if rounds != base_rounds:
+        raise DataError(
+            f"one was timed in {base_rounds} rounds and the other in {rounds}, so not in turns; run both in as many "
+            "rounds"
+        )
     shared = [sample for sample in samples if sample.item in common]
     shared_items = by_item(shared)
     tokens, seconds = _sums(shared_items, "tokens", "seconds")

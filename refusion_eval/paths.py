@@ -7,67 +7,56 @@ from refusion_eval import embedded
 from refusion_eval.errors import ConfigError, DataError
 
 EMBEDDED_FOLDER = Path(embedded.__file__).parent
-# Names the tiny checkpoint of a decoder in the package; "embedded:NAME" is another one of these.
+# Names a decoder's tiny checkpoint in the package; the others are "embedded:NAME".
 EMBEDDED = "embedded"
 
 
 def embedded_name(pretrained: str, decoder: str) -> str | None:
-    """Returns the name of the checkpoint in the package; None if the checkpoint is not of the package."""
+    """The name of a checkpoint in the package; None for any other checkpoint."""
     kind, _, name = pretrained.partition(":")
     return (name or decoder) if kind == EMBEDDED else None
 
 
 def embedded_path(name: str) -> Path:
-    """Returns the folder of a checkpoint in the package. The main checkpoint of a decoder has the decoder's name.
-
-    Raises:
-        ConfigError: the package has no checkpoint of this name.
-    """
+    """The folder of a checkpoint in the package. The main checkpoint of a decoder has the decoder's name."""
     if name not in embedded_names():
-        known = ", ".join(embedded_names())
         raise ConfigError(
-            f"there is no embedded checkpoint for {name}, only for {known}; name a checkpoint, or one of these as "
-            "embedded:NAME"
+            f"there is no embedded checkpoint for {name}, only for {', '.join(embedded_names())}; name a checkpoint, "
+            "or one of these as embedded:NAME"
         )
     return EMBEDDED_FOLDER / name
 
 
 def embedded_names() -> list[str]:
-    """Returns the names of the checkpoints in the package."""
+    """The names of the checkpoints in the package."""
     return sorted(path.parent.name for path in EMBEDDED_FOLDER.glob("*/config.json"))
 
 
 def embedded_decoder(name: str) -> str:
-    """Returns the decoder that a checkpoint of the package was made for: its namesake, or the first that it lists."""
+    """The decoder that a checkpoint of the package was made for: its namesake, or the first that it lists."""
     config = json.loads((embedded_path(name) / "config.json").read_text(encoding="utf-8"))
     decoders = config.get("decoders", [name])
     return name if name in decoders else decoders[0]
 
 
 def embedded_systems() -> dict[str, tuple[str, str]]:
-    """Returns checkpoint and decoder of each system of the embedded family: its checkpoints, and LLaDA by Fast-dLLM."""
+    """Checkpoint and decoder of each system of the embedded family: its checkpoints, and LLaDA by Fast-dLLM."""
     checkpoints = {name: (name, embedded_decoder(name)) for name in embedded_names()}
     return checkpoints | {"fast_dllm_llada": ("llada", "fast_dllm_llada")}
 
 
 def embedded_decoders() -> list[str]:
-    """Returns the decoders whose main checkpoint is in the package."""
+    """The decoders whose main checkpoint is in the package."""
     return [name for name in embedded_names() if embedded_decoder(name) == name]
 
 
 def code_metric_path() -> Path:
-    """Returns the metric module that `evaluate.load` takes in place of the name code_eval."""
+    """The metric module that `evaluate.load` takes in place of the name code_eval."""
     return Path(__file__).resolve().parent / "sandbox" / "code_metric" / "code_metric.py"
 
 
 def tasks_path() -> Path:
-    """Returns the folder with the lm-eval task files and the mini data.
-
-    An installed wheel carries it inside the package; a source checkout has it beside the package.
-
-    Raises:
-        DataError: neither place has it.
-    """
+    """The folder with the lm-eval task files and the mini data: in the package, or beside it in a source checkout."""
     package = Path(__file__).resolve().parent
     candidates = (package / "tasks", package.parent / "tasks")
     for candidate in candidates:

@@ -176,14 +176,11 @@ class Commit:
         rows: query rows of the previous forward, in the order in which they are kept.
         replace: cache rows that `rows` overwrite, one for each; None appends `rows` after the committed rows.
         keep: number of committed rows that stay, counted from the first; None keeps all. None if `replace` is given.
-        best: number of `rows` that stay: in each layer those with the best scores there, the first ones among equals.
-            `rows` must then be the keys of the previous forward's `RowScores`, and `replace` None. None keeps all.
     """
 
     rows: Sequence[int] = ()
     replace: Sequence[int] | None = None
     keep: int | None = None
-    best: int | None = None
 
 
 NOTHING = Commit()
@@ -192,19 +189,22 @@ DROP_ALL = Commit(keep=0)
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """Scores of key rows by query rows of the same forward, in each layer, for `Commit.best` (Sparse-dLLM).
+    """Scores of key rows by query rows of the same forward, by which the next commit is thinned out (Sparse-dLLM).
 
     The score of a key row is its key times the mean query of the query rows, both rotated, averaged over the query
-    heads. The final score is the largest one in its neighbourhood among the key rows.
+    heads. The final score is the largest one in its neighbourhood among the key rows. The next forward commits the key
+    rows or nothing; of the key rows each layer then keeps those with the best scores there.
 
     Attributes:
         queries: rows of the forward, at least one.
         keys: rows of the forward; consecutive ones are neighbours.
+        best: number of key rows that each layer keeps, the first ones among equals.
         pooling: size of the centred neighbourhood, odd; 1 leaves scores as they are.
     """
 
     queries: Sequence[int]
     keys: Sequence[int]
+    best: int
     pooling: int = 1
 
 
@@ -233,6 +233,10 @@ class FeatureReuse:
     transfer_ratio: float = 0.0
 
 
+# Approximate caches of bidirectional models, each of one paper.
+Approximation = RowScores | FeatureReuse
+
+
 @dataclass(frozen=True, slots=True)
 class Forward:
     """One forward pass of one sequence.
@@ -244,8 +248,7 @@ class Forward:
         reads: what is computed from the logits of which rows.
         commit: which rows of the previous forward stay in the cache.
         kind: the decoder's name for this forward ("plan", "verify", ...), recorded in traces and without effect.
-        scores: rows to be scored for the next forward's `Commit.best`.
-        reuse: which rows are computed; None computes all.
+        approximation: how the forward takes part in an approximate cache; None is an exact forward.
     """
 
     tokens: Sequence[int]
@@ -254,13 +257,12 @@ class Forward:
     reads: tuple[Read, ...]
     commit: Commit = NOTHING
     kind: str = "decode"
-    scores: RowScores | None = None
-    reuse: FeatureReuse | None = None
+    approximation: Approximation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a decoder returns: the tokens up to and including the first EOS, and why decoding ended."""
+    """The return value of a decoder: the tokens up to and including the first EOS, and why decoding ended."""
 
     tokens: tuple[int, ...]
     stop: StopReason
@@ -410,14 +412,14 @@ def _check_event(event: Any) -> None:
         _check_whole((*event.candidates, *event.chosen), MOST_POSITIONS)
         same_length, name = len(event.candidates) == len(event.scores), event.unit
         if not {int, float} >= set(map(type, event.scores)):
-            raise TypeError("a score is no number")
+            raise TypeError("a score is not a number")
     else:
         _check_whole((event.position,), MOST_POSITIONS)
         same_length, name = True, event.reason
     if not same_length:
         raise ValueError("positions and their values are not equally many")
     if type(name) is not str:
-        raise TypeError("a name is no text")
+        raise TypeError("a name is not a text")
 
 
 def _check_whole(values: Sequence[int], limit: int) -> None:

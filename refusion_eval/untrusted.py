@@ -1,10 +1,20 @@
-"""Files and texts of strangers: opened without waiting, read and parsed within bounds, and shown without effect."""
+"""Files, texts and computations of strangers, within bounds.
+
+Files are opened without waiting, texts are parsed up to a size and shown without effect, and a `Child`, which can be
+killed, computes what may hang or use up its memory: the expressions of a model, the templates of a checkpoint.
+"""
 
 import json
 import os
 import re
+import select
+import signal
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 # Of a file that is read whole, and of a JSON text: the largest tokenizers have files of some 35 MB.
@@ -17,6 +27,11 @@ DEEPEST = 64
 
 _LONGEST_LINE = 1 << 16
 
+# The first answer of a process also waits for its imports.
+_START_SECONDS = 60.0
+# Where a process dies of itself, another one is asked once, because a user's kill says nothing about the question.
+_ATTEMPTS = 2
+
 # Control characters (C0 and C1), marks that reorder or hide text, line separators, and halves of surrogate pairs.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -26,7 +41,7 @@ _UNSAFE = re.compile(
 
 def visible(text: str, keep: str = "") -> str:
     r"""Text that a terminal shows and does not obey: each character with an effect is written as its escape (\x1b)."""
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
+    return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
 
 
 def _escape(character: str) -> str:
@@ -34,11 +49,7 @@ def _escape(character: str) -> str:
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a plain file for reading, or a link to one. A pipe, which may have no writer for ever, is refused at once.
-
-    Raises:
-        OSError: there is no such file, it cannot be opened, or it is something else than a file.
-    """
+    """Opens a plain file, or a link to a file; OSError at once for a pipe, which may have no writer for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -50,7 +61,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def kind_of(mode: int) -> str:
-    """What `st_mode` of a file says that it is, in words."""
+    """The kind of a file in words, by its `st_mode`."""
     kinds = {
         stat.S_IFLNK: "symbolic link",
         stat.S_IFIFO: "named pipe",
@@ -62,7 +73,7 @@ def kind_of(mode: int) -> str:
 
 
 def read_plain(path: str | os.PathLike[str]) -> bytes:
-    """The content of a plain file of at most `LARGEST` bytes. Raises OSError for a larger one, else as `open_plain`."""
+    """The content of a plain file; OSError for more than `LARGEST` bytes, and as `open_plain`."""
     with open_plain(path) as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
@@ -71,22 +82,18 @@ def read_plain(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a UTF-8 file, with line feeds as line ends. Raises OSError as `read_plain`, or UnicodeDecodeError."""
+    """The text of a UTF-8 file with line feeds as line ends; OSError as `read_plain`, or UnicodeDecodeError."""
     return read_plain(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def first_line(path: str | os.PathLike[str]) -> str:
-    """The first line of a plain file, without its end, as far as it is UTF-8. Raises OSError as `open_plain` does."""
+    """The first line of a plain file, without its end, as far as it is UTF-8; OSError as `open_plain`."""
     with open_plain(path) as file:
         return file.readline(_LONGEST_LINE).decode("utf-8", "replace").strip()
 
 
 def parse_json(text: str | bytes, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text; the hook is that of `json.loads`.
-
-    Raises:
-        ValueError: the text is no JSON, not UTF-8, too long, or its values are too many or nested too deeply.
-    """
+    """The value of a JSON text; ValueError if it is malformed, too long, or nested too deeply. See `json.loads`."""
     if len(text) > LARGEST:
         raise ValueError(f"longer than {LARGEST >> 20} MiB")
     if isinstance(text, bytes):
@@ -106,3 +113,79 @@ def parse_json(text: str | bytes, object_pairs_hook: Callable[[list[tuple[str, A
         if level:
             raise ValueError("nested too deeply")
     return value
+
+
+class Child:
+    """One process, started when first asked and again after each death. Only one thread at a time may ask.
+
+    Its script reads questions as JSON lines, the first of them `first`, and answers each with a JSON line.
+    """
+
+    def __init__(self, script: Path, first: Any) -> None:
+        self._script, self._first = script, first
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._is_given_up = False
+        self.seconds = 0.0
+
+    def ask(self, question: Any, timeout_s: float) -> Any | None:
+        """The answer; None if it took too long, or if the process died and its replacement as well.
+
+        A script may limit itself: SIGPROF, which a timer of its processor time sends, counts as too long.
+        """
+        for _ in range(_ATTEMPTS):
+            if self._is_given_up:
+                break
+            process = self._running()
+            started_s = time.monotonic()
+            line = self._ask(process, question, timeout_s)
+            self.seconds += time.monotonic() - started_s
+            if line is not None and line.endswith(b"\n"):
+                return json.loads(line)
+            if self.close() == -signal.SIGPROF or line is None:
+                break
+        return None
+
+    @staticmethod
+    def _ask(process: subprocess.Popen[bytes], question: Any, timeout_s: float) -> bytes | None:
+        """The answer's line, not a whole one if the process died; None if there is none in time."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+        return process.stdout.readline() if ready else None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        # After a fork the parent still reads from the pipes of its process, so the fork starts a process of its own.
+        if self._process is None or self._owner != os.getpid():
+            # -P keeps the modules of the script's folder from shadowing others.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(self._script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            self._owner = os.getpid()
+            if not self._ask(self._process, self._first, _START_SECONDS):
+                self.close()
+                raise ChildProcessError(f"{self._script.name} does not run")
+        return self._process
+
+    def kill(self) -> None:
+        """Kills the process while another thread waits for its answer; that thread sees the end of the pipe."""
+        self._is_given_up = True
+        if (process := self._process) is not None:
+            process.kill()
+
+    def close(self) -> int | None:
+        """Kills the process, if there is one of this process, and frees its pipes. Returns its exit status."""
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return None
+        process.kill()
+        process.communicate()
+        return process.returncode

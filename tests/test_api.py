@@ -15,6 +15,7 @@ from refusion_eval import api, loading
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
+from refusion_eval.runs import manifest
 from tests.models import tiny
 
 SMALL = {"gen_length": 16, "slot_size": 4, "block_size": 8}
@@ -148,11 +149,11 @@ def test_a_single_id_and_an_iterator_are_prompts(model):
         (None, "of the type NoneType"),
         (5, "of the type int"),
         ({"input_ids": IDS}, "of the type dict; give its input_ids"),
-        (["a"], "token id 'a' is no integer"),
-        ([5.7], "token id 5.7 is no integer"),
-        ([True], "token id True is no integer"),
-        (torch.tensor([1.0, 2.0]), "token id 1.0 is no integer"),
-        ([torch.tensor(1.5)], "is no integer"),
+        (["a"], "token id 'a' is not an integer"),
+        ([5.7], "token id 5.7 is not an integer"),
+        ([True], "token id True is not an integer"),
+        (torch.tensor([1.0, 2.0]), "token id 1.0 is not an integer"),
+        ([torch.tensor(1.5)], "is not an integer"),
         (torch.tensor([IDS, IDS]), "token ids are 2 rows"),
         ([torch.tensor(IDS), torch.tensor(IDS)], "token ids are 2 rows"),
         (torch.empty(0), "prompt is empty"),
@@ -185,7 +186,7 @@ def test_a_request_that_is_refused_ends_no_other(model):
     ]
     results = dict(api.generate_stream(model, requests, batch_size=2))
     assert results[0].tokens == results[4].tokens == refusion_eval.generate(model, IDS, **SMALL).tokens
-    refusals = ["token id 1.5 is no integer", "did you mean refusion", "make them with decoder_settings"]
+    refusals = ["token id 1.5 is not an integer", "did you mean refusion", "make them with decoder_settings"]
     for index, message in enumerate(refusals, start=1):
         assert isinstance(results[index], DecodeError)
         assert message in str(results[index])
@@ -349,6 +350,24 @@ def test_the_cost_of_rows_is_shipped_and_measured_only_where_asked(checkpoint, m
     assert tuned.width_cost == WidthCost(7, 0.5)
 
 
+def test_settings_are_made_once_and_travel_as_they_are(model):
+    settings = api.decoder_settings(model, "refusion", **SMALL)
+    assert api.decoder_settings(model, "refusion", settings) is settings
+    with pytest.raises(ConfigError, match="give fields, or one RefusionSettings"):
+        api.decoder_settings(model, "refusion", settings, gen_length=8)
+    with pytest.raises(ConfigError, match="give fields, or one AutoregressiveSettings"):
+        api.decoder_settings(model, "autoregressive", settings)
+    with pytest.raises(ConfigError, match="must lie in the vocabulary"):
+        api.decoder_settings(model, "refusion", dataclasses.replace(settings, mask_id=10**6))
+
+
+def test_an_unknown_option_of_a_checkpoint_is_refused(checkpoint):
+    with pytest.raises(ConfigError, match="load_model: unknown key 'dtyp'; did you mean dtype"):
+        refusion_eval.load_model(checkpoint, dtyp="float32")
+    with pytest.raises(ConfigError, match="load_model: dtype='int8'; choose one of auto, float32"):
+        refusion_eval.load_model(checkpoint, dtype="int8")
+
+
 def test_graphs_are_refused_where_there_is_no_gpu(checkpoint):
     with pytest.raises(ConfigError, match="cuda_graphs needs a CUDA device, not cpu"):
         refusion_eval.load_model(checkpoint, device="cpu", cuda_graphs=True)
@@ -382,19 +401,51 @@ def test_a_mask_id_says_that_a_causal_checkpoint_was_trained_with_masks(shared):
     [({}, 0, 1), ({"OMP_NUM_THREADS": ""}, 0, 1), ({"OMP_NUM_THREADS": "2"}, 0, 2), ({}, 3, 3)],
 )
 def test_a_small_model_computes_with_one_thread_unless_somebody_chose(environment, chosen, threads):
-    code = "import sys, torch, refusion_eval.loading as loading; loading.ALL_THREADS = 2; chosen = int(sys.argv[1]);"
-    code += "torch.set_num_threads(chosen or 2); loading.LoadedModel.open('embedded', device='cpu');"
-    code += "print(torch.get_num_threads())"
+    code = (
+        "import sys, torch, refusion_eval.loading as loading; loading.DEFAULT_THREADS = 2; chosen = int(sys.argv[1]);"
+    )
+    code += "torch.set_num_threads(chosen or 2); opened = loading.LoadedModel.open('embedded', device='cpu');"
+    code += "print(opened.num_threads)"
     unset = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-c", code, str(chosen)]
     done = subprocess.run(command, env=unset | environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) == threads
 
 
-def test_a_large_model_keeps_all_threads(monkeypatch):
-    monkeypatch.setattr(loading.torch, "set_num_threads", lambda number: pytest.fail("a number was chosen"))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    loading._choose_threads(16e9)
+THREADS_OF_TWO_MODELS = """
+import torch, refusion_eval.engine.engine as engine, refusion_eval.loading as loading
+from refusion_eval.api import generate, load_model, score_tokens
+
+torch.set_num_threads(2)
+loading.DEFAULT_THREADS = 2
+used, compute = [], engine.hidden_of
+engine.hidden_of = lambda *given: (used.append(torch.get_num_threads()), compute(*given))[1]
+small = load_model("embedded", device="cpu")
+loading.ONE_THREAD_BYTES = 0  # from here on every model is a large one
+large = load_model("embedded:autoregressive", device="cpu")
+for model in (small, large, small):
+    generate(model, [1, 2], decoder="autoregressive", gen_length=2)
+    score_tokens(model, [1], [2])
+    print(model.num_threads, set(used), torch.get_num_threads())
+    used.clear()
+"""
+
+
+def test_a_small_model_leaves_the_threads_of_the_process_to_other_models():
+    unset = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", THREADS_OF_TWO_MODELS]
+    done = subprocess.run(command, env=unset, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["1 {1} 2", "2 {2} 2", "1 {1} 2"]
+
+
+def test_the_bandwidth_of_a_record_is_that_of_the_threads_of_the_model(monkeypatch):
+    threads = []
+    monkeypatch.setattr(manifest, "copy_bandwidth", lambda device: threads.append(torch.get_num_threads()) or 1.0)
+    embedded = refusion_eval.load_model("embedded", device="cpu")
+    monkeypatch.setattr(embedded, "_imposed_threads", 3)
+    assert manifest._roofline(embedded)["copy_bytes_per_second"] == 1.0
+    assert (threads, embedded.num_threads) == ([3], 3)
+    assert torch.get_num_threads() != 3
 
 
 def test_a_text_is_asked_as_the_users_turn_and_answered_as_a_text():

@@ -2,7 +2,6 @@ import csv
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -17,9 +16,11 @@ from refusion_eval import cli
 from refusion_eval.cli import COMMANDS, GROUPS, app, descriptions, main
 from refusion_eval.errors import StoreError
 from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.store.records import ScoreRow
+from refusion_eval.store.run_store import RunStore
+from tests.store.conftest import make_manifest, make_sample
 
 RUNNER = CliRunner()
-DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture
@@ -78,7 +79,12 @@ def test_windows_gets_one_line_about_wsl_and_the_help(refusal, monkeypatch):
 
 
 def test_json_has_the_same_figures_as_the_files(tmp_path):
-    run_dir = str(shutil.copytree(DATA / "run_0.1.0", tmp_path / "run"))
+    run_dir = str(tmp_path / "run")
+    with RunStore.open(run_dir, make_manifest()) as store:
+        for number in range(2):
+            sample = make_sample(number)
+            store.append(sample)
+            store.append_scores([ScoreRow(key=sample.key, item_id=str(number), scorer="s", value=float(number))])
     for command in (["table", run_dir], ["speed", run_dir], ["compare", run_dir, run_dir]):
         said = RUNNER.invoke(app, [*command, "--json", "--csv", str(tmp_path / "out.csv")])
         rows = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))

@@ -20,7 +20,7 @@ from refusion_eval.metrics import (
     bootstrap_mean,
     bootstrap_ratio,
     bytes_read,
-    latency,
+    latencies,
     majority_passed,
     mean,
     mean_of,
@@ -208,7 +208,7 @@ def test_the_order_of_samples_of_different_items_changes_nothing(samples, rng):
     samples = list({sample.item: sample for sample in samples}.values())
     shuffled = list(samples)
     rng.shuffle(shuffled)
-    for metric in (tps, lambda given: mean(given, "tps"), lambda given: latency(given, 0.95)):
+    for metric in (tps, lambda given: mean(given, "tps"), lambda given: latencies(given, [0.95])[0]):
         assert repr(metric(samples).interval()) == repr(metric(shuffled).interval())
 
 
@@ -232,9 +232,9 @@ def test_time_that_was_not_recorded_is_refused():
 
 def test_latency_is_the_quantile_of_all_samples():
     seconds = [1.0, 2.0, 3.0, 4.0, 10.0]
-    assert latency(times(seconds), 0.5).value == 3.0
-    assert latency(times(seconds), 0.95).value == pytest.approx(np.quantile(seconds, 0.95))
-    interval = latency(times(seconds), 0.95).interval()
+    assert latencies(times(seconds), [0.5])[0].value == 3.0
+    assert latencies(times(seconds), [0.95])[0].value == pytest.approx(np.quantile(seconds, 0.95))
+    interval = latencies(times(seconds), [0.95])[0].interval()
     assert 1.0 <= interval.low <= interval.value <= interval.high <= 10.0
 
 
@@ -242,12 +242,12 @@ def test_latency_is_the_quantile_of_all_samples():
 def test_the_latency_of_every_resample_is_the_quantile_of_its_seconds(quantile):
     seconds = np.random.default_rng(2).integers(1, 9, 10) / 7  # some of them equal; ten sort alike as numbers and texts
     expected = bootstrap([seconds], lambda drawn: np.quantile(drawn, quantile, axis=1), seed=3)
-    assert np.array_equal(latency(times(seconds), quantile, seed=3).replicates, expected.replicates)
+    assert np.array_equal(latencies(times(seconds), [quantile], seed=3)[0].replicates, expected.replicates)
 
 
 def test_latency_of_items_with_different_numbers_of_samples_uses_each_sample_once():
     samples = [Timing("a", 1, 1, 1.0), Timing("a", 1, 1, 2.0), Timing("a", 1, 1, 3.0), Timing("b", 1, 1, 10.0)]
-    result = latency(samples, 0.5)
+    result = latencies(samples, [0.5])[0]
     assert result.value == 2.5
     assert result.n == 2
 

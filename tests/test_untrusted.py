@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from refusion_eval.child import Child
 from refusion_eval.errors import StoreError
-from refusion_eval.untrusted import DEEPEST, LARGEST, MOST_VALUES, open_plain, parse_json, read_plain, visible
+from refusion_eval.untrusted import DEEPEST, LARGEST, MOST_VALUES, Child, open_plain, parse_json, read_plain, visible
 
 
 @given(st.text())

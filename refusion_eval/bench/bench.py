@@ -176,6 +176,7 @@ def measure(
 ) -> Report:
     """Measures one checkpoint."""
     model = api.load_model(str(directory), dtype=dtype, device=device, tune=True)
+    torch.set_num_threads(model.num_threads)  # the baselines, on transformers' own model, get as many
     systems = _systems(model, directory if with_baseline else None, settings)
     speeds = compare(systems, prompts, num_rounds, progress)
     progress("forwards where rows are free")
@@ -212,7 +213,7 @@ def measure(
         forwards=forwards,
         batch=batch,
         curves=curves,
-        weight_bytes=weight_bytes(model.config, model.weight_dtype),
+        weight_bytes=weight_bytes(model.config, model.dtype),
         cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),
         profile=profile(*profile_settings(model, settings), prompts) if with_profile else None,

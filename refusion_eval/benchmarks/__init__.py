@@ -1,4 +1,4 @@
-"""What a benchmark is, and all benchmarks by name: what is asked of a model, and which answer is right.
+"""All benchmarks by name: the questions that a model is asked, and the answers that are right.
 
 Every benchmark is one file of this folder that ends with `BENCHMARK = Benchmark(...)`. Zero-shot, chat style. The
 prompts `ours` were written for this project, and the embedded checkpoints were trained on the same words; the prompts
@@ -23,28 +23,9 @@ from refusion_eval.errors import DataError
 from refusion_eval.paths import tasks_path
 
 __all__ = [
-    "BENCHMARKS",
-    "LETTERS",
-    "OTHER",
-    "OURS",
-    "PUBLISHED",
-    "RELEASE",
-    "RELEASED",
-    "Benchmark",
-    "CodeTest",
-    "Extraction",
-    "Extractor",
-    "Item",
-    "Prompts",
-    "Row",
-    "Source",
-    "Task",
-    "Turns",
-    "find_task",
-    "get_task",
-    "is_mini",
-    "is_sealed",
-]
+    "BENCHMARKS", "LETTERS", "OTHER", "OURS", "PUBLISHED", "RELEASE", "RELEASED", "Benchmark", "CodeTest", "Extraction",
+    "Extractor", "Item", "Prompts", "Row", "Source", "Task", "Turns", "find_task", "get_task", "is_mini", "is_sealed",
+]  # fmt: skip
 
 THINK_START, THINK_END = "<think>", "</think>"
 _THINK_TAG = re.compile(f"{THINK_START}|{THINK_END}")
@@ -96,11 +77,6 @@ def without_thoughts(text: str) -> str:
     return "".join(text[start:end] for start, end in zip(ends[::2], ends[1::2], strict=True))
 
 
-def _response(text: str) -> str:
-    """What a model answers: its text without thoughts, and without control tokens, which texts from elsewhere hold."""
-    return without_thoughts(without_control_tokens(text))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Benchmark:
     """One benchmark, asked with one of its prompts. It equals only itself, and pickles as its name and its prompts.
@@ -150,7 +126,7 @@ class Benchmark:
 
     @property
     def is_published(self) -> bool:
-        """Whether there are other items than synthetic ones."""
+        """Whether its items were published, and are not all synthetic."""
         return self.source.hub is not None
 
     @property
@@ -170,7 +146,7 @@ class Benchmark:
 
     @property
     def has_strict_score(self) -> bool:
-        """Whether answers in exactly the form that the prompt asks for are counted beside all right ones."""
+        """Whether answers in exactly the form that the prompt asks for are counted beside all right answers."""
         return self.kind in ("number", "choice") and "strict" in self.prompts.filters
 
     @property
@@ -183,7 +159,7 @@ class Benchmark:
         return str(row_number if self.id_column is None else row[self.id_column])
 
     def turns(self, row: Row) -> Turns:
-        """What a model is asked about a row, which has the form that the prompts' `normalise` gives."""
+        """The prompt for a row, which has the form that `normalise` of the prompts gives."""
         prompts = self.prompts
         return Turns(prompts.user(row), prompts.system(row) if prompts.system else "", prompts.opened)
 
@@ -192,7 +168,8 @@ class Benchmark:
         name, filters = filter_name or self.default_filter, self.prompts.filters
         if name not in filters:
             raise DataError(f"{self.name} has no filter {name!r}; it has {', '.join(filters)}")
-        clean = self.prompts.clean or _response
+        # Texts from elsewhere hold control tokens.
+        clean = self.prompts.clean or (lambda text: without_thoughts(without_control_tokens(text)))
         return filters[name](clean(text), row)
 
     def check_gold(self, rows: Sequence[Row]) -> None:
@@ -204,7 +181,7 @@ class Benchmark:
                 raise DataError(f"row {number} (from 0) of {problem}; correct the row") from problem
 
 
-def _benchmark_named(name: str, prompts_name: str) -> Benchmark:
+def _benchmark_named(name: str, prompts_name: str) -> Benchmark:  # has a name of its own, to be pickled
     return (RELEASED if prompts_name == RELEASE else BENCHMARKS)[name]
 
 
@@ -271,7 +248,9 @@ class Task:
                 raise DataError(f"{path} is missing; it is part of the project, reinstall it")
             rows, origin = read_rows(path), str(path)
         else:
-            rows, origin = find_rows(name, source, data_dir or os.environ.get(DATA_VARIABLE), split or source.split)
+            others = [other for other in PUBLISHED if other != name]
+            folder = data_dir or os.environ.get(DATA_VARIABLE)
+            rows, origin = find_rows(name, source, folder, split or source.split, others)
         check_rows(rows, source, origin)
         normalise = self.benchmark.prompts.normalise
         return rows if normalise is None else [normalise(row, number) for number, row in enumerate(rows)]
@@ -311,15 +290,16 @@ def _as_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _benchmarks_of_this_folder() -> dict[str, Benchmark]:
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
     benchmarks = [module.BENCHMARK for module in modules if hasattr(module, "BENCHMARK")]
-    return {benchmark.name: benchmark for benchmark in sorted(benchmarks, key=lambda one: (one.order, one.name))}
+    benchmarks.sort(key=lambda benchmark: (benchmark.order, benchmark.name))
+    return {benchmark.name: benchmark for benchmark in benchmarks}
 
 
 # In the order of the paper's tables.
 BENCHMARKS: dict[str, Benchmark] = _benchmarks_of_this_folder()
 
-# Those with other items than synthetic ones.
+# Those whose items are not all synthetic.
 PUBLISHED = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.is_published}
 
 # Those that the public release asks, with its prompts.
@@ -336,11 +316,11 @@ def find_task(name: str) -> Task | None:
     release, all also with `_<anything>` after them, as variants of a user are named, and those of lm-eval's own tasks
     on a benchmark.
     """
-    plain = [*BENCHMARKS.values(), *RELEASED.values()]
-    own = {task.name: task for task in (*map(Task, plain), *(Task(one, mini=True) for one in BENCHMARKS.values()))}
-    variants = [own_name for own_name in own if name == own_name or name.startswith(f"{own_name}_")]
-    if variants:
-        return own[max(variants, key=len)]
+    look_alikes = [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values()]
+    tasks = {task.name: task for task in (*map(Task, [*BENCHMARKS.values(), *RELEASED.values()]), *look_alikes)}
+    plain_names = [task_name for task_name in tasks if f"{name}_".startswith(f"{task_name}_")]
+    if plain_names:
+        return tasks[max(plain_names, key=len)]
     for benchmark in BENCHMARKS.values():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in benchmark.stock_tasks):
             return Task(benchmark)
@@ -355,15 +335,15 @@ def get_task(name: str) -> Task:
     if task is None:
         from refusion_eval.config import unknown_key  # it needs libraries, which eval.sh lacks before its set-up
 
-        known = [*BENCHMARKS, *(Task(benchmark, mini=True).name for benchmark in BENCHMARKS.values())]
-        raise unknown_key(name, known, what="task")
+        names = [*BENCHMARKS, *(Task(benchmark, mini=True).name for benchmark in BENCHMARKS.values())]
+        raise unknown_key(name, names, what="task")
     return task
 
 
 def is_mini(task: str) -> bool:
     """Whether a task is one of the synthetic look-alikes, which must never be taken for the real benchmark."""
-    found = find_task(task)
-    return found is not None and found.mini
+    known_task = find_task(task)
+    return known_task is not None and known_task.mini
 
 
 def is_sealed(task: str, benchmark: str = "") -> bool:
@@ -373,4 +353,4 @@ def is_sealed(task: str, benchmark: str = "") -> bool:
     known tasks.
     """
     names = f"{task} {benchmark}".lower()
-    return not is_mini(task) and any(known.sealed and known.name in names for known in BENCHMARKS.values())
+    return not is_mini(task) and any(bench.sealed and bench.name in names for bench in BENCHMARKS.values())

@@ -1,4 +1,4 @@
-"""What the three multiple-choice benchmarks share: the prompt, the extraction rules and the text of a right answer."""
+"""The prompt, the extraction rules and the text of a right answer of all multiple-choice benchmarks."""
 
 from collections.abc import Callable, Sequence
 

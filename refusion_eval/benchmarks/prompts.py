@@ -1,4 +1,4 @@
-"""What a benchmark asks a model and how it reads the response: the types of what `Benchmark` holds."""
+"""The types of what a `Benchmark` holds: prompts, extraction rules and tests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class CodeTest:
 
 
 class Turns(NamedTuple):
-    """What a model reads of one item: the user turn, the system turn before it, and the beginning of the response."""
+    """The prompt of one item: the user turn, the system turn before it, and the beginning of the response."""
 
     user: str
     system: str = ""

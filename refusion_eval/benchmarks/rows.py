@@ -36,7 +36,7 @@ _WORD = re.compile(r"\w+")
 
 
 class ColumnType(NamedTuple):
-    """What a column must hold: a test of one value, and its description in messages."""
+    """The type of a column: a test of one value, and its description in messages."""
 
     accepts: Callable[[object], bool]
     description: str
@@ -153,9 +153,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def find_rows(
-    benchmark: str, source: Source, data_dir: str | Path | None, split: str
+    benchmark: str, source: Source, data_dir: str | Path | None, split: str, others: Sequence[str] = ()
 ) -> tuple[list[dict[str, Any]], str]:
     """Tries a directory of the user (None for none), an installed package and the Hugging Face hub, in that order.
+
+    Args:
+        others: the benchmarks that a user without the licence of this one can still ask.
 
     Returns:
         The rows, and the file or dataset that they came from.
@@ -191,21 +194,13 @@ def find_rows(
         except (OSError, ValueError) as problem:
             told = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
             tried.append(f"the hub dataset {source.hub} ({told})")
-    advice = (
-        _advice_on_licence(benchmark, source)
-        if source.gated
-        else f"put the rows, in hub columns, into DIR/{benchmark}/{split}.jsonl and name DIR, or allow the download"
-    )
+    advice = f"put the rows, in hub columns, into DIR/{benchmark}/{split}.jsonl and name DIR, or allow the download"
+    if source.gated:
+        advice = (
+            f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
+            f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(others)}"
+        )
     raise DataError(f"no {split} rows of {benchmark}; tried {'; '.join(tried)}. To go on: {advice}")
-
-
-def _advice_on_licence(benchmark: str, source: Source) -> str:
-    from refusion_eval.benchmarks import PUBLISHED  # the package imports this module
-
-    return (
-        f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
-        f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(name for name in PUBLISHED if name != benchmark)}"
-    )
 
 
 def _from_hub(hub: str, configs: Sequence[str | None], split: str) -> list[dict[str, Any]]:
@@ -221,7 +216,7 @@ def check_rows(rows: Sequence[Row], source: Source, origin: str) -> None:
 
     Raises:
         DataError: a column is missing or holds a value of another type; an answer is none of the row's choices; a text
-            is no Unicode; an id occurs twice.
+            is not Unicode; an id occurs twice.
     """
     numbers: dict[str, int] = {}
     for number, row in enumerate(rows):
@@ -249,7 +244,7 @@ def _check_columns(row: Row, source: Source, where: str) -> None:
                 text.encode("utf-8")
             except UnicodeEncodeError as problem:  # half of a surrogate pair, which no tokenizer can read
                 raise DataError(
-                    f"{where}: column {column!r} holds a lone surrogate (character {problem.start}), which is no text; "
+                    f"{where}: column {column!r} holds a lone surrogate (character {problem.start}), not text; "
                     "write the whole character"
                 ) from problem
     if source.labelled is not None:
@@ -334,7 +329,7 @@ def redact(text: str, sealed_texts: tuple[str, ...]) -> str:
 
     Words are compared without case, punctuation or spacing between them.
     """
-    words = [(found.start(), found.end(), found.group().casefold()) for found in _WORD.finditer(text)]
+    words = [(word.start(), word.end(), word.group().casefold()) for word in _WORD.finditer(text)]
     size = LONGEST_QUOTE + 1
     sealed_runs = {run for sealed in sealed_texts for run in _runs([w.casefold() for w in _WORD.findall(sealed)], size)}
     spans: list[tuple[int, int]] = []

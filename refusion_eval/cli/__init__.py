@@ -33,7 +33,7 @@ GROUPS = {
     "Evaluate": ("suite", "run", "sweep", "rerun", "check", "lm-eval"),
     "Look at results": ("table", "compare", "speed", "report", "replay", "export", "plot", "paper-table", "claims"),
     "Judge texts": ("score", "rescore"),
-    "Measure": ("bench", "locality", "cost", "gpu-check"),
+    "Measure": ("bench", "locality", "gpu-check"),
     "Train": ("train", "convert"),
     "Machine": ("doctor", "systems", "tasks", "tasks-path", "version"),
 }
@@ -286,10 +286,13 @@ def options_from(
 
 
 def descriptions(cls: type) -> dict[str, str]:
-    """Returns field -> description, from the section "Attributes" of a class's docstring (Google form)."""
-    section = re.search(r"^Attributes:\n((?:    .*\n?|\n)+)", inspect.getdoc(cls) or "", re.MULTILINE)
-    entries = re.findall(r"^    (\w+): ((?:.*\n?)(?:^     .*\n?)*)", section[1] if section else "", re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+    """Returns field -> description, from the sections "Attributes" of a class and its bases (Google form)."""
+    described: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        section = re.search(r"^Attributes:\n((?:    .*\n?|\n)+)", inspect.getdoc(base) or "", re.MULTILINE)
+        entries = re.findall(r"^    (\w+): ((?:.*\n?)(?:^     .*\n?)*)", section[1] if section else "", re.MULTILINE)
+        described |= {name: " ".join(text.split()) for name, text in entries}
+    return described
 
 
 def _parameter(cls: type, entry: Field, option: str, text: str, *, has_default: bool) -> inspect.Parameter:

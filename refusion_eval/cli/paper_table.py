@@ -42,9 +42,9 @@ def paper_table(
 
     Table 8 has the answers of several runs to one problem side by side.
     """
-    from refusion_eval.figures.tables import NUMBERS
-    from refusion_eval.figures.tables import paper_table as make_table
-    from refusion_eval.results.measured import measured_figures
+    from refusion_eval.paper.tables import NUMBERS
+    from refusion_eval.paper.tables import paper_table as make_table
+    from refusion_eval.results.measured import read_measurements
 
     names = [str(number) for number in NUMBERS] if table == "all" else names_of(table)
     numbers = [int(name) for name in (name.removeprefix("table") for name in names) if name.isdecimal()]
@@ -57,7 +57,7 @@ def paper_table(
     if item is not None:
         made = [_answers(results or [], task, item, data)]
     else:
-        measured = measured_figures(results or [], baseline=baseline)
+        measured = read_measurements(results or [], baseline=baseline)
         systems = [row] if row is not None else [] if rows is None else [name.strip() for name in rows.split(",")]
         made = [make_table(number, measured, paper, systems) for number in numbers]
     for each in made:
@@ -80,7 +80,7 @@ def _print_row(table: "Table", name: str, intervals: bool) -> None:
 
 def _answers(run_dirs: list[Path], task: str | None, item: str, data: Path | None) -> "Table":
     from refusion_eval.cli.sources import FoundSources
-    from refusion_eval.figures.answers import answers_table, read_answers
+    from refusion_eval.paper.answers import answers_table, read_answers
 
     if not run_dirs:
         raise ConfigError("Table 8 is made from runs; name their directories")

@@ -43,8 +43,8 @@ def plot(
     ] = None,
 ) -> None:
     """Draw the paper's figures beside measured ones. The files are CSV, PNG, PDF, and the caption."""
-    from refusion_eval.figures.figures import FIGURES, rows_of, write_figure
-    from refusion_eval.figures.points import TASK
+    from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
+    from refusion_eval.paper.points import TASK
 
     if figure == "list":
         for name, entry in FIGURES.items():
@@ -71,8 +71,8 @@ def plot(
 
 def _case_study(model: str, task: str, settings: dict[str, str], data: Path | None, run_dir: Path) -> Path:
     """Runs the first items of a task by the paper's algorithm; what is not set is as in the paper's case study."""
-    from refusion_eval.claims.studies import CASE_STUDY
     from refusion_eval.evaluation.loop import evaluate, task_names
+    from refusion_eval.paper.studies import CASE_STUDY
     from refusion_eval.runs.model_args import parse_model_args
 
     where = {"pretrained": model, "decoder": "refusion", "run_dir": str(run_dir)}
@@ -85,7 +85,7 @@ def _case_study(model: str, task: str, settings: dict[str, str], data: Path | No
 def _moments(name: str, sources: list[Path], task: str | None, item: str | None) -> list:
     """Returns the rows of figure 5 or 9: the text of one sample at one or several steps of its decoding."""
     from refusion_eval.cli.sources import FoundSources
-    from refusion_eval.figures.moments import generation_order, longest_sample, step_by_step
+    from refusion_eval.paper.moments import generation_order, longest_sample, step_by_step
     from refusion_eval.report.sample import find_sample, speller_of
 
     if len(sources) != 1:

@@ -21,7 +21,7 @@ def rescore(
     workers: Workers = None,
     sandbox: Sandbox = "auto",
 ) -> None:
-    """Judge recorded texts with another answer filter. Nothing is decoded, and no record changes."""
+    """Judge recorded texts with another answer filter. Nothing is decoded; the scores join the records of the run."""
     from refusion_eval.lm_eval_plugin.filters import describe, find_filter
     from refusion_eval.scoring.filters import LIST
     from refusion_eval.scoring.rescore import rescore_command

@@ -97,7 +97,7 @@ def run(
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     log_to_stderr()
     from refusion_eval.evaluation.loop import evaluate, own_tasks, run_worker_or_return, task_names
-    from refusion_eval.results.measured import run_figures
+    from refusion_eval.results.measured import run_measurements
     from refusion_eval.results.render import write_csv
     from refusion_eval.results.tables import summary, summary_table
     from refusion_eval.runs.model_args import parse_model_args
@@ -123,7 +123,7 @@ def run(
 
             outcome = evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, turn=_turn(turn))
         if turn is None:
-            figures = run_figures([run_dir])
+            figures = run_measurements([run_dir])
             show(summary_table(summary(figures)), run_dir / "table.md")
             write_csv(figures, run_dir / "results.csv")
     if not outcome.is_complete:

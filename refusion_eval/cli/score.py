@@ -29,27 +29,28 @@ def score(
 ) -> None:
     """Judge texts from anywhere by the rules of a task."""
     from refusion_eval.benchmarks import get_task
-    from refusion_eval.scoring import texts
+    from refusion_eval.results.render import csv_text
+    from refusion_eval.scoring import score as scoring
     from refusion_eval.scoring.outputs import read_outputs
-    from refusion_eval.scoring.verdict_file import VerdictFile
     from refusion_eval.store.atomic_write import prepare_output, write_output
 
-    known = get_task(task)
-    benchmark, rows = known.benchmark, known.rows(data, split)
+    of_task = get_task(task)
+    benchmark, rows = of_task.benchmark, of_task.rows(data, split)
     benchmark.check_gold(rows)
-    ids = texts.index_rows(benchmark, rows)
-    is_gold = outputs == texts.GOLD
-    given = texts.gold_texts(benchmark, rows) if is_gold else read_outputs(Path(outputs), benchmark, ids)
-    target = prepare_output(csv or texts.default_csv_path(task, outputs))
-    kept = VerdictFile(target, f"sandbox {sandbox}")
-    scores = texts.score_texts(
-        benchmark, rows, given, filter_name=filter_name, workers=workers, sandbox=sandbox, kept=kept
+    ids = scoring.index_rows(benchmark, rows)
+    is_gold = outputs == scoring.GOLD
+    texts = scoring.gold_texts(benchmark, rows) if is_gold else read_outputs(Path(outputs), benchmark, ids)
+    target = prepare_output(csv or scoring.default_csv_path(task, outputs))
+    kept = scoring.VerdictFile(target, f"sandbox {sandbox}")
+    scores = scoring.score_texts(
+        benchmark, rows, texts, filter_name=filter_name, workers=workers, sandbox=sandbox, kept=kept
     )
-    write_output(target, texts.scores_csv(scores, allow_partial=allow_partial))
+    cells = scoring.score_cells(scores, allow_partial=allow_partial)
+    write_output(target, csv_text(scoring.COLUMNS, cells, line_end="\r\n"))
     kept.remove()
     if as_json:
-        print_json(texts.COLUMNS, texts.score_cells(scores, allow_partial=allow_partial))
+        print_json(scoring.COLUMNS, cells)
         return
-    name = f"{'mini ' if known.mini else ''}{benchmark.name} (filter {filter_name or benchmark.default_filter})"
-    tell("\n".join(texts.summary_lines(name, benchmark, scores, allow_partial=allow_partial)))
+    name = f"{'mini ' if of_task.mini else ''}{benchmark.name} (filter {filter_name or benchmark.default_filter})"
+    tell("\n".join(scoring.summary_lines(name, benchmark, scores, allow_partial=allow_partial)))
     print(f"  one line a text: {target}")

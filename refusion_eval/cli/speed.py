@@ -13,13 +13,14 @@ def speed(
     baseline: Baseline = None,
     as_json: Json = False,
 ) -> None:
-    """Print what makes up speed. It has forwards/s, tokens per forward, the memory limit, prefill and both AR loops."""
-    from refusion_eval.results.measured import measured_figures
-    from refusion_eval.results.tables import speed_cells, speed_csv, speed_rows, speed_table
+    """Print the speed breakdown: forwards/s, tokens per forward, the memory limit, prefill and both AR loops."""
+    from refusion_eval.results.measured import read_measurements
+    from refusion_eval.results.render import csv_text
+    from refusion_eval.results.tables import speed_cells, speed_rows, speed_table
     from refusion_eval.store.atomic_write import write_output
 
     prepare(csv, markdown)
-    rows = speed_rows(measured_figures(results, baseline=baseline))
+    rows = speed_rows(read_measurements(results, baseline=baseline))
     show(speed_table(rows), markdown, speed_cells(rows) if as_json else None)
     if csv is not None:
-        write_output(csv, speed_csv(rows))
+        write_output(csv, csv_text(*speed_cells(rows)))

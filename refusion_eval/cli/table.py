@@ -14,12 +14,12 @@ def table(
     as_json: Json = False,
 ) -> None:
     """Print the table of one or more runs. It has accuracy, TPS, TPF and speed-up, each with its interval."""
-    from refusion_eval.results.measured import run_figures
-    from refusion_eval.results.render import figure_cells, write_csv
+    from refusion_eval.results.measured import run_measurements
+    from refusion_eval.results.render import measurement_cells, write_csv
     from refusion_eval.results.tables import summary, summary_table
 
     prepare(csv, markdown)
-    figures = run_figures(run_dirs, baseline=baseline)
-    show(summary_table(summary(figures)), markdown, figure_cells(figures) if as_json else None)
+    figures = run_measurements(run_dirs, baseline=baseline)
+    show(summary_table(summary(figures)), markdown, measurement_cells(figures) if as_json else None)
     if csv is not None:
         write_csv(figures, csv)

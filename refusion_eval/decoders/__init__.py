@@ -28,6 +28,7 @@ from refusion_eval.types import CheckpointKind, Decode, Readout
 # Entry points of installed packages that are decoders: name = "module:DECODER".
 ENTRY_POINTS = "refusion_eval.decoders"
 
+Scores = npt.NDArray[np.floating]
 LineStyle = str | tuple[int, tuple[float, ...]]
 
 
@@ -104,25 +105,31 @@ class Decoder:
         assert has_mask == (self.reads.masked is not None), f"{self.label}: a decoder that reads masks has a mask_id"
 
 
-def above_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[int]:
-    """Indices whose score exceeds the threshold (strictly), ascending; the best one if there is none.
+def above_or_best(scores: Scores, threshold: float) -> list[int]:
+    """Indices whose score exceeds the threshold (strictly), ascending; the best one if there is none (ReFusion, Eq. 5).
 
     Args:
         scores: [candidates], at least one.
-        threshold: the score to exceed.
-
-    Returns:
-        At least one index; the lowest one wins among equal best scores.
     """
     return np.flatnonzero(scores > threshold).tolist() or [int(np.argmax(scores))]
 
 
-def rounded_threshold(threshold: float, readout: Readout) -> float:
-    """The threshold at the precision of the probabilities that are compared with it.
+def at_least_or_best(scores: Scores, threshold: float) -> list[int]:
+    """Indices whose score is at least the threshold, and always the best one, ascending (Fast-dLLM).
 
-    torch compares numbers of a short dtype with a threshold rounded to that dtype, as the releases do: 0.9 is 0.8984375
-    in bfloat16.
+    Args:
+        scores: [candidates], at least one.
     """
+    accepted = scores >= threshold
+    accepted[np.argmax(scores)] = True  # without it a step could commit nothing and decoding would not end
+    indices: list[int] = np.flatnonzero(accepted).tolist()
+    return indices
+
+
+def rounded_threshold(threshold: float, readout: Readout) -> float:
+    """The threshold at the precision of the probabilities that are compared with it."""
+    # torch compares numbers of a short dtype with a threshold rounded to that dtype, as the releases do: 0.9 is
+    # 0.8984375 in bfloat16, and a probability of 0.8984375 is accepted there.
     if readout.rounded_to == "float16":
         return float(np.float16(threshold))
     if readout.rounded_to == "bfloat16":  # the upper half of a float32, rounded to the nearest even number
@@ -132,40 +139,21 @@ def rounded_threshold(threshold: float, readout: Readout) -> float:
     return threshold
 
 
-def at_least_or_best(scores: npt.NDArray[np.floating], threshold: float) -> list[int]:
-    """Indices whose score is at least the threshold, and always the best one, ascending (Fast-dLLM).
-
-    Args:
-        scores: [candidates], at least one.
-        threshold: the lowest score that is chosen.
-
-    Returns:
-        At least one index; the lowest one wins among equal best scores.
-    """
-    chosen = ~(scores < threshold)
-    chosen[np.argmax(scores)] = True
-    chosen_indices: list[int] = np.flatnonzero(chosen).tolist()
-    return chosen_indices
-
-
-def most_confident(scores: npt.NDArray[np.floating], count: int) -> list[int]:
-    """Indices of the `count` best scores, ascending; among equal ones the lowest indices win.
-
-    Ties are common: where probabilities round to 1, or where a truncated distribution has one token left.
-    """
+def most_confident(scores: Scores, count: int) -> list[int]:
+    """Indices of the `count` best scores, ascending; among equal ones the lowest indices win."""
+    # Ties are common: where probabilities round to 1, or where a truncated distribution has one token left.
     return sorted(np.argsort(-scores, kind="stable")[:count].tolist())
 
 
-def num_within_factor(scores: npt.NDArray[np.floating], factor: float) -> int:
+def num_within_factor(scores: Scores, factor: float) -> int:
     """Number of best scores to commit: the longest run whose n-th score reaches 1 - factor / (n + 1) (Fast-dLLM).
 
     Args:
         scores: [candidates], at least one.
         factor: a larger factor commits more.
-
-    Returns:
-        At least 1: the best score always counts.
     """
+    # Where (n + 1)(1 - score) <= 1, n tokens at once are those of greedy decoding one by one (Fast-dLLM, Theorem 1);
+    # the factor stands for that 1. The best score always counts, so that decoding goes on.
     ranks = np.arange(1, len(scores) + 1)
     passes = np.sort(scores)[::-1] >= 1 - factor / (ranks + 1)
     return 1 + accepted_prefix(passes[1:])
@@ -208,9 +196,6 @@ def find_decoder(decoder: str | Decoder) -> Decoder:
         decoder: a name in `DECODERS`; the name of an entry point in the group `refusion_eval.decoders`; or where a
             decoder of one's own is: "module:DECODER" of an installed module or one in the current folder, or
             "path/to/file.py:DECODER". An entry is returned as it is.
-
-    Raises:
-        ConfigError: there is none (the message suggests the likeliest name), or its code cannot be imported.
     """
     if isinstance(decoder, Decoder):
         return decoder
@@ -227,9 +212,9 @@ def find_decoder(decoder: str | Decoder) -> Decoder:
 @cache
 def _decoder_at(place: str) -> Decoder:
     source, _, name = place.rpartition(":")
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, os.getcwd())  # a module beside the user's other files need not be installed
     try:
-        found = getattr(_module_of_file(Path(source)) if source.endswith(".py") else import_module(source), name)
+        decoder = getattr(_module_of_file(Path(source)) if source.endswith(".py") else import_module(source), name)
     except Exception as problem:
         raise ConfigError(
             f"decoder {place}: cannot be imported ({type(problem).__name__}: {problem}); name a file or a module, and "
@@ -237,14 +222,14 @@ def _decoder_at(place: str) -> Decoder:
         ) from problem
     finally:
         sys.path.remove(os.getcwd())
-    if not isinstance(found, Decoder):
-        raise ConfigError(f"decoder {place}: it is a {type(found).__name__}, not a refusion_eval.decoders.Decoder")
-    return found
+    if not isinstance(decoder, Decoder):
+        raise ConfigError(f"decoder {place}: it is a {type(decoder).__name__}, not a refusion_eval.decoders.Decoder")
+    return decoder
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """Imports a file under a name of its own, because two folders may have files of one name."""
     path = path.expanduser().resolve()
+    # Two folders may have files of one name.
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = spec_from_file_location(name, path)
     assert spec is not None

@@ -30,9 +30,6 @@ class AutoregressiveSettings:
         seed: seed of the random draws.
         eos_ids: tokens that end the response; if there are none, it always has `gen_length` tokens.
         stop_rule: gets the tokens so far after each one; decoding ends when it returns True.
-
-    Raises:
-        ConfigError: a value is out of its range.
     """
 
     gen_length: PositiveInt = 512
@@ -48,36 +45,32 @@ class AutoregressiveSettings:
 
 
 def decode(prompt: Sequence[int], settings: AutoregressiveSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt token by token.
-
-    A response of n tokens takes n forwards: the last token is not fed back, as nothing would be read of that forward.
-    """
+    """Decodes one prompt token by token: n forwards for n tokens."""
     tokens: list[int] = []
     forward_tokens, start, kind, commit = list(prompt), 0, "prefill", NOTHING
     while True:
         num_rows, position = len(forward_tokens), len(tokens)
-        read = Read(
-            rows=(num_rows - 1,),
-            temperature=settings.temperature,
-            draws=(draw_key(settings.seed, position),) if settings.temperature > 0 else (),
-        )
+        # The key depends on the position alone: the same token is drawn whatever else is in the batch.
+        draws = (draw_key(settings.seed, position),) if settings.temperature > 0 else ()
+        read = Read((num_rows - 1,), temperature=settings.temperature, draws=draws)
         positions = range(start, start + num_rows)
         (readout,) = yield Forward(forward_tokens, positions, causal(num_rows), (read,), commit, kind)
         token = int(readout.tokens[0])
         tokens.append(token)
         trace.fix((position,), (token,))
-        if token in settings.eos_ids:
-            return _finish(tokens, "eos", trace)
-        if settings.stop_rule is not None and settings.stop_rule(tokens):
-            return _finish(tokens, "stop_string", trace)
-        if len(tokens) == settings.gen_length:
-            return _finish(tokens, "length", trace)
+        if reason := _stop_reason(tokens, settings):
+            trace.stop(reason, len(tokens))
+            return Response(tuple(tokens), reason)
+        # Only here is the token fed back: nothing would be read of a forward after the last one.
         forward_tokens, start, kind, commit = [token], start + num_rows, "decode", Commit(range(num_rows))
 
 
-def _finish(tokens: list[int], reason: StopReason, trace: Trace) -> Response:
-    trace.stop(reason, len(tokens))
-    return Response(tuple(tokens), reason)
+def _stop_reason(tokens: Sequence[int], settings: AutoregressiveSettings) -> StopReason | None:
+    if tokens[-1] in settings.eos_ids:
+        return "eos"
+    if settings.stop_rule is not None and settings.stop_rule(tokens):
+        return "stop_string"
+    return "length" if len(tokens) == settings.gen_length else None
 
 
 DECODER = Decoder(

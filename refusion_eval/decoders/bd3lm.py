@@ -14,17 +14,7 @@ from refusion_eval.config import NonNegativeFloat, PositiveInt, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, first_eos, most_confident, rounded_threshold
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking, rounded_quotas
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import (
-    DROP_ALL,
-    NOTHING,
-    Commit,
-    Decoding,
-    Forward,
-    Read,
-    Segment,
-    Trace,
-    block_causal,
-)
+from refusion_eval.types import DROP_ALL, NOTHING, Commit, Decoding, Forward, Read, Segment, Trace, block_causal
 
 
 @settings_class("bd3lm")
@@ -45,9 +35,6 @@ class Bd3lmSettings(MaskedSettings):
             instead of in the first forward of the next block.
         release_compatible: make the forwards of dllm's sampler: before each block, one forward of everything before it,
             left-padded to whole blocks. No row sees the padding.
-
-    Raises:
-        ConfigError: a value is out of its range, or settings exclude each other.
     """
 
     decoder: ClassVar[str] = "bd3lm"
@@ -62,14 +49,15 @@ class Bd3lmSettings(MaskedSettings):
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
-        name = self.decoder
         rules = {"steps": self.steps, "steps_per_block": self.steps_per_block, "threshold": self.threshold}
         if len(given := [f"{rule} {value}" for rule, value in rules.items() if value is not None]) > 1:
-            raise ConfigError(f"{name}: {' and '.join(given)} each say how much a forward commits; give one of them")
+            raise ConfigError(
+                f"{self.decoder}: {' and '.join(given)} each say how much a forward commits; give one of them"
+            )
         if self.threshold is not None and self.remasking == "random":
             raise ConfigError(
-                f"{name}: a threshold of {self.threshold} compares confidences, and remasking=random has none; set "
-                "remasking=low_confidence or threshold=None"
+                f"{self.decoder}: a threshold of {self.threshold} compares confidences, and remasking=random has none; "
+                "set remasking=low_confidence or threshold=None"
             )
 
     def quotas(self, num_masked: int) -> list[int]:
@@ -89,7 +77,7 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
     num_cached, commit = 0, NOTHING
     while canvas.gen_length < settings.gen_length:
         start = len(canvas.tokens)
-        if settings.release_compatible:
+        if settings.release_compatible:  # dllm's sampler keeps nothing from block to block
             num_cached, commit = 0, DROP_ALL
         if num_cached < start and (settings.separate_commit or settings.release_compatible):
             store = _store(canvas, settings, num_cached, commit)
@@ -103,15 +91,17 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
             step = next(steps)
             read = settings.read([canvas.start + position - num_cached for position in masked], step, masked)
             (readout,) = yield _forward(canvas, settings, num_cached, commit, "denoise", (read,))
+            # Finished blocks see no masks, so the rows that this forward computed for them are exact and stay; those of
+            # the block itself change with every token that is filled in.
             commit, num_cached = Commit(range(start - num_cached)), start
             scores = readout.probs
             if settings.remasking == "random":
                 scores = settings.random_scores(step, masked)
             if settings.threshold is None:
-                chosen = most_confident(scores, next(quotas))
+                accepted = most_confident(scores, next(quotas))
             else:
-                chosen = at_least_or_best(scores, rounded_threshold(settings.threshold, readout))
-            canvas.fix_chosen(masked, readout, scores, chosen)
+                accepted = at_least_or_best(scores, rounded_threshold(settings.threshold, readout))
+            canvas.fix_chosen(masked, readout, scores, accepted)
             if reason := canvas.settled():
                 return canvas.finish(reason)
         if first_eos(canvas.tokens[start:], settings.eos_ids) is not None:
@@ -122,10 +112,8 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
 def _forward(
     canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Commit, kind: str, reads: tuple[Read, ...] = ()
 ) -> Forward:
-    """The forward of all tokens that are not cached yet.
-
-    Attention is full within blocks, each of which sees the blocks before it; the response begins with a block.
-    """
+    """The forward of all tokens that are not cached yet."""
+    # Floor division also cuts the prompt, whose positions are negative, so that a block ends where the response begins.
     fed = range(num_cached, len(canvas.tokens))
     sizes = Counter((position - canvas.start) // settings.block_length for position in fed)
     return Forward(canvas.tokens[num_cached:], fed, block_causal(list(sizes.values())), reads, commit, kind)
@@ -137,6 +125,7 @@ def _store(canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Com
     padding = -canvas.start % settings.block_length if settings.release_compatible else 0
     if not padding:
         return forward
+    # The padding is a block of its own in front, which no other block sees: ranges of seen rows move behind it.
     shifted = (
         replace(segment, sees=tuple((first + padding, last + padding) for first, last in segment.sees))
         for segment in forward.attention

@@ -60,40 +60,36 @@ def block_forward(
     canvas: Canvas, block: range, num_before: int, cache: Cache, keep_ratio: float, kernel_size: int, later_kind: str
 ) -> Forward:
     """A forward that fills a block, without its reads."""
+    # Keys and values of masks are stale at once, those of other rows drift slowly: so the block is recomputed in each
+    # forward, and the rest only when a block begins. Sparse-dLLM waits one step, until scores are more stable.
     length, own = len(canvas.tokens), range(canvas.start + block.start, canvas.start + block.stop)
     since_refresh = num_before - (1 if cache == "sparse" else 0)
     fed, commit, kind, scores = range(length), DROP_ALL, "denoise", None
     if cache != "none" and since_refresh == 0:
         kind = "refresh"
         if cache == "sparse":
-            scores = RowScores(own, _rows_outside(own, length), kernel_size)
+            outside = _rows_outside(own, length)
+            scores = RowScores(own, outside, int(len(outside) * keep_ratio), kernel_size)
     elif cache != "none" and since_refresh > 0:
         fed, commit, kind = range(own.start, length) if cache == "prefix" else own, NOTHING, later_kind
         if since_refresh == 1:
-            outside = _rows_outside(fed, length)
-            commit = Commit(outside, best=int(len(outside) * keep_ratio) if cache == "sparse" else None)
+            commit = Commit(_rows_outside(fed, length))
     return Forward(canvas.tokens[fed.start : fed.stop], fed, bidirectional(len(fed)), (), commit, kind, scores)
 
 
 def _rows_outside(rows: range, length: int) -> list[int]:
-    """The rows of a text of `length` rows that are not among some neighbouring rows."""
     return [*range(rows.start), *range(rows.stop, length)]
 
 
 class ReuseSettings(Protocol):
-    """Settings of a decoder that reuses features."""
+    """Settings of a decoder that reuses features; properties, because settings are frozen."""
 
     @property
-    def prompt_interval_steps(self) -> int:
-        """Steps from one refresh of the prompt to the next."""
-
+    def prompt_interval_steps(self) -> int: ...  # noqa: D102 - see `LladaSettings`
     @property
-    def gen_interval_steps(self) -> int:
-        """Steps from one refresh of the response to the next."""
-
+    def gen_interval_steps(self) -> int: ...  # noqa: D102
     @property
-    def transfer_ratio(self) -> float:
-        """Share of the response rows that is computed at the other steps."""
+    def transfer_ratio(self) -> float: ...  # noqa: D102
 
 
 def reuse_at(settings: ReuseSettings, step: int, num_prompt: int) -> FeatureReuse | None:

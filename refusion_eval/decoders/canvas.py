@@ -28,21 +28,16 @@ PositiveFraction = Annotated[float, Gt(0), Le(1)]
 
 
 def rounded_quotas(num_masked: int, steps: int) -> list[int]:
-    """Number of masks that each step fills on a linear schedule, rounded step by step (dllm).
-
-    With i steps to go, a step fills one i-th of the remaining masks, rounded half to even. The schedule is computed in
-    float32, as in the release, because that decides how halves are rounded.
-
-    Returns:
-        Numbers above 0 that add up to `num_masked`; at most `steps`, because steps that would fill nothing are left
-    """
+    """Number of masks that each step fills on a linear schedule, rounded step by step (dllm); no number is 0."""
+    # With i steps to go, a step fills one i-th of the remaining masks, rounded half to even. float32, as in the
+    # release, decides how halves are rounded.
     unit = np.float32(1)
     quotas, num_left = [], num_masked
     for step in range(steps, 0, -1):
         masked_now, masked_next = (unit - (unit - np.float32(share / steps)) for share in (step, step - 1))
         quotas.append(round(num_left * (1 - float(masked_next / masked_now))))
         num_left -= quotas[-1]
-    return [quota for quota in quotas if quota]
+    return [quota for quota in quotas if quota]  # a step that fills nothing would repeat the forward before it
 
 
 def even_quotas(num_masked: int, steps: int) -> list[int]:
@@ -69,9 +64,6 @@ class MaskedSettings:
             change the text up to there. The releases decode all positions.
         stop_rule: with `early_stop`, gets the tokens decoded without a gap from the start; decoding ends when it
             returns True.
-
-    Raises:
-        ConfigError: a value is out of its range.
     """
 
     decoder: ClassVar[str] = "masked"
@@ -100,17 +92,15 @@ class MaskedSettings:
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         """Reads a candidate and its confidence for each position."""
-        sampled = self.temperature > 0
-        return Read(
-            rows,
-            suppress=(self.mask_id,),
-            temperature=self.temperature,
-            draws=tuple(draw_key(self.seed, step, position) for position in positions) if sampled else (),
-            confidence=self.confidence,
-        )
+        # A key for each position, so that draws do not depend on which other positions are read.
+        draws = tuple(draw_key(self.seed, step, position) for position in positions) if self.temperature > 0 else ()
+        # Suppressed, not excluded: the mask is never chosen, but keeps its share of the softmax, as in the releases.
+        suppress = (self.mask_id,)
+        return Read(rows, None, suppress, self.temperature, draws, confidence=self.confidence)
 
     def random_scores(self, step: int, positions: Sequence[int]) -> ProbArray:
-        """Uniform scores in [0, 1) of response indices, independent of the draws of the tokens."""
+        """Uniform scores in [0, 1) of response indices."""
+        # The last counter makes them independent of the draws of the tokens.
         return np.array([draw_key(self.seed, step, position, 1) / 2**64 for position in positions])
 
 
@@ -121,16 +111,13 @@ class BlockSettings(MaskedSettings):
     Attributes:
         block_length: positions that are filled before the next ones begin; divides gen_length.
         steps: steps for the whole response, divided evenly among the blocks; None is one for each position.
-
-    Raises:
-        ConfigError: a value is out of its range, or sizes do not fit each other.
     """
 
     block_length: PositiveInt = 32
     steps: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        MaskedSettings.__post_init__(self)
+        MaskedSettings.__post_init__(self)  # super() fails in a class that was made anew for its slots
         check_blocks(self.decoder, self.gen_length, self.block_length, self.steps)
 
     @property
@@ -188,11 +175,12 @@ class Canvas:
 
     def extend(self, num_positions: int) -> None:
         """Appends masks."""
+        """Appends masks."""
         self.tokens += [self._settings.mask_id] * num_positions
         self._is_masked += [True] * num_positions
 
     def masked(self, region: Iterable[int] | None = None) -> list[int]:
-        """Response indices that are still masked, among all or among those of `region`, in their order."""
+        """Response indices that are still masked, of `region` or of all."""
         region = range(self.gen_length) if region is None else region
         return [position for position in region if self._is_masked[position]]
 
@@ -205,14 +193,17 @@ class Canvas:
         if final:
             self._trace.fix(positions, final)
 
-    def fix_chosen(self, candidates: Sequence[int], readout: Readout, scores: ProbArray, chosen: Sequence[int]) -> None:
-        """Makes the chosen candidates final and records the choice."""
-        positions = [candidates[index] for index in chosen]
+    def fix_chosen(
+        self, candidates: Sequence[int], readout: Readout, scores: ProbArray, accepted: Sequence[int]
+    ) -> None:
+        """Makes the accepted candidates (indices) final and records the choice."""
+        positions = [candidates[index] for index in accepted]
         self._trace.select("token", candidates, scores.tolist(), positions)
-        self.fix(positions, readout.tokens[list(chosen)])
+        self.fix(positions, readout.tokens[list(accepted)])
 
     def settled(self) -> StopReason | None:
-        """With `early_stop`, why the text can no longer change: a stop token or string without a mask before it."""
+        """With `early_stop`, why the text can no longer change; else None."""
+        # A final token never changes, so without a mask before it a stop token or string ends the text for good.
         if not self._settings.early_stop:
             return None
         gapless = self._gapless()

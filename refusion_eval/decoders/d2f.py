@@ -41,9 +41,6 @@ class D2fSettings(MaskedSettings):
         halt_ids: no block is appended after one of these tokens is fixed. None is the first of `eos_ids` only, as
             released: on LLaDA <|eot_id|> ends the text, but blocks are still appended.
         max_iterations: most forwards; decoding then ends, whatever is still masked.
-
-    Raises:
-        ConfigError: a value is out of its range, or not one block fits.
     """
 
     decoder: ClassVar[str] = "d2f"
@@ -82,7 +79,8 @@ class D2fSettings(MaskedSettings):
 
     @property
     def confidence(self) -> Confidence:
-        """The distribution by which candidates are compared; in the model's dtype it also chooses the candidate."""
+        """The distribution by which candidates are compared."""
+        # In a short dtype probabilities tie where logits differ, and the release takes the first of the tied ones.
         return Confidence(
             temperature=self.temperature or 1.0,
             dtype=self.confidence_dtype,
@@ -134,7 +132,7 @@ class Block:
 
 
 class _Guess(NamedTuple):
-    """Candidate of a position, its probability, and the score by which the best candidate is picked."""
+    """Candidate of a position, and the score by which the best candidate of a block is picked."""
 
     token: int
     prob: np.floating
@@ -173,6 +171,7 @@ class Pipeline:
 
     def grow(self) -> None:
         """Appends a block of masks if enough of the last block is decoded."""
+        # At most one a forward: a block that begins before anything near it is known would be filled with guesses.
         settings, size = self._settings, self._settings.block_size
         has_room = len(self.blocks) - 1 < settings.num_blocks
         if has_room and not self._halted and self.blocks[-1].decoded_ratio >= settings.block_add_threshold:
@@ -181,11 +180,9 @@ class Pipeline:
             self.blocks.append(Block(start, size, list(range(start, start + size))))
 
     def forward(self, step: int) -> Forward:
-        """The forward of the uncached blocks; it commits the rows that were already final in the forward before.
-
-        With a shift, the row that predicts the first uncached position is in the cache and cannot be read again. That
-        position keeps the guess (and the sample) of the forward that computed the row, which is exact.
-        """
+        """The forward of the uncached blocks; it commits the rows that were already final in the forward before."""
+        # With a shift, the row that predicts the first uncached position is in the cache and cannot be read again. That
+        # position keeps the guess (and the sample) of the forward that computed the row, which is exact.
         settings, canvas, blocks = self._settings, self.canvas, self.blocks[self.num_cached :]
         start = blocks[0].start
         masked = (position for block in blocks for position in block.masked)
@@ -209,9 +206,11 @@ class Pipeline:
         positions = [position for number in unfinished for position in self._chosen(number)]
         tokens = [self._guesses[position].token for position in positions]
         self.canvas.fix(positions, tokens)
+        # A stop token ends growth, not decoding: blocks before it may still change where the text ends.
         self._halted = self._halted or any(token in self._settings.halting for token in tokens)
         for block in self.blocks[num_finished:]:
             block.masked = self.canvas.masked(block.masked)
+        # Rows that were final when the forward was made; a block that it finished was computed with masks in it.
         self._num_final_rows = sum(block.size for block in self.blocks[self.num_cached : num_finished])
         self.num_cached = num_finished
 
@@ -222,11 +221,12 @@ class Pipeline:
             return []
         guesses = [self._guesses[position] for position in masked]
         scores = np.array([guess.prob for guess in guesses])
-        chosen = np.flatnonzero(scores > self._skip_threshold).tolist()
-        if not chosen and self.is_full(number):
+        accepted = np.flatnonzero(scores > self._skip_threshold).tolist()
+        # Only in a full block: before that, waiting for the block before it costs nothing, and guessing costs quality.
+        if not accepted and self.is_full(number):
             scores = np.array([guess.score for guess in guesses])
-            chosen = most_confident(scores, 1)
-        positions = [masked[index] for index in chosen]
+            accepted = most_confident(scores, 1)
+        positions = [masked[index] for index in accepted]
         self._trace.select("token", masked, scores.tolist(), positions)
         return positions
 
@@ -241,7 +241,7 @@ def _guesses(readout: Readout) -> list[_Guess]:
 
 
 def decode(prompt: Sequence[int], settings: D2fSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt in at most as many forwards as it fixes tokens."""
+    """Decodes one prompt in at most as many forwards as it fixes tokens: the first unfinished block is always full."""
     return (yield from decode_blocks(Pipeline(prompt, settings, trace), settings))
 
 

@@ -15,16 +15,7 @@ from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, Pos
 from refusion_eval.decoders import Decoder, Reads, Style, caches, most_confident
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, PositiveFraction
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import (
-    Confidence,
-    Decoding,
-    Forward,
-    ProbArray,
-    Read,
-    Readout,
-    Trace,
-    bidirectional,
-)
+from refusion_eval.types import Confidence, Decoding, Forward, ProbArray, Read, Readout, Trace, bidirectional
 
 Alg = Literal["origin", "maskgit_plus", "topk_margin", "entropy"]
 RANKING_ALGS: tuple[Alg, ...] = ("maskgit_plus", "topk_margin", "entropy")
@@ -55,9 +46,6 @@ class DreamSettings(MaskedSettings):
         transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in the settings of
             dLLM-Cache. It has no effect with gen_interval_steps=1. The row that predicts the first response position is
             the last one of the prompt.
-
-    Raises:
-        ConfigError: a value is out of its range, or settings do not fit each other.
     """
 
     decoder: ClassVar[str] = "dream"
@@ -116,7 +104,7 @@ class DreamSettings(MaskedSettings):
         scores = readout.probs
         if self.alg == "entropy":
             assert readout.entropy is not None
-            scores = 0.0 - readout.entropy
+            scores = 0.0 - readout.entropy  # not negated: records have 0.0, never -0.0
         elif self.alg == "topk_margin":
             assert readout.margin is not None
             scores = readout.margin
@@ -128,19 +116,17 @@ class DreamSettings(MaskedSettings):
 
 
 def shares(steps: int, eps: float) -> npt.NDArray[np.float32]:
-    """Share of the masks that each step fills: 1 - t[i + 1] / t[i], with t falling evenly from 1 to eps; the last is 1.
-
-    Masks times share is often close to a whole number, and the quota is its whole part. So this repeats the arithmetic
-    of the release: float32, with levels that equal those of torch.linspace to the last bit, which counts from the
-    nearer end and rounds once after multiplying and adding.
-    """
+    """Share of the masks that each step fills: 1 - t[i + 1] / t[i], t falling evenly from 1 to eps; the last is 1."""
+    # Masks times share is often near a whole number, and the quota is its whole part. So this repeats the arithmetic
+    # of the release: float32, with levels that equal those of torch.linspace to the last bit, which counts from the
+    # nearer end and rounds once after multiplying and adding.
     first, last = np.float32(1), np.float32(eps)
     stride = np.float64((last - first) / np.float32(steps))
     index = np.arange(steps + 1)
     forwards, backwards = first + stride * index, last - stride * (steps - index)
     levels = np.where(index < (steps + 1) // 2, forwards, backwards).astype(np.float32)
     share = first - levels[1:] / levels[:-1]
-    share[-1] = 1
+    share[-1] = 1  # the level eps is not 0, and no mask may be left
     return share
 
 
@@ -150,27 +136,25 @@ def quota(num_masked: int, share: np.float32) -> int:
 
 
 def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt in `steps` forwards, or fewer with `early_stop`.
-
-    A step whose quota is 0 takes a forward, as in the release, although nothing is read of it.
-    """
+    """Decodes one prompt in `steps` forwards, or fewer with `early_stop`."""
     canvas = Canvas(prompt, settings, trace)
     for step, share in enumerate(shares(settings.num_steps, settings.eps)):
         masked = canvas.masked()
         if settings.alg == "origin":
             scores = settings.random_scores(step, masked)
+            # Each mask is filled with the probability `share`, independently: the number varies from step to step.
             picked = [position for position, score in zip(masked, scores, strict=True) if score >= 1 - share]
             readouts = yield canvas_forward(canvas, settings, picked, step)
             if picked:
                 trace.select("token", masked, scores.tolist(), picked)
                 canvas.fix(picked, readouts[0].tokens)
         else:
-            num_chosen = quota(len(masked), share)
-            candidates = masked if num_chosen else []
+            num_filled = quota(len(masked), share)
+            candidates = masked if num_filled else []  # the release makes a forward also for a quota of 0
             readouts = yield canvas_forward(canvas, settings, candidates, step)
             if candidates:
                 scores = settings.scores(readouts[0], step, candidates)
-                canvas.fix_chosen(candidates, readouts[0], scores, most_confident(scores, num_chosen))
+                canvas.fix_chosen(candidates, readouts[0], scores, most_confident(scores, num_filled))
         if reason := canvas.settled():
             return canvas.finish(reason)
     return canvas.finish()
@@ -181,11 +165,12 @@ def canvas_forward(canvas: Canvas, settings: DreamSettings, candidates: Sequence
     length = len(canvas.tokens)
     reads = shifted_reads(settings, canvas.start, candidates, step)
     reuse = caches.reuse_at(settings, step, canvas.start)
-    return Forward(canvas.tokens[:], range(length), bidirectional(length), reads, kind="denoise", reuse=reuse)
+    return Forward(canvas.tokens[:], range(length), bidirectional(length), reads, kind="denoise", approximation=reuse)
 
 
 def shifted_reads(settings: DreamSettings, offset: int, candidates: Sequence[int], step: int) -> tuple[Read, ...]:
     """Reads the row before each candidate, if there are any; response index 0 is in row `offset`."""
+    # Dream began as a causal model, and its masks kept predicting the next position.
     rows = [offset + position - 1 for position in candidates]
     return (settings.read(rows, step, candidates),) if rows else ()
 

@@ -13,21 +13,8 @@ the same forward. Final tokens stay in the cache, masks never do; the tokens of 
 
 No published checkpoint has an architecture that this project reads, so no output of the release is compared.
 
-ReFusion with `slot_size=1` is similar: causal in the order of acceptance, with exact keys and values.
-
-| | ReFusion | Eso-LM |
-|---|---|---|
-| order | by certainty | by the seed, before anything is read |
-| masks in a forward | all of the block, so that a mask also sees masks decoded later | only those predicted |
-| storing accepted tokens | a forward of its own, unless fused | in the next forward |
-| masks after an accepted EOS | dropped | decoded |
-
-Both give the same tokens in two cases:
-1. ReFusion with `order="left_to_right"` or `block_size=1`, whatever the thresholds, and Eso-LM with `alpha_0=0` and
-   `early_stop=True`. With block_size=1 and fused forwards, each forward of ReFusion reads the same rows, and one more
-   forward at the end verifies the last token; without fused forwards it takes two forwards a token.
-2. ReFusion with `tau_slot=0, block_size=gen_length` and Eso-LM with `subcontext_len=1`: the first forward is the same,
-   and ReFusion verifies its tokens in a second one.
+ReFusion with `slot_size=1` is similar, but orders by certainty; tests/decoders/test_esolm_refusion.py has the settings
+under which both give the same tokens.
 """
 
 from collections.abc import Sequence
@@ -58,9 +45,6 @@ class EsolmSettings(MaskedSettings):
             with the remainder i when divided by this number. It divides gen_length.
         subcontext_shuffle: with `subcontext_len`, put its steps, and the positions of each step, in random order.
         p_nucleus: above temperature 0, sample from the most probable tokens that reach this probability, in (0, 1].
-
-    Raises:
-        ConfigError: a value is out of its range, or settings exclude each other.
     """
 
     decoder: ClassVar[str] = "esolm"
@@ -106,13 +90,11 @@ class EsolmSettings(MaskedSettings):
         return parallel + [[position] for position in range(self.gen_length) if position not in taken]
 
     def _drawn_steps(self) -> list[list[int]]:
-        """The steps of the diffusion part that have a token, each in random order.
-
-        The release draws how many masks a step fills, one step after another, from the binomial distribution with
-        probability (alpha_s - alpha_t) / (1 - alpha_t), and shuffles the positions. As alpha is linear in time, this is
-        the same as drawing the step of each position independently: with probability `share` it is in the diffusion
-        part, and then every step is equally likely.
-        """
+        """The steps of the diffusion part that have a token, each in random order."""
+        # The release draws how many masks a step fills, one step after another, from the binomial distribution with
+        # probability (alpha_s - alpha_t) / (1 - alpha_t), and shuffles the positions. As alpha is linear in time, this
+        # is the same as drawing the step of each position independently: with probability `share` it is in the
+        # diffusion part, and then every step is equally likely.
         share = self.alpha_0 * (1 - NOISE_FLOOR) / (1 - self.alpha_0 * NOISE_FLOOR)
         steps = self.gen_length if self.steps is None else self.steps
         drawn = zip(self.random_scores(0, range(self.gen_length)).tolist(), range(self.gen_length), strict=True)
@@ -121,7 +103,7 @@ class EsolmSettings(MaskedSettings):
         return [[position for _, position in group] for _, group in by_step]
 
     def _subcontexts(self, num_steps: int) -> list[list[int]]:
-        """The steps of the diffusion part if each takes one position of every subcontext."""
+        """The steps of the diffusion part if each takes one position of every subcontext, far from each other."""
         steps = [list(range(first, self.gen_length, num_steps)) for first in range(num_steps)]
         if self.subcontext_shuffle:
             within, between = self.random_scores(0, range(self.gen_length)), self.random_scores(1, range(num_steps))
@@ -140,8 +122,11 @@ def decode(prompt: Sequence[int], settings: EsolmSettings, trace: Trace) -> Deco
         read = settings.read(range(len(clean), len(fed)), step, positions)
         tokens = [canvas.tokens[position] for position in fed]
         (readout,) = yield Forward(tokens, fed, causal(len(fed)), (read,), commit, "denoise")
+        # The rows of final tokens are exact, because they see nothing that comes later in generation order. The rows
+        # of masks are not: their tokens are fed with the next forward.
         commit, clean = Commit(range(len(clean))), masked
         trace.select("token", positions, readout.probs.tolist(), positions)
+        # Generation order may run backwards; traces have positions in ascending order.
         ascending = sorted(range(len(positions)), key=positions.__getitem__)
         canvas.fix([positions[row] for row in ascending], readout.tokens[ascending])
         if reason := canvas.settled():

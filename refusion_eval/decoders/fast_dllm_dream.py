@@ -51,9 +51,6 @@ class FastDllmDreamSettings(DreamSettings):
             each block as here.
         keep_ratio: with cache="sparse", the share of the rows outside the block that is kept.
         kernel_size: with cache="sparse", number of neighbouring rows that share their largest score, odd; 1 for none.
-
-    Raises:
-        ConfigError: a value is out of its range, or settings do not fit each other.
     """
 
     decoder: ClassVar[str] = "fast_dllm_dream"
@@ -67,19 +64,18 @@ class FastDllmDreamSettings(DreamSettings):
 
     def __post_init__(self) -> None:
         DreamSettings.__post_init__(self)
-        name = self.decoder
-        caches.check_kernel_size(name, self.kernel_size)
+        caches.check_kernel_size(self.decoder, self.kernel_size)
         if caches.reuse_at(self, 0, 0) is not None:
             raise ConfigError(
-                f"{name}: prompt_interval_steps is {self.prompt_interval_steps} and gen_interval_steps "
+                f"{self.decoder}: prompt_interval_steps is {self.prompt_interval_steps} and gen_interval_steps "
                 f"{self.gen_interval_steps}; only decoder dream reuses features, so leave both at 1"
             )
         if self.cache != "none":
             self._check_cached()
         elif self.by_threshold and (self.steps is None or self.gen_length % self.steps):
             raise ConfigError(
-                f"{name}: steps is {self.steps} and gen_length {self.gen_length}; without a cache each step adds "
-                "gen_length / steps candidates, so set steps to a divisor of gen_length"
+                f"{self.decoder}: steps is {self.steps} and gen_length {self.gen_length}; without a cache each step "
+                "adds gen_length / steps candidates, so set steps to a divisor of gen_length"
             )
 
     def _check_cached(self) -> None:
@@ -132,12 +128,13 @@ def _decode_uncached(prompt: Sequence[int], settings: FastDllmDreamSettings, tra
     canvas, step, steps = Canvas(prompt, settings, trace), 0, settings.num_steps
     while masked := canvas.masked():
         (readout,) = yield dream.canvas_forward(canvas, settings, masked, step)
-        # Positions that a step did not commit are candidates of the next step again, also after the last step.
+        # The release transfers a quota a step and takes back what is below the threshold, all but the best. So
+        # positions that a step did not commit are candidates of the next step again, also after the last step.
         num_candidates = settings.gen_length // steps * min(step + 1, steps) - (settings.gen_length - len(masked))
         candidates = most_confident(readout.probs, num_candidates)
         threshold = rounded_threshold(settings.threshold, readout)
-        chosen = [candidates[index] for index in at_least_or_best(readout.probs[candidates], threshold)]
-        canvas.fix_chosen(masked, readout, readout.probs, chosen)
+        accepted = [candidates[index] for index in at_least_or_best(readout.probs[candidates], threshold)]
+        canvas.fix_chosen(masked, readout, readout.probs, accepted)
         if reason := canvas.settled():
             return canvas.finish(reason)
         step += 1
@@ -145,16 +142,14 @@ def _decode_uncached(prompt: Sequence[int], settings: FastDllmDreamSettings, tra
 
 
 def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace: Trace) -> Decoding:
-    """Fills block after block; a block takes one to `block_length` forwards, or with quotas its number of steps.
-
-    The row that predicts the first position of a block lies before the block and is fed only by the block's first
-    forward, which therefore commits this one position whatever its confidence. In the release a second forward follows
-    even if that fills the block; it would change nothing and is left out.
-    """
+    """Fills block after block; a block takes one to `block_length` forwards, or with quotas its number of steps."""
     canvas, steps = Canvas(prompt, settings, trace), count()
     shares = [] if settings.by_threshold else list(dream.shares(settings.steps_per_block, settings.eps))
     for first in range(0, settings.gen_length, settings.block_length):
         block = range(first, first + settings.block_length)
+        # The row that predicts the first position of a block lies before the block and is fed only by the block's first
+        # forward, which therefore commits this one position whatever its confidence. In the release a second forward
+        # follows even if that fills the block; it would change nothing and is left out.
         (readout,) = yield _forward(canvas, settings, block, [first], next(steps), 0)
         canvas.fix([first], readout.tokens)
         if reason := canvas.settled():
@@ -167,10 +162,10 @@ def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace
             if candidates:
                 scores = settings.scores(readouts[0], step, candidates)
                 if quota is None:
-                    chosen = at_least_or_best(scores, rounded_threshold(settings.threshold, readouts[0]))
+                    accepted = at_least_or_best(scores, rounded_threshold(settings.threshold, readouts[0]))
                 else:
-                    chosen = most_confident(scores, quota)
-                canvas.fix_chosen(candidates, readouts[0], scores, chosen)
+                    accepted = most_confident(scores, quota)
+                canvas.fix_chosen(candidates, readouts[0], scores, accepted)
             if reason := canvas.settled():
                 return canvas.finish(reason)
             num_before += 1
@@ -178,12 +173,7 @@ def _decode_cached(prompt: Sequence[int], settings: FastDllmDreamSettings, trace
 
 
 def _forward(
-    canvas: Canvas,
-    settings: FastDllmDreamSettings,
-    block: range,
-    candidates: Sequence[int],
-    step: int,
-    num_before: int,
+    canvas: Canvas, settings: FastDllmDreamSettings, block: range, candidates: Sequence[int], step: int, num_before: int
 ) -> Forward:
     """A forward of a block with a cache, which reads the predictions of some response indices."""
     forward = caches.block_forward(

@@ -47,9 +47,6 @@ class FastDllmLladaSettings(BlockSettings):
             scripts, 1 for none.
         release_compatible: with `factor`, a run that ends just before the last candidate takes that one too, as the
             release does.
-
-    Raises:
-        ConfigError: a value is out of its range, or settings do not fit each other.
     """
 
     decoder: ClassVar[str] = "fast_dllm_llada"
@@ -64,13 +61,12 @@ class FastDllmLladaSettings(BlockSettings):
 
     def __post_init__(self) -> None:
         BlockSettings.__post_init__(self)
-        name = self.decoder
         if self.threshold is not None and self.factor is not None:
             raise ConfigError(
-                f"{name}: threshold is {self.threshold} and factor {self.factor}; they are two rules for "
+                f"{self.decoder}: threshold is {self.threshold} and factor {self.factor}; they are two rules for "
                 "one choice, so set one of them to None"
             )
-        caches.check_kernel_size(name, self.kernel_size)
+        caches.check_kernel_size(self.decoder, self.kernel_size)
 
 
 def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace) -> Decoding:
@@ -86,25 +82,25 @@ def decode(prompt: Sequence[int], settings: FastDllmLladaSettings, trace: Trace)
             )
             rows = [canvas.start + position - forward.positions[0] for position in masked]
             (readout,) = yield replace(forward, reads=(settings.read(rows, next(steps), masked),))
-            chosen = _choose(readout, settings, num_before)
-            canvas.fix_chosen(masked, readout, readout.probs, chosen)
+            canvas.fix_chosen(masked, readout, readout.probs, _accepted(readout, settings, num_before))
             if reason := canvas.settled():
                 return canvas.finish(reason)
             num_before += 1
     return canvas.finish()
 
 
-def _choose(readout: Readout, settings: FastDllmLladaSettings, num_before: int) -> list[int]:
+def _accepted(readout: Readout, settings: FastDllmLladaSettings, num_before: int) -> list[int]:
     """Indices of the candidates that become final; `num_before` is the number of forwards of the block before."""
     scores = readout.probs
     if settings.threshold is not None:
         return at_least_or_best(scores, rounded_threshold(settings.threshold, readout))
-    if settings.factor is None:
+    if settings.factor is None:  # LLaDA's quotas, which only the caches tell apart from LLaDA
         return most_confident(scores, even_quotas(settings.block_length, settings.steps_per_block)[num_before])
-    num_chosen = num_within_factor(scores, settings.factor)
-    if settings.release_compatible and num_chosen == len(scores) - 1:
-        num_chosen += 1
-    return most_confident(scores, num_chosen)
+    num_accepted = num_within_factor(scores, settings.factor)
+    # The release ends its loop at the last candidate without looking at it.
+    if settings.release_compatible and num_accepted == len(scores) - 1:
+        num_accepted += 1
+    return most_confident(scores, num_accepted)
 
 
 DECODER = Decoder(

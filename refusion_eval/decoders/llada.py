@@ -12,17 +12,7 @@ from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settin
 from refusion_eval.decoders import Decoder, Reads, Style, caches, most_confident
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking, even_quotas
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import (
-    Attention,
-    Confidence,
-    Decoding,
-    Forward,
-    Guidance,
-    Read,
-    Segment,
-    Trace,
-    bidirectional,
-)
+from refusion_eval.types import Attention, Confidence, Decoding, Forward, Guidance, Read, Segment, Trace, bidirectional
 
 
 @settings_class("llada")
@@ -40,9 +30,6 @@ class LladaSettings(BlockSettings):
             dLLM-Cache. It has no effect with gen_interval_steps=1.
         release_compatible: above temperature 0, `confidence_eos_eot_inf` leaves out the first of `eos_ids`, as the
             release does by mistake.
-
-    Raises:
-        ConfigError: a value is out of its range, or sizes do not fit each other.
     """
 
     decoder: ClassVar[str] = "llada"
@@ -70,6 +57,7 @@ class LladaSettings(BlockSettings):
     @property
     def confidence(self) -> Confidence:
         """The distribution from which confidences are computed, without the tokens that must have confidence 0."""
+        # Stop tokens may be chosen, but commit last: the model fills the end of a response with them, confidently.
         exclude = self.eos_ids if self.confidence_eos_eot_inf else ()
         if self.release_compatible and self.temperature > 0:
             exclude = exclude[1:]
@@ -91,6 +79,7 @@ def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Deco
             masked = canvas.masked(region)
             readouts = yield _forward(canvas, settings, masked, step)
             if masked:
+                # Low-confidence remasking keeps the most confident candidates and masks the others again.
                 scores = readouts[0].probs
                 if settings.remasking == "random":
                     scores = settings.random_scores(step, masked)
@@ -110,10 +99,11 @@ def _forward(canvas: Canvas, settings: LladaSettings, masked: Sequence[int], ste
     read = settings.read(rows, step, masked)
     reuse = caches.reuse_at(settings, step, canvas.start)
     if settings.cfg_scale > 0:
+        # One forward of twice the length instead of two forwards: both halves read the weights once.
         tokens = [*tokens, *[settings.mask_id] * canvas.start, *tokens[canvas.start :]]
         positions, attention = positions * 2, (Segment(length, causal=False),) * 2
         read = replace(read, guidance=Guidance([length + row for row in rows], settings.cfg_scale))
-    return Forward(tokens, positions, attention, (read,) if masked else (), kind="denoise", reuse=reuse)
+    return Forward(tokens, positions, attention, (read,) if masked else (), kind="denoise", approximation=reuse)
 
 
 DECODER = Decoder(

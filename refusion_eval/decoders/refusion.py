@@ -16,12 +16,12 @@ from itertools import count
 import numpy as np
 
 from refusion_eval.decoders import above_or_best, accepted_prefix
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.decoders.refusion_slots import (
     NO_ROWS,
     BoolArray,
     Completion,
     Drafts,
-    RefusionSettings,
     Rows,
     Text,
     accepted_drafts,
@@ -52,7 +52,10 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
                 final = completion.final()
             text.add(final)
             context, commit = NO_ROWS, Commit(range(len(final.tokens)))
-            if settings.recompute_kv:  # its rows enter the cache instead of those of the verification
+            # Completed slots did not see each other, so their keys and values are not those of one sequence. The paper
+            # keeps them all the same (section 5.5, Table 4). With this setting the rows of one more forward enter the
+            # cache instead of those of the verification.
+            if settings.recompute_kv:
                 yield Forward(*final.rows(num_prompt), causal(len(final.tokens)), (), kind="refresh")
             if text.stops():
                 return text.finish("stop_string")
@@ -62,14 +65,12 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
 
 
 def decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt token by token from left to right (the left-to-right point of Figure 1).
-
-    A response of n tokens takes n forwards. The first token of a slot is read from a mask, which each training slot
-    begins with when it is masked, and every other one from the token before it, as in clean slots.
-    """
+    """Decodes one prompt token by token from left to right (the left-to-right point of Figure 1): n forwards."""
     text, num_prompt = Text(settings, trace), len(prompt)
     fed, start, commit = list(prompt), 0, NOTHING
     for position in range(settings.gen_length):
+        # The first token of a slot is read from a mask, with which each masked slot of the training begins, and every
+        # other one from the token before it, as in clean slots.
         tokens = [*fed, settings.mask_id] if position % settings.slot_size == 0 else fed
         read = plan_read((len(tokens) - 1,), (num_prompt + position,), settings, position)
         positions = range(start, start + len(tokens))
@@ -81,7 +82,7 @@ def decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
             return text.finish("eos")
         if text.stops():
             return text.finish("stop_string")
-        commit, start, fed = Commit(range(len(fed))), start + len(fed), [token]
+        commit, start, fed = Commit(range(len(fed))), start + len(fed), [token]  # a mask is never kept
     return text.finish("length")
 
 
@@ -89,6 +90,7 @@ def plan(
     context: Rows, masked: Sequence[int], num_prompt: int, settings: RefusionSettings, iteration: int, commit: Commit
 ) -> Forward:
     """The forward that drafts every masked slot of the block (Eq. 4), after rows that are to enter the cache."""
+    # Causal, as in training (section 4.3): clean slots come first, in any order, and the masked ones follow.
     start = len(context.tokens)
     positions = [num_prompt + position for position in settings.response_positions(masked)]
     read = plan_read(range(start, start + len(positions)), positions, settings, iteration)
@@ -104,12 +106,10 @@ def plan_read(rows: Sequence[int], positions: Sequence[int], settings: RefusionS
 
 
 def select_slots(masked: Sequence[int], readout: Readout, settings: RefusionSettings, trace: Trace) -> Drafts:
-    """Selects the slots whose certainty exceeds tau_slot, or the most certain one (Eq. 5); one slot in other orders.
-
-    The certainty of a slot is the probability of its first draft.
-    """
+    """Selects the slots whose certainty exceeds tau_slot, or the most certain one (Eq. 5); one slot in other orders."""
     k = settings.slot_size
     probs_SK, tokens_SK = readout.probs.reshape(-1, k), readout.tokens.reshape(-1, k)
+    # The first token stands for the slot: the others were drafted without seeing the tokens before them.
     certainty_S = probs_SK[:, 0]
     match settings.slot_order:
         case "confidence":
@@ -125,11 +125,9 @@ def select_slots(masked: Sequence[int], readout: Readout, settings: RefusionSett
 
 
 def verification(drafts: Drafts, num_prompt: int, settings: RefusionSettings, commit: Commit) -> Forward:
-    """The forward of all drafts as one causal sequence, in which row m - 1 predicts token m (Eq. 6).
-
-    The first token of a slot is not read: its probability is the certainty that selected the slot, and tau_token does
-    not apply to it.
-    """
+    """The forward of all drafts as one causal sequence, in which row m - 1 predicts token m (Eq. 6)."""
+    # The first token of a slot is not read: its probability is the certainty that selected the slot, and tau_token does
+    # not apply to it.
     tokens = drafts.tokens_SK.ravel().tolist()
     rows = [row for row in range(len(tokens) - 1) if (row + 1) % settings.slot_size]
     reads = (Read(rows=rows, given=[tokens[row + 1] for row in rows]),) if rows else ()
@@ -143,15 +141,14 @@ def passed_drafts(drafts: Drafts, readouts: Sequence[Readout], settings: Refusio
     if settings.slot_size > 1:
         probs = readouts[0].given
         assert probs is not None
+        # tau_token is compared with untempered probabilities, whatever temperature the drafts were sampled with.
         passed_SK[:, 1:] = (probs > settings.tau_token).reshape(-1, settings.slot_size - 1)
     return passed_SK
 
 
 def _complete(completion: Completion, settings: RefusionSettings) -> Generator[Forward, tuple[Readout, ...], None]:
-    """Completes slots independently of each other, in rounds of one prediction and one verification (Eq. 7-8).
-
-    No forward commits anything: each carries its slots whole, as groups that see the cache and themselves only.
-    """
+    """Completes slots independently of each other, in rounds of one prediction and one verification (Eq. 7-8)."""
+    # No forward commits anything: each carries its slots whole, as groups that see the cache and themselves only.
     if settings.verify_independently:
         lengthen_prefixes(completion, (yield group_verification(completion)), settings.tau_token)
     while not completion.end_round():
@@ -164,6 +161,7 @@ def _complete(completion: Completion, settings: RefusionSettings) -> Generator[F
 
 def prediction(completion: Completion, rows: Sequence[int], settings: RefusionSettings) -> Forward:
     """The forward that drafts the tokens after the valid prefix of some slots, always the likeliest ones (Eq. 8)."""
+    # Not sampled at any temperature, as in the release.
     masked_SK = completion.after_prefix()[rows]
     tokens_SK = np.where(masked_SK, settings.mask_id, completion.tokens_SK[rows])
     read = Read(rows=np.flatnonzero(masked_SK).tolist(), suppress=settings.suppress)
@@ -171,10 +169,8 @@ def prediction(completion: Completion, rows: Sequence[int], settings: RefusionSe
 
 
 def group_verification(completion: Completion) -> Forward:
-    """The forward that verifies each slot in a group of its own, in which row m - 1 predicts token m (Eq. 7).
-
-    Finished slots take part: the keys and values of all slots are kept from the last verification.
-    """
+    """The forward that verifies each slot in a group of its own, in which row m - 1 predicts token m (Eq. 7)."""
+    # Finished slots take part: the keys and values of all slots are kept from the last verification.
     checked = np.flatnonzero(completion.after_prefix(1))
     given = completion.tokens_SK.ravel()[checked]
     reads = (Read(rows=(checked - 1).tolist(), given=given.tolist()),) if len(checked) else ()
@@ -182,10 +178,9 @@ def group_verification(completion: Completion) -> Forward:
 
 
 def lengthen_prefixes(completion: Completion, readouts: Sequence[Readout], tau_token: float) -> None:
-    """Lengthens the valid prefixes by the tokens that exceed tau_token (Eq. 7).
-
-    Valid tokens are not checked again, and the token after them is accepted whatever its probability.
-    """
+    """Lengthens the valid prefixes by the tokens that exceed tau_token (Eq. 7)."""
+    # Valid tokens are not checked again. The token after them is accepted whatever its probability: it was predicted
+    # with the whole prefix in sight, and without it a round might not lengthen anything.
     checked_SK = completion.after_prefix(1)
     passed_SK = ~checked_SK
     if checked_SK.any():

@@ -1,13 +1,11 @@
-"""ReFusion with fused forwards: the tokens of `refusion`, in fewer forwards.
+"""ReFusion with fused forwards: the tokens of `refusion`, in fewer forwards. `decode` is the decoder "refusion".
 
 A verification carries speculative branches: the plan that follows it under each likely outcome, and the predictions
 that follow if slots have to be completed. Attention is causal, so masks after the drafts cannot change what is read of
 the drafts, and each branch sees only the rows that are accepted under its outcome. If that outcome comes true, the
 readout of the branch is exactly that of the forward that it saves. Only cost decides how many branches are attached:
 the chances of outcomes are estimated from the probabilities of the drafts, costs from how the device's time for a
-forward grows with its rows. Where recomputing keys and values changes them (`recompute_kv`), the next plan does it.
-
-The decoder `refusion` is this module's `decode`, which leaves the work to the plain algorithm if `fuse` is off.
+forward grows with its rows.
 
 A slot under completion has k rows; a length is how many of its tokens are valid.
 """
@@ -22,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from refusion_eval.decoders import Decoder, Reads, Style, accepted_prefix, first_eos, refusion
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.decoders.refusion_slots import (
     NO_ROWS,
     Completion,
     Drafts,
     Final,
-    RefusionSettings,
     Rows,
     Text,
     accepted_drafts,
@@ -58,6 +56,7 @@ def _decode_fused(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
         text.masked = list(slots)
         while text.masked:
             number = next(iterations)
+            # A plan that was read in advance saw neither the prompt nor rows that are computed once more.
             readout = None if context.tokens else ready.get(("plan", len(commit.rows), *text.masked))
             if readout is None:
                 (readout,) = yield refusion.plan(context, text.masked, num_prompt, settings, number, commit)
@@ -78,7 +77,7 @@ def _decode_fused(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
                 final = completion.final()
             text.add(final)
             commit = Commit(range(len(final.tokens)))
-            if _changes_keys(final, settings):
+            if _changes_keys(final, settings):  # the next plan computes them, at next to no cost
                 context, commit = final.rows(num_prompt), NOTHING
             if text.stops():
                 return text.finish("stop_string")
@@ -122,39 +121,27 @@ def _verify_groups(completion: Completion, step: "_Iteration") -> Verified:
 
 @dataclass(frozen=True, slots=True)
 class ForwardCost:
-    """Time of a forward by its number of rows, in units of the time of a forward of one row.
+    """Time of a forward by its number of rows, in units of the time of a forward of one row."""
 
-    Attributes:
-        free_rows: up to this many rows a forward takes no longer than one of a single row.
-        row_cost: what every further row adds.
-    """
-
-    free_rows: int
-    row_cost: float
+    free_rows: int  # up to this many rows a forward takes no longer than one of a single row
+    row_cost: float  # what every further row adds
 
     def of(self, num_rows: int) -> float:
         """Cost of a forward of `num_rows` rows."""
         return 1.0 + self.row_cost * max(0, num_rows - self.free_rows)
 
     def gain(self, chance: float, saved_rows: int, num_rows: int, extra_rows: int) -> float:
-        """Expected saving of extra rows."""
+        """Expected saving of extra rows: perhaps a forward of `saved_rows`, less the wider forward for certain."""
         return chance * self.of(saved_rows) - (self.of(num_rows + extra_rows) - self.of(num_rows))
 
 
 class Branch(NamedTuple):
-    """Masks after a verification, read as if the verification had one certain outcome.
+    """Masks after a verification, read as if the verification had one certain outcome."""
 
-    Attributes:
-        outcome: names the outcome.
-        sees: rows of the verification that are accepted under it: first, last + 1.
-        positions: position ids of the masks.
-        read: what is read of them; `attach_branches` sets its rows.
-    """
-
-    outcome: OutcomeKey
-    sees: tuple[int, int]
-    positions: Sequence[int]
-    read: Read
+    outcome: OutcomeKey  # names the outcome
+    sees: tuple[int, int]  # rows of the verification that are accepted under it: first, last + 1
+    positions: Sequence[int]  # position ids of the masks
+    read: Read  # what is read of them; `attach_branches` sets its rows
 
 
 def attach_branches(forward: Forward, branches: Sequence[Branch], mask_id: int) -> Forward:
@@ -190,7 +177,9 @@ def profitable_branches(candidates: Sequence[tuple[float, Branch]], cost: Forwar
 
 
 def acceptance(probs_SK: ProbArray, tau_token: float) -> ProbArray:
-    """Estimates the chance that drafts are accepted: their own probabilities, or 1 without a threshold."""
+    """Estimates the chance that drafts are accepted."""
+    # Their own probabilities: a draft that is likely with masks before it is likely with tokens before it. Only speed
+    # depends on the estimate, never a token.
     return np.ones_like(probs_SK) if tau_token <= 0 else probs_SK.copy()
 
 
@@ -202,29 +191,21 @@ def length_chances(accept_N: ProbArray) -> npt.NDArray[np.float64]:
 
 
 class SlotForecast(NamedTuple):
-    """How a verification may leave one slot.
+    """How a verification may leave one slot."""
 
-    Attributes:
-        finished: chance that the slot needs no further prediction.
-        lengths: (chance, length) of the other outcomes, the likeliest first.
-        copied_rows: rows that branches of this slot need besides their masks.
-    """
-
-    finished: float
-    lengths: Sequence[tuple[float, int]]
-    copied_rows: int = 0
+    finished: float  # chance that the slot needs no further prediction
+    lengths: Sequence[tuple[float, int]]  # (chance, length) of the other outcomes, the likeliest first
+    copied_rows: int = 0  # rows that branches of this slot need besides their masks
 
     @classmethod
     def estimate(
         cls, tokens_K: Sequence[int], accept_K: ProbArray, valid: int, eos_ids: Container[int]
     ) -> "SlotForecast":
-        """Estimates the chances.
-
-        Args:
-            valid: how many are valid already; the token after them is accepted in any case.
-        """
+        """Estimates the chances of a slot of which the first `valid` tokens are valid."""
         size = len(tokens_K)
-        chances = length_chances(accept_K[valid + 1 :])  # of valid + 1, ..., size valid tokens
+        # Of valid + 1, ..., size valid tokens: the token after the valid ones is accepted in any case.
+        chances = length_chances(accept_K[valid + 1 :])
+        # A slot that reaches its EOS is finished, whatever follows.
         eos = first_eos(tokens_K[valid:], eos_ids)
         num_open = size - valid - 1 if eos is None else min(eos, size - valid - 1)
         lengths = sorted(((float(chances[i]), valid + 1 + i) for i in range(num_open)), reverse=True)
@@ -234,10 +215,8 @@ class SlotForecast(NamedTuple):
 def profitable_lengths(
     forecasts: Sequence[SlotForecast], slot_size: int, cost: ForwardCost, num_rows: int
 ) -> list[list[int]]:
-    """For each slot the lengths for which its next prediction is attached.
-
-    A forward is saved only if every unfinished slot is covered, so all slots get equally many, as many as pay.
-    """
+    """For each slot the lengths for which its next prediction is attached."""
+    # A forward is saved only if every unfinished slot is covered, so all slots get equally many, as many as pay.
     most = max(len(slot.lengths) for slot in forecasts)
     nothing_to_save = float(np.prod([slot.finished for slot in forecasts]))
     best: list[list[int]] = [[] for _ in forecasts]
@@ -256,29 +235,19 @@ def profitable_lengths(
 
 @dataclass(frozen=True, slots=True)
 class _Iteration:
-    """One iteration of plan and infilling, whose verifications carry what is likely to follow.
+    """One iteration of plan and infilling, whose verifications carry what is likely to follow."""
 
-    Attributes:
-        number: number of its plan, from 0.
-        drafts: the selected slots.
-        masked: masked slots of the block, the selected ones included.
-        next_slots: the slots of the next block; empty after the last one.
-        met_eos: whether the response ends in what was decoded before.
-        num_prompt: tokens of the prompt.
-        settings: settings of the decoder.
-    """
-
-    number: int
-    drafts: Drafts
-    masked: Sequence[int]
-    next_slots: Sequence[int]
-    met_eos: bool
+    number: int  # of its plan, from 0
+    drafts: Drafts  # the selected slots
+    masked: Sequence[int]  # slots of the block, the selected ones included
+    next_slots: Sequence[int]  # of the next block; empty after the last one
+    met_eos: bool  # whether the response ends in what was decoded before
     num_prompt: int
     settings: RefusionSettings
 
     @property
     def cost(self) -> ForwardCost:
-        """How the time of a forward grows with its rows."""
+        """The settings' cost, or a guess for a device that nobody has measured."""
         row_cost = self.settings.row_cost
         return ForwardCost(self.settings.free_rows or 0, 0.02 if row_cost is None else row_cost)
 
@@ -317,9 +286,10 @@ class _Iteration:
     def _next_plans(self) -> list[tuple[float, Branch]]:
         """The plans that may follow the global verification, each with its chance."""
         accept_SK = acceptance(self.drafts.probs_SK, self.settings.tau_token)
-        accept_SK[:, 0] = 1
+        accept_SK[:, 0] = 1  # tau_token does not apply to the first token of a slot
         finals: dict[int, Final] = {}
         chances: dict[int, float] = defaultdict(float)
+        # Outcomes that leave the same tokens are one branch.
         for num_passed, chance in enumerate(length_chances(accept_SK.ravel()).tolist()):
             final = accepted_drafts(self.drafts, num_passed, self.settings)
             if final is not None:
@@ -330,6 +300,7 @@ class _Iteration:
 
     def _plan_after(self, final: Final) -> Branch | None:
         """The plan that follows if these tokens become final; None if none follows or keys and values change before."""
+        # The key names all that the plan depends on: how many rows stay, and which slots are masked.
         masked = masked_after(self.masked, final, self.settings)
         if not masked and not (self.met_eos or final.has_eos):
             masked = list(self.next_slots)
@@ -348,11 +319,9 @@ class _Iteration:
         return Branch(("prediction", slot, length), (first_row, first_row + length), positions, read)
 
     def _first_predictions(self, forward: Forward, num_rows: int) -> tuple[Forward, list[Branch]]:
-        """Adds to a global verification the predictions that pay in case not even its first slot is accepted.
-
-        The first slot sees no other draft, so its rows in the verification serve. The other slots need rows of their
-        own, which see no other draft either.
-        """
+        """Adds to a global verification the predictions that pay in case not even its first slot is accepted."""
+        # The first slot sees no other draft, so its rows in the verification serve. The other slots need rows of their
+        # own, which see no other draft either.
         k, drafts = self.settings.slot_size, self.drafts
         forecasts = self._forecasts(drafts.tokens_SK, drafts.probs_SK, [0] * len(drafts.slots))
         # If the first slot is finished, no completion follows.

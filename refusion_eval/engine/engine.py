@@ -8,13 +8,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from refusion_eval.engine import masks
-from refusion_eval.engine.features import check_reuse
+from refusion_eval.engine.features import check_reuse, check_scores
 from refusion_eval.engine.prefix import SharedPrefix, without_first_rows
 from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_native, read_out
 from refusion_eval.engine.recorded import CAPACITY_STEP, Record, RecordedForwards
@@ -22,9 +22,9 @@ from refusion_eval.engine.width import cache_bytes_per_row, default_budget, rows
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.device import energy_counter
+from refusion_eval.models.device import cpu_threads, energy_counter
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import Decode, Decoded, Decoding, Forward, Readout, Response, Trace
+from refusion_eval.types import Decode, Decoded, Decoding, FeatureReuse, Forward, Readout, Response, RowScores, Trace
 
 FIRST_CAPACITY = 512
 
@@ -36,6 +36,13 @@ class Request:
     decode: Decode
     prompt: Sequence[int]
     settings: Any
+
+
+class _Preempted(NamedTuple):
+    """A request that was removed from a batch, with its number, and the cache rows that it needed then."""
+
+    entry: tuple[int, Request]
+    rows: int
 
 
 @dataclass(slots=True)
@@ -76,16 +83,26 @@ class Engine:
 
     Args:
         kv_budget: bytes for the keys and values of a batch; None is what `default_budget` finds free.
+        record: records forwards, on CUDA as graphs; None computes every forward anew.
+        num_threads: threads of the forwards on a CPU; None is the number of the process.
     """
 
     def __init__(
-        self, model: Transformer, attention: Backend, kv_budget: int | None = None, record: Record | None = None
+        self,
+        model: Transformer,
+        attention: Backend,
+        kv_budget: int | None = None,
+        record: Record | None = None,
+        num_threads: int | None = None,
     ) -> None:
         self.model = model
         self.attention = attention
         self.kv_budget = kv_budget
+        self.num_threads = num_threads
         self._joules = energy_counter(model.device)
         self._record = record
+        if attention == "native":
+            _ = model.native  # compiles before any request waits for it and before any time is taken
         self._cache = self._new_cache(1, FIRST_CAPACITY)
         self.recorded = None if record is None else RecordedForwards(model, self._cache, record)
 
@@ -107,18 +124,18 @@ class Engine:
             # Before the time is taken; settings without a length, as in tests, may outgrow the buffer.
             self.recorded.reserve(len(prompt) + getattr(settings, "num_positions", 0))
             self.recorded.prepare()
-        self._cache.clear(0)
+        self._cache.clear(0)  # not wiped: alone, no padding reaches beyond the rows of the sequence
         joules_before = None if self._joules is None else self._joules()
-        batch = [self._start(self._cache, 0, 0, Request(decode, prompt, settings))]
-        while batch[0].pending is not None:
-            self._cache.reserve(self._rows_needed(self._cache, batch))
-            self._step(self._cache, batch, self.recorded, None)
-            if batch[0].prefilled is None:
+        active = self._start(self._cache, 0, 0, Request(decode, prompt, settings))
+        while active.pending is not None:
+            self._cache.reserve(_rows_needed(self._cache, 0, active))
+            self._step(self._cache, [active], self.recorded, None)
+            if active.prefilled is None:
                 synchronize(self.model.device)  # nothing may be read of a first forward
-                batch[0].prefilled = time.perf_counter()
-        if batch[0].error is not None:
-            raise batch[0].error
-        decoded = self._finish(batch[0])
+                active.prefilled = time.perf_counter()
+        if active.error is not None:
+            raise active.error
+        decoded = self._finish(active)
         if self._joules is None or joules_before is None:
             return decoded
         return replace(decoded, joules=self._joules() - joules_before)
@@ -144,20 +161,19 @@ class Engine:
         recorded = None if self._record is None else RecordedForwards(self.model, cache, self._record)
         if recorded is not None:
             recorded.prepare()
-        waiting, preempted = enumerate(requests), deque[tuple[int, Request]]()
+        waiting, preempted = enumerate(requests), deque[_Preempted]()
         batch: list[_ActiveRequest] = []
         while True:
-            while (
-                len(batch) < batch_size
-                and (entry := preempted.popleft() if preempted else next(waiting, None)) is not None
-            ):
+            while len(batch) < cache.num_sequences or _grow_back(cache, batch, preempted, batch_size, max_rows):
+                entry = preempted.popleft().entry if preempted else next(waiting, None)
+                if entry is None:
+                    break
                 cache.wipe(len(batch))
                 batch.append(self._start(cache, len(batch), *entry))
             if not batch:
                 return
             if all(request.pending is not None for request in batch):
-                batch_size, removed = self._make_room(cache, batch, max_rows)
-                preempted.extendleft(reversed(removed))
+                preempted.extendleft(reversed(self._make_room(cache, batch, max_rows)))
                 if recorded is not None:
                     recorded.prepare()
                 if all(request.pending is not None for request in batch):
@@ -173,46 +189,29 @@ class Engine:
                     batch[index] = last
                 yield request.index, request.error or self._finish(request)
 
-    def _rows_needed(self, cache: KVCache, batch: Sequence[_ActiveRequest], first_index: int = 0) -> int:
-        """Rows of the longest of some sequences after their pending forwards."""
-        forwards = [request.pending for request in batch if request.pending is not None]
-        lengths = cache.lengths[first_index : first_index + len(forwards)]
-        return max(length + len(forward.tokens) for length, forward in zip(lengths, forwards, strict=True))
-
-    def _make_room(
-        self, cache: KVCache, batch: list[_ActiveRequest], max_rows: int
-    ) -> tuple[int, list[tuple[int, Request]]]:
-        """Grows the buffer for the pending forwards, within the budget.
-
-        Returns:
-            Number of sequences that the buffer holds now, and the requests that were removed from the batch.
-        """
-        needed = self._rows_needed(cache, batch)
+    def _make_room(self, cache: KVCache, batch: list[_ActiveRequest], max_rows: int) -> list[_Preempted]:
+        """Grows the buffer for the pending forwards, within the budget; returns the requests that it preempted."""
+        rows = [_rows_needed(cache, sequence, request) for sequence, request in enumerate(batch)]
+        needed = max(rows)
         if needed <= cache.capacity:
-            return cache.num_sequences, []
-        if needed > max_rows:
-            self._fail_too_long(cache, batch, max_rows)
-            return cache.num_sequences, []
+            return []
+        if needed > max_rows:  # even without the others
+            budget = max_rows * cache_bytes_per_row(self.model.config, self.model.dtype) / 2**30
+            for request, num_rows in zip(batch, rows, strict=True):
+                if num_rows > max_rows:
+                    message = (
+                        f"a sequence of {num_rows} rows exceeds the KV budget of {max_rows} rows ({budget:.2f} GiB)"
+                    )
+                    request.fail(DecodeError(f"{message}; raise kv_budget_gib or shorten the prompt"))
+            return []
         num_sequences = min(cache.num_sequences, max_rows // needed)
-        removed = [(request.index, request.request) for request in batch[num_sequences:]]
-        for request in batch[num_sequences:]:
+        preempted = []
+        for request, num_rows in zip(batch[num_sequences:], rows[num_sequences:], strict=True):
             request.decoding.close()
+            preempted.append(_Preempted((request.index, request.request), num_rows))
         del batch[num_sequences:]
         cache.resize(num_sequences, min(max(needed, 2 * cache.capacity), max_rows // num_sequences))
-        return num_sequences, removed
-
-    def _fail_too_long(self, cache: KVCache, batch: Sequence[_ActiveRequest], max_rows: int) -> None:
-        """Ends the requests that exceed the budget even without the others."""
-        budget = max_rows * cache_bytes_per_row(self.model.config, self.model.dtype) / 2**30
-        for index, request in enumerate(batch):
-            needed = self._rows_needed(cache, [request], index)
-            if needed > max_rows:
-                request.fail(
-                    DecodeError(
-                        f"a sequence of {needed} rows exceeds the KV budget of {max_rows} rows ({budget:.2f} GiB); "
-                        "raise kv_budget_gib or shorten the prompt"
-                    )
-                )
+        return preempted
 
     def _new_cache(self, num_sequences: int, capacity: int) -> KVCache:
         model = self.model
@@ -232,18 +231,17 @@ class Engine:
     ) -> None:
         """Advances the decoder to its next forward, whose commit it applies and whose rows it stages."""
         request.advance(readouts)
-        if request.pending is None:
+        if (forward := request.pending) is None:
             return
         try:
-            check_forward(request.pending, self.model.config.vocab_size)
-            commit = request.pending.commit
-            cache.commit(sequence, commit.rows, commit.replace, commit.keep, commit.best)
-            if request.pending.reuse is not None:
-                check_reuse(request.pending, request.pending.reuse, cache, sequence)
+            check_forward(forward, self.model.config.vocab_size)
+            cache.commit(sequence, forward.commit.rows, forward.commit.replace, forward.commit.keep)
+            if isinstance(forward.approximation, FeatureReuse):  # after the commit, which may empty the cache
+                check_reuse(forward, forward.approximation, cache, sequence)
         except DecodeError as error:
             request.fail(error)
         else:
-            cache.stage(sequence, len(request.pending.tokens))
+            cache.stage(sequence, len(forward.tokens))
 
     def _step(
         self,
@@ -252,16 +250,14 @@ class Engine:
         recorded: RecordedForwards | None,
         shared: SharedPrefix | None,
     ) -> None:
-        """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each.
-
-        The trace counts all rows that a decoder asked for, also those that were shared instead of computed.
-        """
+        """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each."""
         forwards = [request.pending for request in batch if request.pending is not None]
         if shared is None:
             readouts = iter(self._compute(cache, forwards, recorded))
         else:
             readouts = iter(self._compute_shared(cache, forwards, recorded, shared))
         for sequence, (request, forward) in enumerate(zip(batch, forwards, strict=True)):
+            # All rows that the decoder asked for, also those that were shared: TPF does not depend on the batch.
             request.trace.forward(forward.kind, len(forward.tokens), cache.lengths[sequence])
             answers = tuple(next(readouts) for _ in forward.reads)
             if all(np.isfinite(answer.probs).all() for answer in answers):
@@ -296,10 +292,11 @@ class Engine:
         if recorded is not None and recorded.serves(forwards, plan):
             return recorded.read(forwards, plan, cache.lengths[: len(forwards)])
         cache.move_rows()
-        hidden_TC = hidden_of(model, cache, forwards, self.attention)
-        if self.attention == "native" and plan.is_simple and plan.numbers.size:
-            return read_native(plan, hidden_TC, model)
-        return read_out(plan, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
+        with cpu_threads(self.num_threads):
+            hidden_TC = hidden_of(model, cache, forwards, self.attention)
+            if self.attention == "native" and plan.is_simple and plan.numbers.size:
+                return read_native(plan, hidden_TC, model)
+            return read_out(plan, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
 
     def _finish(self, request: _ActiveRequest) -> Decoded:
         synchronize(self.model.device)
@@ -308,6 +305,30 @@ class Engine:
         response, trace = request.response, request.trace
         prefill_seconds = None if request.prefilled is None else request.prefilled - request.started
         return Decoded(tuple(response.tokens), response.stop, trace.num_forwards, seconds, trace, prefill_seconds)
+
+
+def _rows_needed(cache: KVCache, sequence: int, request: _ActiveRequest) -> int:
+    """Rows of a sequence after its pending forward."""
+    return cache.lengths[sequence] + (0 if request.pending is None else len(request.pending.tokens))
+
+
+def _grow_back(
+    cache: KVCache, batch: Sequence[_ActiveRequest], preempted: Iterable[_Preempted], batch_size: int, max_rows: int
+) -> bool:
+    """Makes places of a buffer that was made for long texts, once its rows would fit into a shorter one; True if so."""
+    if cache.num_sequences >= batch_size:
+        return False
+    needed = [_rows_needed(cache, sequence, request) for sequence, request in enumerate(batch)]
+    # A preempted request will need its rows again: with less room it would be preempted again.
+    needed += [removed.rows for removed in preempted]
+    # Twice the need, so that texts that go on growing do not shrink the batch at once.
+    capacity = max(FIRST_CAPACITY, 2 * max(needed))
+    num_sequences = min(batch_size, max_rows // capacity)
+    if num_sequences <= cache.num_sequences:
+        return False
+    cache.move_rows()
+    cache.resize(num_sequences, capacity)
+    return True
 
 
 def check_forward(forward: Forward, vocab_size: int) -> None:
@@ -325,22 +346,6 @@ def check_forward(forward: Forward, vocab_size: int) -> None:
             f"{min(forward.positions)}; tokens must lie in 0..{vocab_size - 1}, positions must not be negative"
         )
     masks.check_attention(forward.attention)
-    _check_reads(forward)
-    scores = forward.scores
-    if scores is not None and (
-        any(not 0 <= row < num_rows for row in (*scores.queries, *scores.keys))
-        or not scores.queries
-        or scores.pooling < 1
-        or scores.pooling % 2 == 0
-    ):
-        raise DecodeError(
-            f"{forward.kind}: scores rows {list(scores.keys)} by the queries of {list(scores.queries)}, pooled over "
-            f"{scores.pooling}, of {num_rows} rows; it takes at least one query, and an odd number to pool"
-        )
-
-
-def _check_reads(forward: Forward) -> None:
-    num_rows = len(forward.tokens)
     for read in forward.reads:
         guides = read.guidance.rows if read.guidance else read.rows
         if any(not 0 <= row < num_rows for row in (*read.rows, *guides)) or len(guides) != len(read.rows):
@@ -349,3 +354,5 @@ def _check_reads(forward: Forward) -> None:
             )
         if read.temperature > 0 and len(read.draws) != len(read.rows):
             raise DecodeError(f"{forward.kind}: sampling {len(read.rows)} rows takes one draw key each")
+    if isinstance(forward.approximation, RowScores):
+        check_scores(forward, forward.approximation)

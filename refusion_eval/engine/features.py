@@ -1,8 +1,8 @@
-"""What single decoders ask of a forward besides its logits.
+"""Optional outputs of a forward that some decoders need: the approximate caches of single papers.
 
 dLLM-Cache (arXiv 2506.06295) computes only some rows of a forward and reuses the features of the others. Such forwards
 are computed one by one, each in a model call of its own. In the trace a forward counts with all its rows, computed or
-not. Sparse-dLLM has key rows scored by query rows in each layer (`refusion_eval.types.RowScores`).
+not. Sparse-dLLM (arXiv 2508.02558) has key rows scored by query rows in each layer (`refusion_eval.types.RowScores`).
 
 Shapes: T rows of the forward, P computed ones, R rows of the response, Q query rows that are averaged, K key rows that
 are scored, C residual width, H query heads, G key-value heads, D head width.
@@ -23,18 +23,27 @@ from refusion_eval.models.transformer import Attend, Transformer
 from refusion_eval.types import FeatureReuse, Forward, RowScores
 
 
+def check_scores(forward: Forward, scores: RowScores) -> None:
+    """Raises DecodeError unless the rows of a forward can be scored in this way."""
+    num_rows, is_odd = len(forward.tokens), scores.pooling > 0 and scores.pooling % 2 == 1
+    has_rows = scores.queries and all(0 <= row < num_rows for row in (*scores.queries, *scores.keys))
+    if not (has_rows and is_odd and 0 <= scores.best <= len(scores.keys)):
+        raise DecodeError(
+            f"{forward.kind}: {scores} of {num_rows} rows; it takes at least one query, an odd number to pool, and at "
+            "least as many keys as are best"
+        )
+
+
 def check_reuse(forward: Forward, reuse: FeatureReuse, cache: KVCache, sequence: int) -> None:
     """Raises DecodeError unless a forward may reuse features, and the features that it reuses exist."""
-    stored = cache.features[sequence]
-    if cache.lengths[sequence] or forward.scores is not None or not masks.sees_everything(forward.attention):
+    if cache.lengths[sequence] or not masks.sees_everything(forward.attention):
         raise DecodeError(
-            f"{forward.kind}: {cache.lengths[sequence]} cached rows, attention {forward.attention}, scores "
-            f"{forward.scores}; features are reused only by a whole text with full attention, an empty cache and "
-            "no scored rows"
+            f"{forward.kind}: {cache.lengths[sequence]} cached rows, attention {forward.attention}; features are "
+            "reused only by a whole text with full attention and an empty cache"
         )
     if not 0 <= reuse.num_prompt <= len(forward.tokens) or not 0 <= reuse.transfer_ratio <= 1:
         raise DecodeError(f"{forward.kind}: {reuse} does not fit a forward of {len(forward.tokens)} rows")
-    is_first = stored is None or stored.positions != list(forward.positions)
+    is_first = _stored(cache, sequence, forward) is None
     if is_first and not (reuse.refresh_prompt and reuse.refresh_response):
         raise DecodeError(
             f"{forward.kind}: {reuse} leaves rows out, and no forward of these rows has been computed before; refresh "
@@ -42,37 +51,44 @@ def check_reuse(forward: Forward, reuse: FeatureReuse, cache: KVCache, sequence:
         )
 
 
+def _stored(cache: KVCache, sequence: int, forward: Forward) -> Features | None:
+    features = cache.approximations[sequence]
+    is_of_text = isinstance(features, Features) and features.positions == list(forward.positions)
+    return features if is_of_text else None  # type: ignore[return-value]
+
+
 def hidden_with_reuse(
     model: Transformer, cache: KVCache, sequence: int, forward: Forward, reuse: FeatureReuse
 ) -> Tensor:
     """The residual stream of all rows of a forward before the final norm, [T, C]; updates the sequence's features."""
-    features = cache.features[sequence]
-    if features is None or features.positions != list(forward.positions):
+    features = _stored(cache, sequence, forward)
+    if features is None:
         features = Features(model.config, forward.positions, model.dtype, model.device)
-        cache.features[sequence] = features
+        cache.approximations[sequence] = features
     numbers = np.array([forward.tokens, forward.positions], dtype=np.int64)
     tokens_T, positions_T = torch.from_numpy(numbers).to(model.device)
-    cos_T1D, sin_T1D = model.rotation(positions_T, max(forward.positions))
+    cos_T1D, sin_T1D = model.rotary.lookup(positions_T, max(forward.positions))
     num_prompt, num_rows = reuse.num_prompt, len(forward.tokens)
     refreshed = range(0 if reuse.refresh_prompt else num_prompt, num_rows if reuse.refresh_response else num_prompt)
     refreshed_P = torch.arange(refreshed.start, refreshed.stop, device=model.device)
-    num_chosen = 0 if reuse.refresh_response else int((num_rows - num_prompt) * reuse.transfer_ratio)
-    renews_values = not reuse.refresh_response and reuse.transfer_ratio > 0
+    num_adapted = 0 if reuse.refresh_response else int((num_rows - num_prompt) * reuse.transfer_ratio)
 
     x_TC = model.embed(tokens_T)
     for index, layer in enumerate(model.weights.layers):
         keys_GTD, values_GTD = features.keys[index], features.values[index]
         rows_P = refreshed_P
-        if renews_values:
+        if not reuse.refresh_response and reuse.transfer_ratio > 0:
+            # Values of the whole response are cheap, and how much they changed shows which rows are worth the rest.
             new_RGD, old_GRD = model.values(layer, x_TC[num_prompt:]), values_GTD[:, num_prompt:]
-            chosen_P = least_alike(new_RGD, old_GRD.transpose(0, 1), num_chosen)
-            rows_P = torch.cat((refreshed_P, chosen_P + num_prompt))
+            adapted_P = least_alike(new_RGD, old_GRD.transpose(0, 1), num_adapted)
+            rows_P = torch.cat((refreshed_P, adapted_P + num_prompt))
             old_GRD.copy_(new_RGD.transpose(0, 1))
         if len(rows_P):
             q_PHD, k_PGD, v_PGD = model.project(layer, x_TC[rows_P], cos_T1D[rows_P], sin_T1D[rows_P])
             keys_GTD[:, rows_P], values_GTD[:, rows_P] = k_PGD.transpose(0, 1), v_PGD.transpose(0, 1)
             attended_PHD = grouped_attention(q_PHD, keys_GTD, values_GTD, None, is_causal=False)
             features.attended[index, rows_P] = model.merge_heads(layer, attended_PHD)
+        # A row that is not computed goes on from its new embedding with the sums of the last time.
         x_TC = x_TC + features.attended[index]
         if len(rows_P):
             features.mlp[index, rows_P] = model.mlp(layer, x_TC[rows_P])
@@ -88,6 +104,7 @@ def least_alike(new_RGD: Tensor, old_RGD: Tensor, count: int) -> Tensor:
 
 def row_scores(q_QHD: Tensor, k_KGD: Tensor, pooling: int) -> Tensor:
     """Scores of key rows in one layer, [K], in the dtype of the queries as Sparse-dLLM computes them."""
+    # The mean of the products with all queries is the product with their mean.
     query_GRD = q_QHD.mean(dim=0).unflatten(0, (k_KGD.shape[1], -1))
     scores_K = (query_GRD @ k_KGD.permute(1, 2, 0)).flatten(0, 1).mean(dim=0)
     if pooling == 1 or not len(scores_K):
@@ -95,38 +112,28 @@ def row_scores(q_QHD: Tensor, k_KGD: Tensor, pooling: int) -> Tensor:
     return max_pool1d(scores_K[None], pooling, stride=1, padding=pooling // 2)[0]
 
 
-class _Request:
-    """The rows of one sequence that are scored, and their scores in the layers so far."""
-
-    def __init__(self, sequence: int, scores: RowScores, first_row: int, device: torch.device) -> None:
-        self.sequence, self.scores = sequence, scores
-        self.queries_Q, self.keys_K = (
-            torch.tensor([first_row + row for row in rows], dtype=torch.int64, device=device)
-            for rows in (scores.queries, scores.keys)
-        )
-        self.layers: list[Tensor] = []
-
-
 class ScoringAttend:
     """Attention that scores rows before it attends."""
 
     def __init__(self, attend: Attend, forwards: Sequence[tuple[int, Forward]], device: torch.device) -> None:
         self._attend = attend
-        self._requested: list[_Request] = []
+        # Sequence, what is scored, its query and key rows among the packed ones, and the scores of the layers so far.
+        self._scored: list[tuple[int, RowScores, Tensor, Tensor, list[Tensor]]] = []
         first_row = 0
         for sequence, forward in forwards:
-            if forward.scores is not None:
-                self._requested.append(_Request(sequence, forward.scores, first_row, device))
+            if isinstance(scores := forward.approximation, RowScores):
+                rows = (torch.tensor(list(rows), dtype=torch.int64) for rows in (scores.queries, scores.keys))
+                queries_Q, keys_K = (first_row + part.to(device) for part in rows)
+                self._scored.append((sequence, scores, queries_Q, keys_K, []))
             first_row += len(forward.tokens)
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
         """Scores the rows of one layer, stores keys and values and attends; returns [T, H, D]."""
-        for request in self._requested:
-            scores = row_scores(q_THD[request.queries_Q], k_TGD[request.keys_K], request.scores.pooling)
-            request.layers.append(scores)
+        for _, scores, queries_Q, keys_K, layers in self._scored:
+            layers.append(row_scores(q_THD[queries_Q], k_TGD[keys_K], scores.pooling))
         return self._attend(layer, q_THD, k_TGD, v_TGD)
 
     def store(self, cache: KVCache) -> None:
         """Stores the scores of all layers in the cache, for the next commit of each sequence."""
-        for request in self._requested:
-            cache.scores[request.sequence] = ScoredRows(request.scores.keys, torch.stack(request.layers))
+        for sequence, scores, _, _, layers in self._scored:
+            cache.approximations[sequence] = ScoredRows(scores.keys, scores.best, torch.stack(layers))

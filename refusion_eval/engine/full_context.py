@@ -27,12 +27,13 @@ class FullContextEngine(Engine):
     """Runs decoders on a model of transformers, one call of the model a forward, in a batch as well."""
 
     def __init__(self, model: StockModel) -> None:
-        super().__init__(model, "sdpa")  # type: ignore[arg-type] # of the model the engine itself asks sizes and device
+        super().__init__(model, "sdpa")  # type: ignore[arg-type] # the engine itself asks only for sizes and device
 
     def _new_cache(self, num_sequences: int, capacity: int) -> "ContextCache":
         return ContextCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
 
     def _compute_shared(self, cache: KVCache, forwards: Sequence[Forward], recorded: Any, shared: SharedPrefix) -> Any:
+        # Nothing can be shared: every forward computes the whole text.
         return self._compute(cache, forwards, recorded)
 
     @torch.inference_mode()
@@ -41,7 +42,7 @@ class FullContextEngine(Engine):
         model: Any = self.model
         reads, logits, first_row = [], [], 0
         for sequence, forward in enumerate(forwards):
-            if forward.scores is not None or forward.reuse is not None:
+            if forward.approximation is not None:
                 raise _refusal("scores rows or reuses features")
             rows = cache.rows_of(sequence, forward)
             logits.append(model.logits(*rows)[-len(forward.tokens) :])
@@ -69,6 +70,7 @@ class ContextCache(KVCache):
     def __init__(
         self, config: Any, num_sequences: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        # No layers: the bookkeeping of rows is the cache's own, and no keys and values take memory.
         super().__init__(replace(config, num_layers=0), num_sequences, capacity, dtype, device)
         self._rows = [_NO_ROWS] * num_sequences  # of the last forward and before, committed ones first
 
@@ -86,8 +88,9 @@ class ContextCache(KVCache):
 
     def resize(self, num_sequences: int, capacity: int) -> None:
         """See `KVCache.resize`."""
+        num_more = num_sequences - self.num_sequences
         super().resize(num_sequences, capacity)
-        del self._rows[num_sequences:]
+        self._rows = self._rows[:num_sequences] + [_NO_ROWS] * num_more
 
     def clear(self, sequence: int) -> None:
         """See `KVCache.clear`."""
@@ -100,25 +103,21 @@ class ContextCache(KVCache):
         self._rows[target] = self._rows[source]
 
     def commit(
-        self,
-        sequence: int,
-        rows: Sequence[int],
-        replace: Sequence[int] | None = None,
-        keep: int | None = None,
-        best: int | None = None,
+        self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
     ) -> None:
         """See `KVCache.commit`.
 
         Raises:
             ConfigError: rows replace others, or a row stays that saw one which does not.
         """
-        if replace is not None or best is not None:
-            raise _refusal("replaces rows of a cache, or keeps the best of them")
+        if replace is not None:
+            raise _refusal("replaces rows of a cache")
         length = self.lengths[sequence]
         super().commit(sequence, rows, keep=keep)
         before = self._rows[sequence]
         stays = [*range(length if keep is None else keep), *(length + row for row in rows)]
         gone = sorted(set(range(len(before.tokens))) - set(stays))
+        # With a cache that row would keep what it saw; computed again, it would not see the row that is gone.
         if before.sees_NN[np.ix_(stays, gone)].any():
             raise _refusal("keeps rows in a cache that were computed beside other rows than the later ones")
         self._rows[sequence] = _Rows(

@@ -76,10 +76,8 @@ def sees_everything(attention: Attention) -> bool:
 
 
 def additive(visible_QQ: BoolArray, num_committed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The mask of one sequence, added to its scores: [Q, committed + Q], 0 where visible and -inf elsewhere.
-
-    Additive, because the kernels turn a boolean mask into this once a layer.
-    """
+    """The mask of one sequence, added to its scores: [Q, committed + Q], 0 where visible and -inf elsewhere."""
+    # Additive, because the kernels turn a boolean mask into this once a layer.
     num_rows = visible_QQ.shape[0]
     mask_QK = _zeros((num_rows, num_committed + num_rows), dtype, device)
     hidden_QQ = torch.from_numpy(~visible_QQ).to(device)
@@ -88,7 +86,7 @@ def additive(visible_QQ: BoolArray, num_committed: int, dtype: torch.dtype, devi
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A mask whose rows begin at multiples of 8 numbers; any other one is copied by torch's kernel in every layer."""
+    # Rows begin at multiples of 8 numbers; any other mask is copied by torch's kernel in every layer.
     aligned = -(-shape[-1] // 8) * 8
     return torch.zeros((*shape[:-1], aligned), dtype=dtype, device=device)[..., : shape[-1]]
 
@@ -96,11 +94,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 def additive_batch(
     attentions: Sequence[Attention], lengths: Sequence[int], num_groups: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """The masks of several sequences padded to one size, one for each key-value head, [S G, 1, Q, K].
-
-    Padding rows see the first key, so that no softmax is empty; no row sees padding keys. Equal sequences without
-    padding whose rows see everything need no mask.
-    """
+    """The masks of several sequences padded to one size, one for each key-value head, [S G, 1, Q, K]; None for none."""
     patterns = [visible(attention) for attention in attentions]
     sizes = {(length, len(pattern)) for length, pattern in zip(lengths, patterns, strict=True)}
     if len(sizes) == 1 and all(sees_everything(attention) for attention in attentions):
@@ -112,7 +106,7 @@ def additive_batch(
         num_rows = len(pattern)
         seen_QK[:num_rows, :length] = True
         seen_QK[:num_rows, length : length + num_rows] = pattern
-        seen_QK[num_rows:, 0] = True
+        seen_QK[num_rows:, 0] = True  # a padding row: an empty softmax would be NaN, which spreads
     mask_SGQK = _zeros((len(patterns), num_groups, num_queries, num_keys), dtype, device)
     mask_SGQK.masked_fill_(torch.from_numpy(~seen_SQK).to(device)[:, None], float("-inf"))
     return mask_SGQK.flatten(0, 1)[:, None]
@@ -121,7 +115,7 @@ def additive_batch(
 def sequence_table(
     cache: KVCache, attentions: Sequence[Attention], sequences: Sequence[int]
 ) -> tuple[npt.NDArray[np.int64], BoolArray]:
-    """What `refusion_eval.models.native` has to know of the sequences of a forward.
+    """The sequences of a forward as `refusion_eval.models.native` takes them.
 
     Returns:
         Index, committed rows, rows, kind of pattern and its beginning in the second value, [S, 5]; the patterns, [P].
@@ -170,12 +164,12 @@ def attend_over(
 
 
 def _attend_alone(cache: KVCache, sequence: int, attention: Attention, backend: Backend) -> OneSequence:
-    """Attention of one sequence; builds a mask only if the kernels need one."""
+    # A mask is built only if the kernels need one: without it they skip half of the work of a causal text.
     num_rows, length = sum(segment.size for segment in attention), cache.lengths[sequence]
     flash = backend == "flash" and is_causal(attention)
     if flash or sees_everything(attention):
         return OneSequence(cache, sequence, num_rows, None, causal=flash, flash=flash)
-    if length == 0 and is_causal(attention):
+    if length == 0 and is_causal(attention):  # torch's own triangle begins at the first key, not after committed ones
         return OneSequence(cache, sequence, num_rows, None, causal=True, flash=False)
     mask_QK = additive(visible(attention), length, cache.keys.dtype, cache.keys.device)
     return OneSequence(cache, sequence, num_rows, mask_QK, causal=False, flash=False)

@@ -13,11 +13,7 @@ MIN_ROWS = 32  # a shorter common beginning, such as a chat template's, is not w
 
 
 class SharedPrefix:
-    """Keys and values of one prompt, for the requests after it that begin with the same tokens.
-
-    Only the first forward of a request is shortened, only if it is causal, and only by rows that are neither read nor
-    scored. A prompt that has too little in common with the stored one replaces it.
-    """
+    """Keys and values of one prompt, for the requests after it that begin with the same tokens."""
 
     def __init__(self) -> None:
         self._tokens: Sequence[int] = ()
@@ -26,9 +22,11 @@ class SharedPrefix:
 
     @torch.inference_mode()
     def fill(self, cache: KVCache, sequence: int, forward: Forward) -> int:
-        """Copies stored rows to where a forward would write its first rows."""
-        if cache.lengths[sequence] or forward.scores is not None or not is_causal(forward.attention):
+        """Copies stored rows to where a forward would write its first rows; returns their number."""
+        # Only a causal first forward: there a row depends on the rows before it alone, so it is the same in all texts.
+        if cache.lengths[sequence] or forward.approximation is not None or not is_causal(forward.attention):
             return 0
+        # A row that is read has to be computed, as its residual stream is not stored.
         limit = min((min(read.rows) for read in forward.reads if read.rows), default=len(forward.tokens) - 1)
         num_rows = self._num_common(forward, limit)
         if num_rows < MIN_ROWS:
@@ -43,6 +41,7 @@ class SharedPrefix:
         num_rows = len(forward.tokens)
         if num_filled or cache.lengths[sequence] or num_rows < MIN_ROWS or not is_causal(forward.attention):
             return
+        # One prompt is kept: a task has one few-shot text, and a second copy would take of the batch's memory.
         self._tokens, self._positions = list(forward.tokens), list(forward.positions)
         self._keys = cache.keys[:, sequence, :, :num_rows].clone()
         self._values = cache.values[:, sequence, :, :num_rows].clone()

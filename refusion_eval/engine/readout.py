@@ -18,7 +18,7 @@ from refusion_eval.engine.features import ScoringAttend, hidden_with_reuse
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import PLAIN, Confidence, Forward, Read, Readout
+from refusion_eval.types import PLAIN, Confidence, FeatureReuse, Forward, Read, Readout
 
 # Logits of at most this many entries are held at once (256 MiB in float32); further rows are read chunk by chunk.
 MAX_LOGITS = 1 << 26
@@ -33,7 +33,13 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 def hidden_of(model: Transformer, cache: KVCache, forwards: Sequence[Forward], backend: Backend) -> Tensor:
     """The residual stream of all rows of some forwards before the final norm, in their order, [T, C]."""
-    packed = [sequence for sequence, forward in enumerate(forwards) if forward.reuse is None]
+    # Forwards that reuse features compute other rows in each layer, so they cannot be packed with others.
+    reuse = {
+        sequence: forward.approximation
+        for sequence, forward in enumerate(forwards)
+        if isinstance(forward.approximation, FeatureReuse)
+    }
+    packed = [sequence for sequence in range(len(forwards)) if sequence not in reuse]
     if len(packed) == len(forwards):
         return _packed(model, cache, forwards, packed, backend)
     parts: dict[int, Tensor] = {}
@@ -41,9 +47,8 @@ def hidden_of(model: Transformer, cache: KVCache, forwards: Sequence[Forward], b
         together_TC = _packed(model, cache, forwards, packed, backend)
         widths = [len(forwards[sequence].tokens) for sequence in packed]
         parts.update(zip(packed, together_TC.split(widths), strict=True))
-    for sequence, forward in enumerate(forwards):
-        if forward.reuse is not None:
-            parts[sequence] = hidden_with_reuse(model, cache, sequence, forward, forward.reuse)
+    for sequence, how in reuse.items():
+        parts[sequence] = hidden_with_reuse(model, cache, sequence, forwards[sequence], how)
     return torch.cat([parts[sequence] for sequence in range(len(forwards))])
 
 
@@ -51,19 +56,20 @@ def _packed(
     model: Transformer, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int], backend: Backend
 ) -> Tensor:
     """One model call for the forwards of some sequences of a batch."""
-    chosen = [forwards[sequence] for sequence in sequences]
-    tokens = [token for forward in chosen for token in forward.tokens]
-    positions = [position for forward in chosen for position in forward.positions]
+    together = [forwards[sequence] for sequence in sequences]
+    tokens = [token for forward in together for token in forward.tokens]
+    positions = [position for forward in together for position in forward.positions]
     tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(model.device)
-    attentions = [forward.attention for forward in chosen]
-    if backend == "native" and all(forward.scores is None for forward in chosen):
+    attentions = [forward.attention for forward in together]
+    is_scored = any(forward.approximation is not None for forward in together)
+    if backend == "native" and not is_scored:
         return model.native.hidden(
             tokens_T, positions_T, max(positions), cache, *masks.sequence_table(cache, attentions, sequences)
         )
     attend = masks.attend_over(cache, attentions, backend, sequences)
-    if all(forward.scores is None for forward in chosen):
+    if not is_scored:
         return model.hidden(tokens_T, positions_T, max(positions), attend)
-    scoring = ScoringAttend(attend, list(zip(sequences, chosen, strict=True)), model.device)
+    scoring = ScoringAttend(attend, list(zip(sequences, together, strict=True)), model.device)
     hidden_TC = model.hidden(tokens_T, positions_T, max(positions), scoring)
     scoring.store(cache)
     return hidden_TC
@@ -158,7 +164,7 @@ class ReadPlan:
 
     @property
     def is_simple(self) -> bool:
-        """Whether all reads are."""
+        """Whether the compiled and the fused readout can answer all reads."""
         return all(options.simple for options, _ in self.groups)
 
     def readouts(self, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype) -> list[Readout]:
@@ -173,7 +179,7 @@ class ReadPlan:
 
 
 def _signed(draw: int) -> int:
-    """A 64-bit key as a signed number: torch has no unsigned ones."""
+    # torch has no unsigned 64-bit numbers; the bits stay the same.
     return draw - (1 << 64) if draw >> 63 else draw
 
 
@@ -185,15 +191,12 @@ def read_out(
     model_dtype: torch.dtype = torch.float32,
     numbers_3N: Tensor | None = None,
 ) -> list[Readout]:
-    """Answers all reads of one forward, those with equal options together.
-
-    Args:
-        head: turns rows of the residual stream into float32 logits.
-    """
+    """Answers all reads of one forward; `head` turns rows of the residual stream into float32 logits."""
     if numbers_3N is None:
         numbers_3N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
     columns = []
     for options, group in plan.groups:
+        # By chunks: a plan of many rows times a vocabulary of 150,000 would take gigabytes at once.
         for start in range(group.start, group.stop, chunk := max(1, MAX_LOGITS // vocab_size)):
             part = slice(start, min(start + chunk, group.stop))
             rows_N, given_N, draws_N = numbers_3N[:, part]
@@ -213,12 +216,12 @@ def read_native(plan: ReadPlan, hidden_TC: Tensor, model: Transformer) -> list[R
 
 
 def fetch(table: Tensor) -> npt.NDArray[np.floating[Any]]:
-    """Copies statistics to the host, when all work before it is done: the only wait of a forward."""
+    """Copies statistics to the host: the only wait of a forward."""
     return table.cpu().numpy()
 
 
 def _rows(hidden_TC: Tensor, rows: npt.NDArray[np.int64], rows_N: Tensor) -> Tensor:
-    """Selects rows, which the host and the device know; a run of neighbours, the usual case, is a view."""
+    # The host knows the rows too: a run of neighbours, the usual case, is a view instead of a copy.
     first, last = rows[0], rows[-1]
     if np.array_equal(rows, np.arange(first, last + 1)):
         return hidden_TC[first : last + 1]
@@ -237,10 +240,8 @@ def statistics_of(plan: ReadPlan, logits_WV: Tensor, numbers_3N: Tensor) -> Tens
 def _statistics(
     logits_NV: Tensor, options: _ReadOptions, given_ids_N: Tensor, draws_N: Tensor, model_dtype: torch.dtype
 ) -> Tensor:
-    """Chosen token, its probability, and the requested statistics: [5, N], in the order of `_readout`.
-
-    Token ids below 2**24 are exact in float32.
-    """
+    """Chosen token, its probability, and the requested statistics: [5, N], in the order of `_readout`."""
+    # One table of one dtype, so that one copy brings all to the host; token ids below 2**24 are exact in float32.
     if options.exclude:
         logits_NV = _without(logits_NV, options.exclude)
     if options.confidence != PLAIN or options.truncated:
@@ -248,6 +249,7 @@ def _statistics(
     log_normaliser_N = logits_NV.logsumexp(dim=-1)
     tokens_N, chosen_logit_N = _choose(logits_NV, options, draws_N)
 
+    # exp(logit - logsumexp) for the rows' own tokens alone: no softmax over the whole vocabulary is written.
     probs_N = _probability(chosen_logit_N, log_normaliser_N)
     given_N = entropy_N = margin_N = probs_N
     if options.given:
@@ -270,6 +272,7 @@ def _shaped_statistics(
     if confidence.exclude:
         shaped_NV = _without(shaped_NV, confidence.exclude)
     probs_NV = _truncate(shaped_NV / confidence.temperature, options).softmax(dim=-1)
+    # In a short dtype several probabilities tie where logits differ, and the releases take the first of them.
     if confidence.choose and options.temperature == 0:
         tokens_N = (_without(probs_NV, options.suppress) if options.suppress else probs_NV).argmax(dim=-1)
     elif options.temperature > 0 and options.truncated:
@@ -293,6 +296,7 @@ def _choose(logits_NV: Tensor, options: _ReadOptions, draws_N: Tensor) -> tuple[
     if options.temperature == 0:
         chosen_logit_N, tokens_N = choosable_NV.max(dim=-1)
         return tokens_N, chosen_logit_N
+    # The largest sum of logit and Gumbel noise is a sample of the softmax, and needs no normaliser.
     noise_NV = gumbel_noise(draws_N, logits_NV.shape[1])
     tokens_N = (choosable_NV.double() / options.temperature + noise_NV).argmax(dim=-1)
     return tokens_N, logits_NV.gather(1, tokens_N[:, None])[:, 0]
@@ -304,7 +308,7 @@ def _without(values_NV: Tensor, ids: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _kept_ids(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    """Ids on the device; they are the same in every forward of a decoding."""
+    # The same in every forward of a decoding, and each copy to the device takes some microseconds.
     return torch.tensor(ids, device=device)
 
 
@@ -331,7 +335,7 @@ def _entropy(probs_NV: Tensor) -> Tensor:
 
 
 def _probability(logit_N: Tensor, log_normaliser_N: Tensor) -> Tensor:
-    """Softmax probability, clamped because rounding could exceed 1."""
+    # Rounding could exceed 1.
     return (logit_N - log_normaliser_N).exp().clamp(max=1)
 
 
@@ -350,11 +354,9 @@ def _readout(read: Read, table: npt.NDArray[np.floating[Any]], model_dtype: torc
 
 
 def gumbel_noise(draws_N: Tensor, vocab_size: int) -> Tensor:
-    """Gumbel noise for every (draw key, token id), float64, [N, V]; the largest sum of logit and noise is a sample.
-
-    A counter-based generator (splitmix64 seeded with the draw key, token id as counter) in integer arithmetic: the same
-    bits on every device and in every batch.
-    """
+    """Gumbel noise for every (draw key, token id), float64, [N, V]."""
+    # A counter-based generator (splitmix64 seeded with the draw key, token id as counter) in integer arithmetic: the
+    # same bits on every device and in every batch.
     counters_V = torch.arange(1, vocab_size + 1, device=draws_N.device)
     bits_NV = draws_N[:, None] + counters_V * _GOLDEN
     bits_NV = (bits_NV ^ _shift_right(bits_NV, 30)) * _MIX_1
@@ -366,5 +368,5 @@ def gumbel_noise(draws_N: Tensor, vocab_size: int) -> Tensor:
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
-    """Logical right shift; torch's own keeps the sign."""
+    # A logical shift; torch's own keeps the sign.
     return (bits >> count) & ((1 << (64 - count)) - 1)

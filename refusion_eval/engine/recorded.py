@@ -1,4 +1,4 @@
-"""Forwards whose kernels are few, recorded once and replayed: on CUDA as graphs.
+"""Records small forwards once (CUDA graphs) and replays them.
 
 At batch 1 a forward of a large model is a few hundred small kernels, and launching them one by one can take longer than
 reading the weights from memory. A forward is padded to the next of a few widths. Its numbers go to the device in one
@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,12 +49,8 @@ TOLERANCES = {torch.float32: 0.01, torch.bfloat16: 0.5, torch.float16: 0.2}
 CLEAR_MARGIN = 0.5  # between the two largest probabilities: no rounding turns their order round
 
 
-class Record(Protocol):
-    """Records a computation on buffers that stay where they are."""
-
-    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Returns what repeats the computation, on the buffers as they then are."""
-        ...
+# Records a computation on buffers that stay where they are; returns a function that repeats it on their new contents.
+Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class CudaGraphs:
@@ -79,7 +74,7 @@ class CudaGraphs:
 
 
 def recorder(device: torch.device) -> Record:
-    """What records on a device: CUDA graphs; on a CPU nothing, a recording is the computation itself."""
+    """Returns the recorder for a device: CUDA graphs on a GPU, a no-op on a CPU."""
     return CudaGraphs(device) if device.type == "cuda" else lambda compute: compute
 
 
@@ -90,7 +85,7 @@ class RecordedForwards:
         self._model, self._cache, self._record = model, cache, record
         cache.defers_moves = True
         self._staging = Staging(model.device)
-        self._tables = model.rotary_tables(model.config.max_positions)
+        self._tables = model.rotary.grow(model.config.max_positions)
         self._logits = torch.empty(WIDTHS[-1], model.config.vocab_size, dtype=model.dtype, device=model.device)
         self._answers = torch.empty(3 * WIDTHS[-1], device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}
@@ -106,9 +101,7 @@ class RecordedForwards:
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Records the forwards of all widths, unless that is done for the buffer as it is.
-
-        No row of the buffer changes but in the first call, which checks the forwards in the first sequences.
+        """Records the forwards of all widths, unless that is done for the buffer as it is; checks them the first time.
 
         Raises:
             ConfigError: forwards cannot be recorded here, or compute something else than without a recording.
@@ -133,16 +126,14 @@ class RecordedForwards:
         self._checked, self._keys = True, self._cache.keys
 
     def serves(self, forwards: Sequence[Forward], plan: ReadPlan) -> bool:
-        """Whether forwards can be computed here.
-
-        Forwards that score rows, reuse features or are guided cannot, because their work differs each time. A wide
-        forward of one sequence is not, because attention without a pattern suits a long causal text better.
-        """
+        """Whether forwards can be computed here."""
+        # Forwards that score rows, reuse features or are guided cannot: their work differs each time.
         if self._keys is not self._cache.keys or plan.guides:
             return False
-        if any(forward.scores is not None or forward.reuse is not None for forward in forwards):
+        if any(forward.approximation is not None for forward in forwards):
             return False
         width, words = _shape(forwards, plan)
+        # A wide forward of one sequence is not served: attention without a pattern suits a long causal text better.
         return width <= WIDTHS[-1] or (len(forwards) > 1 and self._staging.holds(width, words, 0))
 
     @torch.inference_mode()
@@ -151,7 +142,7 @@ class RecordedForwards:
         width, words = _shape(forwards, plan)
         with _on(self._model.device):
             moved_3N = self._cache.moved_rows()
-            if not self._staging.holds(width, words, moved_3N.shape[1]):
+            if not self._staging.holds(width, words, moved_3N.shape[1]):  # then two copies instead of one
                 self._cache.move_rows()
                 moved_3N = moved_3N[:, :0]
             self._cache.move_rows(self._staging.send(forwards, lengths, plan, width, words, moved_3N))
@@ -200,15 +191,15 @@ class RecordedForwards:
             for margin in (False, True):
                 reads_here = [replace(read, margin=margin) for read in reads]
                 plans.append(ReadPlan([PackedRead(*pair) for pair in zip(reads_here, firsts, strict=True)]))
-            found = self.read(forwards, plans[0], lengths[: len(forwards)])
+            answers = self.read(forwards, plans[0], lengths[: len(forwards)])
             hidden_TC = hidden_of(model, cache, forwards, "sdpa")
             expected = read_out(plans[1], hidden_TC, model.logits, model.config.vocab_size)
-            _compare(width, found, expected, TOLERANCES[model.dtype])
+            _compare(width, answers, expected, TOLERANCES[model.dtype])
         for sequence in range(num_sequences):
             cache.clear(sequence)
 
     def _forward(self, start: int, num_rows: int) -> Forward:
-        """A forward of some tokens, causal or of two groups, so that both kinds of patterns are checked."""
+        # Causal or of two groups, so that both kinds of patterns are checked.
         positions = range(start, start + num_rows)
         tokens = [position * 7919 % self._model.config.vocab_size for position in positions]
         attention = causal(num_rows) if num_rows % 16 else groups([num_rows // 2] * 2)
@@ -216,15 +207,15 @@ class RecordedForwards:
         return Forward(tokens, positions, attention, (read,))
 
 
-def _compare(width: int, found: Sequence[Readout], expected: Sequence[Readout], tolerance: float) -> None:
+def _compare(width: int, answers: Sequence[Readout], expected: Sequence[Readout], tolerance: float) -> None:
     """Raises ConfigError if the answers to the reads of a forward differ from the expected ones."""
-    difference = max(_difference(*pair) for pair in zip(found, expected, strict=True))
+    difference = max(_difference(*pair) for pair in zip(answers, expected, strict=True))
     num_clear = num_wrong = 0
-    for mine, theirs in zip(found, expected, strict=True):
-        assert theirs.margin is not None
-        clear = theirs.margin > CLEAR_MARGIN
+    for answer, right in zip(answers, expected, strict=True):
+        assert right.margin is not None
+        clear = right.margin > CLEAR_MARGIN
         num_clear += int(clear.sum())
-        num_wrong += int((mine.tokens != theirs.tokens)[clear].sum())
+        num_wrong += int((answer.tokens != right.tokens)[clear].sum())
     if not difference <= tolerance or num_wrong:
         raise ConfigError(
             f"a recorded forward of {width} rows differs from the same forward that is not recorded: {difference:.3g} "
@@ -233,12 +224,12 @@ def _compare(width: int, found: Sequence[Readout], expected: Sequence[Readout], 
         )
 
 
-def _difference(found: Readout, expected: Readout) -> float:
+def _difference(answer: Readout, expected: Readout) -> float:
     """Mean difference of the log-probabilities of given tokens."""
-    assert found.given is not None
+    assert answer.given is not None
     assert expected.given is not None
     smallest = np.finfo(np.float32).tiny
-    logs = [np.log(np.maximum(readout, smallest)) for readout in (found.given, expected.given)]
+    logs = [np.log(np.maximum(readout, smallest)) for readout in (answer.given, expected.given)]
     return float(np.abs(logs[0] - logs[1]).mean())
 
 

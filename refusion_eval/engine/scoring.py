@@ -38,10 +38,10 @@ TokenPair = tuple[Sequence[int], Sequence[int]]
 
 
 class TokenScore(NamedTuple):
-    """Score of one continuation: its log-probability in nats, and whether greedy decoding would give it."""
+    """Score of one continuation."""
 
-    log_prob: float
-    is_greedy: bool
+    log_prob: float  # in nats
+    is_greedy: bool  # whether greedy decoding would give it
 
 
 def score_many(model: Transformer, pairs: Sequence[TokenPair], batch_size: int) -> list[TokenScore]:
@@ -72,15 +72,9 @@ def _score_batch(model: Transformer, pairs: Sequence[TokenPair]) -> list[TokenSc
 
 
 def run_side_by_side(
-    model: Transformer,
-    texts: Sequence[TokenArray],
-    is_causal: bool,
-    positions: Sequence[TokenArray] | None = None,
+    model: Transformer, texts: Sequence[TokenArray], is_causal: bool, positions: Sequence[TokenArray] | None = None
 ) -> tuple[Tensor, list[int]]:
     """Runs whole texts in one forward; no text sees another.
-
-    Args:
-        is_causal: whether a row sees only the rows of its text up to itself, else all of them.
 
     Returns:
         The residual stream of all rows, [T, C], and the row at which each text begins.
@@ -111,16 +105,12 @@ def score_targets(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedReading:
-    """How a masked model is read.
-
-    Attributes:
-        seed: seed of the noise, >= 0. The noise of a pair depends on its tokens and the seed only.
-    """
+    """How a masked model is read."""
 
     mask_id: int
-    shift: int
+    shift: int  # rows between a masked position and the row that predicts it
     num_samples: int
-    seed: int
+    seed: int  # of the noise, >= 0; the noise of a pair depends on its tokens and the seed only
 
 
 class NoisedCopies(NamedTuple):
@@ -131,7 +121,7 @@ class NoisedCopies(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A prefix and a continuation: token ids of both, and where the continuation starts."""
+    """Token ids of a prefix and a continuation, and where the continuation starts."""
 
     tokens: TokenArray
     start: int
@@ -151,12 +141,10 @@ class _Canvas(NamedTuple):
 def estimate_many(
     model: Transformer, pairs: Sequence[TokenPair], batch_size: int, reading: MaskedReading
 ) -> list[TokenScore]:
-    """Estimates the bound for continuations; copies of the same batch share forwards of up to `MAX_ROWS` rows.
-
-    A continuation is greedy if LLaDA's decoding of exactly its length (one block, one token a step, the most confident
-    one, temperature 0) gives it. LLaDA's harness checks the same, but may choose the mask token. Dream's harness never
-    calls a continuation greedy; here Dream is checked like LLaDA, with the rows that it predicts from.
-    """
+    """Estimates the bound for continuations; copies of the same batch share forwards of up to `MAX_ROWS` rows."""
+    # A continuation is greedy if LLaDA's decoding of exactly its length (one block, one token a step, the most
+    # confident one, temperature 0) gives it. LLaDA's harness checks the same, but may choose the mask token. Dream's
+    # harness never calls a continuation greedy; here Dream is checked like LLaDA, with the rows that it predicts from.
     scores: list[TokenScore] = []
     for start in range(0, len(pairs), batch_size):
         texts = [
@@ -169,12 +157,13 @@ def estimate_many(
 
 def noised_copies(length: int, num_samples: int, key: int) -> NoisedCopies:
     """Draws noised copies, or returns all possible ones if there are no more than `num_samples`."""
-    if 2**length - 1 <= num_samples:
+    if 2**length - 1 <= num_samples:  # all subsets, each with its probability 1 / L / C(L, l): no noise
         masked_SL = (np.arange(1, 2**length)[:, None] >> np.arange(length)) % 2 == 1
         num_alike = np.array([math.comb(length, size) for size in masked_SL.sum(axis=1).tolist()])
         probabilities = 1 / (length * num_alike)
     else:
         rng = np.random.default_rng(key)
+        # Stratified: the sizes lie evenly from a random offset, which keeps the mean and lowers the variance.
         spread = rng.integers(length) + np.arange(num_samples) * length // num_samples
         permuted = rng.random((num_samples, length)).argsort(axis=1)
         masked_SL, counts = np.unique(permuted <= spread[:, None] % length, axis=0, return_counts=True)
@@ -210,10 +199,8 @@ def _bounds(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) 
 
 
 def _are_greedy(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) -> list[bool]:
-    """Whether greedy decoding gives each continuation; decoding stops at the first token that differs.
-
-    Until then every decoded token equals that of the continuation, so the masked positions determine a canvas.
-    """
+    """Whether greedy decoding gives each continuation; decoding stops at the first token that differs."""
+    # Until then every decoded token equals that of the continuation, so the masked positions determine a canvas.
     are_greedy = [True] * len(texts)
     canvases = [_Canvas(index, np.arange(text.start, len(text.tokens))) for index, text in enumerate(texts)]
     while canvases:
@@ -226,12 +213,12 @@ def _are_greedy(model: Transformer, texts: Sequence[_Text], reading: MaskedReadi
             ]
             readouts = read_out(ReadPlan(reads), hidden_TC, model.logits, model.config.vocab_size)
             for canvas, readout in zip(pack, readouts, strict=True):
-                chosen = int(readout.probs.argmax())
-                position = canvas.masked[chosen]
-                if readout.tokens[chosen] != texts[canvas.text].tokens[position]:
+                best = int(readout.probs.argmax())
+                position = canvas.masked[best]
+                if readout.tokens[best] != texts[canvas.text].tokens[position]:
                     are_greedy[canvas.text] = False
                 elif len(canvas.masked) > 1:
-                    unfinished.append(_Canvas(canvas.text, np.delete(canvas.masked, chosen)))
+                    unfinished.append(_Canvas(canvas.text, np.delete(canvas.masked, best)))
         canvases = unfinished
     return are_greedy
 

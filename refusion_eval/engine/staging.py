@@ -23,11 +23,10 @@ SIZE = 1 << 21  # 64-bit numbers on the device and in pinned memory, 16 MiB each
 
 
 class Staging:
-    """A buffer on the host and one on the device, for the numbers of one forward of one or more sequences.
+    """A buffer on the host and one on the device, for the numbers of one forward of one or more sequences."""
 
-    They are, one after another: ten numbers a row (`columns`), the bits of the pattern (`bits`), and the rows of the KV
-    buffer that are moved before the forward, [3, N].
-    """
+    # One after another: ten numbers a row (`columns`), the bits of the pattern (`bits`), and the rows of the KV buffer
+    # that are moved before the forward, [3, N].
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.zeros(SIZE, dtype=torch.int64, device=device)
@@ -63,7 +62,7 @@ class Staging:
         num_reads = len(plan.suppressed)
         columns = self._numbers[: NUM_COLUMNS * width].reshape(NUM_COLUMNS, width)
         columns[:] = 0
-        columns[2] = -1
+        columns[2] = -1  # padding belongs to no sequence
         columns[6:9, :num_reads] = plan.numbers
         columns[9, :num_reads] = plan.suppressed
         start = columns.size + width * num_words
@@ -71,10 +70,10 @@ class Staging:
         row = 0
         for sequence, (forward, length) in enumerate(zip(forwards, lengths, strict=True)):
             num_rows = len(forward.tokens)
-            of_forward = columns[:, row : row + num_rows]
-            of_forward[:2] = forward.tokens, forward.positions
-            of_forward[2:5] = [[sequence], [length], [num_rows]]
-            of_forward[5] = range(num_rows)
+            here = columns[:, row : row + num_rows]
+            here[:2] = forward.tokens, forward.positions
+            here[2:5] = [[sequence], [length], [num_rows]]
+            here[5] = range(num_rows)
             bits_WB[row : row + num_rows] = _bits(forward.attention, num_words)
             row += num_rows
         end = start + moved_3N.size
@@ -92,5 +91,5 @@ def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray]:
 
 @lru_cache(maxsize=256)
 def _bits(attention: Attention, num_words: int) -> IntArray:
-    """The packed pattern of a forward; patterns recur from forward to forward."""
+    # Patterns recur from forward to forward.
     return pack_pattern(visible(attention), num_words)

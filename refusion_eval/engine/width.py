@@ -1,4 +1,4 @@
-"""What forwards cost on this device: their time by width, the bytes that they read, and the memory for their cache."""
+"""The cost of forwards on this device: their time by width, the bytes that they read, and memory for their cache."""
 
 import math
 import statistics
@@ -64,15 +64,13 @@ def time_forwards(
     max_seconds: float = MAX_SECONDS,
     recorded: RecordedForwards | None = None,
 ) -> dict[int, list[float]]:
-    """Times causal forwards after some committed rows, output head included, with the widths interleaved in rounds.
+    """Times causal forwards after some committed rows, output head included; returns width -> seconds of each forward.
 
     Args:
         context: committed rows in the first round, one more in each further one: in a decoding no length comes twice.
         max_seconds: once spent, rounds stop and wider forwards are left out; the first two widths are always timed.
-
-    Returns:
-        Width -> seconds of each timed forward.
     """
+    # Widths are interleaved in rounds, so that a change of the clock rate touches all of them.
     if recorded is not None:
         recorded.reserve(context + num_rounds + max(widths))
         recorded.prepare()
@@ -93,12 +91,7 @@ def time_forwards(
 
 
 def _time_forward(
-    model: Transformer,
-    cache: KVCache,
-    attention: Backend,
-    width: int,
-    context: int,
-    recorded: RecordedForwards | None,
+    model: Transformer, cache: KVCache, attention: Backend, width: int, context: int, recorded: RecordedForwards | None
 ) -> float:
     positions = range(context, context + width)
     tokens = [row % model.config.vocab_size for row in range(width)]
@@ -118,16 +111,13 @@ def _time_forward(
 
 
 def fit(curve: dict[int, float]) -> WidthCost:
-    """Fits a hinge to a curve; its numbers are rounded so that noise does not change them.
-
-    Args:
-        curve: width -> seconds; at least two widths.
-    """
+    """Fits a hinge to a curve, width -> seconds, of at least two widths."""
     widths = np.array(sorted(curve), dtype=float)
     seconds = np.array([curve[int(width)] for width in widths])
     free_rows = _last_free(widths, seconds)
     flat = seconds[widths <= max(free_rows, widths[0])].mean()
     extra = np.maximum(widths - free_rows, 0)
+    # Least squares through the end of the flat part, rounded to one digit so that noise does not change it.
     slope = float((extra * (seconds / flat - 1)).sum() / (extra**2).sum()) if extra.any() else 0.0
     return WidthCost(int(free_rows), float(f"{max(slope, 0.0):.1g}"))
 
@@ -146,11 +136,8 @@ def measure(model: Transformer, attention: Backend, recorded: RecordedForwards |
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the weights that every forward reads: all layers and the output head; the embedding is only looked up.
-
-    Args:
-        config: shapes of the checkpoint.
-    """
+    """Bytes of the weights that every forward reads: all layers and the output head."""
+    # Of the embedding only the rows of the tokens are read.
     hidden = config.hidden_size
     attention = 2 * hidden * (config.num_heads + config.num_kv_heads) * config.head_dim
     if config.qkv_bias:
@@ -167,10 +154,8 @@ def cache_bytes_per_row(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Measured bytes per second of a large copy on this device, bytes read plus bytes written; the best of a few.
-
-    The buffers are far larger than any cache, and are freed afterwards. Takes a fraction of a second.
-    """
+    """Measured bytes per second of a large copy on this device, bytes read plus bytes written; the best of a few."""
+    # Far more bytes than any cache holds.
     num_bytes = COPY_BYTES[device.type]
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -185,15 +170,13 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def default_budget(device: torch.device, config: ModelConfig, dtype: torch.dtype) -> int:
-    """Default budget in bytes: the free memory, less a reserve for everything else.
-
-    On CUDA one sequence of the longest text may take of the reserve, as far as the memory goes.
-    """
+    """Default budget in bytes: the free memory, less a reserve for everything else."""
     if device.type != "cuda":
         return int(CPU_SHARE * _available_bytes())
     free, _ = torch.cuda.mem_get_info(device)
     # What torch's allocator keeps of freed tensors is in use for the driver, but free for the next tensors.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    # One sequence of the longest text may take of the reserve, as far as the memory goes: slow is better than refused.
     one_sequence = math.ceil((config.max_positions + 1) * cache_bytes_per_row(config, dtype) / USABLE_SHARE)
     return max(free - CUDA_RESERVE, min(one_sequence, free))
 

@@ -152,11 +152,11 @@ def evaluate(
         ]
         questions = {job.key: (task, item.row) for job, task, item in requests}
         assert session.store is not None
-        session.store.expect(totals)
         with ScoreWriter(session.store, sandbox=sandbox, waits=session.decodes_on_cpu) as scores:
             session.run(
                 [job for job, _, _ in requests],
                 lambda job, sample: scores.judge(*questions[job.key], sample),
+                expected=totals,
                 score_of=scores.running_score,
             )
     return Outcome(run_dir=run_dir, failed=session.failed, unscored=scores.num_unscored)
@@ -192,7 +192,10 @@ def _job(system: System, task: Task, item: Item, version: str) -> Job:
 
 
 class Session:
-    """A system, its runner and its run store; a context manager. Nothing is opened before it is needed."""
+    """What is open during a run of a system: its runner and its run store; a context manager.
+
+    Nothing is opened before it is needed.
+    """
 
     def __init__(
         self,
@@ -304,13 +307,13 @@ class Session:
 
             return RayRunner(self.args, self.system, self._register_process)
         if not _has_launcher():
-            return self.system.decoder
+            return self.system
         from refusion_eval.scaleout.channel import open_channel
         from refusion_eval.scaleout.torchrun import TorchrunRunner
 
         channel = open_channel()
         if channel is None:
-            return self.system.decoder
+            return self.system
         if channel.info.rank > 0:
             raise ScaleOutError(
                 f"process {channel.info.rank} of a launcher decodes for process 0 and drives no run of its own; call "
@@ -333,6 +336,7 @@ class Session:
         jobs: Sequence[Job],
         on_sample: Callable[[Job, Sample], None],
         *,
+        expected: Mapping[str, int] | None = None,
         check_all: bool = False,
         score_of: Callable[[str], RunningScore] | None = None,
     ) -> None:
@@ -343,6 +347,8 @@ class Session:
         Args:
             on_sample: called with each job and its record: with recorded ones first, then as decoding ends. A record
                 is in the run store before that.
+            expected: samples of each task that the run is to have, those of later turns included. By default these are
+                the jobs.
             check_all: refuse the whole run if one prompt cannot be decoded, instead of recording a failure.
 
         Raises:
@@ -352,7 +358,7 @@ class Session:
         totals = Counter(job.key.task for job in jobs)
         store = self.store
         if store:
-            store.expect(totals)
+            store.expect(totals if expected is None else expected)
         interruption = Interruption(lambda: resume_hint(self.args.run_dir), finish_first=True)
         display = ProgressDisplay(self.args.system_name, dict(totals), score_of=score_of)
         with interruption, display as progress:

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from refusion_eval.benchmarks import find_task
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.evaluation.loop import evaluate, run_worker_or_return
 from refusion_eval.runs.manifest import build_manifest
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System
-from refusion_eval.store.records import PASSED, SampleKey, acting, differences
+from refusion_eval.store.records import PASSED, SampleKey, differences, restricted_to_tasks
 from refusion_eval.store.run_reader import Run, RunReader
 
 _SHOWN = 10  # items of each kind of difference that are named
@@ -69,8 +70,11 @@ def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
     given = {name: value for name, value in changes.items() if value is not None}
     # The dtype and revision that were chosen then are fixed now: other ones would be another run.
     chosen = {"dtype": run.manifest.dtype, "revision": run.manifest.checkpoint_revision or None}
-    before = {"fuse_by_default": True}  # versions that do not record it fused
-    return parse_model_args({**before, **recorded, **{name: value for name, value in chosen.items() if value}, **given})
+    # An option of versions before 1.0, which 1.0.0 recorded with its default.
+    if recorded.get("fuse_by_default"):
+        raise ConfigError(f"{run.run_id} fused forwards by default; run its command again with --set fuse=true")
+    kept = {name: value for name, value in recorded.items() if name != "fuse_by_default"}
+    return parse_model_args({**kept, **{name: value for name, value in chosen.items() if value}, **given})
 
 
 def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: str = "auto") -> Repetition:
@@ -98,9 +102,10 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
     model_cache = ModelCache()
     now = build_manifest(System(args, model_cache), run.manifest.tasks)
     # Another version of the package is reported, not refused.
-    then, today = (
-        {**acting(manifest.fingerprint(), run.expected), "package_version": ""} for manifest in (run.manifest, now)
-    )
+    known_tasks = {name: find_task(name) for name in run.expected}
+    with_benchmarks = [(name, task.benchmark.name if task else name) for name, task in known_tasks.items()]
+    facts = (restricted_to_tasks(manifest.fingerprint(), with_benchmarks) for manifest in (run.manifest, now))
+    then, today = ({**fingerprint, "package_version": ""} for fingerprint in facts)
     if changed := differences(then, today):
         raise StoreError(f"{run.run_id} cannot be made again here: {'; '.join(changed)}")
     recorded = _samples(run_dir)  # before decoding, because a damaged record must not be found after hours

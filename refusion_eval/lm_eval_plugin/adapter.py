@@ -28,7 +28,7 @@ from refusion_eval.lm_eval_plugin.evaluation import Evaluation, observe, own_tas
 from refusion_eval.lm_eval_plugin.hooks import SEALING
 from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
 from refusion_eval.runs.job import Job, response
-from refusion_eval.runs.likelihood import LocalScorer, Scorer, fit, scores
+from refusion_eval.runs.likelihood import fit, scores
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay
@@ -292,8 +292,8 @@ class RefusionLM(TemplateLM):
                 "log-likelihoods are not computed on Ray: leave out engine=ray for such tasks, or start the processes "
                 "with torchrun or accelerate launch"
             )
-        system, runner = self.system, self.session.runner
-        scorer = runner if isinstance(runner, Scorer) else LocalScorer(system)
+        system = self.system
+        runner: Any = self.session.runner  # of this process or of its launcher, because Ray is refused above
         longest = api.longest_scored(system.model)
         fitting = [fit(context, continuation, longest) for context, continuation in pairs]
         cached = [self._from_cache(_SCORED, *pair) for pair in fitting]
@@ -304,7 +304,7 @@ class RefusionLM(TemplateLM):
             lambda: f"{name} are kept only where lm-eval has a cache (--use_cache)", finish_first=False
         )
         with interruption, ProgressDisplay(self.args.system_name, {name: len(missing)}) as progress:
-            for number, score in scores(scorer, [fitting[number] for number in missing], system.batch_size):
+            for number, score in scores(runner.score, [fitting[number] for number in missing], system.batch_size):
                 self._to_cache(_SCORED, *fitting[missing[number]], value=tuple(score))
                 yield missing[number], score
                 progress.scored(name)

@@ -19,7 +19,7 @@ from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row
 from refusion_eval.benchmarks.extract.answers import NOTHING
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
-from refusion_eval.scoring.filters import OTHER_FORMS, OWN_RULES, AnswerFilter, Rule, custom_filter, each
+from refusion_eval.scoring.filters import OTHER_FORMS, OWN_RULES, AnswerFilter, Rule, custom_filter, per_text_rule
 
 # What lm-eval's filters return where nothing matches.
 INVALID = ("[invalid]", "[invalidanswer]")
@@ -162,13 +162,13 @@ TASK_FILTERS = (
         name="minerva-box",
         description="the last box as lm-eval reads it from solutions; compared as the math task compares",
         source="lm-eval minerva_math, last_boxed_only_string",
-        rules={"math": each(minerva_box)},
+        rules={"math": per_text_rule(minerva_box)},
     ),
     AnswerFilter(
         name="minerva-statement",
         description='"Final Answer: The final answer is X. I hope it is correct."; compared as the math task compares',
         source="lm-eval minerva_math, get_unnormalized_answer",
-        rules={"math": each(minerva_statement)},
+        rules={"math": per_text_rule(minerva_statement)},
     ),
 )
 

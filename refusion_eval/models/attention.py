@@ -35,11 +35,7 @@ MAX_DENSE = 1 << 18
 def grouped_attention(
     q_THD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, mask_TK: Tensor | None, is_causal: bool
 ) -> Tensor:
-    """Attention of one sequence's queries.
-
-    Returns:
-        Attended values, [T, H, D].
-    """
+    """Attention of one sequence's queries, [T, H, D]."""
     q_GRTD = q_THD.unflatten(1, (keys_GKD.shape[0], -1)).permute(1, 2, 0, 3)
     out_GRTD = _attend(q_GRTD, keys_GKD, values_GKD, mask_TK, is_causal)
     return out_GRTD.permute(2, 0, 1, 3).flatten(1, 2)
@@ -52,6 +48,7 @@ def _attend(q_BRQD: Tensor, keys_BKD: Tensor, values_BKD: Tensor, mask: Tensor |
     if q_BRQD.dtype == torch.float32 and not q_BRQD.is_cuda and num_queries * num_keys <= MAX_DENSE:
         if is_causal:
             mask = _causal_mask(num_queries)
+        # The queries of a group are rows of one product, so that keys are read once for all of them.
         scaled = q_BRQD.reshape(num_groups, -1, head_dim) * head_dim**-0.5
         scores = torch.bmm(scaled, keys_BKD.mT)
         if mask is not None:
@@ -114,13 +111,13 @@ class OneByOne:
 class Padded:
     """Attention for a forward of several sequences, padded to one width: one call, arithmetic on padding.
 
-    Only attention is padded; everything else of a forward runs over the packed rows.
-
     Args:
         cache: holds the sequences at 0 .. len(widths) - 1; room for the rows must have been reserved.
         mask: additive mask for each sequence and key-value head, [S G, 1, Q, K], in which a padding row sees at least
-            one key, so that no row of a softmax is empty; None if every row sees all.
+            one key; None if every row sees all.
     """
+
+    # Only attention is padded; everything else of a forward runs over the packed rows.
 
     def __init__(self, cache: KVCache, widths: Sequence[int], mask: Tensor | None) -> None:
         num_sequences, num_queries = len(widths), max(widths)
@@ -159,11 +156,7 @@ class Padded:
 
 
 class SideBySide:
-    """Attention of whole packed texts: nothing is cached, and no text sees another.
-
-    Args:
-        is_causal: whether a row sees only the rows of its text up to itself, else all of them.
-    """
+    """Attention of whole packed texts: nothing is cached, and no text sees another."""
 
     def __init__(self, widths: Sequence[int], is_causal: bool = True) -> None:
         self._widths, self._is_causal = list(widths), is_causal

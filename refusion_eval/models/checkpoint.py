@@ -36,11 +36,7 @@ class Location:
 
 
 def locate(name: str, revision: str | None) -> Location:
-    """Finds a checkpoint, downloading its small files if it is a hub id.
-
-    Raises:
-        CheckpointError: no such directory; hub id unknown, gated or unreachable; or a revision of a local directory.
-    """
+    """Finds a checkpoint, downloading its small files if it is a hub id; raises CheckpointError."""
     directory = Path(name).expanduser()
     if name and directory.is_dir():
         if revision is not None:
@@ -54,7 +50,7 @@ def locate(name: str, revision: str | None) -> Location:
 
 
 def _refuse_pipes(directory: Path) -> None:
-    """Refuses what would make a library wait for ever that opens it: pipes, sockets and devices among the files."""
+    # A library that opens a pipe, a socket or a device waits for ever.
     for path in directory.iterdir():
         with contextlib.suppress(OSError):  # of a link that leads nowhere
             mode = path.stat().st_mode
@@ -63,11 +59,7 @@ def _refuse_pipes(directory: Path) -> None:
 
 
 def fetch_weights(location: Location) -> None:
-    """Downloads the weights of a hub checkpoint into its directory; does nothing for a local one.
-
-    Raises:
-        CheckpointError: as `locate`.
-    """
+    """Downloads the weights of a hub checkpoint into its directory; does nothing for a local one."""
     if location.revision is not None:
         _download(location.name, location.revision, WEIGHT_FILES)
 
@@ -92,11 +84,7 @@ def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """Facts about a checkpoint beyond its shapes.
-
-    Attributes:
-        shape: entries of config.json by which a local copy is recognised; empty if a copy cannot be recognised.
-    """
+    """Facts about a checkpoint beyond its shapes."""
 
     name: str
     backbone: str
@@ -104,7 +92,7 @@ class Card:
     eos_ids: tuple[int, ...]
     kind: CheckpointKind
     decoders: tuple[str, ...] = ()
-    shape: Mapping[str, int | str] = field(default_factory=dict)
+    shape: Mapping[str, int | str] = field(default_factory=dict)  # entries of config.json that tell a local copy
 
 
 LLADA_EOS = (126081, 126348)  # <|endoftext|>, <|eot_id|>
@@ -244,7 +232,6 @@ def _is_copy(config: Mapping[str, Any], card: Card) -> bool:
 
 
 def _own_decoders(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The decoders that config.json names; empty if it names none."""
     decoders = config.get("decoders", [])
     if not isinstance(decoders, list) or not all(isinstance(decoder, str) and decoder for decoder in decoders):
         raise CheckpointError(f"{path}: decoders is {decoders!r}; it must be a list of decoder names")
@@ -252,7 +239,6 @@ def _own_decoders(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _ids(path: Path, key: str, value: object) -> tuple[int, ...]:
-    """The token ids of an entry: one, a list, or none."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
         raise CheckpointError(f"{path}: {key} is {value!r}; it must be a token id or a list of token ids")

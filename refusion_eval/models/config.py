@@ -53,18 +53,14 @@ class ConfigKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family.
-
-    Attributes:
-        must_be: entries of config.json that must be present with this value, because the default is another one.
-    """
+    """One family."""
 
     qkv_bias: bool = False
     qk_norm: bool = False
     tensors: TensorNames = field(default_factory=TensorNames)
     keys: ConfigKeys = field(default_factory=ConfigKeys)
-    must_be: Mapping[str, object] = field(default_factory=dict)
-    may_be: Mapping[str, tuple[object, ...]]
+    must_be: Mapping[str, object] = field(default_factory=dict)  # must be present, because the default is another value
+    may_be: Mapping[str, tuple[object, ...]]  # the first value is the default
     kind: CheckpointKind | None = None
 
 
@@ -141,9 +137,6 @@ def read_family(directory: Path, model_type: str) -> Family | None:
 
     The file names the family that the architecture is "like", and what differs: `qkv_bias`, `qk_norm`, `kind`, entries
     of `tensors` (`TensorNames`) and `keys` (`ConfigKeys`).
-
-    Raises:
-        CheckpointError: the file names an unknown family, kind or entry.
     """
     path = directory / LAYOUT_FILE
     if not path.is_file():
@@ -168,26 +161,17 @@ def read_family(directory: Path, model_type: str) -> Family | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Rotary scaling of Llama 3.1: low frequencies are divided, high ones kept, those between blended.
-
-    Attributes:
-        low_freq_factor, high_freq_factor: bound the blended range; the frequencies whose wavelength is below
-            original_max_positions / high_freq_factor are kept.
-    """
+    """Rotary scaling of Llama 3.1: low frequencies are divided, high ones kept, those between blended."""
 
     factor: float
     low_freq_factor: float
-    high_freq_factor: float
+    high_freq_factor: float  # wavelengths below original_max_positions / high_freq_factor are kept
     original_max_positions: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shapes and constants that the forward pass needs.
-
-    Attributes:
-        layout: the family, where the checkpoint says it itself; None for `FAMILIES[family]`.
-    """
+    """Shapes and constants that the forward pass needs."""
 
     family: str
     vocab_size: int
@@ -203,7 +187,7 @@ class ModelConfig:
     tied_head: bool
     dtype: str
     rope_scaling: RopeScaling | None = None
-    layout: Family | None = None
+    layout: Family | None = None  # where the checkpoint says it itself; None for `FAMILIES[family]`
 
     @property
     def family_layout(self) -> Family:
@@ -227,11 +211,7 @@ class ModelConfig:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads one JSON object of a checkpoint.
-
-    Raises:
-        CheckpointError: the file is missing or holds no JSON object.
-    """
+    """Reads one JSON object of a checkpoint."""
     try:
         content = parse_json(read_plain(path))
     except FileNotFoundError:
@@ -247,21 +227,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def model_config(directory: Path) -> ModelConfig:
-    """Reads config.json of a checkpoint directory.
-
-    Raises:
-        CheckpointError: the file is missing or malformed, or describes a model that the forward pass does not compute.
-    """
+    """Reads config.json of a checkpoint directory; refuses a model that the forward pass does not compute."""
     path = directory / "config.json"
     return parse_model_config(read_json(path), path)
 
 
 def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
-    """Parses the content of a config.json; error messages name `path`.
-
-    Raises:
-        CheckpointError: as `model_config`.
-    """
+    """Parses the content of a config.json; error messages name `path`."""
     name = str(raw.get("model_type"))
     family = read_family(path.parent, name)
     if family is None:
@@ -316,7 +288,8 @@ def _number(path: Path, key: str, value: object) -> float:
 
 
 def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Base and scaling of the rotary frequencies: inside rope_parameters as newer configs write it, or beside it."""
+    """Base and scaling of the rotary frequencies."""
+    # transformers 5 writes all of it inside rope_parameters, version 4 only the scaling (rope_scaling).
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise CheckpointError(f"{path}: rope_parameters (or rope_scaling) is {rope!r}; it must be an object")

@@ -1,10 +1,11 @@
 """The device of a model: how it is chosen, which implementations of attention run on it, and how people read it."""
 
+import contextlib
 import importlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast, get_args
 
@@ -20,11 +21,7 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name, "auto" being CUDA where there is one; prepares torch for a CUDA device.
-
-    Raises:
-        ConfigError: the name is unknown, there is no such device, or this machine has a GPU that torch cannot use.
-    """
+    """The device of a name, "auto" being CUDA where there is one; prepares torch for a CUDA device."""
     if name == "auto":
         if not torch.cuda.is_available() and (gpu := unusable_gpu()):
             raise ConfigError(
@@ -51,19 +48,30 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backend:
-    """The backend of a name; "auto" is the same for every decoder, so that all are timed on the same kernels.
+@contextlib.contextmanager
+def cpu_threads(number: int | None) -> Iterator[None]:
+    """A block in which torch computes with this many threads; None leaves their number as it is.
 
-    On a CPU in float32 "auto" is "native", whose whole forward is compiled (`refusion_eval.models.native`), and "sdpa"
-    elsewhere. Flash-attn is used where it is named only, because it can serve nothing but causal forwards: all of an
-    autoregressive decoder, few of the others.
-
-    Raises:
-        ConfigError: unknown name, or the backend cannot run here.
+    The number belongs to the whole process, where other models and the user's own code compute too, so it is restored.
     """
+    before = torch.get_num_threads()
+    if number is None or number == before:
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backend:
+    """The backend of a name; "auto" is "native" on a CPU in float32 and "sdpa" elsewhere."""
     if name not in ("auto", *BACKENDS):
         raise ConfigError(f"attention={name!r} is unknown; choose auto, {', '.join(BACKENDS)}")
     if name == "auto":
+        # The same for every decoder, so that all are timed on the same kernels: flash-attn serves causal forwards
+        # alone, which are all of an autoregressive decoder and few of the others.
         return "sdpa" if _obstacle("native", dtype, device) else "native"
     backend = cast("Backend", name)
     if obstacle := _obstacle(backend, dtype, device):
@@ -89,11 +97,9 @@ def _obstacle(backend: Backend, dtype: torch.dtype, device: torch.device) -> str
 
 
 def leave_out_cudnn_attention() -> None:
-    """Leaves cuDNN out of the backends of torch's attention: flash, memory-efficient and plain attention remain.
-
-    On compute capability 9 and above torch may prefer cuDNN for bfloat16. cuDNN builds a plan for every new pair of
-    query and key lengths, which takes tens of milliseconds and is never freed; here nearly every forward is a new pair.
-    """
+    """Leaves cuDNN out of the backends of torch's attention: flash, memory-efficient and plain attention remain."""
+    # On compute capability 9 and above torch may prefer cuDNN for bfloat16. It builds a plan for every new pair of
+    # query and key lengths, which takes tens of milliseconds and is never freed; here nearly every forward is one.
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -117,12 +123,10 @@ def device_label(device: torch.device) -> str:
 
 
 def energy_counter(device: torch.device) -> Callable[[], float] | None:
-    """What reads the joules that a GPU has used since its driver was loaded; None where no counter can be read.
-
-    The counter is the device's own (NVML, by UUID; GPUs since Volta have one) and needs the package nvidia-ml-py. It
-    counts the whole GPU, whoever uses it, and advances in steps of some tens of milliseconds: the energy of a short
-    response is rough, the mean of many is not.
-    """
+    """Returns a function that reads the GPU's energy counter (J), or None."""
+    # The counter is the device's own (NVML, by UUID; GPUs since Volta have one) and needs the package nvidia-ml-py. It
+    # counts the whole GPU, whoever uses it, and advances in steps of some tens of milliseconds: the energy of a short
+    # response is rough, the mean of many is not.
     if device.type != "cuda":
         return None
     try:

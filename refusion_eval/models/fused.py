@@ -24,14 +24,12 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from refusion_eval.models import transformer
+from refusion_eval.models import layers
 from refusion_eval.models.attention import grouped_attention
-from refusion_eval.models.transformer import Transformer, linear, rms_norm, rotate
+from refusion_eval.models.layers import linear, rms_norm, rotate
+from refusion_eval.models.transformer import Transformer
 
 BITS = 64  # of a word of a visibility pattern
-MAX_FOLDED = 64  # query rows times query heads of a group that one program of attention holds
-MAX_SPLITS = 16  # programs that share the keys of a query row
-ENOUGH_PROGRAMS = 256  # two for each multiprocessor of the GPUs that this is for: with more, splitting gains nothing
 
 
 def num_words(width: int) -> int:
@@ -57,7 +55,7 @@ def rotate_and_store(
     values_SGKD: Tensor,
     eps: float,
 ) -> Tensor:
-    """Writes the rotated keys and the values of the rows to the KV buffer and returns the rotated queries, [W, H, D].
+    """Writes the rotated keys and the values of the rows to the KV buffer; returns the rotated queries, [W, H, D].
 
     Args:
         qkv_WO: queries, keys and values of the rows, [W, (H + 2G) D].
@@ -71,7 +69,7 @@ def rotate_and_store(
         qk_WPD = rms_norm(qk_WPD, norm_PD, eps)
     cos_W1D, sin_W1D = tables[positions_W].split(1, dim=1)
     rotated_WPD = rotate(qk_WPD, cos_W1D, sin_W1D)
-    is_row_W = places_4W[0] >= 0
+    is_row_W = places_4W[0] >= 0  # padding would overwrite a row that another sequence needs
     sequences_T, committed_T, _, numbers_T = places_4W[:, is_row_W]
     keys_SGKD[sequences_T, :, committed_T + numbers_T] = rotated_WPD[is_row_W, -num_groups:]
     values_SGKD[sequences_T, :, committed_T + numbers_T] = v_WGD[is_row_W]
@@ -81,7 +79,7 @@ def rotate_and_store(
 @custom_op("refusion_eval::swiglu", mutates_args=())
 def swiglu(gate_up_WI: Tensor) -> Tensor:
     """SiLU of the first half of the last axis times its second half, [W, I]."""
-    return transformer.swiglu(gate_up_WI)
+    return layers.swiglu(gate_up_WI)
 
 
 @custom_op("refusion_eval::attend_rows", mutates_args=())
@@ -126,13 +124,6 @@ def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: 
     out_3N.copy_(torch.cat((tokens_N[None].float(), probs_2N)))
 
 
-def num_splits(num_rows: int, num_heads: int, num_groups: int) -> int:
-    """Programs that share the keys of a query row: a power of two, and 1 where there are programs enough without."""
-    blocks = -(-num_rows * (num_heads // num_groups) // MAX_FOLDED)
-    splits = max(1, min(MAX_SPLITS, ENOUGH_PROGRAMS // (blocks * num_groups)))
-    return 1 << (splits.bit_length() - 1)
-
-
 @add_rms_norm.register_fake
 def _(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x_WC), torch.empty_like(x_WC)
@@ -169,8 +160,7 @@ def _(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: Tensor, 
 
 
 def _kernel(name: str) -> Callable[..., Any]:
-    """The kernel of an operation. Triton is imported when it is first used: builds of torch for CPUs have none."""
-
+    # Triton is imported when it is first used: builds of torch for CPUs have none.
     def run(*arguments: Any) -> Any:
         from refusion_eval.models import kernels
 
@@ -192,6 +182,7 @@ for _name, _operation in OPERATIONS.items():
 
 def pack_pattern(pattern_QQ: npt.NDArray[np.bool_], num_words: int) -> npt.NDArray[np.int64]:
     """Packs which rows of a sequence see which into words of 64 bits, lowest bit first, [Q, B]."""
+    # Bits, because the pattern travels to the device with every forward: 32 KiB instead of 256 KiB for 512 rows.
     padded_QJ = np.zeros((len(pattern_QQ), num_words * BITS), dtype=np.bool_)
     padded_QJ[:, : len(pattern_QQ)] = pattern_QQ
     return np.packbits(padded_QJ, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)
@@ -215,6 +206,7 @@ def fused_hidden(
     weights, eps = model.weights, model.config.rms_norm_eps
     x_WC = model.embed(tokens_W)
     normed_WC = rms_norm(x_WC, weights.layers[0].input_norm, eps)
+    # A sum and the norm after it are one kernel, so the norm of the next layer belongs to the end of this one.
     next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
     for layer, next_norm, *cached in zip(weights.layers, next_norms, keys, values, strict=True):
         qkv_WO = linear(normed_WC, layer.qkv, layer.qkv_bias)

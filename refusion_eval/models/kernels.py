@@ -15,12 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from refusion_eval.models.fused import MAX_FOLDED, num_splits
-
 KEYS_A_STEP = {2: 64, 4: 32}  # by bytes of a number: keys that one step of attention reads into shared memory
 NUM_WARPS = {16: 4, 32: 4, 64: 8}  # by rows of a block of attention: with fewer, its sums do not fit in the registers
 VOCABULARY_SPLITS = 32  # programs that share the logits of a row
 NUM_PARTS = 4  # numbers that each of them finds
+MAX_FOLDED = 64  # query rows times query heads of a group that one program of attention holds
+MAX_SPLITS = 16  # programs that share the keys of a query row
+ENOUGH_PROGRAMS = 256  # two for each multiprocessor of the GPUs that this is for: with more, splitting gains nothing
 
 
 @triton.jit
@@ -206,15 +207,7 @@ def join_splits_kernel(parts, log_sums, out, num_places, HEAD: tl.constexpr, BLO
 
 
 @triton.jit
-def read_part_kernel(
-    logits,
-    rows,
-    suppressed,
-    parts,
-    vocab_size,
-    share,
-    BLOCK: tl.constexpr,
-):
+def read_part_kernel(logits, rows, suppressed, parts, vocab_size, share, BLOCK: tl.constexpr):
     """One program for each row and share of the vocabulary.
 
     It stores the largest logit, the sum of exp(logit - largest), the largest logit that is not suppressed, and the
@@ -316,6 +309,13 @@ def swiglu(gate_up_WI: Tensor) -> Tensor:
     return out
 
 
+def num_splits(num_rows: int, num_heads: int, num_groups: int) -> int:
+    """Programs that share the keys of a query row: a power of two, and 1 where there are programs enough without."""
+    blocks = -(-num_rows * (num_heads // num_groups) // MAX_FOLDED)
+    splits = max(1, min(MAX_SPLITS, ENOUGH_PROGRAMS // (blocks * num_groups)))
+    return 1 << (splits.bit_length() - 1)
+
+
 def attend_rows(
     queries_WHD: Tensor, keys_SGKD: Tensor, values_SGKD: Tensor, places_4W: Tensor, bits_WB: Tensor
 ) -> Tensor:
@@ -369,14 +369,7 @@ def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: 
     shape = (num_reads, VOCABULARY_SPLITS, NUM_PARTS)
     parts = torch.empty(shape, dtype=torch.float32, device=logits_WV.device)
     read_part_kernel[(num_reads, VOCABULARY_SPLITS)](
-        logits_WV,
-        rows_N,
-        suppressed_N,
-        parts,
-        vocab_size,
-        share,
-        BLOCK=triton.next_power_of_2(share),
-        num_warps=8,
+        logits_WV, rows_N, suppressed_N, parts, vocab_size, share, BLOCK=triton.next_power_of_2(share), num_warps=8
     )
     read_whole_kernel[(num_reads,)](
         logits_WV, rows_N, given_N, parts, out_3N, vocab_size, num_reads, SPLITS=VOCABULARY_SPLITS, num_warps=1

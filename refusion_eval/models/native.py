@@ -1,14 +1,18 @@
 """A forward on a CPU in float32 as one compiled function, and its readout as another.
 
 At a few rows, torch's forward on a CPU is mostly the launching of operations. Here numba compiles everything between
-the matrix products into loops. The products are calls of the BLAS in torch's own library (MKL's), or
-`refusion_eval.models.tiles` for a bfloat16 matrix. Without that BLAS torch's forward is used, the oracle in tests.
+the matrix products into loops. The products are calls of the BLAS in torch's own library (MKL's). Without that BLAS
+torch's forward is used, the oracle in tests.
+
+Compiling takes seconds. numba keeps the machine code in `__pycache__` (or NUMBA_CACHE_DIR) for every later process, so
+`compile_forwards` is called while an environment is set up; without that call the first forward compiles.
 
 Shapes: T packed rows, C residual width, H query heads, G key-value heads, P = H + G rotated heads, D head width,
 O = (H + 2G) D, I width of the MLP, V vocabulary, L layers, S sequences, K rows of the KV buffer, N rows read.
 """
 
 import ctypes
+import logging
 import math
 from functools import cache
 from pathlib import Path
@@ -19,23 +23,27 @@ import numpy.typing as npt
 import torch
 from llvmlite import binding, ir
 from numba import types
+from numba.core import event
 from numba.extending import intrinsic
 from torch import Tensor
 
-from refusion_eval.models import tiles
 from refusion_eval.models.attention import CAUSAL, PATTERN
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.transformer import Transformer
+from refusion_eval.models.config import ModelConfig
+from refusion_eval.models.layers import RotaryTable, Weights
 
 MAX_QUERIES = 64  # rows of a sequence whose scores are held at once
 MAX_READ = 64  # rows whose logits are held at once
 
 Integers = npt.NDArray[np.int64]
 
+log = logging.getLogger(__name__)
+
 _F32 = np.float32
+_SET, _ADD = np.float32(0), np.float32(1)  # what a product does to the matrix that it is written to
 # `cblas_sgemm_compute` takes layout, how to read each factor, three sizes, then address and step of each matrix.
-# TRANSPOSED is a matrix of weights whose last axis is dense, AS_IS one whose first axis is, BFLOAT16 one for `tiles`.
-BY_ROWS, AS_IS, TRANSPOSED, BFLOAT16 = 101, 111, 112, 0
+# TRANSPOSED is a matrix of weights whose last axis is dense, AS_IS one whose first axis is.
+BY_ROWS, AS_IS, TRANSPOSED = 101, 111, 112
 _SGEMM = "refusion_eval_sgemm"
 _MATRIX = (types.uintp, types.int32)
 _sgemm = types.ExternalFunction(_SGEMM, types.void(*[types.int32] * 6, *_MATRIX, *_MATRIX, types.float32, *_MATRIX))
@@ -71,7 +79,8 @@ def _power_of_two(context, exponent):
 
 @intrinsic
 def _larger(context, first, second):
-    """The larger of two float32, in a form that the compiler turns into vectors; a NaN is passed over."""
+    """The larger of two float32; a NaN is passed over."""
+    # Python's max compiles to a branch, which the compiler does not turn into vector instructions.
 
     def generate(context, builder, signature, arguments):
         kind = ir.FloatType()
@@ -99,10 +108,9 @@ def _exp(x):
 
 @_compile
 def _product(left, num_rows, left_step, matrix, layout, num_columns, inner, add, out, out_step):
-    """`out = left @ matrix.T + add * out`, all three in float32 and given by address.
+    """`out = left @ matrix.T + add * out`, all three given by address; the matrix has no gaps.
 
-    The shapes are [num_rows, inner], [num_columns, inner] and [num_rows, num_columns]. A row of `left` begins every
-    `left_step` entries, and one of `out` every `out_step`. The matrix has no gaps.
+    The shapes are [num_rows, inner], [num_columns, inner] and [num_rows, num_columns]; steps are entries a row.
     """
     step = inner if layout == TRANSPOSED else num_columns
     _sgemm(BY_ROWS, AS_IS, layout, num_rows, num_columns, inner, left, left_step, matrix, step, add, out, out_step)
@@ -112,10 +120,7 @@ def _product(left, num_rows, left_step, matrix, layout, num_columns, inner, add,
 def _multiply(left_TI, place, add, out_TO):
     """`out = left @ matrix.T + add * out` for a matrix of weights, given by its address and layout; `add` is 0 or 1."""
     (num_rows, inner), size, (matrix, layout) = left_TI.shape, out_TO.shape[1], place
-    if layout == BFLOAT16:
-        tiles.multiply(left_TI, matrix, add == 1, out_TO)
-    else:
-        _product(left_TI.ctypes.data, num_rows, inner, matrix, layout, size, inner, add, out_TO.ctypes.data, size)
+    _product(left_TI.ctypes.data, num_rows, inner, matrix, layout, size, inner, add, out_TO.ctypes.data, size)
 
 
 @_compile
@@ -134,6 +139,7 @@ def _norm(x_TC, weight_C, eps, out_TC):
 @_compile
 def _rotate_and_store(qkv_TO, norm_PD, tables, positions, eps, keys_GKD, values_GKD, start):
     """Rotates queries in place, divided by the root of D, and stores keys and values after `start` committed rows."""
+    # One pass over the row while it is in the cache, where torch makes five.
     num_groups, _, head = keys_GKD.shape
     num_heads = qkv_TO.shape[1] // head - 2 * num_groups
     half = head // 2
@@ -156,8 +162,10 @@ def _rotate_and_store(qkv_TO, norm_PD, tables, positions, eps, keys_GKD, values_
                 target[i] = low * cos[i] + high * sin[i]
                 target[i + half] = high * cos[i + half] + low * sin[i + half]
         for group in range(num_groups):
-            value = row[(num_heads + num_groups + group) * head : (num_heads + num_groups + group + 1) * head]
-            values_GKD[group, start + index] = value
+            # Loops, here and below: numba compiles the assignment of a slice, with its messages, for 3 seconds.
+            value, target = row[(num_heads + num_groups + group) * head :], values_GKD[group, start + index]
+            for i in range(head):
+                target[i] = value[i]
 
 
 @_compile
@@ -200,6 +208,7 @@ def _attend(qkv_TO, width, keys_GKD, values_GKD, start, kind, pattern, scores, o
     """
     num_groups, _, head = keys_GKD.shape
     num_heads = out_TX.shape[1] // head
+    # Blocks of queries keep the scores in the caches of the processor, however long the text is.
     # The heads of a group are neighbours in memory, so for a single row one product serves them all.
     together = num_heads // num_groups if width == 1 else 1
     for begin in range(0, width, MAX_QUERIES):
@@ -257,9 +266,10 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
     scores = np.empty(most, dtype=_F32)
     for layer in range(num_layers):
         _norm(x_TC, norms[layer, 0], eps, normed_TC)
-        if qkv_bias.shape[1]:
-            qkv_TO[:] = qkv_bias[layer]
-        _multiply(normed_TC, matrices[layer, 0], 1 if qkv_bias.shape[1] else 0, qkv_TO)
+        for row in range(num_rows if qkv_bias.shape[1] else 0):
+            for i in range(outputs):
+                qkv_TO[row, i] = qkv_bias[layer, i]
+        _multiply(normed_TC, matrices[layer, 0], _ADD if qkv_bias.shape[1] else _SET, qkv_TO)
         first = 0
         for index in range(len(sequences)):
             sequence, start, count, kind, begin = sequences[index]
@@ -269,11 +279,11 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
             _rotate_and_store(own, qk_norm[layer], tables, positions[first:end], eps, keys_GKD, values_GKD, start)
             _attend(own, count, keys_GKD, values_GKD, start, kind, pattern[begin:], scores, attended_TX[first:end])
             first = end
-        _multiply(attended_TX, matrices[layer, 1], 1, x_TC)
+        _multiply(attended_TX, matrices[layer, 1], _ADD, x_TC)
         _norm(x_TC, norms[layer, 1], eps, normed_TC)
-        _multiply(normed_TC, matrices[layer, 2], 0, gate_up_TI)
+        _multiply(normed_TC, matrices[layer, 2], _SET, gate_up_TI)
         _swiglu(gate_up_TI, inner_TI)
-        _multiply(inner_TI, matrices[layer, 3], 1, x_TC)
+        _multiply(inner_TI, matrices[layer, 3], _ADD, x_TC)
 
 
 @_compile
@@ -293,7 +303,7 @@ def _read(x_TC, reads, suppressed, norm_C, eps, head, size, out):
         for index in range(count):
             row = reads[0, begin + index]
             _norm(x_TC[row : row + 1], norm_C, eps, normed_NC[index : index + 1])
-        _multiply(normed_NC[:count], head, 0, logits_NV[:count])
+        _multiply(normed_NC[:count], head, _SET, logits_NV[:count])
         for index in range(count):
             _read_row(logits_NV[index], reads[1, begin + index], suppressed[begin + index], out[:, begin + index])
 
@@ -317,20 +327,52 @@ def _read_row(logits, given, suppressed, out):
     out[2] = min(np.exp(given_logit - log_sum), _F32(1))
 
 
+def _dense(kind: types.Number, num_axes: int) -> types.Array:
+    return types.Array(kind, num_axes, "C")
+
+
+# The types of every call of `_hidden` and `_read`, in the order of their arguments: each is compiled once.
+_F1, _F2, _F3, _F5 = (_dense(types.float32, num_axes) for num_axes in (1, 2, 3, 5))
+_I1, _I2, _I3 = (_dense(types.int64, num_axes) for num_axes in (1, 2, 3))
+_SIZES, _PATTERN = types.UniTuple(types.int64, 2), _dense(types.boolean, 1)
+_HIDDEN_TYPES = (_F2, _I1, _F3, _I3, _F3, _F2, _F3, types.float32, _SIZES, _F5, _F5, _I2, _PATTERN)
+_READ_TYPES = (_F2, _I2, _I1, _F1, types.float32, _I1, types.int64, _F2)
+
+
+class _Announcement(event.Listener):
+    """Says once that something is compiled, which happens where no compiled code is stored yet."""
+
+    is_said = False
+
+    def on_start(self, event: event.Event) -> None:
+        if not self.is_said:
+            log.info("compiling the forward for this processor; this happens once and takes some seconds")
+        self.is_said = True
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
+def compile_forwards() -> None:
+    """Compiles the forward and its readout, or loads the code that a former process compiled."""
+    if obstacle() is None:
+        with event.install_listener("numba:compile", _Announcement()):
+            _hidden.compile(_HIDDEN_TYPES)
+            _read.compile(_READ_TYPES)
+
+
 class NativeForward:
-    """The compiled forwards of one model.
+    """The compiled forwards of one model, whose weights are float32 on a CPU."""
 
-    Args:
-        model: a transformer that computes in float32 on a CPU.
-    """
-
-    def __init__(self, model: Transformer) -> None:
-        self._model = model
-        config, layers = model.config, model.weights.layers
+    def __init__(self, config: ModelConfig, weights: Weights, rotary: RotaryTable) -> None:
+        compile_forwards()
+        layers = weights.layers
+        self._embedding, self._rotary = weights.embedding, rotary
+        self._final_norm, self._vocab_size = weights.final_norm.numpy(), config.vocab_size
         matrices = [_place(matrix) for layer in layers for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         biases = [layer.qkv_bias for layer in layers if layer.qkv_bias is not None]
         scales = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
-        self._head = np.array(_place(model.weights.head), dtype=np.intp)
+        self._head = np.array(_place(weights.head), dtype=np.intp)
         self._eps = np.float32(config.rms_norm_eps)
         self._weights = (
             np.array(matrices, dtype=np.intp).reshape(-1, 4, 2),
@@ -356,8 +398,8 @@ class NativeForward:
             sequences: of each sequence its index in the buffers, its committed rows, its rows, the kind of its pattern
                 (`refusion_eval.models.attention`), and where that begins in `pattern`, [S, 5].
         """
-        x_TC = self._model.embed(tokens_T)
-        tables = self._model.rotary_tables(last_position + 1).numpy()
+        x_TC = torch.nn.functional.embedding(tokens_T, self._embedding)
+        tables = self._rotary.grow(last_position + 1).numpy()
         buffers = (cache.keys.numpy(), cache.values.numpy())
         _hidden(x_TC.numpy(), positions_T.numpy(), tables, *self._weights, *buffers, sequences, pattern)
         return x_TC
@@ -370,8 +412,8 @@ class NativeForward:
             suppressed: an id for each that may not be chosen, -1 for none, [N].
         """
         answers_3N = np.empty((3, reads.shape[1]), dtype=np.float32)
-        norm_C, size = self._model.weights.final_norm.numpy(), self._model.config.vocab_size
-        _read(x_TC.numpy(), reads, suppressed, norm_C, self._eps, self._head, size, answers_3N)
+        head, size = self._head, self._vocab_size
+        _read(x_TC.numpy(), reads, suppressed, self._final_norm, self._eps, head, size, answers_3N)
         return answers_3N
 
 
@@ -379,4 +421,4 @@ def _place(matrix: Tensor) -> tuple[int, int]:
     """The address and the layout of a matrix; the model keeps the matrix."""
     layout = AS_IS if matrix.stride(0) == 1 and matrix.shape[0] > 1 else TRANSPOSED
     assert (matrix.t() if layout == AS_IS else matrix).is_contiguous()
-    return matrix.data_ptr(), BFLOAT16 if matrix.dtype == torch.bfloat16 else layout
+    return matrix.data_ptr(), layout

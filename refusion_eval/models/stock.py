@@ -25,12 +25,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def stock_config(directory: Path) -> ModelConfig:
-    """Sizes of a checkpoint of any architecture of transformers, as far as decoding needs them.
-
-    Raises:
-        CheckpointError: transformers does not know the architecture without running code of the checkpoint, or the
-            config lacks a size.
-    """
+    """Sizes of a checkpoint of any architecture of transformers, as far as decoding needs them."""
     try:
         config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
         heads = getattr(config, "num_attention_heads", None) or 1
@@ -68,11 +63,7 @@ class StockModel:
 
     @classmethod
     def open(cls, directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Self:
-        """Loads a checkpoint with its class in transformers, from safetensors and without code of the checkpoint.
-
-        Raises:
-            CheckpointError: transformers has no such class, or cannot load the weights.
-        """
+        """Loads a checkpoint with its class in transformers, from safetensors and without code of the checkpoint."""
         is_masked = is_masked_model(read_json(directory / "config.json"))
         auto: Any = AutoModelForMaskedLM if is_masked else AutoModelForCausalLM
         try:
@@ -83,11 +74,8 @@ class StockModel:
 
     @torch.inference_mode()
     def logits(self, tokens: list[int], positions: list[int], visible_NN: npt.NDArray[np.bool_]) -> Tensor:
-        """Logits of every row of one text, float32, [N, V].
-
-        Raises:
-            ConfigError: the rows are no plain text, and the architecture takes no position ids or no such attention.
-        """
+        """Logits of every row of one text, float32, [N, V]; refuses patterns that the architecture does not take."""
+        # Plain text in any order of rows needs no pattern, which only some architectures take.
         order = np.argsort(positions, kind="stable")
         if self._is_plain(np.asarray(positions)[order], visible_NN[np.ix_(order, order)]):
             logits_NV = self._call([tokens[row] for row in order])
@@ -110,10 +98,7 @@ class StockModel:
         return np.array_equal(positions, np.arange(len(positions))) and np.array_equal(visible_NN, plain_NN)
 
     def _call(
-        self,
-        tokens: list[int],
-        positions: list[int] | None = None,
-        visible_NN: npt.NDArray[np.bool_] | None = None,
+        self, tokens: list[int], positions: list[int] | None = None, visible_NN: npt.NDArray[np.bool_] | None = None
     ) -> Tensor:
         def row(numbers: list[int]) -> Tensor:
             return torch.tensor([numbers], device=self.device)
@@ -123,15 +108,15 @@ class StockModel:
             hidden_NN = torch.from_numpy(~visible_NN).to(self.device)
             lowest = torch.finfo(self.dtype).min
             mask_NN = torch.zeros(hidden_NN.shape, dtype=self.dtype, device=self.device).masked_fill(hidden_NN, lowest)
+            # The smallest number instead of -inf, as transformers builds masks: its softmax has no row of -inf alone.
             options = {"position_ids": row(positions), "attention_mask": mask_NN[None, None]}
         return self._module(input_ids=row(tokens), **options).logits[0].float()
 
     @cached_property
     def _takes_patterns(self) -> bool:
-        """Whether the architecture obeys position ids and an attention pattern.
-
-        Tried on three rows: as plain text in another order of rows, and with rows that see themselves alone.
-        """
+        """Whether the architecture obeys position ids and an attention pattern."""
+        # Tried on three rows, as some classes accept both and ignore them: as plain text in another order of rows, and
+        # with rows that see themselves alone.
         text, order = [0, 1, 2], [2, 0, 1]
         full_NN = np.ones((3, 3), dtype=np.bool_)
         plain_NN = full_NN if self._attention == "all" else np.tril(full_NN)

@@ -17,10 +17,9 @@ from jinja2 import Environment
 from transformers import AutoTokenizer, Qwen2TokenizerFast
 from transformers.utils import logging
 
-from refusion_eval.child import Child
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.config import read_json
-from refusion_eval.untrusted import read_text
+from refusion_eval.untrusted import Child, read_text
 
 # Classes that a checkpoint brings as Python code, and the class of transformers that does the same with its files.
 # AutoTokenizer refuses such a checkpoint, as it does not run the code.
@@ -50,11 +49,7 @@ def _quiet() -> Iterator[None]:
 
 
 class Tokenizer:
-    """A wrapper of the Hugging Face tokenizer with the calls that evaluation needs.
-
-    Raises:
-        CheckpointError: files are missing or malformed, or need code from the checkpoint.
-    """
+    """A wrapper of the Hugging Face tokenizer with the calls that evaluation needs."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -71,13 +66,8 @@ class Tokenizer:
             ) from error
 
     def check_vocabulary(self, num_rows: int) -> None:
-        """Refuses the tokenizer of another model, for whose tokens the embedding has no rows.
-
-        Special tokens may lie beyond the embedding: some checkpoints name a padding token that they never use.
-
-        Raises:
-            CheckpointError: an ordinary token has no row.
-        """
+        """Refuses the tokenizer of another model, for whose tokens the embedding has no rows."""
+        # Special tokens may lie beyond the embedding: some checkpoints name a padding token that they never use.
         added = self.inner.added_tokens_decoder
         beyond = [number for number in self.inner.get_vocab().values() if number >= num_rows and number not in added]
         if beyond:
@@ -88,22 +78,19 @@ class Tokenizer:
             )
 
     def encode(self, text: str, *, plain: bool = False) -> list[int]:
-        """Token ids of a rendered chat, of a part of a text, or of a plain prompt.
-
-        A rendered chat holds its special tokens, so nothing is added to it, neither in front nor at the end: the ids
-        are those of `apply_chat_template(tokenize=True)` of transformers. To a plain prompt the tokenizer adds what it
-        is made to add, unless the text begins with the BOS token already.
-        """
+        """Token ids of a rendered chat, of a part of a text, or of a plain prompt."""
+        # A rendered chat holds its special tokens, so nothing is added to it, neither in front nor at the end: the ids
+        # are those of `apply_chat_template(tokenize=True)` of transformers. To a plain prompt the tokenizer adds what
+        # it is made to add, unless the text begins with the BOS token already.
         bos = self.inner.bos_token
         adds = plain and not (bos and text.startswith(bos))
         return list(self.inner.encode(text, add_special_tokens=adds))
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
-        text: str = self.inner.decode(
-            list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
-        return text
+        # Cleaning would remove spaces before punctuation, which are part of a program.
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self.inner.decode(list(tokens), **options))
 
     @property
     def asks_for_the_time(self) -> bool:
@@ -128,8 +115,7 @@ class Tokenizer:
             now: the moment that the template finds where it asks for the date or the time; None is the present.
 
         Raises:
-            ConfigError: the checkpoint has no chat template, or it cannot be rendered, or it draws at random, or it
-                asks for the time in a way that `now` does not reach.
+            ConfigError: there is no template, it fails, or no prompt could be written twice with it.
         """
         if not self.inner.chat_template:
             raise ConfigError(
@@ -150,11 +136,7 @@ class Tokenizer:
 def render_chat(
     inner: Any, messages: Sequence[Mapping[str, str]], template: str | None = None, **arguments: Any
 ) -> str:
-    """The text of a conversation, as `apply_chat_template` of transformers gives it, within bounds of time and memory.
-
-    Raises:
-        ConfigError: the template fails, or takes more time or memory than any real one.
-    """
+    """The text of a conversation, as `apply_chat_template` of transformers gives it; time and memory are bounded."""
     template = template or inner.get_chat_template()
     question = {"conversations": [messages], "chat_template": template, **inner.special_tokens_map, **arguments}
     child, lock = _renderer()
@@ -163,8 +145,7 @@ def render_chat(
             "error": "it takes more than half a second of processor time, or ends its process"
         }
     if "text" in answer:
-        text: str = answer["text"]
-        return text
+        return str(answer["text"])
     raise ConfigError(
         f"{inner.name_or_path}: the chat template cannot be rendered ({answer['error']}); correct it, or name another "
         "Jinja file, or none, as chat_template"
@@ -173,7 +154,7 @@ def render_chat(
 
 @functools.cache
 def _renderer() -> tuple[Child, threading.Lock]:
-    """The process that renders for all threads of this one: it takes most of a second to start."""
+    # One process for all threads of this one: it takes most of a second to start.
     child = Child(Path(__file__).with_name("template_worker.py"), {"conversations": [], "chat_template": ""})
     atexit.register(child.close)
     return child, threading.Lock()
@@ -181,15 +162,13 @@ def _renderer() -> tuple[Child, threading.Lock]:
 
 def _at(template: str, now: datetime) -> str:
     """The template with the moment written in place of each question for the time."""
+    # Written into the template, because transformers hands no function of a caller to it.
     return _ASKS.sub(lambda asked: json.dumps(now.strftime(ast.literal_eval(asked[1]))), template)
 
 
 @functools.cache
 def _obstacle(template: str, *, is_fixed: bool) -> str:
-    """Why two renderings of a template may differ, even at a moment that is fixed by `_at`; empty if they do not.
-
-    The moment is written into the template because transformers hands no function of a caller to it.
-    """
+    """Why two renderings of a template may differ, even at a moment that is fixed by `_at`; empty if they do not."""
     left = _ASKS.sub('""', template)
     tokens = [(kind, value) for _, kind, value in Environment().lex(left) if kind != "whitespace"]
     names = {value for kind, value in tokens if kind == "name"}
@@ -218,7 +197,7 @@ def _tokenizer_class(directory: Path) -> Any:
 
 
 def _refuse_damaged(directory: Path) -> None:
-    """Names the file that cannot be read, which the libraries do not do."""
+    # Names the file that cannot be read, which the libraries do not do.
     for name in JSON_FILES:
         if (directory / name).is_file():
             read_json(directory / name)

@@ -1,7 +1,4 @@
-"""Reads the safetensors files of a checkpoint, one tensor at a time, and arranges them as weights of a `Transformer`.
-
-There is one arrangement for files and for modules of transformers.
-"""
+"""Reads the safetensors files of a checkpoint, one tensor at a time, and arranges them for a `Transformer`."""
 
 import logging
 import math
@@ -16,7 +13,7 @@ from torch import Tensor
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.models.config import ModelConfig, read_json
-from refusion_eval.models.transformer import LayerWeights, Weights, dense_along_first
+from refusion_eval.models.layers import LayerWeights, Weights, dense_along_first
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +30,6 @@ class CheckpointFiles:
     Files and tensors are chosen as transformers chooses them: one file before an index, of a tensor that is in several
     shards the last, and names with or without the prefix of the base model. What is passed over is said.
 
-    A file is opened again for each tensor. An open file is mapped into memory, and its pages would stay there, in
-    addition to the model that they are copied to, until the file is closed.
-
     Raises:
         CheckpointError: no weights, only pickled weights, a missing shard, or a file that is not safetensors.
     """
@@ -45,7 +39,7 @@ class CheckpointFiles:
         self._shard_of: dict[str, Path] = {}
         doubled = {}
         for path in _shard_paths(directory):
-            for name in _names(path):
+            for name in open_tensors(path).keys():  # noqa: SIM118 - a file, not a mapping
                 if name in self._shard_of:
                     doubled[name] = f"{name} of {path.name}, not of {self._shard_of[name].name}"
                 self._shard_of[name] = path
@@ -57,11 +51,7 @@ class CheckpointFiles:
         self._unread = set(self._shard_of)
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """One tensor, in the dtype of the file.
-
-        Raises:
-            CheckpointError: the tensor is missing, quantised, or has another shape than the config says.
-        """
+        """One tensor, in the dtype of the file; refuses one that is missing, quantised or of another shape."""
         tensor = self.find(name)
         if tensor is None:
             raise CheckpointError(
@@ -85,6 +75,7 @@ class CheckpointFiles:
         """One tensor whatever its shape and dtype, without taking note that it was read; None if it is not there."""
         stored = self._stored(name)
         path = self._shard_of.get(stored)
+        # A file is opened again for each tensor: the pages of an open one would stay in memory beside the model.
         return None if path is None else open_tensors(path).get_tensor(stored)
 
     def pass_over(self, name: str) -> None:
@@ -95,12 +86,6 @@ class CheckpointFiles:
         """The name under which a tensor is saved, which may lack the prefix of the base model, or have it besides."""
         candidates = (name, name.removeprefix(_BASE), f"{_BASE}{name}")
         return next((candidate for candidate in candidates if candidate in self._shard_of), name)
-
-    def is_bfloat16(self, name: str) -> bool:
-        """Whether a tensor is stored in bfloat16; no tensor that is missing is."""
-        stored = self._stored(name)
-        path = self._shard_of.get(stored)
-        return path is not None and open_tensors(path).get_slice(stored).get_dtype() == "BF16"
 
     def place_of(self, name: str) -> str:
         """File and name of a tensor that exists, for messages."""
@@ -133,7 +118,7 @@ def _shard_paths(directory: Path) -> list[Path]:
 
 
 def _shard_name(index_path: Path, value: object) -> str:
-    """A file name of an index. Anything else is refused: an index leads neither out of its folder nor to a pickle."""
+    # An index leads neither out of its folder nor to a pickle.
     if not isinstance(value, str) or Path(value).name != value or not value.endswith(SAFETENSORS):
         raise CheckpointError(
             f"{index_path} names the weight file {value!r}; only {SAFETENSORS} files beside it are read: correct the "
@@ -154,11 +139,7 @@ def no_weights(directory: Path, absent: str) -> CheckpointError:
 
 
 def open_tensors(path: Path) -> safe_open:
-    """Opens a safetensors file, reading its header only.
-
-    Raises:
-        CheckpointError: it is truncated or something else.
-    """
+    """Opens a safetensors file, reading its header only."""
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -167,20 +148,11 @@ def open_tensors(path: Path) -> safe_open:
         ) from error
 
 
-def _names(path: Path) -> list[str]:
-    return list(open_tensors(path).keys())
-
-
 class Stack(Protocol):
-    """Stacks tensors of a checkpoint along their first axis."""
+    """Stacks tensors of a checkpoint (name -> rows) along their first axis."""
 
     def __call__(self, shape: tuple[int, ...], parts: Mapping[str, int], *, matrix: bool = False) -> Tensor:
-        """Returns the stacked tensor.
-
-        Args:
-            shape: shape of the result.
-            matrix: whether rows are multiplied with the result, so that its layout is chosen for speed.
-        """
+        """Returns the stacked tensor; `matrix` says that rows are multiplied with it, so its layout is for speed."""
         ...
 
 
@@ -190,26 +162,16 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     merge: Callable[[str, Tensor], Tensor] | None = None,
-    keep_bfloat16: bool = False,
 ) -> Weights:
-    """Loads a checkpoint, one tensor in memory at a time besides the model itself, and casts it to `dtype`.
-
-    Args:
-        config: shapes of the checkpoint.
-        keep_bfloat16: whether matrices that are bfloat16 in the files stay so where this processor multiplies float32
-            rows with them faster than with a copy; none does that `merge` changes.
-
-    Raises:
-        CheckpointError: as `CheckpointFiles`; or a weight is NaN or infinite.
-    """
+    """Loads a checkpoint, one tensor in memory at a time besides the model itself, and casts it to `dtype`."""
     files = CheckpointFiles(directory)
 
     def stack(shape: tuple[int, ...], parts: Mapping[str, int], *, matrix: bool = False) -> Tensor:
-        short = keep_bfloat16 and merge is None and is_multiplied(shape) and all(map(files.is_bfloat16, parts))
-        if matrix and not short and dense_along_first(math.prod(shape), dtype, device):
+        # Stacked at once into the final tensor, so that the parts never lie beside the whole.
+        if matrix and dense_along_first(math.prod(shape), dtype, device):
             target = torch.empty(shape[::-1], dtype=dtype).t()
         else:
-            target = torch.empty(shape, dtype=torch.bfloat16 if short else dtype, device=device)
+            target = torch.empty(shape, dtype=dtype, device=device)
         start = 0
         for name, num_rows in parts.items():
             tensor = files.read(name, (num_rows, *shape[1:]))
@@ -233,11 +195,10 @@ def load_weights(
 def with_saved_head(config: ModelConfig, find: Callable[[str], Tensor | None], place: str) -> ModelConfig:
     """The config with the embedding and the output head that transformers loads where config.json ties them.
 
-    They are one matrix where the checkpoint has one of them, or both with equal values. Otherwise each is its own.
-
     Args:
         find: returns a tensor of the checkpoint by its name; None if it has no such tensor.
     """
+    # They are one matrix where the checkpoint has one of them, or both with equal values. Otherwise each is its own.
     if not config.tied_head:
         return config
     head = find(head_name(config))
@@ -258,28 +219,13 @@ def with_saved_head(config: ModelConfig, find: Callable[[str], Tensor | None], p
     return replace(config, tied_head=False)
 
 
-def is_multiplied(shape: tuple[int, ...]) -> bool:
-    """Whether a CPU multiplies float32 rows with a bfloat16 matrix of this shape faster than with a float32 copy.
-
-    This takes a processor with AMX, and one thread: `refusion_eval.models.tiles` does not share its work.
-    """
-    from refusion_eval.models import tiles  # numba takes most of a second to import
-
-    fits = len(shape) == 2 and shape[0] >= tiles.COLUMNS and shape[1] % tiles.ENTRIES == 0
-    return fits and tiles.HAS_UNIT and torch.get_num_threads() == 1
-
-
 def head_name(config: ModelConfig) -> str:
     """Name of the output head's tensor in checkpoints of this family."""
     return f"{config.tensors.head}.weight"
 
 
 def arrange_weights(config: ModelConfig, stack: Stack) -> Weights:
-    """Arranges the tensors of a checkpoint of any family as the weights of a `Transformer`.
-
-    Args:
-        config: shapes and family of the checkpoint.
-    """
+    """Arranges the tensors of a checkpoint of any family as the weights of a `Transformer`."""
     names = config.tensors
     width, head_dim, mlp = config.hidden_size, config.head_dim, config.intermediate_size
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
@@ -295,6 +241,7 @@ def arrange_weights(config: ModelConfig, stack: Stack) -> Weights:
         if config.qk_norm:
             q_norm = stack((head_dim,), {f"{prefix}{names.q_norm}.weight": head_dim})
             k_norm = stack((head_dim,), {f"{prefix}{names.k_norm}.weight": head_dim})
+            # One scale for all heads of a kind; a row for each head lets one call norm queries and keys.
             qk_norm = torch.cat((q_norm.expand(num_heads, -1), k_norm.expand(num_kv_heads, -1)))
 
         def matrix(num_columns: int, rows_of: Mapping[str, int]) -> Tensor:
@@ -323,7 +270,7 @@ def arrange_weights(config: ModelConfig, stack: Stack) -> Weights:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether no entry is NaN or infinite; checks the extremes, which needs no copy."""
+    # The extremes are NaN or infinite if any entry is, and finding them needs no copy.
     return tensor.numel() == 0 or all(math.isfinite(extreme) for extreme in torch.aminmax(tensor))
 
 

@@ -76,10 +76,7 @@ def page(index: object, chunks: Mapping[str, str]) -> str:
     """The whole page."""
     # Each of the project's scripts defines one name for the others.
     program = "\n".join(_read(f"js/{name}") for name in SCRIPTS)
-    scripts = [
-        _SOURCE_MAP.sub("", _read(f"vendor/{LIBRARY}")),
-        f'(() => {{\n"use strict";\n{program}\n}})();',
-    ]
+    scripts = [_SOURCE_MAP.sub("", _read(f"vendor/{LIBRARY}")), f'(() => {{\n"use strict";\n{program}\n}})();']
     style = "\n".join(_read(f"css/{name}") for name in STYLES)
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:; "

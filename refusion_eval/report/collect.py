@@ -9,18 +9,22 @@ from typing import Any
 
 from refusion_eval.benchmarks import is_mini, is_sealed
 from refusion_eval.report.assemble import ChunkWriter
-from refusion_eval.report.marks import Mark, limit_of, marks, warnings
+from refusion_eval.report.frames import LOOKS
+from refusion_eval.report.marks import Mark, marks, warnings
 from refusion_eval.report.questions import Questions, Sources
 from refusion_eval.report.replay import Speller
 from refusion_eval.report.sample import body, list_row, rounded
-from refusion_eval.results.figure import MEAN_TASK, METRIC_ORDER, SPEED_METRICS, Figure
-from refusion_eval.results.measured import run_figures, setting_text
-from refusion_eval.store.records import NO_ISOLATION, PASSED, Sample, ScoreRow
-from refusion_eval.store.run_reader import Run, RunReader
+from refusion_eval.results.facts import RunFacts, TaskFacts, read_facts
+from refusion_eval.results.measured import measurements_of, setting_text
+from refusion_eval.results.measurement import MEAN_TASK, METRIC_ORDER, SPEED_METRICS, Measurement
+from refusion_eval.store.records import Sample, ScoreRow
+from refusion_eval.store.run_reader import Run
 from refusion_eval.types import Trace
 
 _GREY = "#7f7f7f"
 _DIGITS = re.compile(r"(\d+)")
+
+Identity = tuple[str, str, str]  # of a task in a run: its name, version and hash of settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,37 +36,12 @@ class ReportData:
 
 
 @dataclass(slots=True)
-class _Task:
-    """One task of one run under one set of settings, while its samples are read.
-
-    `items` holds the hashes of the items that were asked, `num_items` counts those of the whole benchmark.
-    """
-
-    task: str
-    version: str
-    benchmark: str
-    settings: dict[str, str]
-    num_items: int | None
-    num_errors: int = 0
-    num_unscored: int = 0
-    items: set[str] = field(default_factory=set)
-    hardware: set[str] = field(default_factory=set)
-    unisolated: bool = False
-    batched: bool = False
-    marks: Sequence[Mark] = ()
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Part:
-    """One run, while its samples are read: its tasks, the times at which samples were recorded, and all seconds.
-
-    `machines` holds the label of the machine of each process.
-    """
+    """The parts of a run that the page has besides its facts; `created` holds the times of its samples."""
 
     speller: Speller
     machines: Mapping[str, str]
-    tasks: dict[tuple[str, str, str], _Task] = field(default_factory=dict)
+    rows: dict[Identity, list[dict[str, Any]]] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
     seconds: float = 0.0
 
@@ -74,39 +53,35 @@ def collect(
     baseline: str | None = None,
     colours: Mapping[str, str] | None = None,
 ) -> ReportData:
-    """Reads runs, finished or not.
-
-    Raises:
-        StoreError: a directory holds no readable run, or two have the same name.
-    """
-    collector = _Collector(sources, colours or {})
-    figures = run_figures(run_dirs, baseline=baseline, visit=collector.take)
-    runs = [collector.finish(_run_of(run_dir), figures) for run_dir in run_dirs]
-    cells = [{**cell, "run": number} for number, (_, tasks) in enumerate(runs) for cell in tasks]
+    """Reads runs, finished or not. Raises StoreError for a directory without a readable run, or two of one name."""
+    collector = _Collector(sources)
+    facts = [read_facts(run_dir, collector.take) for run_dir in run_dirs]
+    measurements = measurements_of(facts, baseline=baseline)
+    runs, cells = [], []
+    for number, each in enumerate(facts):
+        own = [measurement for measurement in measurements if measurement.run_id == each.run.run_id]
+        cells += [{**cell, "run": number} for cell in collector.cells(each, own)]
+        runs.append(collector.about(each.run) | {"colour": (colours or {}).get(each.run.manifest.decoder, _GREY)})
     metrics = {name for cell in cells for name in cell["metrics"]}
     ordered = [name for name in METRIC_ORDER if name in metrics]
     chunks, questions = collector.chunks()
     index = {
-        "runs": [run for run, _ in runs],
+        "runs": runs,
         "cells": cells,
         "questions": questions,
         "metrics": [*ordered, *sorted(metrics - set(ordered))],
         "speed": list(SPEED_METRICS),
-        "warnings": warnings(cells, [run for run, _ in runs]),
+        "states": {state: look.name for state, look in LOOKS.items()},
+        "warnings": warnings(cells, runs),
     }
     return ReportData(index, chunks)
-
-
-def _run_of(run_dir: str | os.PathLike[str]) -> Run:
-    with RunReader.open(run_dir) as reader:
-        return reader.run
 
 
 class _Collector:
     """Takes the samples of one run after the other into shared chunks."""
 
-    def __init__(self, sources: Sources, colours: Mapping[str, str]) -> None:
-        self._sources, self._colours = sources, colours
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
         self._writer, self._questions = ChunkWriter("c"), Questions(sources)
         self._parts: dict[str, _Part] = {}
 
@@ -122,76 +97,69 @@ class _Collector:
         part.created.add(sample.created)
         part.seconds += sample.seconds
         identity = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
-        if identity not in part.tasks:
-            part.tasks[identity] = self._begin(run, sample)
-        task = part.tasks[identity]
-        failed = sample.error is not None
-        machine = part.machines[sample.process_id]
-        task.num_errors += failed
-        task.num_unscored += not failed and PASSED not in scores
-        task.items.add(sample.key.doc_hash)
-        task.hardware.add(machine)
-        task.unisolated |= any(score.tier == NO_ISOLATION for score in scores.values())
-        task.batched |= sample.batch_size > 1
-        sealed = is_sealed(task.task, task.benchmark)
-        whole = {**body(sample, scores, sealed, part.speller, trace), "machine": machine}
+        if identity not in part.rows:
+            self._writer.flush()  # no chunk holds two tasks: readers mostly go on to another sample of the same one
+        sealed = is_sealed(sample.key.task, sample.benchmark)
+        whole = {**body(sample, scores, sealed, part.speller, trace), "machine": part.machines[sample.process_id]}
         asked, question = self._questions.add(run, sample, sealed)
         places = {"bodies": self._writer.add(whole), "asked": asked, "question": question}
-        task.rows.append(list_row(sample, scores, sealed) | places)
+        part.rows.setdefault(identity, []).append(list_row(sample, scores, sealed) | places)
 
-    def finish(self, run: Run, figures: Sequence[Figure]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The description of a run whose samples were all taken, and its tasks as the index of the page holds them."""
-        part = self._part(run)
-        of_run = [figure for figure in figures if figure.run_id == run.run_id]
-        ordered = [part.tasks[identity] for identity in sorted(part.tasks)]
-        for task in ordered:
-            task.marks = marks(
-                num_asked=len(task.items),
-                num_items=task.num_items,
-                limit=limit_of(run.manifest.command),
-                num_unscored=task.num_unscored,
-                num_errors=task.num_errors,
-                hardware=task.hardware,
-                unisolated=task.unisolated,
-                batched=task.batched,
+    def cells(self, facts: RunFacts, measurements: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
+        """The tasks of a run whose samples were all taken, and the means over them, as in the index of the page."""
+        run, part = facts.run, self._part(facts.run)
+        by_task: dict[tuple, dict[str, Any]] = defaultdict(dict)
+        for one in measurements:
+            by_task[one.task, one.task_version, *sorted(one.settings.items())][one.metric] = _encoded(one)
+        marks_by_task: dict[str, list[Mark]] = {}
+        for task in facts.tasks:
+            num_items = self._sources.num_items(run, task.task, task.benchmark)
+            marks_by_task.setdefault(task.task, []).extend(task_marks := marks(task, num_items))
+            rows = sorted(part.rows[task.identity], key=lambda row: (_natural(row["item_id"]), row["number"]))
+            self._writer.flush()
+            chunk, _ = self._writer.add({name: [row[name] for row in rows] for name in rows[0]})
+            self._writer.flush()
+            settings = {name: setting_text(value) for name, value in task.settings.items()}
+            yield _cell(
+                task=task.task,
+                version=task.task_version,
+                benchmark=task.benchmark,
+                mini=task.mini,
+                sealed=is_sealed(task.task, task.benchmark),
+                settings=settings,
+                hardware=sorted(task.hardware),
+                items=len(task.asked),
+                samples=len(rows),
+                marks=[(mark.label, mark.sentence) for mark in task_marks],
+                metrics=by_task[task.task, task.task_version, *sorted(settings.items())],
+                list=chunk,
             )
-        done = [self._finish(task, metrics) for task, metrics in _with_figures(ordered, of_run)]
-        about = _about(run, part) | {"colour": self._colours.get(run.manifest.decoder, _GREY)}
-        return about, [*done, *_empty(run, ordered), *_means(of_run, ordered)]
+        yield from _empty(run, facts.tasks)
+        yield from _means(measurements, marks_by_task)
+
+    def about(self, run: Run) -> dict[str, Any]:
+        """The description of a run whose samples were all taken."""
+        manifest, part = run.manifest, self._part(run)
+        names = ("system", "backbone", "decoder", "checkpoint", "dtype", "device", "attention", "seed", "warmup")
+        return {
+            "id": run.run_id,
+            **{name: getattr(manifest, name) for name in names},
+            "revision": manifest.checkpoint_revision or manifest.checkpoint_hash,
+            "package": manifest.package_version,
+            "commit": manifest.git_commit,
+            "command": " ".join(manifest.command),
+            "hardware": sorted(set(part.machines.values())),
+            "versions": dict(manifest.versions),
+            "began": min(part.created, default=""),
+            "ended": max(part.created, default=""),
+            "seconds": rounded(part.seconds),
+        }
 
     def _part(self, run: Run) -> _Part:
         if run.run_id not in self._parts:
             machines = {process_id: run.hardware(process_id).label() for process_id in run.processes}
             self._parts[run.run_id] = _Part(Speller(self._sources.spell(run)), machines)
         return self._parts[run.run_id]
-
-    def _begin(self, run: Run, sample: Sample) -> _Task:
-        self._writer.flush()  # no chunk holds two tasks, because readers mostly go on to another sample of the same one
-        name, benchmark = sample.key.task, sample.benchmark
-        settings = {name: setting_text(value) for name, value in sample.settings.items()}
-        num_items = self._sources.num_items(run, name, benchmark)
-        return _Task(name, sample.key.task_version, benchmark, settings, num_items)
-
-    def _finish(self, task: _Task, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """A task as the index of the page holds it; its list, item 2 before item 10, is a chunk of its own."""
-        self._writer.flush()
-        task.rows.sort(key=lambda row: (_natural(row["item_id"]), row["number"]))
-        chunk, _ = self._writer.add({name: [row[name] for row in task.rows] for name in task.rows[0]})
-        self._writer.flush()
-        return _cell(
-            task=task.task,
-            version=task.version,
-            benchmark=task.benchmark,
-            mini=is_mini(task.task),
-            sealed=is_sealed(task.task, task.benchmark),
-            settings=task.settings,
-            hardware=sorted(task.hardware),
-            items=len(task.items),
-            samples=len(task.rows),
-            marks=[(mark.label, mark.sentence) for mark in task.marks],
-            metrics=metrics,
-            list=chunk,
-        )
 
 
 def _natural(item_id: str) -> list[str | int]:
@@ -200,28 +168,15 @@ def _natural(item_id: str) -> list[str | int]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
-def _with_figures(tasks: Sequence[_Task], figures: Sequence[Figure]) -> Iterator[tuple[_Task, dict[str, Any]]]:
-    """Each task with its figures. Two versions of a task under equal settings have theirs in order of version."""
-    by_task: dict[tuple, dict[str, list[Figure]]] = defaultdict(lambda: defaultdict(list))
-    for figure in figures:
-        by_task[figure.task, *sorted(figure.settings.items())][figure.metric].append(figure)
-    seen: dict[tuple, int] = defaultdict(int)
-    for task in tasks:
-        key = (task.task, *sorted(task.settings.items()))
-        number, seen[key] = seen[key], seen[key] + 1
-        versions = by_task[key].items()
-        yield task, {metric: _encoded(own[number]) for metric, own in versions if number < len(own)}
-
-
-def _encoded(figure: Figure) -> dict[str, Any]:
-    """A figure and its interval; NaN is null."""
+def _encoded(measurement: Measurement) -> dict[str, Any]:
+    """A measurement and its interval; NaN is null."""
     return {
-        "value": rounded(figure.value),
-        "low": rounded(figure.ci_low),
-        "high": rounded(figure.ci_high),
-        "unit": figure.unit,
-        "n": figure.n,
-        "note": figure.note,
+        "value": rounded(measurement.value),
+        "low": rounded(measurement.ci_low),
+        "high": rounded(measurement.ci_high),
+        "unit": measurement.unit,
+        "n": measurement.n,
+        "note": measurement.note,
     }
 
 
@@ -245,52 +200,32 @@ def _cell(**known: Any) -> dict[str, Any]:
     return empty | known
 
 
-def _empty(run: Run, done: Sequence[_Task]) -> list[dict[str, Any]]:
+def _empty(run: Run, begun: Sequence[TaskFacts]) -> Iterator[dict[str, Any]]:
     """Tasks that the run was asked for and has no sample of."""
     mark = ("no samples", "The run was stopped before this task began, or has not come to it yet.")
-    begun = {task.task for task in done}
-    return [
-        _cell(task=task, version=str(version), mini=is_mini(task), marks=[mark])
-        for task, version in sorted(run.manifest.tasks.items())
-        if task not in begun
-    ]
+    for task, version in sorted(run.manifest.tasks.items()):
+        if task not in {facts.task for facts in begun}:
+            yield _cell(task=task, version=str(version), mini=is_mini(task), marks=[mark])
 
 
-def _means(figures: Sequence[Figure], tasks: Sequence[_Task]) -> Iterator[dict[str, Any]]:
+def _means(
+    measurements: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[Mark]]
+) -> Iterator[dict[str, Any]]:
     """Means over tasks, without samples but with the marks of the tasks that they are over."""
     for mini in (False, True):
-        own = [figure for figure in figures if figure.is_mean and figure.mini == mini]
+        own = [measurement for measurement in measurements if measurement.is_mean and measurement.mini == mini]
         if not own:
             continue
         sentences: dict[str, list[str]] = {}
-        for task in tasks:
-            for mark in task.marks if is_mini(task.task) == mini else ():
-                sentences.setdefault(mark.kind, []).append(f"{task.task}: {mark.sentence}")
+        for task, task_marks in marks_by_task.items():
+            for mark in task_marks if is_mini(task) == mini else ():
+                sentences.setdefault(mark.kind, []).append(f"{task}: {mark.sentence}")
         yield _cell(
             task=MEAN_TASK,
             mini=mini,
             mean=True,
-            metrics={figure.metric: _encoded(figure) for figure in own},
+            metrics={measurement.metric: _encoded(measurement) for measurement in own},
             items=own[0].n,
             samples=own[0].samples,
             marks=[(kind, " ".join(each)) for kind, each in sentences.items()],
         )
-
-
-def _about(run: Run, part: _Part) -> dict[str, Any]:
-    """What the page says about a run."""
-    manifest = run.manifest
-    names = ("system", "backbone", "decoder", "checkpoint", "dtype", "device", "attention", "seed", "warmup")
-    return {
-        "id": run.run_id,
-        **{name: getattr(manifest, name) for name in names},
-        "revision": manifest.checkpoint_revision or manifest.checkpoint_hash,
-        "package": manifest.package_version,
-        "commit": manifest.git_commit,
-        "command": " ".join(manifest.command),
-        "hardware": sorted({run.hardware(process).label() for process in run.processes}),
-        "versions": dict(manifest.versions),
-        "began": min(part.created, default=""),
-        "ended": max(part.created, default=""),
-        "seconds": rounded(part.seconds),
-    }

@@ -18,15 +18,27 @@ from refusion_eval.untrusted import visible
 
 MASK = "·"
 NEW = "new"
-# What a terminal shows of each state; without styles, words are printed instead.
-STYLES: Mapping[str, str] = {
-    "mask": "bright_black",
-    "planned": "blue underline",
-    "draft": "italic yellow",
-    NEW: "bold reverse",
-    "fixed": "",
-    "rejected": "red strike",
-    "dropped": "bright_black strike",
+
+
+class Look(NamedTuple):
+    """How a state is shown: its name, its style on a terminal, its colours and its line in a picture."""
+
+    name: str
+    terminal: str
+    ink: str
+    ground: str | None = None
+    line: str = ""
+
+
+# The states differ in brightness and in their lines, so that they can be told apart in grey.
+LOOKS: Mapping[str, Look] = {
+    "mask": Look("masked", "bright_black", "#98a4b0"),
+    "planned": Look("planned", "blue underline", "#00558f", None, "box"),
+    "draft": Look("drafted", "italic yellow", "#6b4700", "#fdf1d8", "dotted"),
+    NEW: Look("accepted", "bold reverse", "#ffffff", "#00558f"),
+    "fixed": Look("final", "", "#16202b"),
+    "rejected": Look("rejected", "red strike", "#a33b00", "#fbe6da", "strike"),
+    "dropped": Look("not kept", "bright_black strike", "#98a4b0", None, "strike"),
 }
 REASONS = {"eos": "end of sequence", "length": "length reached", "stop_string": "stop string"}
 
@@ -50,31 +62,30 @@ def frames(replay: Replay, speller: Speller) -> Iterator[Frame]:
     """Every frame of a replay, in order."""
     final = final_pieces(replay, speller)
     canvas = [Position() for _ in range(replay.num_positions)]
-    num_steps, num_fixed = len(replay.steps), 0
+    num_steps = len(replay.steps)
     yield Frame(_runs(canvas, -1, final, speller), "Nothing is decoded yet.", f"step 0/{num_steps}")
     for number, step in enumerate(replay.steps):
         apply(canvas, step, number)
-        num_fixed += _count(step, "fixed")
         num_forwards = step.forward + 1
         detail = f"step {number + 1}/{num_steps}   forward {num_forwards}/{len(replay.forwards)}"
         if 0 <= step.forward < len(replay.forwards):
             kind, rows, cached = replay.forwards[step.forward]
             detail += f" {kind}: {rows} rows, {cached} cached"
         if num_forwards > 0:
-            detail += f"   {num_fixed} final, {num_fixed / num_forwards:.2f} a forward"
+            detail += f"   {step.num_fixed} final, {step.num_fixed / num_forwards:.2f} a forward"
         newest = number if step.action != "stop" else -1
         yield Frame(_runs(canvas, newest, final, speller), sentence(step), detail)
 
 
 def sentence(step: Step) -> str:
     """One sentence on what a step did."""
-    fixed, rejected = _count(step, "fixed"), _count(step, "rejected")
+    fixed, rejected = step.number_of("fixed"), step.number_of("rejected")
     rejections = f", rejected {_counted(rejected, 'draft')}" if rejected else ""
     match step.action:
         case "plan":
             return f"Planned {len(step.scores)} of {_counted(step.num_candidates, 'slot')}."
         case "draft":
-            return f"Drafted {_counted(_count(step, 'draft'), 'token')}{rejections}."
+            return f"Drafted {_counted(step.number_of('draft'), 'token')}{rejections}."
         case "fix" if step.num_candidates:
             return f"Fixed {fixed} of {_counted(step.num_candidates, 'candidate')}{rejections}."
         case "fix":
@@ -87,24 +98,14 @@ def sentence(step: Step) -> str:
 
 def legend() -> Text:
     """One line that explains the styles."""
-    names = {
-        "planned": "planned",
-        "draft": "drafted",
-        NEW: "just accepted",
-        "rejected": "rejected",
-        "dropped": "not kept",
-    }
-    text = Text(f"{MASK} masked", STYLES["mask"])
-    for state, name in names.items():
-        text.append("  ").append(name, STYLES[state])
+    text = Text(f"{MASK} {LOOKS['mask'].name}", LOOKS["mask"].terminal)
+    for state in ("planned", "draft", NEW, "rejected", "dropped"):
+        text.append("  ").append(LOOKS[state].name, LOOKS[state].terminal)
     return text
 
 
 def play(replay: Replay, speller: Speller, console: Console, title: str, seconds: float) -> None:
-    """Plays a replay on a terminal, each step for some seconds. Elsewhere it prints one line for each step.
-
-    The space bar pauses and goes on, the arrow keys step and pause, and q ends.
-    """
+    """Plays a replay on a terminal, where keys pause, step and end it; elsewhere prints one line for each step."""
     all_frames = list(map(_shown, frames(replay, speller)))
     if not console.is_terminal or console.is_dumb_terminal:
         for frame in all_frames:
@@ -143,10 +144,7 @@ def after_key(key: str, number: int, is_paused: bool, last: int) -> tuple[int, b
 
 
 class Keys:
-    """Reads single keys from a terminal, which does not echo them meanwhile; a context manager.
-
-    Where the standard input is no terminal, or the system has no such terminals, no key is ever read.
-    """
+    """Reads single keys from a terminal without echo, as a context manager; none where there is no such terminal."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -162,7 +160,7 @@ class Keys:
 
     @property
     def hint(self) -> str:
-        """What the keys do; empty if none is read."""
+        """The use of the keys; empty if none is read."""
         return "" if self._before is None else "space: pause   arrows: step   q: end"
 
     def __exit__(self, *exception: object) -> None:
@@ -207,7 +205,7 @@ def _text(runs: Sequence[TextRun], words: bool) -> Text:
         if words and run.state not in ("fixed", "mask"):
             text.append(f"<{run.state}:{run.text}>")
         else:
-            text.append(run.text, "" if words else STYLES[run.state])
+            text.append(run.text, "" if words else LOOKS[run.state].terminal)
     return text
 
 
@@ -226,10 +224,6 @@ def _runs(canvas: Sequence[Position], newest: int, final: Mapping[int, str], spe
             text = MASK if position.token is None else speller.piece(position.token)
         looks.append((NEW if is_new else position.state, text))
     return joined(looks)
-
-
-def _count(step: Step, state: str) -> int:
-    return sum(len(change.positions) for change in step.changes if change.state == state)
 
 
 def _counted(number: int, noun: str) -> str:

@@ -1,72 +1,55 @@
-"""What a reader must know before the figures of a page: marks of single tasks, and warnings about all of them."""
+"""Warnings that a reader needs before the figures of a page: marks of single tasks, and sentences about all of them."""
 
-import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-_LIMIT_OPTIONS = ("--limit", "-L")
+from refusion_eval.results.facts import TaskFacts
 
 
 class Mark(NamedTuple):
-    """What a reader must know about a task before its figures."""
+    """A caution about the figures of a task."""
 
     kind: str
-    label: str
     sentence: str
+    amount: int | str = ""
+
+    @property
+    def label(self) -> str:
+        """The mark as the table shows it."""
+        return f"{self.kind} {self.amount}" if self.amount else self.kind
 
 
-def marks(
-    *,
-    num_asked: int,
-    num_items: int | None,
-    limit: int | None,
-    num_unscored: int,
-    num_errors: int,
-    hardware: Set[str],
-    unisolated: bool,
-    batched: bool,
-) -> list[Mark]:
-    """The marks of a task of one run."""
-    found: list[Mark] = []
-
-    def mark(kind: str, sentence: str, count: int | str = "") -> None:
-        found.append(Mark(kind, f"{kind} {count}" if count else kind, sentence))
-
-    if unisolated:
-        mark("sandbox off", "Programs ran without isolation, so their verdicts can be forged.")
-    if len(hardware) > 1:
-        mark("mixed hardware", f"Samples of this task come from several machines: {' | '.join(sorted(hardware))}.")
-    if num_items is not None and num_asked < num_items:
-        kind = "limited" if limit is not None and num_asked >= limit else "unfinished"
-        reason = f" (--limit {limit})" if kind == "limited" else ": the run ended early or is still going"
-        mark(kind, f"{num_asked} of {num_items} items{reason}.", f"{num_asked}/{num_items}")
-    elif num_items is None and limit is not None:
-        mark("limited", f"Run with --limit {limit}; the benchmark's rows are not at hand here.", num_asked)
-    if num_unscored:
-        mark("unscored", f"{num_unscored} samples have no verdict: the run has not ended.", num_unscored)
-    if num_errors:
-        mark("errors", f"{num_errors} samples failed and are in no figure.", num_errors)
-    if batched:
-        mark("batched", "Some samples were decoded together; their times are in no speed figure.")
-    return found
-
-
-def limit_of(command: Sequence[str]) -> int | None:
-    """The limit on items that a command line asked for, None if it asked for none."""
-    words = [part for word in command for part in word.split("=", 1)]
-    for option, value in itertools.pairwise(words):
-        if option in _LIMIT_OPTIONS and value.isdigit():
-            return int(value)
-    return None
+def marks(task: TaskFacts, num_items: int | None) -> list[Mark]:
+    """The marks of a task of one run, whose benchmark has `num_items` items as far as is known."""
+    num_asked, num_there = len(task.asked), task.num_expected - task.num_missing
+    marks = []
+    if not task.isolated:
+        marks.append(Mark("sandbox off", "Programs ran without isolation, so their verdicts can be forged."))
+    if len(task.hardware) > 1:
+        machines = " | ".join(sorted(task.hardware))
+        marks.append(Mark("mixed hardware", f"Samples of this task come from several machines: {machines}."))
+    if task.num_missing:
+        sentence = f"{num_there} of {task.num_expected} samples: the run ended early or is still going."
+        marks.append(Mark("unfinished", sentence, f"{num_there}/{task.num_expected}"))
+    elif num_items is not None and num_asked < num_items:
+        sentence = f"{num_asked} of {num_items} items were asked for."
+        marks.append(Mark("limited", sentence, f"{num_asked}/{num_items}"))
+    if number := task.num_unscored:
+        marks.append(Mark("unscored", f"{number} samples have no verdict: the run has not ended.", number))
+    if number := task.num_errors:
+        marks.append(Mark("errors", f"{number} samples failed and are in no figure.", number))
+    if any(sample.batch_size > 1 for sample in task.samples):
+        marks.append(Mark("batched", "Some samples were decoded together; their times are in no speed figure."))
+    return marks
 
 
 def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What must be said about the table as a whole: columns whose figures are not of the same kind."""
-    found = []
+    """Cautions about the table as a whole: columns whose figures are not of the same kind."""
+    sentences = []
     machines = sorted({label for run in runs for label in run["hardware"]})
     if len(machines) > 1:
-        found.append(
+        sentences.append(
             f"Speed was measured on {len(machines)} machines and must not be compared across them: "
             f"{' | '.join(machines)}."
         )
@@ -76,7 +59,9 @@ def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any
             versions[cell["task"]].add(cell["version"])
     for task, names in sorted(versions.items()):
         if len(names) > 1:
-            found.append(f"{task} is here in versions {', '.join(sorted(names))}, whose figures must not be compared.")
+            sentences.append(
+                f"{task} is here in versions {', '.join(sorted(names))}, whose figures must not be compared."
+            )
     if any(cell["mini"] for cell in cells):
-        found.append("mini: synthetic look-alikes of this project, not the real benchmarks.")
-    return found
+        sentences.append("mini: synthetic look-alikes of this project, not the real benchmarks.")
+    return sentences

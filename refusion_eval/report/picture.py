@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.report.frames import MASK, NEW, Frame, TextRun, joined
+from refusion_eval.report.frames import LOOKS, MASK, NEW, Frame, TextRun, joined
 from refusion_eval.store.atomic_write import prepare_output, write_output
 
 FORMATS = {".gif": "GIF", ".png": "PNG", ".apng": "PNG"}
@@ -20,35 +19,11 @@ COLUMNS, MOST_ROWS = 84, 30
 LAST_SECONDS = 3.0
 
 _SIZE, _PAD = 15, 16
-_PAPER, _INK, _MUTED, _LINE = "#ffffff", "#16202b", "#66737f", "#d9dfe6"
-
-
-class Look(NamedTuple):
-    """How a state is drawn. The states differ in brightness and in their lines, so that they can be read in grey."""
-
-    ink: str
-    ground: str | None = None
-    line: str = ""
-
-
-LOOKS = {
-    "mask": Look("#98a4b0"),
-    "planned": Look("#00558f", None, "box"),
-    "draft": Look("#6b4700", "#fdf1d8", "dotted"),
-    NEW: Look("#ffffff", "#00558f"),
-    "fixed": Look(_INK),
-    "rejected": Look("#a33b00", "#fbe6da", "strike"),
-    "dropped": Look("#98a4b0", None, "strike"),
-}
-LEGEND = {"planned": "planned", "draft": "drafted", NEW: "accepted", "rejected": "rejected"}
+_PAPER, _INK, _MUTED, _LINE = "#ffffff", LOOKS["fixed"].ink, "#66737f", "#d9dfe6"
 
 
 def check_format(path: str | os.PathLike[str]) -> str:
-    """The format that a file's name asks for.
-
-    Raises:
-        ConfigError: the format has no animations.
-    """
+    """The format that a file's name asks for. Raises ConfigError if the format has no animations."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise ConfigError(f"{path}: a replay is written as {', '.join(FORMATS)}; give the file one of these endings")
@@ -56,12 +31,7 @@ def check_format(path: str | os.PathLike[str]) -> str:
 
 
 def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title: str, *, seconds: float = 0.5) -> None:
-    """Writes an animation that repeats.
-
-    Raises:
-        ConfigError: the file's name has another ending.
-        StoreError: the file cannot be written.
-    """
+    """Writes an animation that repeats. Raises StoreError if the file cannot be written."""
     kind = check_format(path)
     prepare_output(path)
     rows = max(len(_lines(frame.runs)) for frame in shown)
@@ -122,9 +92,9 @@ def _draw(frame: Frame, title: str, rows: int) -> Image.Image:
     first = max(0, min((busy[-1] if busy else 0) - rows // 2, len(lines) - rows))
     for number, line in enumerate(lines[first : first + rows]):
         _draw_line(draw, line, _PAD, top + number * height, cell, height)
-    names: list[TextRun] = [TextRun("mask", f"{MASK} masked   ")]
-    for state, name in LEGEND.items():
-        names += [TextRun(state, name), TextRun("fixed", "   ")]
+    names = [TextRun("mask", f"{MASK} {LOOKS['mask'].name}   ")]
+    for state in ("planned", "draft", NEW, "rejected"):
+        names += [TextRun(state, LOOKS[state].name), TextRun("fixed", "   ")]
     _draw_line(draw, names, _PAD, top + rows * height + 4, cell, height)
     return image
 

@@ -38,6 +38,7 @@ class Step(NamedTuple):
 
     Attributes:
         num_candidates: number of slots or positions that a choice was made among, 0 without a choice.
+        num_fixed: positions that are final after the step.
     """
 
     action: Action
@@ -46,6 +47,11 @@ class Step(NamedTuple):
     num_candidates: int = 0
     scores: Mapping[int, float] = MappingProxyType({})
     reason: str = ""
+    num_fixed: int = 0
+
+    def number_of(self, state: State) -> int:
+        """Number of positions that take a state."""
+        return sum(len(change.positions) for change in self.changes if change.state == state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,8 @@ class _Builder:
         return sorted(self._fixed)[: self.num_kept]
 
     def _add(self, action: Action, forward: int, changes: Iterable[Change], **more: Any) -> None:
-        self.steps.append(Step(action, forward, tuple([change for change in changes if change.positions]), **more))
+        kept = tuple([change for change in changes if change.positions])
+        self.steps.append(Step(action, forward, kept, num_fixed=len(self._fixed), **more))
         self._seen = True
 
     def _select(self, event: Select) -> None:
@@ -192,11 +199,7 @@ class _Builder:
 
 
 class Speller:
-    """Spells tokens one by one and remembers them, since a vocabulary is small compared with all tokens of a run.
-
-    Args:
-        spell: gives the text of token ids; None if there is no tokenizer, and tokens are shown by number.
-    """
+    """Spells tokens one by one, or by their numbers without a tokenizer, and remembers them."""
 
     def __init__(self, spell: Spell | None) -> None:
         self._spell = spell
@@ -209,10 +212,7 @@ class Speller:
         return self._known[token]
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text that each of some consecutive tokens adds.
-
-        A character of several tokens belongs to the last of them; the others add nothing.
-        """
+        """The text that each of some consecutive tokens adds; the last of the tokens of a character adds it."""
         if self._spell is None:
             return [self.piece(token) for token in tokens]
         result: list[str] = []

@@ -9,7 +9,8 @@ from typing import Any
 
 from refusion_eval.benchmarks import is_sealed
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.report.replay import Change, Replay, Spell, Speller, final_pieces, replay_of
+from refusion_eval.report.frames import sentence
+from refusion_eval.report.replay import Change, Replay, Spell, Speller, Step, final_pieces, replay_of
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.types import Trace
@@ -80,7 +81,7 @@ def speller_of(sample: Sample, spell: Spell | None) -> Speller:
 
 
 def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> dict[str, Any]:
-    """What the list of a task shows of a sample; `state` is right, wrong, error or unscored."""
+    """A sample in the list of its task; `state` is right, wrong, error or unscored."""
     verdict = scores.get(PASSED)
     extracted = _extracted(verdict, sealed)
     if sample.error is not None:
@@ -103,10 +104,7 @@ def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> di
 def body(
     sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool, speller: Speller, trace: Trace | None
 ) -> dict[str, Any]:
-    """Everything about a sample except its question.
-
-    A sealed task has no texts, and its replay shows positions and times only.
-    """
+    """Everything about a sample except its question; a sealed task has no texts, and its replay no words."""
     verdict = scores.get(PASSED)
     return {
         "output": None if sealed else sample.text,
@@ -143,6 +141,14 @@ def _extracted(verdict: ScoreRow | None, sealed: bool) -> str | None:
     return "[withheld]" if sealed and not _LETTER.fullmatch(verdict.extracted) else verdict.extracted
 
 
+def _score_range(step: Step) -> str:
+    """The least and the greatest score of a choice; empty without one."""
+    scores = [f"{score:.3f}" for score in sorted(step.scores.values()) if math.isfinite(score)]
+    if not scores:
+        return ""
+    return f" (score {scores[0]})" if len(scores) == 1 else f" (scores {scores[0]} to {scores[-1]})"
+
+
 def _encoded_replay(sample: Sample, speller: Speller, trace: Trace) -> dict[str, Any]:
     """A replay as the page reads it. Each text is stored once and named by its index; withheld texts are not there."""
     replay = sample_replay(sample, trace)
@@ -162,9 +168,9 @@ def _encoded_replay(sample: Sample, speller: Speller, trace: Trace) -> dict[str,
             step.action,
             step.forward,
             [encoded(change) for change in step.changes],
-            step.num_candidates,
             [[position, rounded(score)] for position, score in step.scores.items()],
-            step.reason,
+            sentence(step).removesuffix(".") + _score_range(step) + ".",
+            step.num_fixed,
         ]
         for step in replay.steps
     ]

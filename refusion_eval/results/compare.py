@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Z_95, Bootstrap, Interval, bootstrap_mean, by_item, mean_of, speedup
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
-from refusion_eval.results.figure import MEAN_TASK, MINI_NOTE
 from refusion_eval.results.measured import seed_of
-from refusion_eval.results.render import Table, csv_text, interval_text, markdown_prose
-from refusion_eval.store.records import PASSED, as_json, differences
+from refusion_eval.results.measurement import MEAN_TASK, MINI_NOTE
+from refusion_eval.results.render import Table, interval_text, markdown_prose
+from refusion_eval.store.records import BY_FILTER, PASSED, as_json, differences
 
 _Z_POWER = 0.841621  # 80%
 
@@ -24,7 +24,7 @@ _NOT_COMPARED = ("command", "tasks", "roofline")
 
 
 class ItemChange(NamedTuple):
-    """One item, by the benchmark's own name: the shares of its samples that are right in A and in B."""
+    """An item, by the benchmark's own name, with the shares of its samples that are right in A and in B."""
 
     item_id: str
     before: float
@@ -39,7 +39,7 @@ class ItemChange(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskComparison:
-    """One task in both runs.
+    """One task in both runs, or the unweighted mean over several (`parts`), whose p and flips are of all items.
 
     Attributes:
         speed: TPS of B over TPS of A on the same items; None if there is no such ratio.
@@ -50,16 +50,18 @@ class TaskComparison:
     items: Sequence[ItemChange]
     left_out: int
     difference: Interval
-    detectable: float
-    settings: Sequence[str]
-    speed: Interval | None
-    no_speed: str
+    detectable: float = math.nan
+    settings: Sequence[str] = ()
+    speed: Interval | None = None
+    no_speed: str = ""
+    parts: "Sequence[TaskComparison]" = ()
 
     @property
     def accuracies(self) -> tuple[float, float]:
         """Accuracy of A and of B on the compared items, in percent."""
-        before, after = zip(*((item.before, item.after) for item in self.items), strict=True)
-        return 100 * float(np.mean(before)), 100 * float(np.mean(after))
+        pairs = [part.accuracies for part in self.parts] or [(100 * i.before, 100 * i.after) for i in self.items]
+        before, after = zip(*pairs, strict=True)
+        return float(np.mean(before)), float(np.mean(after))
 
     @property
     def flips(self) -> dict[str, list[str]]:
@@ -72,52 +74,35 @@ class TaskComparison:
 
     @property
     def p_value(self) -> float:
-        """Of McNemar's exact test, two-sided, for items that are right more often and less often."""
+        """Two-sided p of McNemar's exact test for items that are right more often and less often."""
         return mcnemar(len(self.flips["gained"]), len(self.flips["lost"]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeanComparison(TaskComparison):
-    """The unweighted mean over tasks, whose items are resampled within each task; p and flips are of all items."""
-
-    parts: Sequence[TaskComparison]
-
-    @property
-    def accuracies(self) -> tuple[float, float]:
-        """Mean over the tasks of the accuracy of A and of B, in percent."""
-        before, after = zip(*(task.accuracies for task in self.parts), strict=True)
-        return float(np.mean(before)), float(np.mean(after))
-
-
 class Comparison(NamedTuple):
-    """Two runs, A (`before`) and B (`after`), by their ids.
-
-    Attributes:
-        mean: the mean over them where there are several and not both mini tasks and others.
-    """
+    """Two runs, A (`before`) and B (`after`), by their ids; `lines` ends with the mean where tasks have one."""
 
     before: str
     after: str
     settings: Sequence[str]
     tasks: Sequence[TaskComparison]
-    mean: MeanComparison | None
+    lines: Sequence[TaskComparison]
     only_in_one: Sequence[str]
-
-    @property
-    def lines(self) -> Sequence[TaskComparison]:
-        """The lines of its table: the tasks, and their mean where there is one."""
-        return self.tasks if self.mean is None else [*self.tasks, self.mean]
 
 
 def compare_runs(
-    before: str | os.PathLike[str], after: str | os.PathLike[str], *, common_items: bool = False
+    before: str | os.PathLike[str],
+    after: str | os.PathLike[str],
+    *,
+    common_items: bool = False,
+    filter_name: str | None = None,
 ) -> Comparison:
-    """Compares two run directories.
+    """Compares two run directories, by the verdicts of an answer filter that both were rescored with if one is named.
 
     Raises:
         StoreError: a directory is unreadable, the runs have no task in common, or a task has another version, several
             settings, or other items.
     """
+    metric = PASSED if filter_name is None else BY_FILTER + filter_name
     run_a, run_b = read_facts(before), read_facts(after)
     tasks_a, tasks_b = _tasks(run_a), _tasks(run_b)
     names = sorted(tasks_a.keys() & tasks_b.keys())
@@ -127,14 +112,21 @@ def compare_runs(
             for facts, tasks in ((run_a, tasks_a), (run_b, tasks_b))
         )
         raise StoreError(f"{contents} have no task in common; run both on the same tasks")
-    tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items) for name in names]
+    if filter_name is not None:  # it may apply to some of the tasks only
+        names = [name for name in names if _scored(tasks_a[name], metric) and _scored(tasks_b[name], metric)]
+        if not names:
+            raise StoreError(
+                f"{run_a.run.run_id} and {run_b.run.run_id} have no scores by the filter {filter_name} in common; "
+                f"rescore both runs with --filter {filter_name}"
+            )
+    tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items, metric) for name in names]
     has_mean = len(tasks) > 1 and len({task.mini for task in tasks}) == 1
     return Comparison(
         before=run_a.run.run_id,
         after=run_b.run.run_id,
         settings=differences(_described(run_a), _described(run_b), ("A", "B")),
         tasks=tasks,
-        mean=_mean_of_tasks(tasks) if has_mean else None,
+        lines=[*tasks, _mean_of_tasks(tasks)] if has_mean else tasks,
         only_in_one=sorted(tasks_a.keys() ^ tasks_b.keys()),
     )
 
@@ -142,14 +134,14 @@ def compare_runs(
 def detectable_difference(differences_of_items: ArrayLike) -> float:
     """The smallest true mean difference that a paired sample like this one shows, in the unit of the differences.
 
-    (z_0.975 + z_0.8) * s / sqrt(n): found significant at 5% (two-sided) with a probability of 80%; s is the standard
-    deviation of the items' differences. If hardly any item differs, s would promise that nothing stays hidden, so it is
-    taken as at least that of a single item of n that flips.
+    (z_0.975 + z_0.8) * s / sqrt(n), with s the standard deviation of the items' differences: found significant at 5%
+    (two-sided) with a probability of 80%.
     """
     values = np.asarray(differences_of_items, dtype=np.float64)
     num_items = len(values)
     if num_items < 2:
         return math.nan
+    # If hardly any item differs, s would promise that nothing stays hidden: it is at least that of a single flip.
     single_flip = math.sqrt((1 - 1 / num_items) / num_items)
     spread = max(float(values.std(ddof=1)), single_flip)
     return (Z_95 + _Z_POWER) * spread / math.sqrt(num_items)
@@ -172,32 +164,26 @@ def _tasks(facts: RunFacts) -> dict[str, TaskFacts]:
     return tasks
 
 
-def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> TaskComparison:
+def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metric: str) -> TaskComparison:
     if before.task_version != after.task_version:
         raise StoreError(
             f"{before.task} is version {before.task_version!r} in A and {after.task_version!r} in B, which is another "
             "task; run one of them again"
         )
-    items_a, items_b = _scored(before), _scored(after)
+    items_a, items_b = _scored(before, metric), _scored(after, metric)
     common = sorted(items_a.keys() & items_b.keys())
     left_out = len(items_a.keys() ^ items_b.keys())
     if not common or (left_out and not common_items):
         counts = f"{len(items_a)} scored items and B {len(items_b)}, {len(common)} of them in common"
         advice = "compare these with --common-items" if common else "run both on the same items"
         raise StoreError(f"{before.task}: A has {counts}; {advice}")
-    items = [_change(items_a[item], items_b[item]) for item in common]
+    items = [_change(items_a[item], items_b[item], metric) for item in common]
     seed = seed_of(before.task)
     speed, no_speed = None, ""
-    rounds = [len({sample.round for sample in task.samples}) for task in (before, after)]
-    if rounds[0] != rounds[1]:
-        no_speed = (
-            f"A was timed in {rounds[0]} rounds and B in {rounds[1]}, so not in turns; run both in as many rounds"
-        )
-    else:
-        try:
-            speed = speedup(after.samples, before.samples, seed=seed).ratio.interval()
-        except DataError as error:
-            no_speed = str(error)
+    try:
+        speed = speedup(after.samples, before.samples, seed=seed).ratio.interval()
+    except DataError as error:
+        no_speed = str(error)
     return TaskComparison(
         task=before.task,
         mini=before.mini,
@@ -211,22 +197,18 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool) -> Ta
     )
 
 
-def _mean_of_tasks(tasks: Sequence[TaskComparison]) -> MeanComparison:
+def _mean_of_tasks(tasks: Sequence[TaskComparison]) -> TaskComparison:
     items = [item for task in tasks for item in task.items]
     difference = mean_of([_resampled(task.items, seed_of(task.task)) for task in tasks]).interval()
     if not any(item.change for item in items):
         bound = math.hypot(*(task.difference.high for task in tasks)) / len(tasks)
         difference = Interval(0.0, -bound, bound, len(items))
-    return MeanComparison(
+    return TaskComparison(
         task=MEAN_TASK,
         mini=tasks[0].mini,
         items=items,
         left_out=sum(task.left_out for task in tasks),
         difference=difference,
-        detectable=math.nan,
-        settings=(),
-        speed=None,
-        no_speed="",
         parts=tasks,
     )
 
@@ -247,25 +229,25 @@ def _difference(items: Sequence[ItemChange], seed: int) -> Interval:
     return Interval(0.0, -bound, bound, interval.n)
 
 
-def _scored(task: TaskFacts) -> dict[Any, list[SampleFacts]]:
+def _scored(task: TaskFacts, metric: str) -> dict[Any, list[SampleFacts]]:
     """The judged samples of each item, by the item's hash."""
-    return {item[0].item: item for item in by_item([sample for sample in task.samples if sample.verdict is not None])}
+    return {item[0].item: item for item in by_item([sample for sample in task.samples if metric in sample.scores])}
 
 
-def _change(before: Sequence[SampleFacts], after: Sequence[SampleFacts]) -> ItemChange:
+def _change(before: Sequence[SampleFacts], after: Sequence[SampleFacts], metric: str) -> ItemChange:
     share_before, share_after = (
-        float(np.mean([sample.scores[PASSED].value for sample in samples])) for samples in (before, after)
+        float(np.mean([sample.scores[metric].value for sample in samples])) for samples in (before, after)
     )
     same_prompt = {sample.prompt_hash for sample in before} == {sample.prompt_hash for sample in after}
     return ItemChange(before[0].item_id, share_before, share_after, same_prompt)
 
 
 def _described(facts: RunFacts) -> Mapping[str, Any]:
-    """What is compared of a run as a whole. Its settings tables are those of all tasks and stand with each task."""
+    """The facts of a run as a whole that are compared. Settings tables stand with each task."""
     manifest = {name: value for name, value in facts.run.manifest.to_json().items() if name not in _NOT_COMPARED}
     settings = {name: value for name, value in manifest["settings"].items() if name != "tables"}
     hardware = {name: value for name, value in manifest["hardware"].items() if name != "gpu_detail"}
-    # What also stands as a fact of the run, or with each task, is no argument to be named again.
+    # What also stands as a fact of the run, or with each task, is not named again as an argument.
     elsewhere = {*manifest, "device", *(name for task in facts.tasks for name in task.settings)}
     arguments = {name: value for name, value in manifest["arguments"].items() if name not in elsewhere}
     settings.pop("model_args", None)  # decoder settings of the command line, which stand with each task
@@ -324,7 +306,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def details(comparison: Comparison) -> list[str]:
-    """What differs, line by line: settings, prompts, flipped items, and what could not be compared."""
+    """The differences, line by line: settings, prompts, flipped items, and what could not be compared."""
     below = " but the tasks' settings below" if any(task.settings for task in comparison.tasks) else ""
     lines = [f"differs: {line}" for line in comparison.settings] or [f"differs: nothing{below}"]
     if comparison.only_in_one:
@@ -352,11 +334,6 @@ def comparison_markdown(comparison: Comparison) -> str:
     return f"{comparison_table(comparison).markdown()}\n### What differs\n\n{lines}"
 
 
-def comparison_csv(comparison: Comparison) -> str:
-    """One row for each task."""
-    return csv_text(*comparison_cells(comparison))
-
-
 def comparison_cells(comparison: Comparison) -> tuple[list[str], list[tuple]]:
     """Column names, and the values of every task in their order, and of their mean."""
     head = [
@@ -374,11 +351,11 @@ def comparison_cells(comparison: Comparison) -> tuple[list[str], list[tuple]]:
     return head, rows
 
 
-def items_csv(comparison: Comparison) -> str:
-    """One row for each item: how often it is right in A and in B, and whether the prompts are equal."""
+def item_cells(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple]]:
+    """Column names, and how often each item is right in A and in B, and whether the prompts are equal."""
     rows = [
         (task.task, item.item_id, item.before, item.after, item.change, item.same_prompt)
         for task in comparison.tasks
         for item in task.items
     ]
-    return csv_text(("task", "item_id", "before", "after", "change", "same_prompt"), rows)
+    return ("task", "item_id", "before", "after", "change", "same_prompt"), rows

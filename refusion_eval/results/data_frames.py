@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from refusion_eval.benchmarks import is_mini
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import csv_columns, csv_values
 from refusion_eval.store.records import PASSED, Sample, ScoreRow, dump
 from refusion_eval.store.run_reader import Run, RunReader
@@ -78,7 +78,7 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
         - metric, value, ci_low, ci_high, unit: the figure and its 95% interval by item, NaN for none.
         - batch_size, dtype, device, setting_NAME (one column for each decoder setting, as text): how.
         - forwards, tokens, seconds, samples, errors: totals over the samples; failed ones are in no figure.
-        - benchmark, mini, attention, hardware, note, task_version: the rest, as `Figure` documents it.
+        - benchmark, mini, attention, hardware, note, task_version: the rest, as `Measurement` documents it.
         - system_key, decoder: key in systems.toml, and name of the decoder.
         - finished, scored, isolated, complete: whether all samples that were asked for are there, all have a verdict,
           all programs ran in isolation, and no sample is missing from the figure.
@@ -87,7 +87,7 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
     Raises:
         StoreError: a directory holds no readable run, two have the same name, or the baseline is not among them.
     """
-    measured = run_figures(_as_list(run_dirs), baseline=baseline)
+    measured = run_measurements(_as_list(run_dirs), baseline=baseline)
     rows = [
         {**csv_values(figure), "system_key": figure.system} | {name: getattr(figure, name) for name in FIGURE_FACTS[1:]}
         for figure in measured

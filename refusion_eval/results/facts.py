@@ -1,4 +1,4 @@
-"""A run reduced to what figures need: the samples of each task as numbers, joined with their scores."""
+"""A run reduced to what measurements need: the samples of each task as numbers, joined with their scores."""
 
 import hashlib
 import os
@@ -19,12 +19,11 @@ class SampleFacts(Timing):
     """One good sample; `item` is the hash of the item, equal across runs on the same data.
 
     Attributes:
-        prefill_seconds: seconds up to the end of the first forward, which reads the prompt; None if they or the trace
-            are not recorded.
-        later_tokens: tokens kept that the forwards after the first one fixed; None in the same cases.
-        later_seconds: seconds of these forwards; None in the same cases.
-        bytes_read: bytes that the forwards had to read, None without a trace or a measured roofline.
-        weight_bytes: bytes of the weights that one forward reads, None in the same cases.
+        prefill_seconds: seconds up to the end of the first forward, which reads the prompt.
+        later_tokens: tokens kept that the forwards after the first one fixed.
+        later_seconds: seconds of these forwards.
+        bytes_read: bytes that all forwards had to read.
+        weight_bytes: bytes of the weights that one forward reads.
     """
 
     item_id: str
@@ -60,12 +59,15 @@ class TaskFacts:
     """All samples of one task under one set of settings, in canonical order.
 
     Attributes:
+        num_expected: samples that the run was asked for; 0 if it does not say how many.
         num_cut: good samples whose response reached the length of the settings, and so may lack its end.
+        asked: hashes of the items of all samples, failed ones included.
         items: digest of the set of items of the good samples, equal across runs on the same items.
     """
 
     task: str
     task_version: str
+    settings_hash: str
     benchmark: str
     settings: Mapping[str, Any]
     samples: list[SampleFacts] = field(default_factory=list)
@@ -77,6 +79,12 @@ class TaskFacts:
     num_cut: int = 0
     slowed_by: set[str] = field(default_factory=set)
     items: str = ""
+    asked: set[str] = field(default_factory=set)
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """Tells the tasks of a run apart: name, version and hash of the settings."""
+        return self.task, self.task_version, self.settings_hash
 
     @property
     def mini(self) -> bool:
@@ -89,9 +97,19 @@ class TaskFacts:
         return self.benchmark in BENCHMARKS and BENCHMARKS[self.benchmark].kind == "code"
 
     @property
+    def score_name(self) -> str:
+        """The metric that the verdicts give: pass@1 of programs, else accuracy."""
+        return "pass@1" if self.is_code else "accuracy"
+
+    @property
     def finished(self) -> bool:
         """Whether every sample that was asked for is there, failed ones not counted."""
         return len(self.samples) >= self.num_expected
+
+    @property
+    def num_missing(self) -> int:
+        """Samples that the same command, run again, would still add; refused ones fail at every attempt."""
+        return max(0, self.num_expected - len(self.samples) - self.num_refused)
 
     @property
     def num_unscored(self) -> int:
@@ -116,15 +134,12 @@ class RunFacts(NamedTuple):
     tasks: list[TaskFacts]
 
 
-# Is shown every sample while a run is read: the run, the sample, its scores by metric, and its trace if it has one.
+# Called with every sample while a run is read: the run, the sample, its scores by metric, and its trace if it has one.
 Visit = Callable[[Run, Sample, Mapping[str, ScoreRow], Trace | None], None]
 
 
 def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> RunFacts:
-    """Reads a run directory.
-
-    Args:
-        visit: called with every sample, failed ones as well, so that a reader of whole samples reads them only once.
+    """Reads a run directory; `visit` lets a reader of whole samples, failed ones included, read them only once.
 
     Raises:
         StoreError: the directory holds no readable run, or an item was asked with several prompts.
@@ -140,28 +155,28 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
         prompts: dict[tuple[SampleKey, str], str] = {}
         for sample in reader.samples():
             key = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
-            if key not in tasks:
-                tasks[key] = TaskFacts(*key[:2], sample.benchmark, sample.settings)
-            tasks[key].hardware.add(labels[sample.process_id])
-            tasks[key].prompts.add(sample.prompts)
+            task = tasks.setdefault(key, TaskFacts(*key, sample.benchmark, sample.settings))
             trace = None if sample.trace is None else sample.events()
             if visit is not None:
                 visit(run, sample, scores.get(sample.key, {}), trace)
-            tasks[key].slowed_by.update(slowed_by[sample.process_id])
+            task.asked.add(sample.key.doc_hash)
+            task.hardware.add(labels[sample.process_id])
+            task.prompts.add(sample.prompts)
+            task.slowed_by.update(slowed_by[sample.process_id])
             if sample.error is not None:
-                tasks[key].num_errors += 1
-                tasks[key].num_refused += sample.stop == REFUSED
-            else:
-                item = (sample.key.without_prompt(), sample.item_id)
-                if prompts.setdefault(item, sample.key.prompt_hash) != sample.key.prompt_hash:
-                    raise StoreError(
-                        f"{run_dir}: {sample.key.task} item {sample.item_id} was asked with several prompts (the chat "
-                        "template, its date or the examples changed while the run went on), so no figure is made of "
-                        "it; start the run again in another folder"
-                    )
-                tasks[key].num_cut += sample.stop == "length"
-                machine = fingerprints[sample.process_id]
-                tasks[key].samples.append(_reduced(sample, run, machine, scores.get(sample.key, {}), trace))
+                task.num_errors += 1
+                task.num_refused += sample.stop == REFUSED
+                continue
+            item = (sample.key.without_prompt(), sample.item_id)
+            if prompts.setdefault(item, sample.key.prompt_hash) != sample.key.prompt_hash:
+                raise StoreError(
+                    f"{run_dir}: {sample.key.task} item {sample.item_id} was asked with several prompts (the chat "
+                    "template, its date or the examples changed while the run went on), so no figure is made of it; "
+                    "start the run again in another folder"
+                )
+            task.num_cut += sample.stop == "length"
+            machine = fingerprints[sample.process_id]
+            task.samples.append(_reduced(sample, run, machine, scores.get(sample.key, {}), trace))
     names = [task.task for task in tasks.values()]
     for task in tasks.values():
         task.items = digest(str(sample.item) for sample in task.samples)
@@ -207,7 +222,7 @@ def _reduced(
 
 
 def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, float] | None) -> dict[str, Any]:
-    """What the trace of a sample tells, and the roofline of its device beside it; nothing without a trace."""
+    """The facts that need the trace of a sample, and the roofline of its device; none without a trace."""
     if trace is None:
         return {}
     fixed_at = trace.fixed_at()

@@ -1,4 +1,4 @@
-"""Runs -> figures: one for each run, task and metric, and for each mean over tasks. Equal records, equal figures."""
+"""Runs -> measurements: one for each run, task and metric, and for each mean over tasks; equal for equal records."""
 
 import json
 import math
@@ -29,28 +29,23 @@ from refusion_eval.metrics import (
     resampled,
     speedup,
 )
-from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, Visit, digest, read_facts
-from refusion_eval.results.figure import (
+from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, read_facts
+from refusion_eval.results.measurement import (
     ACCURACY,
     AVERAGE,
     CUT_IN_THOUGHT,
-    HALF_WRITTEN,
     JOULES,
     JOULES_PER_TOKEN,
-    MEAN_OVER,
     MEAN_TASK,
     METRIC_ORDER,
-    NOT_SCORED,
     PASS_AT_1,
     REFUSED_NOTE,
     SLOWED,
     SPEEDUP,
     SPEEDUP_STOCK,
-    TIMED_IN,
     UNISOLATED,
-    UNJUDGED,
     VARIES,
-    Figure,
+    Measurement,
     system_key,
 )
 from refusion_eval.results.render import read_csv
@@ -82,10 +77,7 @@ _COUNTED = {
     "tpf_canvas": ("tokens/forward", "tokens_canvas", "forwards"),
     "tpf_release": ("tokens/forward", "tpf_release"),
 }
-_OF_THOUGHTS = {
-    "thought_tokens_mean": ("tokens", "thought_tokens"),
-    "answer_tokens_mean": ("tokens", "answer_tokens"),
-}
+_OF_THOUGHTS = {"thought_tokens_mean": ("tokens", "thought_tokens"), "answer_tokens_mean": ("tokens", "answer_tokens")}
 
 
 class Measure(NamedTuple):
@@ -98,37 +90,34 @@ class Measure(NamedTuple):
     note: str = ""
 
 
-def measured_figures(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Figure]:
-    """The figures of runs and of results CSV files, without those that are no number.
+def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
+    """The measurements of run directories and of files of `refusion-eval table --csv`, without those that are NaN.
 
-    Args:
-        sources: run directories, and files that `refusion-eval table --csv` wrote. Speed-ups of directories are among
-            the directories given.
-
-    Raises:
-        StoreError: a source cannot be read.
+    Speed-ups of directories are among the directories given. Raises StoreError if a source cannot be read.
     """
     paths = [Path(source) for source in sources]
-    figures = [figure for path in paths if path.is_file() for figure in read_csv(path)]
+    measurements = [entry for path in paths if path.is_file() for entry in read_csv(path)]
     directories = [path for path in paths if not path.is_file()]
     if directories:
-        figures += run_figures(directories, baseline=baseline)
-    return [figure for figure in figures if not math.isnan(figure.value)]
+        measurements += run_measurements(directories, baseline=baseline)
+    return [entry for entry in measurements if not math.isnan(entry.value)]
 
 
-def run_figures(
-    run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None, visit: Visit | None = None
-) -> list[Figure]:
-    """Every figure of some runs.
+def run_measurements(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
+    """Every measurement of some runs; see `measurements_of`. Raises StoreError also if a directory cannot be read."""
+    return measurements_of([read_facts(run_dir) for run_dir in run_dirs], baseline=baseline)
+
+
+def measurements_of(runs: Sequence[RunFacts], *, baseline: str | None = None) -> list[Measurement]:
+    """Every measurement of some runs.
 
     Args:
         baseline: run id that speed-ups are relative to. Without it each run is compared with the one autoregressive
             run of its backbone, dtype and device among them, if there is exactly one.
 
     Raises:
-        StoreError: a directory cannot be read, two have the same name, or the baseline is not among them.
+        StoreError: two directories have the same name, or the baseline is not among them.
     """
-    runs = [read_facts(run_dir, visit) for run_dir in run_dirs]
     names = [facts.run.run_id for facts in runs]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise StoreError(f"two run directories are called {doubled[0]}; name each once, and rename one if they differ")
@@ -136,11 +125,11 @@ def run_figures(
         raise StoreError(
             f"the baseline {baseline!r} is none of the runs ({', '.join(sorted(names))}); add it or pick one"
         )
-    figures = [figure for facts in runs for figure in _figures_of_run(facts, runs, baseline)]
-    return sorted(figures, key=_sort_key)
+    measurements = [entry for facts in runs for entry in _measurements_of_run(facts, runs, baseline)]
+    return sorted(measurements, key=_sort_key)
 
 
-def _figures_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | None) -> Iterator[Figure]:
+def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | None) -> Iterator[Measurement]:
     references = {
         SPEEDUP: _reference_run(facts, runs, AUTOREGRESSIVE, baseline),
         SPEEDUP_STOCK: _reference_run(facts, runs, STOCK_GENERATE),
@@ -166,44 +155,46 @@ def _figures_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: str | N
         notes += [refusal for _, refusal in references.values() if refusal]
         measured_tasks.append((task, measures))
         for measure in measures:
-            yield _figure(facts.run, [task], [measure], [*notes, measure.note])
+            yield _measurement(facts.run, [task], [measure], [*notes, measure.note])
     for kind in dict.fromkeys(map(_kind, facts.tasks)):
-        yield from _mean_figures(facts.run, [each for each in measured_tasks if _kind(each[0]) == kind])
+        yield from _mean_measurements(facts.run, [each for each in measured_tasks if _kind(each[0]) == kind])
 
 
 def _kind(task: TaskFacts) -> tuple[bool, frozenset[str]]:
-    """What the tasks of a mean have in common: mini or not, and the prompts."""
+    """Tasks of one mean agree in this: mini or not, and the prompts."""
     return task.mini, frozenset(task.prompts)
 
 
-def _mean_figures(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> Iterator[Figure]:
+def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> Iterator[Measurement]:
     """Means over tasks, of the metrics that every task has; pass@1 of a code task is its accuracy."""
     tasks = [task for task, _ in part]
     if len(tasks) < 2 or len({task.task for task in tasks}) < len(tasks):
-        return  # one task needs no mean; a task under two settings has no single figure
+        return  # one task needs no mean; a task under two settings has no single score
     by_name = [{_mean_name(measure.metric): measure for measure in measures} for _, measures in part]
-    notes = [f"{MEAN_OVER} {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"]
+    notes = [f"unweighted mean over {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"]
     if num_errors := sum(task.num_errors for task in tasks):
         notes.append(f"{num_errors} samples are errors and in no figure")
     if unfinished := [task.task for task in tasks if not task.finished]:
-        notes.append(f"{HALF_WRITTEN}: {', '.join(unfinished)}")
+        notes.append(f"half-written: {', '.join(unfinished)}")
     if num_unscored := sum(task.num_unscored for task in tasks):
-        notes.append(f"{num_unscored} {NOT_SCORED}")
+        notes.append(f"{num_unscored} samples are not scored")
     if not all(task.isolated for task in tasks):
         notes.append(UNISOLATED)
     for metric in by_name[0]:
         if all(metric in measures for measures in by_name):
-            yield _figure(run, tasks, [measures[metric] for measures in by_name], notes)
+            yield _measurement(run, tasks, [measures[metric] for measures in by_name], notes)
 
 
-def _figure(run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], notes: Sequence[str]) -> Figure:
-    """The figure of one metric of one task, or of the mean of several tasks."""
+def _measurement(
+    run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], notes: Sequence[str]
+) -> Measurement:
+    """One metric of one task, or of the mean of several tasks."""
     manifest = run.manifest
     interval = mean_of([measure.bootstrap for measure in measures]).interval()
     samples = [sample for measure in measures for sample in measure.samples]
     settings = _common_settings(tasks)
     is_mean = len(tasks) > 1
-    return Figure(
+    return Measurement(
         origin="measured",
         system=system_key(manifest.system, manifest.backbone, settings, generate=manifest.decoder == STOCK_GENERATE),
         label=manifest.system,
@@ -239,6 +230,7 @@ def _figure(run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], n
         run_id=run.run_id,
         prompts="|".join(sorted({name for task in tasks for name in task.prompts})),
         num_cut=sum(task.num_cut for task in tasks),
+        slowed_by="|".join(sorted({sentence for task in tasks for sentence in task.slowed_by})),
         items=digest(task.items for task in tasks),
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
     )
@@ -254,8 +246,7 @@ def _reference_run(
             return None, ""
         reference = next(other for other in runs if other.run.run_id == baseline)
         names = ("dtype", "device")
-        differing = [name for name in names if getattr(manifest, name) != getattr(reference.run.manifest, name)]
-        if differing:
+        if differing := [name for name in names if getattr(manifest, name) != getattr(reference.run.manifest, name)]:
             return None, f"no speed-up over {baseline}: {' and '.join(differing)} differ"
         return reference, ""
     if manifest.decoder == decoder:
@@ -285,7 +276,7 @@ def _common_settings(tasks: Sequence[TaskFacts]) -> dict[str, str]:
 
 
 def setting_text(value: Any) -> str:
-    """A setting as `Figure.settings` has it."""
+    """A setting as the text in `Measurement.settings`."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
@@ -293,31 +284,38 @@ def _mean_name(metric: str) -> str:
     return ACCURACY if metric == PASS_AT_1 else metric
 
 
-def _sort_key(figure: Figure) -> tuple:
-    rank = METRIC_ORDER.index(figure.metric) if figure.metric in METRIC_ORDER else len(METRIC_ORDER)
-    place = (figure.label, figure.run_id, figure.mini, figure.is_mean, figure.task, sorted(figure.settings.items()))
-    return *place, rank, figure.metric
+def _sort_key(measurement: Measurement) -> tuple:
+    rank = METRIC_ORDER.index(measurement.metric) if measurement.metric in METRIC_ORDER else len(METRIC_ORDER)
+    place = (
+        measurement.label,
+        measurement.run_id,
+        measurement.mini,
+        measurement.is_mean,
+        measurement.task,
+        sorted(measurement.settings.items()),
+    )
+    return *place, rank, measurement.metric
 
 
 def _notes(task: TaskFacts) -> list[str]:
-    """What must be said about a task as a whole."""
+    """The notes that every measurement of a task has."""
     num_samples, notes = len(task.samples), []
-    if num_samples + task.num_refused < task.num_expected:
-        notes.append(f"{HALF_WRITTEN}: {num_samples} of {task.num_expected} samples are there, run its command again")
+    if task.num_missing:
+        notes.append(f"half-written: {num_samples} of {task.num_expected} samples are there, run its command again")
     if task.num_refused:
         notes.append(f"{task.num_refused} {REFUSED_NOTE}")
     if task.num_errors:
         notes.append(f"{task.num_errors} of {task.num_errors + num_samples} samples are errors and in no figure")
     if task.num_unscored:
-        notes.append(f"{task.num_unscored} of {num_samples} {NOT_SCORED}")
+        notes.append(f"{task.num_unscored} of {num_samples} samples are not scored")
     if unjudged := task.unjudged:
         more = f" and {len(unjudged) - _NUM_NAMED} more" if len(unjudged) > _NUM_NAMED else ""
-        notes.append(f"{UNJUDGED}: {', '.join(unjudged[:_NUM_NAMED])}{more}")
+        notes.append(f"no verdict was possible, which counts as wrong: {', '.join(unjudged[:_NUM_NAMED])}{more}")
     if not task.isolated:
         notes.append(UNISOLATED)
     notes += [f"{SLOWED}{sentence}" for sentence in sorted(task.slowed_by)]
     if len(rounds := {sample.round for sample in task.samples}) > 1:
-        notes.append(f"{TIMED_IN} {len(rounds)} rounds")
+        notes.append(f"timed in {len(rounds)} rounds")
     return notes
 
 
@@ -332,7 +330,7 @@ def _scores(task: TaskFacts) -> Iterator[Measure]:
     withheld = task.finished and 0 < task.num_unscored < len(task.samples)
     if not task.samples or withheld:  # a task with nothing but errors has a figure that says so
         undefined = Bootstrap(math.nan, np.full(RESAMPLES, np.nan), 0)
-        yield Measure(_score_name(task), _PERCENT, undefined, task.samples)
+        yield Measure(task.score_name, _PERCENT, undefined, task.samples)
     for metric in sorted({name for sample in task.samples for name in sample.scores} if not withheld else ()):
         judged = [sample for sample in task.samples if metric in sample.scores]
         scores = [[sample.scores[metric] for sample in samples] for samples in by_item(judged)]
@@ -357,7 +355,7 @@ def _accuracy(
     def percent(metric: str, values: ArrayLike) -> Measure:
         return Measure(metric, _PERCENT, accuracy(values, seed=seed_of(task.task)).scaled(100), judged, note)
 
-    yield percent(_score_name(task), means)
+    yield percent(task.score_name, means)
     yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])
     num_samples = min(map(len, verdicts))
     if task.is_code:
@@ -366,10 +364,6 @@ def _accuracy(
     elif num_samples > 1:
         votes = [majority_passed(a[:num_samples], p[:num_samples]) for a, p in zip(answers, passed, strict=True)]
         yield percent(f"majority@{num_samples}", votes)
-
-
-def _score_name(task: TaskFacts) -> str:
-    return PASS_AT_1 if task.is_code else ACCURACY
 
 
 def _timed(task: TaskFacts) -> list[SampleFacts]:
@@ -385,7 +379,7 @@ def _timed(task: TaskFacts) -> list[SampleFacts]:
 
 
 def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
-    """What timed samples tell: throughput, latency, and the use of the bandwidth where that of one device is known."""
+    """Throughput, latency, and the use of the bandwidth where that of one device is known."""
     if not alone:
         return
     seed = seed_of(task.task)
@@ -399,14 +393,14 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
     yield Measure("mbu", _PERCENT, used.scaled(100 / bandwidth), alone)
     weight_bytes, *others = {sample.weight_bytes for sample in alone}
     if not others and weight_bytes:
-        # TPS over that of one token a forward where a forward takes no longer than reading the weights once: no engine
-        # exceeds 1 with one token a forward. Reading the cache, which would only lower the limit, is left out.
+        # TPS divided by the memory-bound TPS at one token per forward (bandwidth / weight bytes). Reading the cache,
+        # which would only lower that limit, is left out.
         tps = rate(alone, "tokens", "seconds", seed=seed, timed=True)
         yield Measure("one_token_share", _PERCENT, tps.scaled(100 * weight_bytes / bandwidth), alone)
 
 
 def _thoughts(task: TaskFacts) -> Iterator[Measure]:
-    """What thinking blocks cost, where any text of the task has one; the other texts count with no thought."""
+    """Tokens spent in thinking blocks (0 for texts without one), if the task has any."""
     if any(sample.thinks for sample in task.samples):
         yield from _from_table(_OF_THOUGHTS, task, task.samples)
         share = mean(task.samples, CUT_IN_THOUGHT, seed=seed_of(task.task)).scaled(100)

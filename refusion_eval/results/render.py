@@ -1,4 +1,4 @@
-"""Tables for a terminal, as Markdown, LaTeX and CSV, and the CSV file of figures."""
+"""Tables for a terminal, as Markdown, LaTeX and CSV, and the CSV file of measurements."""
 
 import csv
 import io
@@ -17,18 +17,7 @@ from rich.table import Table as RichTable
 from refusion_eval.benchmarks import OURS
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
-from refusion_eval.results.figure import (
-    AVERAGE,
-    HALF_WRITTEN,
-    MEAN_OVER,
-    MEAN_TASK,
-    MINI_NOTE,
-    NOT_SCORED,
-    UNISOLATED,
-    Figure,
-    Origin,
-    system_key,
-)
+from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, MINI_NOTE, Measurement, Origin, system_key
 from refusion_eval.runs.model_args import decoder_of_system
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.untrusted import read_plain, visible
@@ -39,14 +28,7 @@ DAGGER = "\u2020"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """One cell.
-
-    Attributes:
-        low: lower bound of the 95% interval as text; empty for none.
-        emphasis: best or second best of its column among figures of the same origin, or, where autoregressive systems
-            take no part in that, above the best one.
-        dagger: whether a note below the table is about this cell.
-    """
+    """One cell, with the bounds of its 95% interval as text; with a dagger if a note below the table is about it."""
 
     text: str = ""
     low: str = ""
@@ -71,11 +53,9 @@ EMPTY = TableCell()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """One row.
+    """One row; published rows are set in italics unless the table says otherwise.
 
-    Attributes:
-        origin: published figures are set in italics unless the table says otherwise; empty for text.
-        num_repeated: leading columns that repeat the row above. They are shown empty; the CSV has them in every row.
+    The first `num_repeated` cells repeat the row above: they are shown empty, and the CSV has them in every row.
     """
 
     cells: Sequence[TableCell]
@@ -101,8 +81,6 @@ class Table:
     """A table. Equal tables give equal bytes in every form.
 
     Attributes:
-        title: what the table shows; empty for no heading.
-        notes: paragraphs below the table.
         literal: whether Markdown has to show every text character by character, as names and settings of a paper need;
             otherwise only characters are escaped that could make a tag, a link, code or another cell.
         of_ours: whether the texts hold Markdown of this project; then only separators of columns are escaped.
@@ -130,11 +108,7 @@ class Table:
         return " ".join(filter(None, self.notes))
 
     def rich(self, width: int | None = None) -> RichTable:
-        """The table for a terminal, without columns that are empty in every row.
-
-        Args:
-            width: columns of the terminal; None for as many as the table needs.
-        """
+        """The table for a terminal of `width` columns, without columns that are empty in every row."""
         rows = list(map(_as_row, self.rows))
         full = [row.shown for row in rows if isinstance(row, TableRow)]
         used = [not full or any(cells[at].text for cells in full) for at in range(len(self.columns))]
@@ -256,11 +230,7 @@ class Table:
         return csv_text(head, rows)
 
     def write(self, folder: Path, *, intervals: bool = True) -> list[Path]:
-        """Writes FOLDER/NAME.csv, .md and .tex, and the notes, if there are any, as .txt.
-
-        Raises:
-            StoreError: a file cannot be written.
-        """
+        """Writes FOLDER/NAME.csv, .md and .tex, and the notes, if there are any, as .txt."""
         files = {"csv": self.csv(), "md": self.markdown(), "tex": self.latex(intervals=intervals)}
         if self.caption:
             files["txt"] = f"{self.caption}\n"
@@ -286,19 +256,16 @@ def interval_text(interval: Interval | None, digits: int = 2, missing: str = "")
 
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]], line_end: str = "\n") -> str:
     """A header and one line a row. Equal rows give equal bytes."""
-    import pandas as pd  # half a second, which only commands that write CSV should pay
-
-    table = [[csv_cell(value) for value in row] for row in rows]
-    return pd.DataFrame(table, columns=list(map(csv_cell, columns)), dtype=object).to_csv(
-        index=False, lineterminator=line_end
-    )
+    text = io.StringIO()
+    csv.writer(text, lineterminator=line_end).writerows([csv_cell(value) for value in row] for row in (columns, *rows))
+    return text.getvalue()
 
 
 def csv_cell(value: Any) -> str:
     """A value as text: None and NaN are empty, floats have six significant digits, booleans are yes or no.
 
     Characters that act on a terminal are written as escapes. A text that a spreadsheet would compute, because it begins
-    as a formula does and is no number, gets an apostrophe in front, which `csv_records` takes away.
+    as a formula does and is not a number, gets an apostrophe in front, which `csv_records` takes away.
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -331,8 +298,15 @@ def csv_records(path: str | os.PathLike[str]) -> tuple[list[str], list[tuple[int
     """
     reader = csv.DictReader(io.StringIO(read_plain(path).decode("utf-8"), newline=""))
     records = [
-        (reader.line_num, {name: cell[1:] if cell and _QUOTED.match(cell) else cell for name, cell in record.items()})
-        for record in ({name: cell for name, cell in each.items() if name is not None} for each in reader)
+        (
+            reader.line_num,
+            {
+                name: cell[1:] if cell and _QUOTED.match(cell) else cell
+                for name, cell in record.items()
+                if name is not None
+            },
+        )
+        for record in reader
     ]
     return list(reader.fieldnames or ()), records
 
@@ -341,15 +315,15 @@ _QUOTED = re.compile(f"'{_FORMULA.pattern}")
 
 
 def _fitted(columns: Sequence[Sequence[str]], width: int | None) -> list[int | None]:
-    """Widths of columns, given by their texts, on a terminal: where they do not fit, texts are broken between words.
+    """Widths of columns, given by their texts, on a terminal; None leaves a column as it is.
 
-    Intervals stay on one line if there is room, and only very long words are broken. None leaves a column as it is.
+    Where the texts do not fit, they are broken between words. Intervals stay on one line if there is room.
     """
     natural = [max(map(len, texts)) for texts in columns]
     room = math.inf if width is None else width - 3 * len(columns) - 1  # each cell stands between spaces and rules
-    for word, most in ((r"\[[^\]]*\]|\S+", 24), (r"\S+", 24), (r"\S+", 12)):
-        words = [[one for text in texts for one in re.findall(word, text)] for texts in columns]
-        least = [min(max(map(len, of_column), default=1), most) for of_column in words]
+    for word, most in ((r"\[[^\]\n]*\]|\S+", 24), (r"\S+", 24), (r"\S+", 12)):
+        words = [re.findall(word, "\n".join(texts)) for texts in columns]
+        least = [min(max(map(len, found), default=1), most) for found in words]
         if sum(least) <= room < sum(natural):
             share = (room - sum(least)) / (sum(natural) - sum(least))
             return [low + int(share * (high - low)) for low, high in zip(least, natural, strict=True)]
@@ -419,62 +393,68 @@ def _marked(text: str, cell: TableCell, italic: bool, marks: Mapping[str, tuple[
 
 
 SETTING_PREFIX = "setting_"
-# Columns of the CSV file of figures before and after those of the settings. `system` is the figure's label.
+# Columns of the CSV file of measurements before and after those of the settings. `system` is the label.
 _BEFORE_SETTINGS = (
     *("run_id", "system", "backbone", "task", "n", "metric", "value", "ci_low", "ci_high", "unit"),
     *("batch_size", "dtype", "device"),
 )
-_ADDED_LATER = ("task_version",)  # files of earlier versions lack these columns
-# Columns of files in which a figure has another value than this one.
-_WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
 _AFTER_SETTINGS = (
     *("forwards", "tokens", "seconds", "benchmark", "mini", "samples", "errors", "attention", "hardware", "note"),
-    *_ADDED_LATER,
+    "task_version",
 )
 _COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
-# Facts of a figure that a file has a column of, after all others, if they are not the usual ones for every figure.
-_USUAL_FACTS = {"num_tasks": 1, "finished": True, "scored": True, "isolated": True, "generate": False}
+# Columns that are there where a measurement has another value than this: those of files and data frames, ...
+_WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
+# ... and those of files alone, after all others.
+_USUAL_FACTS = {
+    "num_tasks": 1,
+    "finished": True,
+    "scored": True,
+    "isolated": True,
+    "generate": False,
+    "slowed_by": "",
+    "same_decode_as": "",
+}
 
 
-def csv_columns(figures: Sequence[Figure]) -> list[str]:
-    """Column names in order: identity and figure, conditions, settings of all figures, totals and provenance."""
-    settings = sorted({SETTING_PREFIX + name for figure in figures for name in figure.settings})
-    used = [name for name, usual in _WHERE_USED.items() if any(getattr(figure, name) != usual for figure in figures)]
-    return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS, *used]
+def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
+    """Column names in order: identity and number, conditions, settings of all, totals and provenance."""
+    settings = sorted({SETTING_PREFIX + name for entry in measurements for name in entry.settings})
+    return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS, *_unusual(_WHERE_USED, measurements)]
 
 
-def csv_values(figure: Figure) -> dict[str, Any]:
-    """The columns of one figure."""
-    values = {name: getattr(figure, name) for name in (*_COLUMNS, *_WHERE_USED)}
-    values |= {"system": figure.label, "benchmark": "" if figure.is_mean else figure.benchmark}
-    return values | {SETTING_PREFIX + name: value for name, value in figure.settings.items()}
+def _unusual(usual: Mapping[str, Any], measurements: Sequence[Measurement]) -> list[str]:
+    return [name for name, value in usual.items() if any(getattr(one, name) != value for one in measurements)]
 
 
-def write_csv(figures: Sequence[Figure], path: str | os.PathLike[str]) -> None:
-    """Writes one row a figure: six significant digits, and nothing that says when it was written.
+def csv_values(measurement: Measurement) -> dict[str, Any]:
+    """The columns of one measurement."""
+    values = {name: getattr(measurement, name) for name in (*_COLUMNS, *_WHERE_USED)}
+    values |= {"system": measurement.label, "benchmark": "" if measurement.is_mean else measurement.benchmark}
+    return values | {SETTING_PREFIX + name: value for name, value in measurement.settings.items()}
 
-    Equal figures give equal bytes.
 
-    Raises:
-        StoreError: the file cannot be written.
+def write_csv(measurements: Sequence[Measurement], path: str | os.PathLike[str]) -> None:
+    """Writes one row a measurement: six significant digits, and nothing that says when it was written.
+
+    Equal measurements give equal bytes. Raises StoreError if the file cannot be written.
     """
-    write_output(path, csv_text(*figure_cells(figures)))
+    write_output(path, csv_text(*measurement_cells(measurements)))
 
 
-def figure_cells(figures: Sequence[Figure]) -> tuple[list[str], list[list[Any]]]:
-    """Column names of a results file, and the values of every figure in their order."""
-    facts = [name for name, usual in _USUAL_FACTS.items() if any(getattr(figure, name) != usual for figure in figures)]
-    facts += ["same_decode_as"] if any(figure.same_decode_as for figure in figures) else []
+def measurement_cells(measurements: Sequence[Measurement]) -> tuple[list[str], list[list[Any]]]:
+    """Column names of a results file, and the values of every measurement in their order."""
+    facts = _unusual(_USUAL_FACTS, measurements)
     # A user may give a run any name, also that of a system with another decoder.
-    told = (figure.decoder in ("", decoder_of_system(figure.base_system)) or figure.generate for figure in figures)
-    facts += [] if all(told) else ["decoder"]
-    columns = [*csv_columns(figures), *facts]
-    rows = (csv_values(figure) | {name: getattr(figure, name) for name in facts} for figure in figures)
+    if not all(one.generate or one.decoder in ("", decoder_of_system(one.base_system)) for one in measurements):
+        facts.append("decoder")
+    columns = [*csv_columns(measurements), *facts]
+    rows = (csv_values(one) | {name: getattr(one, name) for name in facts} for one in measurements)
     return columns, [[row.get(column) for column in columns] for row in rows]
 
 
-def read_csv(path: str | os.PathLike[str]) -> list[Figure]:
-    """The figures of a file that `write_csv` wrote.
+def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
+    """The measurements of a file that `write_csv` wrote.
 
     Raises:
         StoreError: the file is missing or holds no row, or a column is missing or has a wrong value.
@@ -485,18 +465,18 @@ def read_csv(path: str | os.PathLike[str]) -> list[Figure]:
         raise StoreError(f"{path} cannot be read ({error}); write it with the table command") from error
     if not records:
         raise StoreError(f"{path} holds no rows of results; write it with the table command")
-    return [_figure(record, path) for _, record in records]
+    return [_measurement(record, path) for _, record in records]
 
 
-def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
-    if missing := [name for name in _COLUMNS if record.get(name) is None and name not in _ADDED_LATER]:
+def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Measurement:
+    if missing := [name for name in _COLUMNS if record.get(name) is None]:
         raise StoreError(f"{path} lacks the columns {', '.join(missing)}; write it with the table command")
-    values: dict[str, Any] = {name: record.get(name) or "" for name in _COLUMNS}
+    values: dict[str, Any] = {name: record[name] for name in _COLUMNS}
+    usual = _WHERE_USED | _USUAL_FACTS
     try:
         values |= {name: int(record[name]) for name in ("n", "forwards", "tokens", "samples", "errors")}
-        values |= {"prompts": record.get("prompts") or OURS, "num_cut": int(record.get("num_cut") or 0)}
-        values |= {"num_rounds": int(record.get("num_rounds") or 1), "num_refused": int(record.get("num_refused") or 0)}
         values |= {name: float(record[name] or "nan") for name in ("value", "ci_low", "ci_high", "seconds")}
+        values |= {name: _fact(record[name], usual[name]) for name in usual if record.get(name)}
     except ValueError as error:
         raise StoreError(f"{path}: {error}; write it with the table command") from error
     settings = {
@@ -504,40 +484,17 @@ def _figure(record: Mapping[str, str], path: str | os.PathLike[str]) -> Figure:
         for column, cell in record.items()
         if column.startswith(SETTING_PREFIX) and cell
     }
-    label, task = values["system"], values["task"]
+    label, task, generate = values.pop("system"), values["task"], values.pop("generate", False)
     notes = tuple(note for note in values.pop("note").split("; ") if note and note != MINI_NOTE)
-    has_facts = any(name in record for name in _USUAL_FACTS)
-    facts = _recorded_facts(record) if has_facts else _facts_of_earlier_version(label, notes)
-    generate = facts.pop("generate")
-    return Figure(
-        **values
-        | {
-            "system": system_key(label, values["backbone"], settings, generate=generate),
-            "mini": record["mini"] == "yes",
-            "benchmark": AVERAGE if task == MEAN_TASK else values["benchmark"] or task,
-        },
-        **facts,
-        same_decode_as=record.get("same_decode_as") or "",
-        decoder=record.get("decoder") or "",
-        origin="measured",
-        label=label,
-        settings=settings,
-        notes=notes,
-    )
-
-
-def _recorded_facts(record: Mapping[str, str]) -> dict[str, Any]:
-    facts = {name: record.get(name) or csv_cell(usual) for name, usual in _USUAL_FACTS.items()}
-    return {name: int(value) if name == "num_tasks" else value == "yes" for name, value in facts.items()}
-
-
-def _facts_of_earlier_version(label: str, notes: Sequence[str]) -> dict[str, Any]:
-    """The facts of a file without columns for them: earlier versions had them only in the notes and the label."""
-    means = (re.match(rf"{MEAN_OVER} (\d+) tasks", note) for note in notes)
-    return {
-        "num_tasks": next((int(match[1]) for match in means if match), 1),
-        "finished": not any(note.startswith(HALF_WRITTEN) for note in notes),
-        "scored": not any(note.endswith(NOT_SCORED) for note in notes),
-        "isolated": UNISOLATED not in notes,
-        "generate": label.endswith(" (generate)"),
+    values |= {
+        "mini": record["mini"] == "yes",
+        "benchmark": AVERAGE if task == MEAN_TASK else values["benchmark"] or task,
+        "decoder": record.get("decoder") or "",
     }
+    system = system_key(label, values["backbone"], settings, generate=generate)
+    return Measurement(origin="measured", system=system, label=label, settings=settings, notes=notes, **values)
+
+
+def _fact(cell: str, usual: Any) -> Any:
+    """A cell as the type of its usual value."""
+    return cell == "yes" if isinstance(usual, bool) else int(cell) if isinstance(usual, int) else cell

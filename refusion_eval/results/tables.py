@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from refusion_eval.benchmarks import OTHER, RELEASE, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
-from refusion_eval.results.figure import (
+from refusion_eval.results.measurement import (
     ACCURACY,
     CUT_IN_THOUGHT,
     JOULES,
@@ -27,20 +27,17 @@ from refusion_eval.results.figure import (
     SPEEDUP,
     SPEEDUP_STOCK,
     UNISOLATED,
-    Figure,
+    Measurement,
     require_comparable,
 )
-from refusion_eval.results.render import Table, TableRow, csv_text, interval_text, text_cells
+from refusion_eval.results.render import Table, TableRow, interval_text, text_cells
+from refusion_eval.store.records import BY_FILTER
 
 MINI_CAPTION = "mini: tasks of this project's synthetic look-alikes, not the real benchmarks."
 
 
 class Column(NamedTuple):
-    """One column of figures.
-
-    Attributes:
-        with_bounds: whether the table prints the interval; the CSV has that of every figure.
-    """
+    """One column of numbers; the table prints intervals `with_bounds` only, the CSV has all."""
 
     metric: str
     heading: str
@@ -48,13 +45,13 @@ class Column(NamedTuple):
     factor: float = 1.0
     with_bounds: bool = False
 
-    def text(self, figure: Figure | None, missing: str = "") -> str:
-        """The cell of a figure, `missing` without one."""
-        if figure is None:
+    def text(self, measurement: Measurement | None, missing: str = "") -> str:
+        """The cell of a measurement, `missing` without one."""
+        if measurement is None:
             return missing
-        low, high = (figure.ci_low, figure.ci_high) if self.with_bounds else (math.nan, math.nan)
-        value, low, high = (self.factor * number for number in (figure.value, low, high))
-        return interval_text(Interval(value, low, high, figure.n), self.digits, missing)
+        low, high = (measurement.ci_low, measurement.ci_high) if self.with_bounds else (math.nan, math.nan)
+        value, low, high = (self.factor * number for number in (measurement.value, low, high))
+        return interval_text(Interval(value, low, high, measurement.n), self.digits, missing)
 
 
 SUMMARY_COLUMNS = (
@@ -80,7 +77,7 @@ SPEED_COLUMNS = (
 ENERGY_COLUMNS = (Column(JOULES, "J/response"), Column(JOULES_PER_TOKEN, "J/token", 3))
 _SPEED_NOTES = (
     "In brackets: 95% interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
-    "Limit: share of the TPS of one token a forward at this device's bandwidth; over 100 % if a cache holds weights.",
+    "Limit: TPS in percent of bandwidth / weight bytes; above 100 % if weights fit into a processor cache.",
     "Prefill: up to the end of the first forward, which reads the prompt; Decode TPS: of all forwards after it.",
     "x AR: over the autoregressive loop of this engine, and over that of transformers' generate, on the same items.",
 )
@@ -101,73 +98,64 @@ _OTHER_ITEMS_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryLine:
-    """One task of one run under one set of settings.
-
-    Attributes:
-        system: label of the system; with the run id where runs share a label, and with the settings that differ where a
-            run has a task under several settings.
-    """
+    """One task of one run under one set of settings, with what tells `system` from other lines of its label."""
 
     task: str
     system: str
-    figures: dict[str, Figure]
+    measurements: dict[str, Measurement]
 
-    def figure(self, metric: str) -> Figure | None:
-        """The figure of a column, None if it was not measured; pass@1 stands for the accuracy of code."""
-        return self.figures.get(metric) or (self.figures.get(PASS_AT_1) if metric == ACCURACY else None)
+    def measurement(self, metric: str) -> Measurement | None:
+        """The measurement of a column, None if there is none; pass@1 stands for the accuracy of code."""
+        return self.measurements.get(metric) or (self.measurements.get(PASS_AT_1) if metric == ACCURACY else None)
 
     @property
-    def any_figure(self) -> Figure:
-        """The score, or any other figure if there is none."""
-        return self.figure(ACCURACY) or next(iter(self.figures.values()))
+    def any_measurement(self) -> Measurement:
+        """The score, or any other measurement if there is none."""
+        return self.measurement(ACCURACY) or next(iter(self.measurements.values()))
 
     @property
     def errors(self) -> int:
-        """Samples that are in no figure."""
-        return max(figure.errors for figure in self.figures.values())
+        """Samples that are in no measurement."""
+        return max(entry.errors for entry in self.measurements.values())
 
     @property
     def isolated(self) -> bool:
         """Whether no program ran without isolation."""
-        return all(figure.isolated for figure in self.figures.values())
+        return all(entry.isolated for entry in self.measurements.values())
 
     @property
     def hardware(self) -> str:
         """The machine, with its threads, that the speed of the line was measured on; empty without a speed."""
-        return self.figures["tps"].hardware if "tps" in self.figures else ""
+        return self.measurements["tps"].hardware if "tps" in self.measurements else ""
 
     def texts(
         self, columns: Sequence[Column] = SUMMARY_COLUMNS, *, fewer: bool = False, letter: str = ""
     ) -> tuple[str, ...]:
-        """The cells of the line under some columns.
-
-        Args:
-            letter: stands for the items of the line, where another line of the task has as many other ones.
-        """
-        figure = self.any_figure
-        mini = " (mini)" if figure.mini and not is_mini(self.task) else ""
+        """The cells of the line; `letter` stands for its items where another line of the task has as many others."""
+        measurement = self.any_measurement
+        mini = " (mini)" if measurement.mini and not is_mini(self.task) else ""
         marks = [f"{self.errors} errors"] if self.errors else []
         marks += ["fewer items"] if fewer else []
-        marks += [f"same decode as {figure.same_decode_as}"] if figure.same_decode_as else []
+        marks += [f"same decode as {measurement.same_decode_as}"] if measurement.same_decode_as else []
         marks += [] if self.isolated else ["no isolation"]
-        marks += [f"{figure.num_cut} cut short"] if figure.num_cut else []
-        marks += ["other prompts"] if OTHER in figure.prompts else []
+        marks += [f"{measurement.num_cut} cut short"] if measurement.num_cut else []
+        marks += ["other prompts"] if OTHER in measurement.prompts else []
         system = f"{self.system} [{', '.join(marks)}]" if marks else self.system
-        cells = (column.text(self.figure(column.metric), missing="-") for column in columns)
-        return (self.task + mini, system, f"{figure.n} {letter}".rstrip(), *cells)
+        cells = (column.text(self.measurement(column.metric), missing="-") for column in columns)
+        return (self.task + mini, system, f"{measurement.n} {letter}".rstrip(), *cells)
 
 
-def summary(figures: Iterable[Figure]) -> list[SummaryLine]:
-    """Condenses figures of runs to one line a task and run, in their order by task; means last."""
-    groups: dict[tuple, dict[str, Figure]] = {}
+def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
+    """Condenses measurements of runs to one line a task and run, in their order by task; means last."""
+    groups: dict[tuple, dict[str, Measurement]] = {}
     run_ids: dict[str, set[str]] = {}
     settings: dict[tuple, set[tuple]] = {}
-    for figure in figures:
-        in_force = tuple(sorted(figure.settings.items()))
-        label = f"{figure.label}, fused" if figure.decoded_fused else figure.label
-        key = (figure.mini, figure.is_mean, figure.task, label, figure.run_id, in_force)
-        groups.setdefault(key, {})[figure.metric] = figure
-        run_ids.setdefault(label, set()).add(figure.run_id)
+    for measurement in measurements:
+        in_force = tuple(sorted(measurement.settings.items()))
+        label = f"{measurement.label}, fused" if measurement.decoded_fused else measurement.label
+        key = (measurement.mini, measurement.is_mean, measurement.task, label, measurement.run_id, in_force)
+        groups.setdefault(key, {})[measurement.metric] = measurement
+        run_ids.setdefault(label, set()).add(measurement.run_id)
         settings.setdefault(key[:-1], set()).add(in_force)
     lines = []
     for key in sorted(groups):
@@ -177,14 +165,16 @@ def summary(figures: Iterable[Figure]) -> list[SummaryLine]:
         always = set.intersection(*map(set, settings[key[:-1]]))
         marks += [f"{name}={value}" for name, value in in_force if (name, value) not in always]
         system = f"{label} ({', '.join(marks)})" if marks else label
-        lines.append(SummaryLine(task=task, system=system, figures=groups[key]))
+        lines.append(SummaryLine(task=task, system=system, measurements=groups[key]))
     return lines
 
 
 def summary_table(lines: Sequence[SummaryLine]) -> Table:
     """The lines as a table, with what a reader must know below it."""
-    thinks = any(line.figure(CUT_IN_THOUGHT) for line in lines)
-    shown = (*SUMMARY_COLUMNS, _THOUGHT_COLUMN) if thinks else SUMMARY_COLUMNS
+    thinks = any(line.measurement(CUT_IN_THOUGHT) for line in lines)
+    by_filter = sorted({metric for line in lines for metric in line.measurements if metric.startswith(BY_FILTER)})
+    filter_columns = [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in by_filter]
+    shown = (*SUMMARY_COLUMNS, *filter_columns, *([_THOUGHT_COLUMN] if thinks else []))
     columns = ("Task", "System", "n", *(column.heading for column in shown))
     machines = list(dict.fromkeys(line.hardware for line in lines if line.hardware))
     numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}
@@ -195,8 +185,8 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
         notes.append(f"Speeds compare within one machine and number of threads only. {listed}.")
     most: dict[str, int] = {}
     for line in lines:
-        most[line.task] = max(line.any_figure.n, most.get(line.task, 0))
-    fewer = [line.any_figure.n < most[line.task] for line in lines]
+        most[line.task] = max(line.any_measurement.n, most.get(line.task, 0))
+    fewer = [line.any_measurement.n < most[line.task] for line in lines]
     if any(fewer):
         notes.append(_FEWER_NOTE)
     letters = _letters_of_items(lines)
@@ -214,7 +204,7 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
 def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
     """A letter for each line where lines of a task have equally many but not the same items; else empty texts."""
     sets: dict[tuple[str, int], dict[str, str]] = {}
-    keys = [((line.task, line.any_figure.n), line.any_figure.items) for line in lines]
+    keys = [((line.task, line.any_measurement.n), line.any_measurement.items) for line in lines]
     for group, items in keys:
         of_group = sets.setdefault(group, {})
         of_group.setdefault(items, chr(ord("a") + len(of_group)))
@@ -222,80 +212,78 @@ def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
 
 
 def _caption(lines: Sequence[SummaryLine]) -> str:
-    sentences = ["In brackets: 95% interval by item." if lines else "There are no samples."]
-    notes = [note for line in lines for figure in line.figures.values() for note in figure.notes]
-    timed = {tps.num_rounds > 1 for line in lines if (tps := line.figure("tps")) is not None}
-    if True in timed:
-        sentences.append("Intervals of speed also cover the rounds in which the systems took turns.")
-    if False in timed:
-        sentences.append("A speed of one round has an interval that leaves out changes of the machine's own speed.")
-    if slowed := sorted({note.removeprefix(SLOWED) for note in notes if note.startswith(SLOWED)}):
-        sentences.append(f"Speed is {SLOWED}{', '.join(slowed)}.")
-    if any(line.any_figure.mini for line in lines):
-        sentences.append(MINI_CAPTION)
-    num_refused = sum(line.any_figure.num_refused for line in lines if line.task != MEAN_TASK)
-    if num_errors := sum(line.errors for line in lines if line.task != MEAN_TASK) - num_refused:
-        sentences.append(f"{num_errors} samples are errors and in no figure; run the same command again to retry them.")
-    if num_refused:
-        sentences.append(f"{num_refused} {REFUSED_NOTE}.")
-    if not all(line.isolated for line in lines):
-        sentences.append(f"No isolation: {UNISOLATED}.")
-    if any(line.any_figure.decoded_fused for line in lines):
-        sentences.append("Fused: fewer forwards for the same tokens than the paper's algorithm makes.")
-    if any(line.any_figure.num_cut for line in lines):
-        sentences.append("Cut short: responses that reached the length of the settings, and so may lack their answer.")
-    if any(line.any_figure.prompts == RELEASE for line in lines):
-        sentences.append("Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.")
-    if any(OTHER in line.any_figure.prompts for line in lines):
-        sentences.append("Other prompts: neither those of this project nor those of the release.")
-    if any(line.figure("tps") is None for line in lines):
-        sentences.append("No TPS where no sample was decoded alone after a warm-up, or on several machines.")
-    return " ".join(sentences)
+    tasks = [line for line in lines if line.task != MEAN_TASK]
+    num_refused = sum(line.any_measurement.num_refused for line in tasks)
+    num_errors = sum(line.errors for line in tasks) - num_refused
+    rounds = {None if (tps := line.measurement("tps")) is None else tps.num_rounds > 1 for line in lines}
+    every = [line.any_measurement for line in lines]
+    slowed = {one for line in lines for each in line.measurements.values() for one in each.slowed_by.split("|")} - {""}
+    sentences = {
+        "There are no samples.": not lines,
+        "In brackets: 95% interval by item.": bool(lines),
+        "Intervals of speed also cover the rounds in which the systems took turns.": True in rounds,
+        "A speed of one round has an interval that leaves out changes of the machine's own speed.": False in rounds,
+        f"Speed is {SLOWED}{', '.join(sorted(slowed))}.": bool(slowed),
+        MINI_CAPTION: any(one.mini for one in every),
+        f"{num_errors} samples are errors and in no figure; run the same command again to retry them.": num_errors > 0,
+        f"{num_refused} {REFUSED_NOTE}.": num_refused > 0,
+        f"No isolation: {UNISOLATED}.": not all(line.isolated for line in lines),
+        "Fused: fewer forwards for the same tokens than the paper's algorithm makes.": any(
+            one.decoded_fused for one in every
+        ),
+        "Cut short: responses that reached the length of the settings, and so may lack their answer.": any(
+            one.num_cut for one in every
+        ),
+        "Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.": any(
+            one.prompts == RELEASE for one in every
+        ),
+        "Other prompts: neither those of this project nor those of the release.": any(
+            OTHER in one.prompts for one in every
+        ),
+        "No TPS where no sample was decoded alone after a warm-up, or on several machines.": None in rounds,
+    }
+    return " ".join(sentence for sentence, holds in sentences.items() if holds)
 
 
 class SpeedRow(NamedTuple):
-    """The speed of one run on one task.
+    """The speed of one run on one task: the measurements that have a column, by metric; "tps" is always there."""
 
-    Attributes:
-        figures: figures by metric, of those that have a column and were measured; "tps" is always there.
-    """
-
-    figures: dict[str, Figure]
+    measurements: dict[str, Measurement]
     fewer: bool
 
     @property
-    def tps(self) -> Figure:
-        """The figure that says what the row is about."""
-        return self.figures["tps"]
+    def tps(self) -> Measurement:
+        """The measurement that says what the row is about."""
+        return self.measurements["tps"]
 
     @property
     def complete(self) -> bool:
         """Whether no sample that was asked for is missing."""
-        return all(figure.complete for figure in self.figures.values())
+        return all(entry.complete for entry in self.measurements.values())
 
 
-def speed_rows(figures: Sequence[Figure]) -> list[SpeedRow]:
-    """The timed figures, one row for each task and run, in the order of the figures; means last.
+def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
+    """The timed measurements, one row for each task and run, in their order; means last.
 
     Raises:
-        StoreError: nothing was timed, the figures are of several machines or task versions, or a run has a task twice.
+        StoreError: nothing was timed, machines or task versions differ, or a run has a task twice.
     """
     metrics = {column.metric for column in (*SPEED_COLUMNS, *ENERGY_COLUMNS)}
-    groups: dict[tuple[bool, str, str], dict[str, Figure]] = {}
-    for figure in figures:
-        group = groups.setdefault((figure.mini, figure.benchmark, figure.run_id), {})
-        if figure.metric in metrics and group.setdefault(figure.metric, figure) is not figure:
+    groups: dict[tuple[bool, str, str], dict[str, Measurement]] = {}
+    for measurement in measurements:
+        group = groups.setdefault((measurement.mini, measurement.benchmark, measurement.run_id), {})
+        if measurement.metric in metrics and group.setdefault(measurement.metric, measurement) is not measurement:
             raise StoreError(
-                f"{figure.run_id} has {figure.metric} of {figure.benchmark} twice; compare its settings with table"
+                f"{measurement.run_id} has {measurement.metric} of {measurement.benchmark} twice; compare its settings "
+                "with table"
             )
     timed = [group for group in groups.values() if "tps" in group]
     if not timed:
         raise StoreError("nothing was timed in these runs; decode at batch size 1, or some of it with tps_samples")
     for mini in (False, True):
-        require_comparable([figure for group in timed for figure in group.values() if figure.mini == mini])
+        require_comparable([one for group in timed for one in group.values() if one.mini == mini])
     most: dict[tuple[bool, str], int] = defaultdict(int)
-    for group in timed:
-        tps = group["tps"]
+    for tps in (group["tps"] for group in timed):
         most[tps.mini, tps.benchmark] = max(tps.n, most[tps.mini, tps.benchmark])
     rows = [SpeedRow(group, group["tps"].n < most[group["tps"].mini, group["tps"].benchmark]) for group in timed]
     return sorted(rows, key=lambda row: (row.tps.mini, row.tps.is_mean, row.tps.benchmark))
@@ -304,7 +292,7 @@ def speed_rows(figures: Sequence[Figure]) -> list[SpeedRow]:
 def _columns(rows: Sequence[SpeedRow]) -> tuple[Column, ...]:
     """The columns of some rows: those of energy only where it was measured."""
     return SPEED_COLUMNS + tuple(
-        column for column in ENERGY_COLUMNS if any(column.metric in row.figures for row in rows)
+        column for column in ENERGY_COLUMNS if any(column.metric in row.measurements for row in rows)
     )
 
 
@@ -322,7 +310,7 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
         marks = [mark for mark, holds in facts.items() if holds]
         task = f"{tps.benchmark} (mini)" if tps.mini else tps.benchmark
         system = f"{tps.label} [{', '.join(marks)}]" if marks else tps.label
-        cells = [column.text(row.figures.get(column.metric)) for column in columns]
+        cells = [column.text(row.measurements.get(column.metric)) for column in columns]
         lines.append((task, system, str(tps.n), *cells))
     explained = [_FEWER_NOTE] if any(row.fewer for row in rows) else []
     explained += [_ENERGY_NOTE] if len(columns) > len(SPEED_COLUMNS) else []
@@ -336,11 +324,6 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
     )
 
 
-def speed_csv(rows: Sequence[SpeedRow]) -> str:
-    """The rows as CSV, every figure with its bounds."""
-    return csv_text(*speed_cells(rows))
-
-
 def speed_cells(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[Any]]]:
     """Column names, and the values of every row in their order."""
     head = ["run_id", "system", "task", "mini", "complete", "n", "fewer", "fused", "hardware"]
@@ -352,7 +335,7 @@ def speed_cells(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[Any]]]:
         tps = row.tps
         line = [tps.run_id, tps.label, tps.benchmark, tps.mini, row.complete, tps.n, row.fewer, tps.fused, tps.hardware]
         for column in columns:
-            figure = row.figures.get(column.metric)
-            line += [None] * 3 if figure is None else [figure.value, figure.ci_low, figure.ci_high]
+            measurement = row.measurements.get(column.metric)
+            line += [None] * 3 if measurement is None else [measurement.value, measurement.ci_low, measurement.ci_high]
         lines.append(line)
     return head, lines

@@ -1,8 +1,4 @@
-"""Jobs, which are requests that are ready to be decoded, and the record of each result.
-
-A stop string may itself be a special token ("<|im_end|>", "</s>"). Stop strings are therefore searched in the text with
-special tokens spelled out, and special tokens are left out of the text that is returned. Nothing else is removed.
-"""
+"""Jobs, which are requests that are ready to be decoded, and the record of each result."""
 
 import bisect
 import hashlib
@@ -22,6 +18,9 @@ from refusion_eval.types import Decoded, Draft, Fix, StopRule, Trace, draw_key
 @dataclass(frozen=True, slots=True)
 class Detokenizer:
     """Writes text from token ids.
+
+    A stop string may itself be a special token ("<|im_end|>", "</s>"), so stop strings are searched in the text with
+    special tokens spelled out. They are left out of the text that is returned.
 
     Attributes:
         decode: turns ordinary token ids into text.
@@ -61,10 +60,7 @@ class Detokenizer:
         return "".join(kept)
 
     def kept(self, tokens: Sequence[int], until: Sequence[str]) -> Sequence[int]:
-        """The shortest prefix of the tokens whose text contains a stop string; all tokens if there is none.
-
-        A text that contains a stop string still does when tokens are appended, so bisection finds the end.
-        """
+        """The shortest prefix of the tokens whose text contains a stop string; all tokens if there is none."""
 
         def has_stopped(length: int) -> bool:
             text = self.spelled(tokens[:length])
@@ -72,25 +68,21 @@ class Detokenizer:
 
         if not has_stopped(len(tokens)):
             return tokens
+        # A text that contains a stop string still does when tokens are appended.
         return tokens[: bisect.bisect_left(range(len(tokens)), True, key=has_stopped)]
 
     def stop_rule(self, until: Sequence[str]) -> StopRule | None:
-        """A rule that ends decoding once a stop string is complete. It has state, so every request needs its own.
-
-        A request that is decoded again from its beginning may keep its rule: the rule starts over when it gets fewer
-        tokens than before.
-
-        Only the end of the text is spelled out each time. A token is at least one byte, so a stop string that has just
-        become complete reaches back at most its own length in bytes.
-        """
+        """A rule that ends decoding once a stop string is complete. It has state, so every request needs its own."""
         if not until:
             return None
+        # Only the end of the text is spelled out each time. A token is at least one byte, so a stop string that has
+        # just become complete reaches back at most its own length in bytes.
         reach = max(len(stop.encode()) for stop in until) + 4
         checked = 0
 
         def rule(tokens: Sequence[int]) -> bool:
             nonlocal checked
-            if len(tokens) < checked:
+            if len(tokens) < checked:  # the request is decoded again from its beginning
                 checked = 0
             tail = self.spelled(tokens[max(0, checked - reach) :])
             checked = len(tokens)
@@ -124,14 +116,11 @@ class Job:
     alone: bool = False
 
     def settings(self, detokenizer: Detokenizer) -> Any:
-        """The decoder's settings for one decoding of this request: with its stop rule and its own seed.
-
-        Where anything is drawn (by default at a temperature above 0) the seed is mixed from the run's seed, the item
-        and the sample's number, so that several samples of an item differ and each of them can be drawn again alone.
-        """
+        """The settings for one decoding of this request: with its stop rule and, if it draws, a seed of its own."""
         settings = self.resolved.settings
         changes: dict[str, Any] = {"stop_rule": detokenizer.stop_rule(self.resolved.until)}
         if getattr(settings, "is_random", settings.temperature > 0):
+            # Several samples of an item differ, and each of them can be drawn again alone.
             item = int(self.key.doc_hash[:12], 16)
             changes["seed"] = draw_key(settings.seed, item, self.key.sample) >> 1
         return replace(settings, **changes)
@@ -155,15 +144,13 @@ def prompt_hash(prompt: str) -> str:
 
 
 def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: int, warm: bool) -> Sample:
-    """The record of a decoded job.
-
-    Tokens after a stop string are no part of the output, so they are neither recorded nor counted: a parallel decoder
-    may have fixed some of them in the step that completed the string. The trace keeps them, because it tells what
-    happened. If the job has sealed texts, token ids are withheld, because they spell what is redacted in the text.
-    """
+    """The record of a decoded job."""
+    # A parallel decoder may have fixed tokens after a stop string in the step that completed it. They are neither
+    # recorded nor counted; the trace keeps them, because it tells what happened.
     tokens = detokenizer.kept(decoded.tokens, job.resolved.until)
     text = redact(detokenizer.text(decoded.tokens, job.resolved.until), job.sealed)
-    trace = without_tokens(decoded.trace) if job.sealed else decoded.trace
+    # Token ids spell the texts that are redacted, so they are withheld.
+    trace = _without_tokens(decoded.trace) if job.sealed else decoded.trace
     return Sample(
         **_identity(job, batch_size),
         text=text,
@@ -180,15 +167,12 @@ def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: 
     )
 
 
-# Tokens at the end of a prompt among which the tag that opens a thought stands, if the prompt opens one.
+# A prompt that opens a thought has the tag among this many tokens at its end.
 _PROMPT_END = 12
 
 
 def _thoughts(tokens: Sequence[int], prompt_ids: Sequence[int], detokenizer: Detokenizer) -> dict[str, Any]:
-    """The fields of a record with a thinking block, none without one.
-
-    A token that stands on both sides of a block's border counts as the part before the border.
-    """
+    """The fields of a record with a thinking block; a token across a block's border belongs before the border."""
 
     def num_characters(length: int) -> int:  # never fewer with more tokens: a half character may become a whole one
         return len(detokenizer.spelled(tokens[:length]).rstrip("\ufffd"))
@@ -229,7 +213,7 @@ def _identity(job: Job, batch_size: int) -> dict[str, Any]:
     }
 
 
-def without_tokens(trace: Trace) -> Trace:
+def _without_tokens(trace: Trace) -> Trace:
     """A copy in which every token id is 0; it still tells where and when positions were fixed."""
     blanked = [
         replace(event, tokens=(0,) * len(event.tokens)) if isinstance(event, Draft | Fix) else event
@@ -242,7 +226,7 @@ class JobRunner(Protocol):
     """Turns jobs into records, in this process or in several."""
 
     def refusal(self, job: Job) -> str | None:
-        """Why a job cannot be decoded, known before anything is computed; None if it can."""
+        """The reason why a job cannot be decoded, if it is known before anything is computed."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
         """Yields the record of each job as it ends. The jobs that are decoded alone come first in `jobs`."""

@@ -1,4 +1,4 @@
-"""The manifest of a run: a description of the system, the machine and the invocation, for the run directory."""
+"""The manifest of a run: a description of the system, the machine and the invocation."""
 
 import csv
 import hashlib
@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-import refusion_eval
 from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import find_task
 from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, weight_bytes
+from refusion_eval.models.device import cpu_threads
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
 from refusion_eval.runs.system import NO_TEMPLATE, System, recorded_attention
 from refusion_eval.store.records import STOCK_GENERATE, Hardware, Manifest, git_commit, package_versions
+from refusion_eval.version import __version__
 
 # A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
 WHOLE_BYTES = 256 * 2**20
@@ -31,8 +32,8 @@ _NVIDIA_SMI_SECONDS = 20
 
 
 def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest:
-    """Describes this invocation of a system; `task_versions` are those that are known, by task."""
-    model, has_engine = system.model, system.args.loop == "engine"
+    """Describes this invocation of a system and its tasks, with the versions that are known."""
+    model = system.model
     return replace(
         identity(system),
         tasks=dict(task_versions),
@@ -44,16 +45,18 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         git_commit=git_commit(),
         command=sys.argv,
         arguments=run_arguments(system.args) | {"cuda_graphs": model.cuda_graphs},
-        roofline={} if model.is_stock else _roofline(model, model.weight_dtype if has_engine else model.dtype),
+        roofline={} if model.is_stock else _roofline(model),
     )
 
 
-def _roofline(model: LoadedModel, dtype: torch.dtype) -> dict[str, float]:
-    """What the forwards of this project's transformer read, and how fast this device copies."""
+def _roofline(model: LoadedModel) -> dict[str, float]:
+    """The bytes that forwards of this project's transformer read, and how fast this device copies."""
+    with cpu_threads(model.num_threads):  # a forward reads no faster than its own threads can
+        bandwidth = copy_bandwidth(model.device)
     return {
-        "weight_bytes": weight_bytes(model.config, dtype),
+        "weight_bytes": weight_bytes(model.config, model.dtype),
         "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
-        "copy_bytes_per_second": copy_bandwidth(model.device),
+        "copy_bytes_per_second": bandwidth,
     }
 
 
@@ -81,21 +84,21 @@ def identity(system: System) -> Manifest:
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
         attention=recorded_attention(model) if args.loop == "engine" else "transformers",  # which chooses its own
-        package_version=refusion_eval.__version__,
+        package_version=__version__,
     )
 
 
 def machine(system: System) -> Hardware:
-    """The hardware that a system runs on."""
+    """The hardware that a system runs on, with the threads of its forwards."""
     device = system.model.device
-    return collect_hardware(torch.get_num_threads(), device if device.type == "cuda" else None, system.num_processes)
+    return collect_hardware(system.model.num_threads, device if device.type == "cuda" else None, system.num_processes)
 
 
 def machine_state(system: System) -> dict[str, Any]:
-    """What else decides times: threads, load of the last minute, mean clock of the processors, clocks of the GPU."""
+    """Threads, load of the last minute, mean clock of the processors, clocks of the GPU: they decide times too."""
     device = system.model.device
     clocks = [float(text) for name, text in _cpuinfo() if name == "cpu MHz"]
-    state: dict[str, Any] = {"threads": torch.get_num_threads()}
+    state: dict[str, Any] = {"threads": system.model.num_threads}
     if hasattr(os, "getloadavg"):
         state["load"] = round(os.getloadavg()[0], 2)
     if clocks:
@@ -107,10 +110,7 @@ def machine_state(system: System) -> dict[str, Any]:
 
 
 def run_arguments(args: ModelArgs) -> dict[str, Any]:
-    """Model arguments in the form in which they can be given again: those that have a value and decide texts or times.
-
-    The run directory and the arguments of a launch are left out.
-    """
+    """The model arguments that decide texts or times, in the form in which they can be given again."""
     left_out = ("settings", "run_dir", *LAUNCH_ARGUMENTS)
     given = {field.name: getattr(args, field.name) for field in fields(args) if field.name not in left_out}
     given["batch_size"] = args.batch_size or "auto"
@@ -129,7 +129,7 @@ def _adapter_facts(system: System) -> dict[str, str]:
 
 
 def _prompt_facts(system: System) -> dict[str, str | bool]:
-    """What the user changed in prompts: the chat template and the BOS token; empty if nothing."""
+    """The changes of the user to prompts: the chat template and the BOS token."""
     args, template = system.args, system.own_chat_template
     facts: dict[str, str | bool] = {}
     if args.chat_template is not None:
@@ -140,7 +140,7 @@ def _prompt_facts(system: System) -> dict[str, str | bool]:
 
 
 def _checkpoint_hash(directory: Path) -> str:
-    """Hash of a local checkpoint's configuration and weights; of a large file, evenly spread pieces are hashed."""
+    """Hash of a local checkpoint's configuration and weights."""
     digest = hashlib.sha256()
     for path in [directory / "config.json", *sorted(directory.glob("*.safetensors"))]:
         size = path.stat().st_size
@@ -156,7 +156,7 @@ def _checkpoint_hash(directory: Path) -> str:
 
 
 def collect_hardware(threads: int, gpu: torch.device | None = None, num_processes: int = 1) -> Hardware:
-    """Reads this machine's hardware."""
+    """Describes this machine, and one GPU of it."""
     machine = Hardware(
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
@@ -206,7 +206,6 @@ def _cpu_model() -> str:
 def _cpuinfo() -> Iterator[tuple[str, str]]:
     """Names and values of /proc/cpuinfo, those of every processor one after the other; nothing where there is none."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            yield name.strip(), value.strip()
+    for line in cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.is_file() else ():
+        name, _, value = line.partition(":")
+        yield name.strip(), value.strip()

@@ -5,13 +5,13 @@ The systems of the paper, a decoder on a published checkpoint each, stand for so
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import asdict, field, fields
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal
 
 from refusion_eval.config import (
-    NonNegativeFloat,
+    CheckpointOptions,
     NonNegativeInt,
     PositiveInt,
     build,
@@ -25,7 +25,7 @@ from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_name, embedded_path, tasks_path
 
-# Names in tables of those checkpoints in the package that are not their decoder's main one.
+# Names in tables of the embedded checkpoints that are not their decoder's main checkpoint.
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
 EMBEDDED_DECODERS = {"autoregressive_sft": "autoregressive"}
 
@@ -34,38 +34,30 @@ LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
 
 
 def system_of_label(label: str) -> str:
-    """Returns the decoder or checkpoint whose runs have this name in tables by default; the name itself if none has."""
+    """The decoder or checkpoint whose runs have this name in tables by default; the name itself if none has."""
     labels = {name: decoder.label for name, decoder in DECODERS.items()} | EMBEDDED_NAMES
     return next((name for name, other in labels.items() if other == label), label)
 
 
 @cache
 def decoder_of_system(system: str) -> str:
-    """Returns the decoder of a published system, an embedded checkpoint or a decoder's own key; empty for others."""
+    """The decoder of a published system, an embedded checkpoint or a decoder's own key; empty for others."""
     published = published_systems().get(system)
     decoder = EMBEDDED_DECODERS.get(system, system) if published is None else published.decoder
     return decoder if decoder in DECODERS else ""
 
 
 @settings_class("model_args")
-class ModelArgs:
+class ModelArgs(CheckpointOptions):
     """Which checkpoint to load and how to run it. Decoder settings are given beside these, by their own names.
 
     The entries below are also the help of the options of `refusion-eval run`.
 
     Attributes:
-        pretrained: Checkpoint: a folder, a hub id, "embedded" (the decoder's tiny model) or "embedded:NAME".
-        decoder: Name of the decoder, or where one of your own is: FILE.py:DECODER or MODULE:DECODER.
-        adapter: LoRA adapter, a folder or hub id. It is merged into the weights when they are loaded.
+        decoder: Name of the decoder, or the place of your own: FILE.py:DECODER or MODULE:DECODER.
         preset: Settings table of the decoder, where its file has several. The default is the first.
-        revision: Branch, tag or commit of a hub id.
-        dtype: Type of weights and cache. auto is the checkpoint's own type on a GPU and float32 on a CPU.
-        device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
-        attention: Attention backend: sdpa, flash, or native (CPU, float32). auto is native where it can run, else sdpa.
         batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
         tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
-        kv_budget_gib: GiB that the keys and values of a batch may take. The default is the free memory.
-        cuda_graphs: Record forwards as CUDA graphs, of one request and of batches. The default is yes on a GPU.
         run_dir: Folder where every sample is recorded as it finishes, and found again by the next run.
         data_dir: Folder with benchmark rows.
         enable_thinking: Value that the chat template receives for thinking. The default is yes.
@@ -74,7 +66,7 @@ class ModelArgs:
         prompt_time: Date that a chat template finds where it asks for today's, such as 2026-01-31, with a time where it
             matters. The default is the moment at which the run began.
         mc_samples: Noised copies of each continuation that estimate the log-likelihood of a masked model.
-        warmup: Requests that are decoded and discarded before the first measured one of each settings.
+        warmup: Requests that are decoded and discarded before the first measured request of each settings.
         system: Name of the system in tables. The default is the decoder's.
         backbone: Model that the checkpoint was made from, if its config.json does not say. Speed-up compares systems of
             one backbone.
@@ -84,28 +76,14 @@ class ModelArgs:
             cluster.
         workers: Largest number of Ray workers. The default is as many as fit.
         worker_cpus: Processor cores of a Ray worker without a GPU.
-        ray_address: HOST:PORT of a Ray cluster, or auto for the one of this machine. By default one is started here.
-        tune: Measure what a wider forward costs here, by which forwards of ReFusion are fused. By default TPF does not
-            depend on the machine.
-        fuse_by_default: Fuse the forwards of ReFusion where no setting says so, as before version 1.0. By default they
-            are those of the paper's algorithm, and fuse=true fuses them.
-        backend: own, or transformers: its own forward, for any causal or masked language model that it loads. It
-            computes the whole text each time, without a cache, so its times measure no decoder.
+        ray_address: HOST:PORT of a Ray cluster, or auto for this machine's. By default a cluster is started here.
         settings: The decoder's settings that were given beside these.
     """
 
-    pretrained: str
     decoder: str = "refusion"
-    adapter: str | None = None
     preset: str | None = None
-    revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
-    attention: str = "auto"
     batch_size: PositiveInt | None = 1
     tps_samples: NonNegativeInt = 0
-    kv_budget_gib: NonNegativeFloat | None = None
-    cuda_graphs: bool | None = None
     run_dir: str | None = None
     data_dir: str | None = None
     enable_thinking: bool = True
@@ -121,22 +99,20 @@ class ModelArgs:
     workers: PositiveInt | None = None
     worker_cpus: PositiveInt = 1
     ray_address: str | None = None
-    tune: bool = False
-    fuse_by_default: bool = False
-    backend: Literal["own", "transformers"] = "own"
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
+        CheckpointOptions.__post_init__(self)  # super() does not work in a class with slots
         if self.prompt_time is not None:
             try:
                 datetime.fromisoformat(self.prompt_time)
             except ValueError:
                 raise ConfigError(
-                    f"model_args: prompt_time={self.prompt_time!r} is no date; write it as 2026-01-31 or "
+                    f"model_args: prompt_time={self.prompt_time!r} is not a date; write it as 2026-01-31 or "
                     "2026-01-31T12:00"
                 ) from None
-        of_stock_loop = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
-        for name, needed in of_stock_loop.items():
+        needs_of_stock_loop = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
+        for name, needed in needs_of_stock_loop.items():
             value = getattr(self, name)
             if self.loop != "engine" and value not in (needed, None):
                 raise ConfigError(
@@ -150,7 +126,7 @@ class ModelArgs:
 
     @property
     def settings_type(self) -> type:
-        """Settings class of the decoder."""
+        """The settings class of the decoder."""
         return find_decoder(self.decoder).Settings
 
     @property
@@ -158,6 +134,12 @@ class ModelArgs:
         """Folder or hub id of the checkpoint."""
         name = embedded_name(self.pretrained, self.decoder)
         return self.pretrained if name is None else str(embedded_path(name))
+
+    @property
+    def options(self) -> CheckpointOptions:
+        """The options of the checkpoint, with the folder of an embedded checkpoint in place of its name."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(CheckpointOptions)}
+        return CheckpointOptions(**values | {"pretrained": self.checkpoint})
 
     @property
     def system_name(self) -> str:
@@ -171,8 +153,7 @@ class ModelArgs:
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:
     """Separates the decoder's settings from the other model arguments, and converts and checks all of them.
 
-    Raises:
-        ConfigError: a key is unknown, a value is refused, or arguments do not fit each other.
+    `additional` has what lm-eval's command line adds; `given` outranks it.
     """
     where = "model_args"
     flags = {key: value for key, value in (additional or {}).items() if value is not None}
@@ -188,15 +169,15 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
         arguments["batch_size"] = None
     elif isinstance(batch_size, str) and not batch_size.lstrip("+-").isdigit():
         raise ConfigError(f"{where}: batch_size={batch_size!r} is not a whole number; give one, or auto")
-    decoder = arguments.get("decoder", "refusion")
-    settings_type = find_decoder(str(decoder)).Settings
-    of_decoder = field_types(settings_type)
-    check_keys(arguments, field_types(ModelArgs).keys() | of_decoder.keys(), where)
+    settings_type = find_decoder(str(arguments.get("decoder", "refusion"))).Settings
+    setting_names = field_types(settings_type).keys()
+    check_keys(arguments, field_types(ModelArgs).keys() | setting_names, where)
     if "pretrained" not in arguments:
         raise ConfigError(f"{where}: pretrained is missing; name a checkpoint folder or a hub id: pretrained=...")
-    settings = read_values(settings_type, {key: value for key, value in arguments.items() if key in of_decoder}, where)
-    rest = read_values(ModelArgs, {key: value for key, value in arguments.items() if key not in of_decoder}, where)
-    return ModelArgs(**rest, settings=settings)
+    # Settings are checked one by one here, and as a whole once those of the task and the checkpoint are beside them.
+    given_settings = {key: arguments.pop(key) for key in list(arguments) if key in setting_names}
+    settings = read_values(settings_type, given_settings, where)
+    return ModelArgs(**arguments, settings=settings)
 
 
 @settings_class()
@@ -225,11 +206,7 @@ class PublishedSystem:
 
 
 def published_systems() -> dict[str, PublishedSystem]:
-    """Reads tasks/settings/systems.toml; a decoder without a row there is a system without a published checkpoint.
-
-    Raises:
-        ConfigError: the file cannot be read, or a row is malformed.
-    """
+    """Reads tasks/settings/systems.toml; a decoder without a row there is a system without a published checkpoint."""
     path = tasks_path() / "settings" / "systems.toml"
     file = f"tasks/settings/{path.name}"
     try:
@@ -248,27 +225,12 @@ def published_systems() -> dict[str, PublishedSystem]:
 
 
 def system_arguments(name: str, model: str | None) -> dict[str, str | bool | None]:
-    """Returns the model arguments of a published system.
-
-    Args:
-        model: folder or hub id of a checkpoint to use instead of the published one, without the published adapter. The
-            system keeps its label.
-
-    Raises:
-        ConfigError: the system is unknown (the message suggests the likeliest one), or has no published checkpoint and
-            none is given.
-    """
+    """The model arguments of a published system; on a checkpoint of the user's, without the published adapter."""
     systems = published_systems()
     check_keys([name], systems, "", what="system")
     system = systems[name]
     if model is None and system.pretrained is None:
         raise ConfigError(f"system {name}: no checkpoint of it was published; give one with --model")
-    return {
-        "pretrained": model or system.pretrained,
-        "adapter": system.adapter if model is None else None,
-        "decoder": system.decoder,
-        "system": system.label,
-        "enable_thinking": system.enable_thinking,
-        "chat_template": system.chat_template,
-        "add_bos_token": system.add_bos_token,
-    }
+    arguments = {**asdict(system), "system": system.label}
+    del arguments["name"], arguments["label"]
+    return arguments if model is None else arguments | {"pretrained": model, "adapter": None}

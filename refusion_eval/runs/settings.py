@@ -1,9 +1,8 @@
 """The decoder settings of each task, with the source of every value.
 
-Precedence, highest first: model arguments of the command line; the task's generation arguments (its YAML's
-generation_kwargs, updated by `--gen_kwargs`: lm-eval merges the two before a model sees them); the settings table of
-the decoder (`tasks/settings/<decoder>.yaml`, for mini tasks `mini_<decoder>.yaml`); settings from the checkpoint (its
-mask and end tokens); the paper's algorithm, where the decoder's defaults are another one; the decoder's defaults.
+Precedence, highest first: model arguments; the task's generation arguments (its YAML's, updated by `--gen_kwargs`); the
+settings table of the decoder (`tasks/settings/<decoder>.yaml`, for mini tasks `mini_<decoder>.yaml`); the checkpoint
+(its mask and end tokens); the paper's algorithm, where the decoder's defaults differ from it; the decoder's defaults.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ CHECKPOINT = "checkpoint"
 PAPER = "paper"
 DEFAULT = "default"
 
-# Names of lm-eval for the length of the response. The first one that is given counts, as in lm-eval.
+# Names of lm-eval for the length of the response. The first that is given counts, as in lm-eval.
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 # Generation arguments with values that change nothing, so a decoder that does not know them accepts these values.
@@ -72,9 +71,12 @@ class Resolved:
     """The settings that one task is decoded with.
 
     Attributes:
+        settings: an instance of the decoder's settings class.
         sources: setting -> source of its value: model_args, generation_kwargs, a file and benchmark, checkpoint, paper
             or default.
-        task: the task of this project, or the one that a task of lm-eval corresponds to; None for any other.
+        until: strings at whose first occurrence the text is cut.
+        task: the task of this project, or the task that a task of lm-eval corresponds to; None for any other.
+        values: the settings as they are recorded.
         digest: hash of the settings and stop strings. It is part of the key of a sample.
     """
 
@@ -92,11 +94,11 @@ class Resolved:
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
 
     def describe(self, before: "Resolved | None" = None) -> str:
-        """Returns the settings in one line for the log, grouped by source, without the decoder's defaults."""
+        """The settings on one line for the log, grouped by source: those that are not defaults, or not as before."""
         by_source: dict[str, list[str]] = {}
         for key, value in self.values.items():
-            is_known = self.sources[key] == DEFAULT if before is None else before.values.get(key) == value
-            if not is_known:
+            is_new = self.sources[key] != DEFAULT if before is None else before.values.get(key) != value
+            if is_new:
                 by_source.setdefault(self.sources[key], []).append(f"{key}={value}")
         described = [f"{' '.join(pairs)} [{source}]" for source, pairs in by_source.items()]
         if before is None or before.until != self.until:
@@ -105,17 +107,9 @@ class Resolved:
 
 
 def choose_preset(path: Path, preset: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Reads one table of a settings file without checking its settings.
+    """Reads one table of a settings file, by default the first, without checking its settings.
 
-    Args:
-        path: the file. A missing file is an empty table.
-        preset: name of the table; None for the first, or the only one.
-
-    Returns:
-        The name of the table (None if the file has one table only) and its content.
-
-    Raises:
-        ConfigError: the file cannot be read, or has no table of this name.
+    Returns its name (None if the file has one table only) and its content; a missing file is an empty table.
     """
     where = f"tasks/settings/{path.name}"
     content = read_yaml(path, where) if path.exists() else {}
@@ -138,17 +132,10 @@ def load_table(
     checkpoint: Mapping[str, Any],
     preset: str | None = None,
 ) -> Table | None:
-    """Reads and checks a settings table; returns None if the decoder has no such file.
+    """Reads and checks a settings table, for the benchmarks or the mini tasks; None if the decoder has no such file.
 
     A file holds one table, or several under `presets`: the authors' own settings and those of a comparison differ. The
     row of a benchmark outranks `common`, the settings of all benchmarks, and may have a source of its own.
-
-    Args:
-        mini: whether the table is for the mini tasks.
-        preset: name of the table; None for the first.
-
-    Raises:
-        ConfigError: there is no such preset, the file has an unknown benchmark or key, or the decoder refuses a value.
     """
     path = folder / f"{'mini_' if mini else ''}{decoder}.yaml"
     if not path.exists():
@@ -170,20 +157,18 @@ def load_table(
         sources[benchmark] = row.get("source", content.get("source"))
         if not sources[benchmark]:
             raise ConfigError(f"{where}: {benchmark} needs a source, its own or the table's")
-        benchmarks[benchmark] = read_values(settings_type, values, f"{where}: {benchmark}")
-        build(settings_type, {**checkpoint, **benchmarks[benchmark]}, f"{where}: {benchmark}")
+        # Built only to check the whole row; which settings a task has is known once all sources are merged.
+        checked: Any = build(settings_type, {**checkpoint, **values}, f"{where}: {benchmark}")
+        benchmarks[benchmark] = {key: getattr(checked, key) for key in values}
     return Table(path, preset, benchmarks, sources)
 
 
 def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where: str) -> Generation:
-    """Translates generation arguments into settings of a decoder.
+    """Translates generation arguments into settings of a decoder; ConfigError for what the decoder cannot do.
 
     All names of the length become gen_length. Sampling follows lm-eval: do_sample=False, or no argument about sampling,
     is greedy; do_sample=True without a temperature samples at 1; if do_sample and temperature contradict each other,
     do_sample counts and a warning says so.
-
-    Raises:
-        ConfigError: a key is unknown, or asks for something that this decoder cannot do.
     """
     types = field_types(settings_type)
     rest = dict(kwargs)
@@ -225,19 +210,13 @@ def resolve(
     checkpoint: Mapping[str, Any],
     paper: Mapping[str, Any] | None = None,
 ) -> Resolved:
-    """Merges the sources of one task's settings by their precedence.
+    """Merges the sources of one task's settings by their precedence; ConfigError if they contradict each other.
 
-    Args:
-        table: settings table for this kind of task, or None.
-        paper: settings that make the paper's algorithm of the decoder's defaults.
-
-    Raises:
-        ConfigError: the merged values contradict each other.
+    `paper` has the settings in which the paper's algorithm differs from the decoder's defaults.
     """
-    known = find_task(task)
+    task_here = find_task(task)
     layers: list[tuple[str, Mapping[str, Any]]] = [(PAPER, paper or {}), (CHECKPOINT, checkpoint)]
-    if table is not None and known is not None and known.benchmark.name in table.benchmarks:
-        name = known.benchmark.name
+    if table is not None and task_here is not None and (name := task_here.benchmark.name) in table.benchmarks:
         layers.append((f"{table.label}:{name}", table.benchmarks[name]))
     layers += [(GENERATION_KWARGS, generation.values), (MODEL_ARGS, model_args)]
     values: dict[str, Any] = {}
@@ -248,4 +227,4 @@ def resolve(
     given = ", ".join(f"{key}={value} from {sources[key]}" for key, value in values.items())
     settings: Any = build(settings_type, values, f"task {task} ({given or 'defaults'})")
     recorded = {key: sources[key] for key in recorded_values(settings)}
-    return Resolved(settings=settings, sources=recorded, until=generation.until, task=known)
+    return Resolved(settings=settings, sources=recorded, until=generation.until, task=task_here)

@@ -1,4 +1,4 @@
-"""One system under test: a checkpoint, a decoder, the settings of each task, and the decoding in this process."""
+"""A system under test: a checkpoint, a decoder, the settings and prompts of each task, and the decoding here."""
 
 import functools
 import itertools
@@ -8,18 +8,23 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
+from refusion_eval.config import CheckpointOptions
 from refusion_eval.decoders import find_decoder
 from refusion_eval.engine.engine import Request
+from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.models.device import cpu_threads
 from refusion_eval.paths import tasks_path
 from refusion_eval.runs.job import Detokenizer, Job, record, record_error
+from refusion_eval.runs.likelihood import Part
 from refusion_eval.runs.model_args import ModelArgs, published_systems
 from refusion_eval.runs.settings import Resolved, Table, load_table, read_generation_kwargs, resolve
 from refusion_eval.store.records import REFUSED, Sample
@@ -38,7 +43,7 @@ AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
 # Settings that name special tokens; the user may have to give them for a checkpoint without a card.
 TOKEN_SETTINGS = ("mask_id", "eos_ids")
 
-# Returns a measured fact: the value that is recorded under a name, or else what the function computes.
+# Returns a measured fact: the value that is recorded under a name, or else the value that the function computes.
 GetOrCompute = Callable[[str, Callable[[], Any]], Any]
 
 NO_TEMPLATE = "none"
@@ -47,8 +52,7 @@ NO_TEMPLATE = "none"
 class ModelCache:
     """Keeps the checkpoint that was opened last, so that successive systems on one checkpoint load its weights once.
 
-    Args:
-        given: a model that stands for every checkpoint that is asked for; None opens what is asked for.
+    A model that is given at the beginning stands for every checkpoint.
     """
 
     def __init__(self, given: api.LoadedModel | None = None) -> None:
@@ -57,38 +61,33 @@ class ModelCache:
         self._model: api.LoadedModel | None = None
 
     def get(self, key: tuple[Any, ...], open_model: Callable[[], api.LoadedModel]) -> api.LoadedModel:
-        """Returns the model of a key; opens it if another one was opened last, after releasing that one."""
+        """Returns the model of a key, opened if another model was opened last."""
         if self._given is not None:
             return self._given
         if self._model is None or key != self._key:
-            self._model = None
+            self._model = None  # two models may not fit into the memory at once
             self._key, self._model = key, open_model()
         return self._model
 
 
 def recorded_attention(model: api.LoadedModel) -> str:
-    """The attention of a model as manifests have it: `BACKEND[:KERNELS][+graphs]`.
-
-    What torch's attention chooses from on CUDA, and whether forwards are recorded as graphs, decide the last bits of a
-    text as the backend does.
-    """
+    """The attention of a model as manifests have it: `BACKEND[:KERNELS][+graphs]`."""
     if model.is_stock:
         return "transformers"
+    # The kernels that torch chooses from on CUDA, and the recording of graphs, decide the last bits of a text too.
     kernels = ":flash,efficient,math" if model.device.type == "cuda" and model.attention == "sdpa" else ""
     return model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
 
 
-def attention_backend(recorded: str) -> str:
-    """The backend in what `recorded_attention` returned."""
-    return recorded.partition("+")[0].partition(":")[0]
-
-
 class System:
-    """A checkpoint under a decoder. Nothing is loaded before it is needed, the weights last.
+    """Everything that is fixed for a run: a checkpoint under a decoder, and the settings and prompts of its tasks.
+
+    Nothing is loaded before it is needed, the weights last. A system is also the `JobRunner` of its process: it decodes
+    jobs one at a time or in a batch, and records failures too. The `Session` has what is open during a run.
 
     Args:
-        model_cache: shares the opened model with other systems of this process; None opens a model of its own.
-        get_or_compute: finds the measured facts of a run that is continued; by default every fact is measured.
+        model_cache: shares the opened model with other systems of this process.
+        get_or_compute: finds the measured facts of a run that is continued.
     """
 
     def __init__(
@@ -105,36 +104,21 @@ class System:
         self.model_cache = model_cache or ModelCache()
         self.entry = find_decoder(args.decoder)
         self._resolved: dict[tuple[str, str], Resolved] = {}
+        self._warm: set[str] = set()  # digests of the settings whose warm-up is over
 
     @functools.cached_property
     def model(self) -> api.LoadedModel:
-        """The opened checkpoint.
-
-        Raises:
-            CheckpointError: it cannot be read.
-            ConfigError: dtype, device or attention are impossible here.
-        """
+        """The opened checkpoint."""
         args = self.args
-        names = (
-            "dtype",
-            "device",
-            "attention",
-            "revision",
-            "kv_budget_gib",
-            "cuda_graphs",
-            "adapter",
-            "tune",
-            "backend",
+        options = replace(
+            args.options,
+            attention=self.wanted_attention(),
+            cuda_graphs=args.cuda_graphs if args.loop == "engine" else False,
         )
-        wanted = {name: getattr(args, name) for name in names} | {"attention": self.wanted_attention()}
-        if args.loop != "engine":
-            wanted["cuda_graphs"] = False
-        key = (args.checkpoint, args.chat_template, *wanted.values())
-        return self.model_cache.get(key, lambda: self._open(wanted))
+        return self.model_cache.get((options, args.chat_template), lambda: self._open(options))
 
-    def _open(self, wanted: Mapping[str, Any]) -> api.LoadedModel:
-        args = self.args
-        opened = api.LoadedModel.open(args.checkpoint, **wanted)
+    def _open(self, options: CheckpointOptions) -> api.LoadedModel:
+        args, opened = self.args, api.LoadedModel(options)
         log.info("%s: %s", args.pretrained, opened.place)
         if args.adapter is None and any(
             system.adapter for system in published_systems().values() if system.decoder == args.decoder
@@ -150,11 +134,7 @@ class System:
 
     @functools.cached_property
     def own_chat_template(self) -> str | None:
-        """The chat template that the user gives instead of the checkpoint's; None for plain prompts.
-
-        Raises:
-            ConfigError: there is no such file.
-        """
+        """The chat template that the user gives instead of the checkpoint's; None for plain prompts."""
         name = self.args.chat_template
         if name in (None, NO_TEMPLATE):
             return None
@@ -164,7 +144,7 @@ class System:
             raise ConfigError(f"chat_template={name}: {error}; give a Jinja file, or {NO_TEMPLATE}") from error
 
     def wanted_attention(self) -> str:
-        """The attention backend that is asked for; with auto, the backend that a continued run was begun with."""
+        """The attention backend of the arguments; with auto, the backend that a continued run was begun with."""
         args = self.args
         if args.loop != "engine" or args.backend != "own":
             return args.attention  # transformers chooses its own
@@ -173,22 +153,8 @@ class System:
         with RunReader.open(args.run_dir) as reader:
             if next(reader.samples(traces=False), None) is None:
                 return args.attention
-            recorded = attention_backend(reader.run.manifest.attention)
+            recorded = reader.run.manifest.attention.partition("+")[0].partition(":")[0]
             return args.attention if recorded == "transformers" else recorded
-
-    @functools.cached_property
-    def fuses_by_default(self) -> bool:
-        """Whether forwards are fused where no setting says so: only where the decoder can, and in runs begun that way.
-
-        A run of a version before 1.0 has fused forwards by default, and goes on with them when it is continued.
-        """
-        args = self.args
-        if "fuse" not in self.entry.Settings.__dataclass_fields__ or args.fuse_by_default:
-            return True
-        if args.run_dir is None or not (Path(args.run_dir) / RUN_JSON).is_file():
-            return False
-        with RunReader.open(args.run_dir) as reader:
-            return bool(reader.run.manifest.arguments.get("fuse_by_default", True))
 
     @functools.cached_property
     def batch_size(self) -> int:
@@ -201,10 +167,9 @@ class System:
         return bool(self.model.tokenizer.inner.chat_template)
 
     def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """Renders a conversation with the chat template.
+        """Renders a conversation with the chat template, up to the opening of the assistant's turn.
 
-        It ends with the opening of the assistant's turn; without `add_generation_prompt` an assistant message at the
-        end is left open, to be continued.
+        Without `add_generation_prompt` an assistant message at the end is left open, to be continued.
         """
         return self.model.tokenizer.render_chat(
             messages,
@@ -216,10 +181,8 @@ class System:
 
     @functools.cached_property
     def prompt_time(self) -> datetime | None:
-        """The moment that all prompts of a run have, where the chat template writes the date; None where it does not.
-
-        Otherwise a run that is continued on another day would ask its items with other prompts.
-        """
+        """The moment that all prompts of a run have if the chat template writes the date; else None."""
+        # With today's date a run that is continued on another day would ask its items with other prompts.
         if not self.model.tokenizer.asks_for_the_time:
             return None
         now = self.args.prompt_time or self.get_or_compute(
@@ -238,22 +201,14 @@ class System:
         return self.render(messages, add_generation_prompt=not opened)
 
     def encode(self, text: str, *, plain: bool) -> list[int]:
-        """Token ids of a prompt, as `Tokenizer.encode`, with a BOS token in front if the model arguments ask for one.
-
-        Raises:
-            ConfigError: a BOS token is asked for, and the tokenizer names none.
-        """
+        """Token ids of a prompt, as `Tokenizer.encode`; with a BOS token in front if the arguments ask for one."""
         tokens = self.model.tokenizer.encode(text, plain=plain)
-        wants_bos = self.args.add_bos_token and tokens[:1] != [self.bos_token_id]
-        return [self.bos_token_id, *tokens] if wants_bos else tokens
-
-    @property
-    def bos_token_id(self) -> int:
-        """The token that `add_bos_token` puts before a prompt."""
-        token = self.model.tokenizer.inner.bos_token_id
-        if token is None:
+        if not self.args.add_bos_token:
+            return tokens
+        bos = self.model.tokenizer.inner.bos_token_id
+        if bos is None:
             raise ConfigError(f"{self.args.pretrained}: the tokenizer names no BOS token; leave out add_bos_token")
-        return int(token)
+        return tokens if tokens[:1] == [bos] else [int(bos), *tokens]
 
     @functools.cached_property
     def detokenizer(self) -> Detokenizer:
@@ -264,11 +219,6 @@ class System:
         return Detokenizer(self.model.tokenizer.decode, special)
 
     @functools.cached_property
-    def decoder(self) -> "JobDecoder":
-        """Runs jobs."""
-        return JobDecoder(self)
-
-    @functools.cached_property
     def stock_loop(self) -> "StockLoop":
         """The loop of transformers on this checkpoint."""
         from refusion_eval.runs.stock_loop import StockLoop  # transformers' models load slowly, and few runs need them
@@ -277,22 +227,18 @@ class System:
 
     @functools.cached_property
     def width_cost(self) -> WidthCost:
-        """What decides how forwards are fused; a run keeps it, so that continuing changes no count."""
+        """The costs of forwards, by which they are fused; a run keeps them, so that continuing changes no count."""
         cost = WidthCost(**self.get_or_compute("width_cost", lambda: self.model.width_cost._asdict()))
         log.info("fusing for a device with %d free rows, %g of a forward for each further one", *cost)
         return cost
 
     @functools.cached_property
     def checkpoint_settings(self) -> dict[str, Any]:
-        """Decoder settings that the checkpoint determines: its mask token and end tokens.
-
-        Raises:
-            ConfigError: the checkpoint does not fit the decoder.
-        """
+        """Decoder settings that the checkpoint determines, its mask token and end tokens, once it fits the decoder."""
         api.check_fit(self.model, self.args.decoder, "mask_id" in self.args.settings)
-        known = self.entry.Settings.__dataclass_fields__
         tokens = {"mask_id": self.model.card.mask_id, "eos_ids": tuple(self.model.card.eos_ids)}
-        return {key: value for key, value in tokens.items() if key in known and value is not None}
+        settings = self.entry.Settings.__dataclass_fields__
+        return {key: value for key, value in tokens.items() if key in settings and value is not None}
 
     @functools.cached_property
     def tables(self) -> Mapping[bool, Table | None]:
@@ -310,26 +256,21 @@ class System:
         }
 
     def resolve(self, task: str, generation_kwargs: Mapping[str, Any], *, announce: bool = True) -> Resolved:
-        """The settings of a task's requests, logged when they are first asked for unless `announce` is False.
-
-        `generation_kwargs` are the generation arguments of the task or of lm-eval's request.
-
-        Raises:
-            ConfigError: an argument is unknown, or values contradict each other or the checkpoint.
-        """
+        """The settings of a task's requests under its generation arguments; logged the first time if `announce`."""
         cached = (task, json.dumps(generation_kwargs, sort_keys=True, default=str))
         if cached not in self._resolved:
-            known = find_task(task)
+            task_here = find_task(task)
             resolved = resolve(
                 task,
                 self.entry.Settings,
                 model_args=self.args.settings,
                 generation=read_generation_kwargs(generation_kwargs, self.entry.Settings, task),
-                table=self.tables[known.mini] if known else None,
+                table=self.tables[task_here.mini] if task_here else None,
                 checkpoint=self.checkpoint_settings,
-                paper={} if self.fuses_by_default else {"fuse": False},
+                # Fusing gives the same tokens in fewer forwards, so the paper's TPF is counted without them.
+                paper={"fuse": False} if "fuse" in self.entry.Settings.__dataclass_fields__ else {},
             )
-            api.decoder_settings(self.model, self.args.decoder, **resolved.values)
+            api.decoder_settings(self.model, self.args.decoder, resolved.settings)
             if announce:
                 before = next(iter(self._resolved.values()), None)
                 if before is None:
@@ -357,44 +298,40 @@ class System:
             for (task, _), resolved in self._resolved.items()
         }
 
-
-class JobDecoder:
-    """The `JobRunner` of this process: decodes jobs one at a time or in a batch, and records failures too."""
-
-    def __init__(self, system: System) -> None:
-        self._system = system
-        self._warm: set[str] = set()  # digests of the settings whose warm-up is over
-
     def refusal(self, job: Job) -> str | None:
         """See `JobRunner`."""
         try:
-            api.check_prompt(self._system.model, job.prompt_ids, job.resolved.settings.num_positions)
+            api.check_prompt(self.model, job.prompt_ids, job.resolved.settings.num_positions)
         except ConfigError as error:
             return str(error)
         return None
 
     def close(self) -> None:
-        """No-op: there are no other processes."""
+        """No-op: the model is kept for the next system."""
+
+    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[TokenScore]]]:
+        """Yields number and log-likelihoods of each part."""
+        return ((number, self.score_part(part)) for number, part in enumerate(parts))
+
+    def score_part(self, part: Part) -> list[TokenScore]:
+        """The log-likelihood of each continuation; see `api.score_tokens_many`."""
+        args = self.args
+        return api.score_tokens_many(self.model, part, len(part), args.mc_samples, int(args.settings.get("seed", 0)))
 
     def _settings(self, job: Job) -> Any:
-        """The settings for one request, with the width curve of this device."""
-        return api.with_width_cost(job.settings(self._system.detokenizer), lambda: self._system.width_cost)
+        return api.with_width_cost(job.settings(self.detokenizer), lambda: self.width_cost)
 
     def run(self, jobs: Iterable[Job], batch_size: int | None = None) -> Iterator[Sample]:
-        """Decodes jobs and yields the record of each as it ends, in whatever order that is.
-
-        Args:
-            jobs: consumed as the batch has room; jobs that are decoded alone come before all others.
-        """
-        batch_size = batch_size or self._system.batch_size
-        refused: deque[Sample] = deque()
+        """Decodes jobs as the batch has room, and yields the record of each as it ends."""
+        batch_size = batch_size or self.batch_size
+        refused: list[Sample] = []
         for sample in self._decode(self._accept(jobs, refused, batch_size), batch_size):
-            refused.append(sample)
-            while refused:
-                yield refused.popleft()
+            yield from refused
+            refused.clear()
+            yield sample
         yield from refused
 
-    def _accept(self, jobs: Iterable[Job], refused: deque[Sample], batch_size: int) -> Iterator[Job]:
+    def _accept(self, jobs: Iterable[Job], refused: list[Sample], batch_size: int) -> Iterator[Job]:
         """The jobs that can be decoded; the records of all others go to `refused`."""
         for job in jobs:
             refusal = self.refusal(job)
@@ -417,13 +354,14 @@ class JobDecoder:
         # torch raises RuntimeError when memory runs out or a kernel fails.
         except (DecodeError, RuntimeError):
             return record_error(job, traceback.format_exc(), batch_size=1)
-        return record(job, decoded, self._system.detokenizer, batch_size=1, warm=warm)
+        return record(job, decoded, self.detokenizer, batch_size=1, warm=warm)
 
     def _run(self, job: Job) -> Decoded:
-        system, settings = self._system, self._settings(job)
-        if system.args.loop != "engine":
-            return system.stock_loop.run(job.prompt_ids, settings)
-        return system.model.engine.run(system.entry.decode, job.prompt_ids, settings)
+        settings = self._settings(job)
+        if self.args.loop != "engine":
+            with cpu_threads(self.model.num_threads):
+                return self.stock_loop.run(job.prompt_ids, settings)
+        return self.model.engine.run(self.entry.decode, job.prompt_ids, settings)
 
     def _together(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
         returned: deque[Job] = deque()  # jobs of a batch that failed
@@ -431,14 +369,14 @@ class JobDecoder:
             taken: dict[int, Job] = {}
             try:
                 requests = self._requests(returned, jobs, taken)
-                for number, outcome in self._system.model.engine.run_many(requests, batch_size):
+                for number, outcome in self.model.engine.run_many(requests, batch_size):
                     job = taken.pop(number)
                     if isinstance(outcome, DecodeError):
                         error = "".join(traceback.format_exception(outcome))
                         yield record_error(job, error, batch_size=batch_size)
                     else:
                         # Times of a batch are no measure of speed, so no warm-up is spent on it.
-                        yield record(job, outcome, self._system.detokenizer, batch_size=batch_size, warm=False)
+                        yield record(job, outcome, self.detokenizer, batch_size=batch_size, warm=False)
                 return
             except RuntimeError as error:  # most likely memory ran out
                 log.warning("a batch of %d failed (%s): half of it is tried", batch_size, error)
@@ -453,17 +391,16 @@ class JobDecoder:
             if job is None:
                 return
             taken[number] = job
-            yield Request(self._system.entry.decode, job.prompt_ids, self._settings(job))
+            yield Request(self.entry.decode, job.prompt_ids, self._settings(job))
 
     def _warm_up(self, job: Job) -> bool:
-        """Warm-up: decodes the first job of each settings digest untimed, so that one-off costs are not measured.
+        """Decodes the first job of each settings untimed, so that one-off costs are not measured.
 
-        Returns:
-            Whether the warm-up of these settings is over, so that the time of the next decoding measures speed.
+        Returns whether the warm-up of these settings is over, so that the time of the next decoding measures speed.
         """
         if job.resolved.digest in self._warm:
             return True
-        started, warmup = time.perf_counter(), self._system.args.warmup
+        started, warmup = time.perf_counter(), self.args.warmup
         for _ in range(warmup):
             self._run(job)
         self._warm.add(job.resolved.digest)

@@ -1,10 +1,7 @@
-"""The terminal of a run: the progress that it shows, and the signals that stop it.
+"""The terminal of a run: its progress, live or as a line every 20 seconds, and the signals that stop it.
 
-Progress is a live display on a terminal, elsewhere a plain line every 20 seconds.
-
-At SIGINT or SIGTERM, requests in flight are finished and recorded, then one line says how to continue. Signal handlers
-belong to a process, not to a library: a block installs them in the main thread and restores the former ones when it
-ends. A signal that the process ignores, such as SIGINT in a background job of a script, stays ignored.
+Signal handlers belong to a process, not to a library: a block installs them in the main thread and restores the former
+handlers when it ends. A signal that the process ignores, such as SIGINT in a background job, stays ignored.
 """
 
 import contextlib
@@ -49,21 +46,18 @@ _Item = TypeVar("_Item")
 
 
 class Interrupted(SystemExit):
-    """A signal asked this process to end; the exit status is the one that a shell reports for it, 128 + its number."""
+    """A signal asked this process to end; the exit status is 128 + its number, as shells report it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
 
 
 class Interruption:
-    """A block that SIGINT and SIGTERM end with one line on stderr and `Interrupted`; a context manager.
-
-    Blocks may be nested; the innermost block handles a signal.
+    """A block that SIGINT and SIGTERM end with one line on stderr and `Interrupted`; the innermost handles a signal.
 
     Args:
         describe: returns the text that follows the signal's name in that line; called when the block has ended.
-        finish_first: whether the first signal only ends the iterators of `stoppable`, so that a second signal is
-            needed to end the block at once.
+        finish_first: whether the first signal only ends the iterators of `stoppable`, and the second the block.
     """
 
     def __init__(self, describe: Callable[[], str], *, finish_first: bool) -> None:
@@ -106,10 +100,7 @@ class Interruption:
 
 
 class StoppableIterator(Iterator[_Item]):
-    """An iterator that ends when a stop is requested; its consumer can ask whether that happened.
-
-    Its length hint is the number of items left, if the underlying items have one.
-    """
+    """An iterator that ends when a stop is requested; its consumer can ask whether that happened."""
 
     def __init__(self, items: Iterable[_Item], is_requested: Callable[[], bool]) -> None:
         self._items = iter(items)
@@ -144,7 +135,7 @@ def resume_hint(run_dir: str | os.PathLike[str] | None) -> str:
 
 
 class RunningScore(NamedTuple):
-    """How many texts of a task have a verdict so far, and how many of them are right."""
+    """Texts of a task that have a verdict so far, and those of them that are right."""
 
     num_right: int
     num_judged: int
@@ -180,11 +171,7 @@ class _Tally:
 
 
 class ProgressDisplay:
-    """Counts finished samples by task and shows them; a context manager.
-
-    Args:
-        stream: where to write, stderr by default; a terminal gets a live display, anything else lines.
-    """
+    """Counts finished samples by task and shows them, on stderr by default; a context manager."""
 
     def __init__(
         self,
@@ -202,8 +189,9 @@ class ProgressDisplay:
         self._bars: Progress | None = None
         self._bar_ids: dict[str, TaskID] = {}
         self._last_line = 0.0
-        self._last_sample = self._started = time.monotonic()
+        self._last_sample = self._first = time.monotonic()
         self._worked = 0  # texts that were decoded or scored here
+        self._num_first = 0  # of them, those that were finished at `_first`
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
@@ -248,6 +236,8 @@ class ProgressDisplay:
 
     def scored(self, task: str, number: int = 1) -> None:
         """Counts texts whose log-likelihood or verdict is known."""
+        if not self._worked:  # the estimate counts from here: loading, compiling and warming up happen only once
+            self._first, self._num_first = time.monotonic(), number
         self._worked += number
         self._count(task, number)
 
@@ -267,13 +257,10 @@ class ProgressDisplay:
         return self._tallies[task].summary(None if self._score_of is None else self._score_of(task))
 
     def _time_left(self) -> str:
-        """How long all tasks still take if the rest goes on like what was done here; empty where that is not known."""
+        """The time that all tasks still take at the pace so far; empty where it is not known."""
         num_left = sum(tally.total - tally.done for tally in self._tallies.values())
-        if not self._worked or not num_left:
+        if self._worked <= self._num_first or not num_left:
             return ""
-        seconds = num_left * (time.monotonic() - self._started) / self._worked
-        return (
-            f", about {seconds / 3600:.1f} h left"
-            if seconds >= 3600
-            else f", about {max(1, round(seconds / 60))} min left"
-        )
+        seconds = num_left * (time.monotonic() - self._first) / (self._worked - self._num_first)
+        left = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, round(seconds / 60))} min"
+        return f", about {left} left"

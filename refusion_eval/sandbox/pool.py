@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import refusion_eval
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import wire
 from refusion_eval.sandbox.result import CheckResult, Program, hard_wall_s, result_of
@@ -78,7 +77,7 @@ class WorkerProcess:
     def __init__(self, profile_name: str, tier: str) -> None:
         self._tier = tier
         self._control, other = socket.socketpair()
-        package = Path(refusion_eval.__file__).parent
+        package = Path(__file__).parents[1]
         packages = [("refusion_eval", str(package)), ("refusion_eval.sandbox", str(package / "sandbox"))]
         code = _START.format(packages=packages, control_fd=other.fileno(), profile=profile_name)
         reading, writing = os.pipe()  # programs can read the command line that they were forked from

@@ -4,8 +4,7 @@ Messages go through the key-value store of the launcher. Only counters and value
 store for long, because the time limits of the store are made for the start of a run and not for hours of decoding.
 
     rounds, round/R            number of rounds and the header of each: one round for each call of the driver's `run`
-    published/R, job/R/I       jobs of a round, published a little ahead of the claims so that few are in the store
-    claimed/R, ended/R         number of claims; whether no more jobs will be published
+    job/R/I, claimed/R         jobs of a round, and the number of claims
     sent, message/K            messages of workers to the driver, in the order of sending
     alive/W                    heartbeat: a counter that the process of worker W increments every few seconds
     finished, left/W           whether the run is over; whether worker W needs the store no more
@@ -18,7 +17,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
@@ -103,13 +102,8 @@ def open_channel() -> "Channel | None":
     channel = Channel(PrefixStore(f"refusion_eval/{restart}", store), info)
     if info.rank == 0:
         launcher_holds_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-        atexit.register(_finish, channel, 0.0 if launcher_holds_store else LEAVE_SECONDS)
+        atexit.register(channel.finish, 0.0 if launcher_holds_store else LEAVE_SECONDS)
     return channel
-
-
-def _finish(channel: "Channel", max_seconds: float) -> None:
-    with contextlib.suppress(ScaleOutError):  # the process that held the store is gone, and the workers with it
-        channel.finish(max_seconds)
 
 
 class Finished(Exception):
@@ -147,9 +141,8 @@ class Channel:
             return self._store.add(name, increment)
 
     def _write(self, name: str, value: Any) -> None:
-        text = dump(value)
         with _store_errors():
-            self._store.set(name, text)
+            self._store.set(name, dump(value))
 
     def _read(self, name: str, *, delete: bool) -> Any:
         with _store_errors():
@@ -160,25 +153,21 @@ class Channel:
 
     # Methods for the driver.
 
-    def open_round(self, header: Mapping[str, Any]) -> int:
+    def open_round(self, header: Mapping[str, Any], jobs: Sequence[Any]) -> int:
         """Opens a round of jobs and returns its number."""
         number = self._count("rounds")
-        self._write(f"round/{number}", header)
+        for index, job in enumerate(jobs):
+            self._write(f"job/{number}/{index}", job)
+        self._write(f"round/{number}", {**header, "num_jobs": len(jobs)})
         self._count("rounds", 1)
         return number
 
-    def num_claimed(self, round_number: int) -> int:
-        """Number of claims in a round, which may be larger than the number of its jobs."""
-        return self._count(f"claimed/{round_number}")
+    def end_claims(self, round_number: int, num_jobs: int) -> int:
+        """Ends the claims of all processes in a round; returns an upper bound of the jobs that were claimed.
 
-    def publish(self, round_number: int, number: int, job: Any) -> None:
-        """Publishes a job; the numbers of a round's jobs are consecutive from 0."""
-        self._write(f"job/{round_number}/{number}", job)
-        self._count(f"published/{round_number}", 1)
-
-    def end_round(self, round_number: int) -> None:
-        """Declares that no more jobs of a round will be published."""
-        self._count(f"ended/{round_number}", 1)
+        The first call returns their exact number.
+        """
+        return min(num_jobs, self._count(f"claimed/{round_number}", num_jobs) - num_jobs)
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yields the messages that workers have sent since the last call."""
@@ -204,35 +193,25 @@ class Channel:
 
     def finish(self, max_seconds: float) -> None:
         """Declares the run over, and waits at most so long until all workers have left that are not silent."""
-        self._count("finished", 1)
-        deadline = time.monotonic() + max_seconds
-        present = set(range(1, self.info.num_processes))
-        while time.monotonic() < deadline:
-            present = {rank for rank in present if not self._count(f"left/{rank}")}
-            if not present - self.silent_workers(LEAVE_SILENCE_SECONDS):
-                return
-            time.sleep(POLL_SECONDS)
+        with contextlib.suppress(ScaleOutError):  # the process that held the store is gone, and the workers with it
+            self._count("finished", 1)
+            deadline = time.monotonic() + max_seconds
+            present = set(range(1, self.info.num_processes))
+            while present and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+                present = {rank for rank in present if not self._count(f"left/{rank}")}
+                present -= self.silent_workers(LEAVE_SILENCE_SECONDS)
 
     # Methods for every process.
 
-    def claims(self, round_number: int) -> Iterator[tuple[int, Any]]:
+    def claims(self, round_number: int, num_jobs: int) -> Iterator[tuple[int, Any]]:
         """Claims jobs of a round for this process, one by one; yields number and content of each.
-
-        Waits for jobs that will still be published, and ends when the round has no more jobs.
 
         Raises:
             Finished: the run is over.
         """
-        while True:
-            number = self._count(f"claimed/{round_number}", 1) - 1
-            while True:
-                self._check_finished()
-                has_ended = self._count(f"ended/{round_number}") > 0
-                if number < self._count(f"published/{round_number}"):
-                    break
-                if has_ended:
-                    return
-                time.sleep(POLL_SECONDS)
+        while (number := self._count(f"claimed/{round_number}", 1) - 1) < num_jobs:
+            self._check_finished()
             yield number, self._read(f"job/{round_number}/{number}", delete=True)
 
     def _check_finished(self) -> None:

@@ -1,11 +1,9 @@
 """The connection to a Ray cluster, without Ray's own output and with clear errors."""
 
-import contextlib
 import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +30,7 @@ class Node:
 
 
 def import_ray() -> Any:
-    """Imports the ray package.
-
-    Raises:
-        ConfigError: ray is not installed.
-    """
+    """Imports ray; raises ConfigError if it is not installed."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -69,14 +63,17 @@ class Cluster:
             return
         target = address or os.environ.get("RAY_ADDRESS") or "local"
         memory = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False} if target == "local" else {}
+        handler = signal.getsignal(signal.SIGTERM)
         try:
-            with _keep_sigterm_handler():
-                self.ray.init(address=target, log_to_driver=False, logging_level=logging.ERROR, **memory)
+            self.ray.init(address=target, log_to_driver=False, logging_level=logging.ERROR, **memory)
         except Exception as error:  # ray raises a plain Exception if a start takes too long
             raise ScaleOutError(
                 f"no Ray cluster at {target} ({error}); start one with `ray start`, give its HOST:PORT as ray_address, "
                 "and the same token (RAY_AUTH_TOKEN) on every machine where Ray asks for one"
             ) from error
+        finally:
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # ray replaces it
         log.info("connected to the Ray cluster at %s", self.ray.get_runtime_context().gcs_address)
 
     def nodes(self) -> list[Node]:
@@ -88,7 +85,7 @@ class Cluster:
         ]
 
     def close(self) -> None:
-        """Disconnects from the cluster, which ends a cluster that was started here; a second call does nothing."""
+        """Disconnects from the cluster, which ends a cluster that was started here."""
         if self._owns_connection and self.ray.is_initialized():
             self.ray.shutdown()
         self._owns_connection = False
@@ -97,17 +94,3 @@ class Cluster:
 def _label(node: dict[str, Any]) -> str:
     host, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
     return str(host) if host == address else f"{host} ({address})"
-
-
-@contextlib.contextmanager
-def _keep_sigterm_handler() -> Iterator[None]:
-    """Keeps this process' handler of SIGTERM, which ray replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if handler is not None:
-            signal.signal(signal.SIGTERM, handler)

@@ -5,7 +5,6 @@ room for one, and all processes end at about the same time.
 """
 
 import contextlib
-import itertools
 import logging
 import math
 import signal
@@ -13,21 +12,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from operator import length_hint
 from typing import Any
 
 from refusion_eval import api
+from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, RefusionEvalError, ScaleOutError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.likelihood import Part, Scores, score_part, scores_from_json
+from refusion_eval.runs.likelihood import Part
 from refusion_eval.runs.manifest import machine
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import System
-from refusion_eval.runs.terminal import Interrupted, Interruption, StoppableIterator
+from refusion_eval.runs.terminal import Interrupted, Interruption
 from refusion_eval.scaleout.channel import POLL_SECONDS, Channel, Finished, open_channel
 from refusion_eval.scaleout.worker import (
+    STOP_SECONDS,
     WIDTH_COST,
     RecordReader,
     RecordWriter,
@@ -37,15 +36,13 @@ from refusion_eval.scaleout.worker import (
     job_from_json,
     job_to_json,
     own_device,
+    stop_requested,
 )
 from refusion_eval.store.records import Sample
 
 # Kinds of rounds: whether its jobs are decoded or scored.
 SAMPLES = "samples"
 SCORES = "scores"
-
-# After a signal, the driver waits so long for records of other ranks, which may be dead. torchrun kills after 30 s.
-STOP_SECONDS = 15.0
 
 # A worker whose heartbeat stops for so long while its records are awaited is lost with its machine, which torchrun does
 # not notice.
@@ -77,13 +74,12 @@ class TorchrunRunner:
 
     def __init__(self, channel: Channel, system: System, register: Register) -> None:
         self._channel = channel
-        self._num_processes = channel.info.num_processes
         self._system = system
         self._records = RecordReader(register)
 
     def refusal(self, job: Job) -> str | None:
         """The reason why a job cannot be decoded, if that is known before decoding; else None."""
-        return self._system.decoder.refusal(job)
+        return self._system.refusal(job)
 
     def close(self) -> None:
         """Does nothing: the other ranks stay for the next evaluation of this process, and exit when it exits."""
@@ -99,29 +95,21 @@ class TorchrunRunner:
         Raises:
             ScaleOutError: another process failed, or its heartbeat stopped while its records are awaited.
         """
-        source = iter(jobs)
-        max_batch_size = -(-length_hint(jobs) // self._num_processes) or None
-        first = next(source, None)
-        if first is None:
+        listed = list(jobs)
+        if not listed:
             return
-        published: list[Job] = []
-
-        def messages() -> Iterator[dict[str, Any]]:
-            for job in itertools.chain([first], source):
-                published.append(job)
-                needs_width_cost = api.needs_width_cost(job.resolved.settings)
-                run_facts = {WIDTH_COST: self._system.width_cost._asdict()} if needs_width_cost else {}
-                yield {"job": job_to_json(job), "run_facts": run_facts}
+        max_batch_size = math.ceil(len(listed) / self._channel.info.num_processes)
+        needs_width_cost = any(api.needs_width_cost(job.resolved.settings) for job in listed)
+        run_facts = {WIDTH_COST: self._system.width_cost._asdict()} if needs_width_cost else {}
+        header = {"kind": SAMPLES, "max_batch_size": max_batch_size, "run_facts": run_facts}
 
         def decode_own(claims: Claims) -> Iterator[Sample]:
-            return decode(self._system, (published[number] for number, _ in claims), max_batch_size)
+            return decode(self._system, (listed[number] for number, _ in claims), max_batch_size)
 
-        header = {"kind": SAMPLES, "max_batch_size": max_batch_size}
-        # One batch for each process lies ready without a claim, so that no process waits for the publishing thread.
-        num_ahead = self._num_processes * min(self._system.batch_size, max_batch_size or self._system.batch_size)
-        yield from self._round(header, messages(), num_ahead, decode_own, jobs)
+        messages = [job_to_json(job) for job in listed]
+        yield from self._round(header, messages, decode_own, lambda: stop_requested(jobs))
 
-    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, Scores]]:
+    def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[TokenScore]]]:
         """Yields number and log-likelihoods of each part as a process has scored it.
 
         Args:
@@ -131,77 +119,52 @@ class TorchrunRunner:
             ScaleOutError: another process failed, or its heartbeat stopped while its scores are awaited.
         """
 
-        def score_own(claims: Claims) -> Iterator[tuple[int, Scores]]:
-            return ((number, score_part(self._system, part)) for number, part in claims)
+        def score_own(claims: Claims) -> Iterator[tuple[int, list[TokenScore]]]:
+            return ((number, self._system.score_part(part)) for number, part in claims)
 
         if parts:
-            yield from self._round({"kind": SCORES}, iter(parts), self._num_processes, score_own)
+            yield from self._round({"kind": SCORES, "run_facts": {}}, parts, score_own, lambda: False)
 
     def _round(
         self,
         header: Mapping[str, Any],
-        messages: Iterator[Any],
-        num_ahead: int,
+        messages: Sequence[Any],
         work: Callable[[Claims], Iterator[Any]],
-        jobs: Iterable[Job] = (),
+        must_stop: Callable[[], bool],
     ) -> Iterator[Any]:
         """Yields the results of one round, of this process and of the others."""
-        channel = self._channel
-        number = channel.open_round({"setup": asdict(Setup.of(self._system)), **header})
-        abandoned = threading.Event()
-        num_done, deadline = 0, math.inf
+        channel, num_jobs = self._channel, len(messages)
+        number = channel.open_round({"setup": asdict(Setup.of(self._system)), **header}, messages)
+        num_done, num_expected, deadline = 0, num_jobs, math.inf
 
-        def stop_requested() -> bool:
-            return isinstance(jobs, StoppableIterator) and jobs.stop_requested
+        def end_claims() -> None:
+            nonlocal num_expected
+            num_expected = min(num_expected, channel.end_claims(number, num_jobs))
 
-        def claims() -> Claims:
-            nonlocal num_done
-            for claim in channel.claims(number):
-                if stop_requested():
-                    num_done += 1  # published jobs are drained without decoding them, so that nobody begins them
-                else:
-                    yield claim
+        def own_claims() -> Claims:
+            for claim in channel.claims(number, num_jobs):
+                yield claim
+                if must_stop():  # nobody begins a further job
+                    end_claims()
 
-        def received() -> Iterator[Any]:
-            nonlocal num_done
-            for result in self._received(number):
+        try:
+            for result in work(own_claims()):
                 num_done += 1
                 yield result
-
-        with ThreadPoolExecutor(1) as pool:
-            publishing = pool.submit(self._publish, number, messages, num_ahead, abandoned)
-            try:
-                for result in work(claims()):
+                for other in self._received(number):
+                    num_done += 1
+                    yield other
+            while num_done < num_expected and time.monotonic() < deadline:
+                for result in self._received(number):
                     num_done += 1
                     yield result
-                    yield from received()
-                while not publishing.done() or num_done < publishing.result():
-                    yield from received()
-                    if stop_requested():
-                        deadline = min(deadline, time.monotonic() + STOP_SECONDS)
-                    if time.monotonic() > deadline:
-                        break
-                    self._wait_for_others()
-            finally:
-                abandoned.set()
-        publishing.result()
-
-    def _publish(self, round_number: int, messages: Iterator[Any], num_ahead: int, abandoned: threading.Event) -> int:
-        """Publishes jobs ahead of the claims and returns their number; runs in a thread, because the driver decodes.
-
-        If the source ends early, as it does after a signal, the round ends for all processes.
-        """
-        number = 0
-        try:
-            for message in messages:
-                self._channel.publish(round_number, number, message)
-                number += 1
-                while number >= self._channel.num_claimed(round_number) + num_ahead:
-                    if abandoned.wait(POLL_SECONDS):
-                        return number
+                if must_stop():
+                    end_claims()
+                    deadline = min(deadline, time.monotonic() + STOP_SECONDS)
+                self._wait_for_others()
         finally:
-            self._channel.end_round(round_number)
-        return number
+            with contextlib.suppress(ScaleOutError):
+                end_claims()
 
     def _received(self, round_number: int) -> Iterator[Any]:
         """Yields the results of other processes that have arrived; drops those of rounds that were abandoned."""
@@ -212,12 +175,11 @@ class TorchrunRunner:
             if message["round"] != round_number:
                 continue
             if "scores" in message:
-                yield message["number"], scores_from_json(message["scores"])
+                yield message["number"], [TokenScore(*score) for score in message["scores"]]
             else:
                 yield self._records.read(rank, message["record"])
 
     def _wait_for_others(self) -> None:
-        """Sleeps for a moment."""
         for rank in self._channel.silent_workers(SILENCE_SECONDS):
             raise ScaleOutError(
                 f"process {rank} has not answered for {SILENCE_SECONDS:g} s; what is recorded stays: run the same "
@@ -253,11 +215,10 @@ def _serve(channel: Channel, device: str) -> None:
     """Works through the rounds of the driver; ends with an exception."""
     setup: Setup | None = None
     system: System | None = None
-    num_seen = 0
+    number = -1
     ending = f"process {channel.info.rank} has sent all of its records"
     while True:
-        number, header = channel.wait_for_round(num_seen)
-        num_seen = number + 1
+        number, header = channel.wait_for_round(number + 1)
         wanted = Setup(**header["setup"])
         if setup is None or system is None or wanted != setup:
             system = None  # frees one model before another is loaded
@@ -265,17 +226,14 @@ def _serve(channel: Channel, device: str) -> None:
             system = setup.open_system(device, channel.info.num_local)
             setup.check(system)
             records = RecordWriter(machine(system))
+        setup.run_facts.update(header["run_facts"])
         with Interruption(lambda: ending, finish_first=True) as stopping:
-            claims = stopping.stoppable(channel.claims(number))
+            claims = stopping.stoppable(channel.claims(number, header["num_jobs"]))
             if header["kind"] == SCORES:
                 for claimed, part in claims:
-                    channel.send({"round": number, "number": claimed, "scores": score_part(system, part)})
+                    channel.send({"round": number, "number": claimed, "scores": system.score_part(part)})
             else:
-                for sample in decode(system, _jobs(claims, setup, system), header["max_batch_size"]):
+                settings_type = system.entry.Settings
+                jobs = (job_from_json(message, settings_type) for _, message in claims)
+                for sample in decode(system, jobs, header["max_batch_size"]):
                     channel.send({"round": number, "record": records.write(sample)})
-
-
-def _jobs(claims: Claims, setup: Setup, system: System) -> Iterator[Job]:
-    for _, message in claims:
-        setup.run_facts.update(message["run_facts"])
-        yield job_from_json(message["job"], system.entry.Settings)

@@ -4,7 +4,7 @@ Messages hold plain JSON types only: unlike pickle, JSON cannot execute code.
 """
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -18,11 +18,15 @@ from refusion_eval.runs.manifest import identity, run_arguments
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.settings import Resolved
 from refusion_eval.runs.system import System
+from refusion_eval.runs.terminal import StoppableIterator
 from refusion_eval.store.records import Hardware, Sample, SampleKey, as_json, differences
 
 ATTENTION = "attention"
 WIDTH_COST = "width_cost"
 SAME_VERSION = "all processes of a run need one version of refusion_eval"
+
+# After a signal, the driver waits so long for records of workers, which may be dead. torchrun kills after 30 s.
+STOP_SECONDS = 15.0
 
 # Records a process that generates samples, from its hardware and process number, and returns the id that its records
 # carry; the id is empty where nothing is recorded.
@@ -42,7 +46,7 @@ class Setup:
 
     arguments: Mapping[str, Any]
     run_facts: dict[str, Any] = field(compare=False)
-    fingerprint: Mapping[str, Any]
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, system: System) -> Self:
@@ -88,19 +92,24 @@ def decode(system: System, jobs: Iterator[Job], max_batch_size: int | None = Non
     device = system.model.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # graphs are recorded on the current device
-    return system.decoder.run(jobs, min(system.batch_size, max_batch_size or system.batch_size))
+    return system.run(jobs, min(system.batch_size, max_batch_size or system.batch_size))
 
 
 def own_device(wanted: str, local_rank: int) -> str:
-    """Chooses a GPU for one of several processes on a machine.
+    """Chooses a GPU for one of several processes on a machine, which share GPUs if there are fewer GPUs.
 
     Args:
         wanted: device from the command line; a GPU that is named by number is used as it is.
-        local_rank: number of the process on its machine. Processes share GPUs if there are fewer GPUs.
+        local_rank: number of the process on its machine.
     """
     if wanted not in ("auto", "cuda") or not torch.cuda.is_available():
         return wanted
     return f"cuda:{local_rank % torch.cuda.device_count()}"
+
+
+def stop_requested(jobs: Iterable[Job]) -> bool:
+    """Whether a signal has ended these jobs."""
+    return isinstance(jobs, StoppableIterator) and jobs.stop_requested
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
@@ -132,26 +141,15 @@ def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
         settings: Any = build(settings_type, fields["settings"], where)
     except (ValueError, TypeError) as error:
         raise ScaleOutError(f"{where}: its settings are refused here ({error}); {SAME_VERSION}") from error
-    resolved = Resolved(
-        settings=settings,
-        sources=fields["sources"],
-        until=tuple(fields["until"]),
-        task=None if fields["task"] is None else find_task(fields["task"]),
-    )
+    task = None if fields["task"] is None else find_task(fields["task"])
+    resolved = Resolved(settings=settings, sources=fields["sources"], until=tuple(fields["until"]), task=task)
     if resolved.digest != fields["digest"]:
         raise ScaleOutError(
             f"{where}: its settings have the digest {resolved.digest} here and {fields['digest']} at the sender; "
             f"{SAME_VERSION}"
         )
-    return Job(
-        key=SampleKey(**fields["key"]),
-        benchmark=fields["benchmark"],
-        item_id=fields["item_id"],
-        prompt_ids=fields["prompt_ids"],
-        resolved=resolved,
-        sealed=tuple(fields["sealed"]),
-        alone=fields["alone"],
-    )
+    same = {name: fields[name] for name in ("benchmark", "item_id", "prompt_ids", "alone")}
+    return Job(key=SampleKey(**fields["key"]), resolved=resolved, sealed=tuple(fields["sealed"]), **same)
 
 
 class RecordWriter:

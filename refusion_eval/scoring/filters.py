@@ -1,8 +1,4 @@
-"""Answer filters for recorded texts: this project's extraction rules, those of other projects, and a user's own.
-
-A filter has one rule for each benchmark that it applies to. A rule finds the answers. They are compared with the right
-ones by the benchmark's judge, unless the rule has a comparison of its own.
-"""
+"""Answer filters for recorded texts: this project's extraction rules, those of other projects, and a user's own."""
 
 import importlib
 import os
@@ -25,28 +21,23 @@ UserFunction = Callable[[str, Row], str | None]
 
 
 class Rule(NamedTuple):
-    """A filter's rule for the texts of one benchmark."""
+    """How a filter finds the answers of one benchmark; without `is_right` the benchmark's judge compares them."""
 
     find: Callable[[Items], list[Extraction]]
     is_right: Callable[[str, str], bool] | None = None
 
 
 class AnswerFilter(NamedTuple):
-    """One way to find answers in recorded texts.
-
-    Attributes:
-        reads: "text" for the response as the task saw it; "canvas" for every token that was fixed, those after the
-            first end token included.
-    """
+    """One way to find answers in recorded texts, with a rule for each benchmark that it applies to."""
 
     name: str
     description: str
     source: str
     rules: Mapping[str, Rule]
-    reads: Literal["text", "canvas"] = "text"
+    reads: Literal["text", "canvas"] = "text"  # the canvas has every token that was fixed, also behind the end token
 
 
-def each(rule: Extractor) -> Rule:
+def per_text_rule(rule: Extractor) -> Rule:
     """Makes a rule of an extraction rule for single texts."""
     return Rule(lambda items: [rule(text, row) for row, text in items])
 
@@ -54,7 +45,7 @@ def each(rule: Extractor) -> Rule:
 def _own(filter_name: str | None) -> dict[str, Rule]:
     """This project's rule of that name (None: the default one), for the benchmarks that have it."""
     return {
-        name: each(partial(bench.extract, filter_name=filter_name))
+        name: per_text_rule(partial(bench.extract, filter_name=filter_name))
         for name, bench in BENCHMARKS.items()
         if filter_name is None or filter_name in bench.prompts.filters
     }
@@ -67,22 +58,19 @@ def _first_block(text: str, row: Row) -> Extraction:
 
 def _first_block_after_prompt(text: str, row: Row) -> Extraction:
     """The block may be the whole function, which then replaces the prompt's, or only its body."""
-    found = _first_block(text, row)
-    return found if found.answer is None else Extraction(f"{row['prompt']}\n{found.answer}", found.how)
+    block = _first_block(text, row)
+    return block if block.answer is None else Extraction(f"{row['prompt']}\n{block.answer}", block.how)
 
 
-def _release(benchmark: Benchmark) -> Rule:
-    return each(lambda text, row: benchmark.extract(release_block(text), row))
+def _in_release_block(benchmark: Benchmark, text: str, row: Row) -> Extraction:
+    return benchmark.extract(release_block(text), row)
 
 
 def custom_filter(name: str) -> AnswerFilter:
-    """A filter of a user's own function, given as module:function and imported as `python -m` here would import it.
-
-    Raises:
-        ConfigError: the function cannot be imported.
-    """
+    """A filter of a user's own function, given as module:function and imported as `python -m` here would import it."""
     module_name, _, function_name = name.partition(":")
-    sys.path.insert(0, os.getcwd())
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
     try:
         function: UserFunction = getattr(importlib.import_module(module_name), function_name)
     except Exception as problem:
@@ -91,9 +79,9 @@ def custom_filter(name: str) -> AnswerFilter:
             "the current folder or an installed one"
         ) from problem
     finally:
-        sys.path.pop(0)
+        sys.path.remove(folder)  # the module may itself have put folders before this one
     if not callable(function):
-        raise ConfigError(f"filter {name}: {function_name} is no function; write one of (text, doc) that returns text")
+        raise ConfigError(f"filter {name}: {function_name} is not a function; define (text, doc) -> text or None")
 
     def rule(text: str, row: Row) -> Extraction:
         try:
@@ -104,7 +92,7 @@ def custom_filter(name: str) -> AnswerFilter:
             raise ConfigError(f"filter {name}: it returned {type(answer).__name__}; return text, or None for no answer")
         return Extraction(answer, name)
 
-    return AnswerFilter(name, "a function of the user", "the user", dict.fromkeys(BENCHMARKS, each(rule)))
+    return AnswerFilter(name, "a function of the user", "the user", dict.fromkeys(BENCHMARKS, per_text_rule(rule)))
 
 
 # This project's extraction rules, and how other projects take programs and texts from a response. The list of all
@@ -130,22 +118,24 @@ OTHER_FORMS = (
         "first-fenced-block",
         "the first fenced block as it is, for humaneval after the prompt",
         "the instruct forms of lm-eval humaneval and mbpp, without their opened fence",
-        {"humaneval": each(_first_block_after_prompt), "mbpp": each(_first_block)},
+        {"humaneval": per_text_rule(_first_block_after_prompt), "mbpp": per_text_rule(_first_block)},
     ),
     AnswerFilter(
         "raw-continuation",
         "the whole text as code, for humaneval after the prompt",
         "lm-eval humaneval (create_test), mbpp",
         {
-            "humaneval": each(lambda text, row: Extraction(str(row["prompt"]) + text, "prompt and whole text")),
-            "mbpp": each(lambda text, _: Extraction(text, "whole text")),
+            "humaneval": per_text_rule(
+                lambda text, row: Extraction(str(row["prompt"]) + text, "prompt and whole text")
+            ),
+            "mbpp": per_text_rule(lambda text, _: Extraction(text, "whole text")),
         },
     ),
     AnswerFilter(
         "release-block",
         "the first closed Python block replaces the answer in every task, then the tasks' own extraction",
         "ML-GSAI/ReFusion eval.py",
-        {name: _release(bench) for name, bench in BENCHMARKS.items()},
+        {name: per_text_rule(partial(_in_release_block, bench)) for name, bench in BENCHMARKS.items()},
     ),
     AnswerFilter(
         "whole-canvas",

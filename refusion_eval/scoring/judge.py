@@ -1,8 +1,7 @@
 """Judges texts: an extraction rule, then the comparison of the benchmark's kind.
 
-A `Judge` is the second half of every evaluation: texts go in, and every verdict goes to the caller's sink as soon as it
-is reached. `ScoreWriter` is the judge of `run`, `rerun` and `sweep`: its texts come from a decoder, and its sink is the
-run store. `judge_extractions` judges texts that are all at hand, for `score` and `rescore`: their sink is a file.
+`ScoreWriter` judges what a decoder gives and writes to the run store; `judge_extractions` judges texts that are all at
+hand, for `score` and `rescore`.
 """
 
 import hashlib
@@ -14,11 +13,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import refusion_eval
 from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
 from refusion_eval.benchmarks.extract.numerals import parse_number
 from refusion_eval.errors import DataError, SandboxError
@@ -28,6 +27,7 @@ from refusion_eval.sandbox import DaemonThreads, check_program, default_workers
 from refusion_eval.scoring.math_judge import Comparer
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
+from refusion_eval.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,13 @@ class Verdict(NamedTuple):
         """Whether the text is right."""
         return self.verdict == CORRECT
 
+    def score(self, key: SampleKey, item_id: str, rule: str, metric: str = PASSED) -> ScoreRow:
+        """The row of a record; its scorer is the rule (task, filter and version of the prompts) in this version."""
+        scorer = f"{rule} {__version__}"
+        return ScoreRow(
+            key=key, item_id=item_id, scorer=scorer, metric=metric, value=float(self.passed), **self._asdict()
+        )
+
 
 def judge_texts(
     benchmark: Benchmark,
@@ -98,8 +105,7 @@ def judge_extractions(
 
     Args:
         workers: programs or formulas that are judged at a time; a number that suits the machine if None.
-        kept: verdicts that were reached before, by a key of row and answer; each new verdict is put into it at once,
-            by the thread that reached it.
+        kept: verdicts by a key of row and answer; each new verdict is put into it at once, by the thread that has it.
         on_verdicts: called with the number of texts that a verdict decides about, as each becomes known.
 
     Raises:
@@ -127,22 +133,18 @@ def judge_extractions(
 
 
 def _key(benchmark: Benchmark, row: Row, extraction: Extraction) -> str:
-    asked = (benchmark.name, benchmark.prompts_name)
-    identity = json.dumps([*asked, row, extraction.answer, extraction.how], sort_keys=True, default=str)
-    return hashlib.sha256(identity.encode("ascii")).hexdigest()
+    values = [benchmark.name, benchmark.prompts_name, row, extraction.answer, extraction.how]
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode("ascii")).hexdigest()
 
 
 class Judge:
     """Judges texts, and tells each verdict as soon as it is reached; a context manager.
 
-    Numbers and letters are judged at once, which takes microseconds. Formulas and programs take other processes and
-    milliseconds to seconds, so threads judge them while the caller goes on. The end of the block waits for all
-    verdicts; an exception drops those that are not reached.
+    The end of the block waits for all verdicts; an exception drops those that are not reached.
 
     Args:
-        workers: programs or formulas that are judged at a time; a number that suits the machine if None.
-        judges_again: whether a text whose sandbox workers were ended from outside, again and again, gets no verdict,
-            but an exception, because a later judge will get it.
+        judges_again: whether a text whose sandbox workers were ended from outside, again and again, gets an exception
+            in place of a verdict, because a later judge will get it.
     """
 
     def __init__(self, *, sandbox: str = "auto", workers: int | None = None, judges_again: bool = False) -> None:
@@ -178,11 +180,7 @@ class Judge:
         is_right: IsRight | None = None,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
-        """Begins to judge a text.
-
-        Args:
-            on_failure: called with the exception that makes a verdict impossible, which would end the block otherwise.
-        """
+        """Begins to judge a text; what makes a verdict impossible goes to `on_failure`, or is raised at the end."""
 
         def judge() -> None:
             try:
@@ -195,7 +193,7 @@ class Judge:
                 on_verdict(verdict)
 
         compare = is_right or benchmark.prompts.is_right or _COMPARISONS.get(benchmark.kind)
-        if compare is not None:
+        if compare is not None:  # microseconds; formulas and programs take other processes, so threads wait for them
             judge()
             return
         if benchmark.kind == "mathematics" and self._comparer is None:
@@ -248,16 +246,15 @@ class Judge:
 class ScoreWriter(Judge):
     """Judges samples of a run, and writes every verdict to the run store as soon as it is reached.
 
-    Where decoding is not timed (in a batch), or does not need the processors (on a GPU, on workers of a cluster),
-    samples are judged while decoding goes on. On a CPU a request that is decoded alone is timed, and the next request
-    waits until the text is judged: on two cores a program that was judged at the same time made decoding take 1.13
-    times as long, two programs 1.42 times, and programs between the requests 0.99 times. A judge of low priority is no
-    way out, because a formula is given up after ten seconds of wall-clock time.
-
     Args:
         store: has the samples, and gets the scores. What it has a verdict on is not judged again.
         waits: whether `judge` returns only when the text of a request that was decoded alone is judged.
     """
+
+    # On a CPU a request that is decoded alone is timed: on two cores a program that was judged at the same time made
+    # decoding take 1.13 times as long, two programs 1.42 times, and programs between the requests 0.99 times. A low
+    # priority would not help, because a formula is given up after ten seconds of wall-clock time. So there the next
+    # request waits; in a batch, on a GPU and on the workers of a cluster it need not.
 
     def __init__(self, store: RunStore, *, sandbox: str, waits: bool) -> None:
         # Half of the processors, as far as a program takes one: decoding on a GPU or in a batch needs the others.
@@ -283,20 +280,19 @@ class ScoreWriter(Judge):
     def judge(self, task: Task, row: Row, sample: Sample) -> None:
         """Begins to judge the text of a sample, unless it failed or has a verdict.
 
-        Raises:
-            StoreError: the verdict on this or an earlier text could not be written.
+        A StoreError says that the verdict on this or an earlier text could not be written.
         """
         benchmark = task.benchmark
-        rules = f"{benchmark.default_filter} {benchmark.prompts.version}"
-        scorer = f"{task.name}/{rules} {refusion_eval.__version__}"
-        if sample.error is not None or (sample.key, scorer) in self._seen:
+        rule = f"{task.name}/{benchmark.default_filter} {benchmark.prompts.version}"
+        judged = (sample.key, f"{rule} {__version__}")
+        if sample.error is not None or judged in self._seen:
             return
-        self._seen.add((sample.key, scorer))
-        if recorded := self._recorded.get((sample.key, scorer)):
+        self._seen.add(judged)
+        if recorded := self._recorded.get(judged):
             self._count(recorded)
             return
         # A verdict is written by the thread that reached it: the main thread may be decoding for minutes.
-        write = partial(self._write, benchmark, row, sample, scorer)
+        write = partial(self._write, benchmark, row, sample, rule)
         failed = partial(self._note_failure, sample)
         self.submit(benchmark, row, partial(benchmark.extract, response(sample), row), write, on_failure=failed)
         self.wait(None if self._waits and sample.batch_size == 1 else 0)
@@ -309,23 +305,15 @@ class ScoreWriter(Judge):
         with self._counting:
             self._num_unscored += 1
 
-    def _write(self, benchmark: Benchmark, row: Row, sample: Sample, scorer: str, verdict: Verdict) -> None:
+    def _write(self, benchmark: Benchmark, row: Row, sample: Sample, rule: str, verdict: Verdict) -> None:
         if verdict.verdict == ERROR:
             log.warning("%s item %s counts as wrong: %s", sample.key.task, sample.item_id, verdict.reason)
-        row_of = partial(ScoreRow, key=sample.key, item_id=sample.item_id, scorer=scorer)
-        rows = [
-            row_of(
-                metric=PASSED,
-                value=float(verdict.passed),
-                extracted=verdict.extracted,
-                verdict=verdict.verdict,
-                reason=verdict.reason,
-                tier=verdict.tier,
-            )
-        ]
+        rows = [verdict.score(sample.key, sample.item_id, rule)]
         if benchmark.has_strict_score:
             (strict,) = judge_texts(benchmark, [(row, response(sample))], filter_name=STRICT)
-            rows.append(row_of(metric=STRICT, value=float(strict.passed)))
+            rows.append(
+                replace(rows[0], metric=STRICT, value=float(strict.passed), extracted=None, verdict="", reason="")
+            )
         self._store.append_scores(rows)
         self._count(rows[0])
 

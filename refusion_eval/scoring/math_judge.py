@@ -1,7 +1,7 @@
 """Decides whether two mathematical answers are equal: item by item, by spelling and then by the math-verify library.
 
 The library guards itself with SIGALRM, which works in a main thread only and cannot interrupt everything. Here it runs
-without, in child processes that are killed when a comparison takes too long.
+in child processes that are killed when a comparison takes too long.
 """
 
 import re
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from refusion_eval.benchmarks.extract.formulas import equal_answers
-from refusion_eval.child import Child
 from refusion_eval.errors import DataError
+from refusion_eval.untrusted import Child
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _PERCENT = re.compile(r"%|\bper ?cent\b|\bpct\b")
@@ -51,11 +51,7 @@ class Comparer:
         self._is_closed = False
 
     def compare(self, gold: str, answer: str, whole: bool = False) -> Comparison:
-        """Compares two answers as found in their boxes, by the values that they list; or two whole texts.
-
-        Raises:
-            DataError: the library is not installed, or `close` came first.
-        """
+        """Compares two answers as found in their boxes, by the values that they list; or two whole texts."""
         seconds_left = self._timeout_s
         num_asked = 0
 
@@ -81,7 +77,7 @@ class Comparer:
         return Comparison(True, reason)
 
     def _ask(self, pair: Pair, timeout_s: float) -> tuple[bool | None, float]:
-        """The library's verdict, None if there is none; and its seconds, without those of a process that starts."""
+        """The library's verdict or None, and its seconds without those of a process that starts."""
         with self._lock:
             child = self._idle.pop() if self._idle else Child(_WORKER, Pair("1", "1"))
             self._busy.add(child)

@@ -1,7 +1,7 @@
-"""A child process that compares mathematical expressions; run as a script by `math_judge`, one pair a line.
+"""A script that compares mathematical expressions: it reads lines `[gold, answer, whole]`, and writes true or false.
 
-Reads JSON lines `[gold, answer, whole]` and writes JSON lines `true` or `false`. It may hang or use up its memory on a
-hostile expression: the parent kills it. It imports nothing of this project, so that it starts quickly.
+It may hang or use up its memory on a hostile expression: `math_judge` kills it. It imports nothing of this project, so
+that it starts quickly.
 """
 
 import json
@@ -30,16 +30,12 @@ _ROUNDING = Rational(5, 10**7)
 
 @lru_cache(maxsize=4096)
 def parsed(form: str) -> Any:
-    r"""The expression of a normal form, its decimals as exact fractions.
-
-    Ranges that \lor joins are the union of their sets. Those that \land joins are the intersection, or the union where
-    nothing is in all of them.
-    """
+    r"""The expression of a normal form, its decimals as exact fractions; \lor and \land between ranges make one set."""
     for joint, joined in (("\\lor ", Union), ("\\land ", Intersection)):
         if joint in form:
             sets = [_as_set(parsed(part)) for part in form.split(joint)]
             whole = joined(*sets)
-            return Union(*sets) if whole.is_empty else whole
+            return Union(*sets) if whole.is_empty else whole  # "x<1 and x>3" means both ranges
     return _exact(latex2sympy(form, is_real=True, normalization_config=_SPELLINGS, conversion_config=_LETTERS))
 
 
@@ -69,11 +65,9 @@ def equal_in_texts(solution: str, text: str) -> bool:
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether two normal forms are equal: numbers by their exact values, all else by the library.
-
-    The library's comparison is not symmetrical: it reads `x = 5` as 5 in an answer, and an inequality as an interval in
-    a right answer. Both directions count, but an answer that is no equation never equals a right answer that is one.
-    """
+    """Whether two normal forms are equal: numbers by their exact values, all else by the library."""
+    # The library's comparison is not symmetrical: it reads `x = 5` as 5 in an answer, and an inequality as an interval
+    # in a right answer. Both directions count, but only an equation equals a right answer that is an equation.
     left, right = parsed(gold), parsed(answer)
     if all(isinstance(side, Expr) and side.is_number for side in (left, right)):
         return equal_numbers(left, right, is_rounded="." in gold or "." in answer)

@@ -18,22 +18,17 @@ _ZIP = b"PK\x03\x04"
 
 
 class _Form(NamedTuple):
-    """The columns by which the lines of a tool are recognised.
-
-    Attributes:
-        is_text: whether that is one text; else it is a list of texts, or an object with the choices of a chat.
-        asked: holds the question, by which the row is checked; empty where the tool writes none.
-    """
+    """The columns by which the lines of a tool are recognised."""
 
     tool: str
     id: str
     texts: str
-    is_text: bool = False
-    asked: str = ""
-    is_whole: bool = False
+    is_text: bool = False  # else a list of texts, or an object with the choices of a chat
+    asked: str = ""  # holds the question, by which the row is checked
+    is_whole: bool = False  # whether a line has no other column
 
     def fits(self, line: Mapping[str, Any]) -> bool:
-        """Whether a line has the columns; a text where the tool writes an object is that of some other tool."""
+        """Whether a line has the columns; where the tool writes an object, a text is that of some other tool."""
         if not {self.id, self.texts} <= set(line) or (self.is_whole and len(line) > 2):
             return False
         return self.is_text or not isinstance(line[self.texts], str)
@@ -53,11 +48,7 @@ _TOOLS = ", ".join(dict.fromkeys(form.tool for form in _FORMS if not form.is_who
 
 
 def read_outputs(path: Path, benchmark: Benchmark, rows: Mapping[str, Row]) -> dict[str, list[str]]:
-    """Reads the texts of items, in one of the known forms: JSON lines, or one JSON document with a list of samples.
-
-    Raises:
-        DataError: names file and line of what is wrong, or says that the file is empty.
-    """
+    """Reads the texts of items in one of the known forms; a DataError names file and line of what is wrong."""
     items = _Items(benchmark, rows)
     texts: dict[str, list[str]] = {}
     filters: set[object] = set()
@@ -77,11 +68,11 @@ def read_outputs(path: Path, benchmark: Benchmark, rows: Mapping[str, Row]) -> d
         if line.get("filter") not in filters:
             continue
         item = items.find(form.id, line[form.id], line.get(form.asked), where)
-        found = _texts_of(line[form.texts]) if not form.is_text or isinstance(line[form.texts], str) else None
-        if found is None:
+        of_line = _texts_of(line[form.texts]) if not form.is_text or isinstance(line[form.texts], str) else None
+        if of_line is None:
             must = "be" if form.is_text else "hold"
             raise DataError(f"{where}: {form.texts} must {must} a text, found {type(line[form.texts]).__name__}")
-        texts.setdefault(item, []).extend(found)
+        texts.setdefault(item, []).extend(of_line)
     if is_empty:
         raise DataError(f'{path} is empty; expected lines {{"id": ..., "text": ...}}')
     return texts
@@ -140,8 +131,8 @@ def _texts_of(value: object, depth: int = 0) -> list[str] | None:
         case {"content": content}:
             return inside(content or "")  # none where the model refused
         case [_, *_]:
-            found = [inside(part) for part in value]
-            return None if None in found else [text for texts in found for text in texts or ()]
+            of_parts = [inside(part) for part in value]
+            return None if None in of_parts else [text for texts in of_parts for text in texts or ()]
         case None | {"error": _}:  # of a request that failed
             return []
     return None
@@ -161,28 +152,24 @@ class _Items:
             self._by_question.setdefault(_plain(row.get(self._column)), []).append(item)
 
     def find(self, column: str, written: object, source: object, where: str) -> str:
-        """The id of the row that a line means.
-
-        Args:
-            written: the id in the line: that of the row, its number, or either behind the benchmark's name and "/".
-            source: the row or the question that the line holds; None for neither. It tells whether numbers begin with
-                0, and finds the row where a tool counts in another way.
-        """
+        """The id of the row that a line means by its own id, and by the row or question (`source`) that it may hold."""
         if isinstance(written, bool) or not isinstance(written, str | int):
             raise DataError(f"{where}: {column} must be a text or an integer, found {written!r}")
+        # Before a slash stands the benchmark's name. A question tells whether numbers begin with 0, and finds the row
+        # where a tool counts in another way.
         asked, named = _plain(source), [str(written), str(written).rpartition("/")[2]]
         if isinstance(source, Mapping):
             asked = _plain(source.get(self._column))
             named = [str(source[self._id_column]), *named] if self._id_column in source else named
         if asked and self._id_column is None and str(written).isdecimal():
             named.append(str(int(written) - 1))  # numbers from 1
-        known = [item for item in named if item in self._rows]
-        same = [item for item in known if not asked or _plain(self._rows[item].get(self._column)) in asked]
+        rows = [item for item in named if item in self._rows]
+        same = [item for item in rows if not asked or _plain(self._rows[item].get(self._column)) in asked]
         alike = self._by_question.get(asked, [])
         if same or (asked and len(alike) == 1):
             return (same or alike)[0]
-        if known:
-            raise DataError(f"{where}: the question is not that of the row {known[0]!r}; name the rows that were asked")
+        if rows:
+            raise DataError(f"{where}: the question is not that of the row {rows[0]!r}; name the rows that were asked")
         raise DataError(
             f"{where}: no row has the id {written!r}; an id is the row's own id column, else its row number from 0"
         )

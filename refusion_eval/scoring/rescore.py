@@ -1,4 +1,4 @@
-"""`refusion-eval rescore`: judges the recorded texts of runs with another answer filter. No record is changed.
+"""`refusion-eval rescore`: the recorded texts of runs, judged with another answer filter, get further score rows.
 
 A record holds the text and the hash of its document. The document itself, with the right answer or the tests, comes
 from the benchmark's rows, and is the one that was asked if its hash is the recorded one.
@@ -6,46 +6,84 @@ from the benchmark's rows, and is the one that was asked if its hash is the reco
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
-from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row, Task, find_task
+from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row, Task, find_task, is_mini
 from refusion_eval.benchmarks.rows import redact, texts_of
 from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError, StoreError
+from refusion_eval.metrics import Interval, accuracy
+from refusion_eval.results.measured import seed_of
+from refusion_eval.results.measurement import UNISOLATED
+from refusion_eval.results.render import Table, csv_text, interval_text
+from refusion_eval.results.tables import MINI_CAPTION
 from refusion_eval.runs.job import Detokenizer, doc_hash, response
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.runs.terminal import ProgressDisplay
-from refusion_eval.scoring.filters import OURS, AnswerFilter, each
-from refusion_eval.scoring.judge import Verdict, judge_extractions
-from refusion_eval.scoring.rescored import (
-    RecordedText,
-    RescoredTask,
-    differing_texts,
-    notes,
-    rescored_table,
-    summary_csv,
-    texts_csv,
-)
-from refusion_eval.scoring.verdict_file import VerdictFile
+from refusion_eval.scoring.filters import OURS, AnswerFilter, per_text_rule
+from refusion_eval.scoring.judge import ERROR, Verdict, judge_extractions
+from refusion_eval.scoring.score import VerdictFile
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.store.records import PASSED, Sample
+from refusion_eval.store.records import BY_FILTER, NO_ISOLATION, PASSED, Sample, ScoreRow
 from refusion_eval.store.run_reader import Run, RunReader
+from refusion_eval.store.run_store import RunStore
 from refusion_eval.untrusted import visible
 
 FOLDER = "rescored"
 
 _MOST_SHOWN = 5
 
+_COLUMNS = (
+    "task", "settings", "doc_id", "sample", "extracted", "verdict", "correct",
+    "recorded_extracted", "recorded_verdict", "recorded_correct", "tier", "reason",
+)  # fmt: skip
+
 # A task -> its rows by the hash that records hold of their document.
 RowsOf = Callable[[Task], Mapping[str, Row]]
+
+
+class RecordedText(NamedTuple):
+    """A record, what the filter reads of it (None where it does not hold that), and the run's own verdict, if any."""
+
+    sample: Sample
+    text: str | None
+    recorded: ScoreRow | None
+
+
+# The texts of a run by task, version of the task, and settings.
+Groups = dict[tuple[str, str, str], list[RecordedText]]
+
+
+class RescoredTask(NamedTuple):
+    """The texts of one task of a run under one set of settings: (score by the filter, recorded score or None)."""
+
+    run: Run
+    task: str
+    settings: str
+    scores: Sequence[tuple[ScoreRow, ScoreRow | None]]
+    notes: Sequence[str]
+
+    def accuracies(self) -> list[Interval | None]:
+        """Percent of right texts by the recorded verdicts, and by the filter's; None where there is no verdict."""
+        recorded = [score for _, score in self.scores if score is not None]
+        return [self._accuracy(recorded), self._accuracy([score for score, _ in self.scores])]
+
+    def _accuracy(self, scores: Sequence[ScoreRow]) -> Interval | None:
+        """The interval is that of the tables: by item, with the task's own seed."""
+        items: dict[str, list[bool]] = {}
+        for score in scores:
+            items.setdefault(score.key.doc_hash, []).append(score.value > 0)
+        means = [np.mean(items[item]) for item in sorted(items)]
+        return accuracy(means, seed=seed_of(self.task)).scaled(100).interval() if means else None
 
 
 def rescore_command(
@@ -59,15 +97,15 @@ def rescore_command(
     sandbox: str = "auto",
     console: Console,
 ) -> int:
-    """Judges recorded texts with a filter, prints the summary and writes it beside the records, with one line a text.
+    """Judges recorded texts with a filter, prints the summary, adds the scores to the records and writes a line a text.
 
-    The arguments are those of the command. `tasks` names tasks or benchmarks, none for all; without `out` the results
+    The arguments are those of the command. `tasks` names tasks or benchmarks, none for all; without `out` the lines
     of each run go into its own folder `FOLDER`. Returns the number of texts for which the filter `OURS` does not give
     what is recorded; 0 for any other filter. Killed and called again, it judges only what has no verdict yet.
 
     Raises:
         ConfigError: unknown task, or two runs of one name for one folder.
-        StoreError: not a run directory, or the results cannot be written.
+        StoreError: not a run directory, or the lines cannot be written.
         DataError: rows are missing, or a run has nothing that the filter can judge.
         SandboxError: code cannot be run in isolation here.
     """
@@ -75,102 +113,100 @@ def rescore_command(
     def echo(text: str) -> None:
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
-    selected = _select_tasks(run_dirs, tasks)
-    name = re.sub(r"[^\w.-]", "_", answer_filter.name)
+    selected = _read_runs(run_dirs, answer_filter, tasks)
     folders = {run_dir: run_dir / FOLDER if out is None else out / run_dir.resolve().name for run_dir in selected}
     if len(set(folders.values())) < len(folders):
         raise ConfigError(f"--out {out}: two of the runs have folders of one name; rescore them one by one")
     if links := [folder for folder in folders.values() if folder.is_symlink()]:
         raise StoreError(f"{links[0]} is a symbolic link, which may lead anywhere; name another folder with --out")
-    paths = {run_dir: (folder / f"{name}.csv", folder / f"{name}.summary.csv") for run_dir, folder in folders.items()}
-    for path in (path for pair in paths.values() for path in pair):
-        prepare_output(path)
+    file_name = re.sub(r"[^\w.-]", "_", answer_filter.name) + ".csv"
+    paths = {run_dir: prepare_output(folder / file_name) for run_dir, folder in folders.items()}
     rows_of = cache(partial(rows_by_hash, data_dir=data))
-    kept = {path: VerdictFile(path, f"filter {answer_filter.name} sandbox {sandbox}") for path, _ in paths.values()}
+    rule = f"filter {answer_filter.name} sandbox {sandbox}"
+    kept = {run_dir: VerdictFile(path, rule) for run_dir, path in paths.items()}
     results: list[RescoredTask] = []
     num_differing = 0
-    for run_dir, names in selected.items():
-        texts_path, summary_path = paths[run_dir]
-        judge = partial(judge_extractions, workers=workers, sandbox=sandbox, kept=kept[texts_path])
-        rescored, left_out = _rescore_run(run_dir, answer_filter, names, rows_of, judge)
-        write_output(texts_path, texts_csv(rescored))
-        write_output(summary_path, summary_csv(rescored, answer_filter.name))
-        run_id = rescored[0].run.run_id
+    for run_dir, (run, groups) in selected.items():
+        judge = partial(judge_extractions, workers=workers, sandbox=sandbox, kept=kept[run_dir])
+        rescored, left_out = _rescore_run(run, groups, answer_filter, rows_of, judge)
+        if not rescored:
+            why = "; ".join(f"{task}: {reason}" for task, reason in left_out.items()) or "no text is recorded yet"
+            raise DataError(f"{run_dir}: filter {answer_filter.name} has nothing to score: {why}")
+        write_output(paths[run_dir], _texts_csv(rescored))
+        run_id = run.run_id
         for why in dict.fromkeys(left_out.values()):
             echo(f"{run_id}: left out, as {why}: {', '.join(task for task, of in left_out.items() if of == why)}")
         if answer_filter.name == OURS:
-            differing = differing_texts(rescored)
+            differing = _differing_texts(rescored)
             num_differing += len(differing)
             for sentence in differing[:_MOST_SHOWN]:
                 echo(sentence)
+        else:
+            try:
+                with RunStore.open(run_dir) as store:
+                    store.append_scores([score for task in rescored for score, _ in task.scores])
+            except StoreError as problem:  # the lines are written all the same
+                echo(f"{run_id}: table and compare will not show these scores: {problem}")
         results += rescored
     for verdicts in kept.values():  # only now: the same command, run again, begins with the first run
         verdicts.remove()
-    console.print(rescored_table(answer_filter.name, results).rich())
+    console.print(_summary_table(answer_filter.name, results).rich())
     for task in results:
         if task.notes:
             echo(f"{task.run.run_id} {task.task}: {'; '.join(task.notes)}")
-    for path in kept:
+    for path in paths.values():
         echo(f"one line a text: {path}")
     return num_differing
 
 
-def _select_tasks(run_dirs: Sequence[Path], names: Sequence[str]) -> dict[Path, set[str]]:
-    """The tasks of each run that a user means by names of tasks and benchmarks; no name means all of all runs."""
-    recorded: dict[Path, dict[str, str]] = {}
+def _read_runs(
+    run_dirs: Sequence[Path], answer_filter: AnswerFilter, names: Sequence[str]
+) -> dict[Path, tuple[Run, Groups]]:
+    """The texts of the tasks that a user means by names of tasks and benchmarks; no name means all of all runs."""
+    selected: dict[Path, tuple[Run, Groups]] = {}
+    recorded_names: set[str] = set()
+    reads_canvas = answer_filter.reads == "canvas"
     for run_dir in run_dirs:
+        groups: Groups = {}
         with RunReader.open(run_dir) as reader:
-            recorded[run_dir] = {sample.key.task: sample.benchmark for sample in reader.samples(traces=False)}
-    check_keys(names, {name for tasks in recorded.values() for pair in tasks.items() for name in pair}, "", what="task")
-    selected = {
-        run_dir: {task for task, benchmark in tasks.items() if not names or {task, benchmark} & set(names)}
-        for run_dir, tasks in recorded.items()
-    }
-    return {run_dir: tasks for run_dir, tasks in selected.items() if tasks or not names}
-
-
-def _rescore_run(
-    run_dir: Path, answer_filter: AnswerFilter, names: set[str], rows_of: RowsOf, judge: Callable[..., list[Verdict]]
-) -> tuple[list[RescoredTask], dict[str, str]]:
-    """The tasks of a run by name, and why the filter says nothing about the others."""
-    groups: dict[tuple[str, str, str], list[RecordedText]] = {}
-    with RunReader.open(run_dir) as reader:
-        run = reader.run
-        recorded = {score.key: score for score in reader.scores() if score.metric == PASSED}
-        reads_canvas = answer_filter.reads == "canvas"
-        detokenizer = recorded_system(run).detokenizer if reads_canvas else None
-        for sample in reader.samples(traces=reads_canvas):
-            key = sample.key
-            if key.task in names:
+            recorded = {score.key: score for score in reader.scores() if score.metric == PASSED}
+            detokenizer = recorded_system(reader.run).detokenizer if reads_canvas else None
+            for sample in reader.samples(traces=reads_canvas):
+                key = sample.key
+                recorded_names |= {key.task, sample.benchmark}
+                if names and not {key.task, sample.benchmark} & set(names):
+                    continue
                 text = response(sample) if detokenizer is None else canvas_text(sample, detokenizer)
                 text = None if sample.error is not None else text
                 group = groups.setdefault((key.task, key.task_version, key.settings_hash), [])
-                group.append(RecordedText(sample, text, recorded.get(key)))
+                group.append(RecordedText(replace(sample, trace=None), text, recorded.get(key)))
+            if groups or not names:
+                selected[run_dir] = reader.run, groups
+    check_keys(names, recorded_names, "", what="task")
+    return selected
+
+
+def _rescore_run(
+    run: Run, groups: Groups, answer_filter: AnswerFilter, rows_of: RowsOf, judge: Callable[..., list[Verdict]]
+) -> tuple[list[RescoredTask], dict[str, str]]:
+    """The tasks of a run, and why the filter says nothing about the others."""
     rescored: list[RescoredTask] = []
     left_out: dict[str, str] = {}
-    with ProgressDisplay(f"{answer_filter.name} {run_dir.name}", _totals(groups)) as progress:
+    totals = Counter(task for (task, _, _), texts in groups.items() for _ in texts)
+    with ProgressDisplay(f"{answer_filter.name} {run.run_id}", totals) as progress:
         for (name, _, settings), texts in sorted(groups.items()):
-            judged = _judge_task(
-                texts, answer_filter, rows_of, partial(judge, on_verdicts=partial(progress.scored, name))
-            )
-            if isinstance(judged, str):
-                left_out[name] = judged
+            judge_and_show = partial(judge, on_verdicts=partial(progress.scored, name))
+            scores = _judge_task(texts, answer_filter, rows_of, judge_and_show)
+            if isinstance(scores, str):
+                left_out[name] = scores
             else:
-                rescored.append(RescoredTask(run, name, settings, judged, notes(texts, judged)))
-    if not rescored:
-        why = "; ".join(f"{task}: {reason}" for task, reason in left_out.items()) or "no text is recorded yet"
-        raise DataError(f"{run_dir}: filter {answer_filter.name} has nothing to score: {why}")
+                rescored.append(RescoredTask(run, name, settings, scores, _notes(texts, scores)))
     return rescored, left_out
-
-
-def _totals(groups: Mapping[tuple[str, str, str], Sequence[RecordedText]]) -> dict[str, int]:
-    """Number of texts of each task."""
-    return dict(Counter(task for (task, _, _), texts in groups.items() for _ in texts))
 
 
 def _judge_task(
     texts: Sequence[RecordedText], answer_filter: AnswerFilter, rows_of: RowsOf, judge: Callable[..., list[Verdict]]
-) -> list[dict[str, Any]] | str:
+) -> list[tuple[ScoreRow, ScoreRow | None]] | str:
     """Judges the texts of a task whose documents are among the rows; or says why the filter cannot."""
     first, usable = texts[0].sample, [text for text in texts if text.text is not None]
     if first.benchmark not in BENCHMARKS:
@@ -183,25 +219,96 @@ def _judge_task(
         return "its records hold no tokens, which this filter reads"
     task = find_task(first.key.task) or Task(BENCHMARKS[first.benchmark])
     documents = rows_of(task)
-    found = [text for text in usable if text.sample.key.doc_hash in documents]
-    if not found:
+    asked = [text for text in usable if text.sample.key.doc_hash in documents]
+    if not asked:
         return f"none of its documents is among the rows of {first.benchmark} here"
-    rows = [documents[text.sample.key.doc_hash] for text in found]
+    rows = [documents[text.sample.key.doc_hash] for text in asked]
     # A filter finds and compares answers in its own way, except that of the task, which is that of its prompts.
-    is_own = answer_filter.name == OURS
-    benchmark = task.benchmark if is_own else BENCHMARKS[first.benchmark]
-    rule = each(benchmark.extract) if is_own else answer_filter.rules[first.benchmark]
-    extractions = rule.find([(row, str(text.text)) for row, text in zip(rows, found, strict=True)])
+    is_ours = answer_filter.name == OURS
+    benchmark = task.benchmark if is_ours else BENCHMARKS[first.benchmark]
+    rule = per_text_rule(benchmark.extract) if is_ours else answer_filter.rules[first.benchmark]
+    extractions = rule.find([(row, str(text.text)) for row, text in zip(rows, asked, strict=True)])
     if task.sealed:
         extractions = [_redacted(row, extraction) for row, extraction in zip(rows, extractions, strict=True)]
     verdicts = judge(benchmark, rows, extractions, is_right=rule.is_right)
-    return [text.judged(verdict) for text, verdict in zip(found, verdicts, strict=True)]
+    scorer = f"{first.key.task}/{answer_filter.name} {benchmark.prompts.version}"
+    metric = BY_FILTER + answer_filter.name
+    return [
+        (verdict.score(text.sample.key, text.sample.item_id, scorer, metric), text.recorded)
+        for text, verdict in zip(asked, verdicts, strict=True)
+    ]
 
 
 def _redacted(row: Row, extraction: Extraction) -> Extraction:
-    """Withholds what a filter quotes of a sealed question. An answer that quotes is no letter, and stays wrong."""
+    """Withholds what a filter quotes of a sealed question. An answer that quotes is not a letter, and stays wrong."""
     answer = extraction.answer
     return extraction if answer is None else replace(extraction, answer=redact(answer, texts_of(row, "")))
+
+
+def _notes(texts: Sequence[RecordedText], scores: Sequence[tuple[ScoreRow, ScoreRow | None]]) -> list[str]:
+    """Limits of the figures of a task that a reader has to know."""
+    num_failed = sum(text.sample.error is not None for text in texts)
+    num_usable = sum(text.text is not None for text in texts)
+    counts = {
+        "failed and have no text": num_failed,
+        "hold no tokens, which this filter reads": len(texts) - num_failed - num_usable,
+        "are about documents that are not among the rows here": num_usable - len(scores),
+        "have no recorded verdict": sum(recorded is None for _, recorded in scores),
+        "could not be judged and count as wrong": sum(score.verdict == ERROR for score, _ in scores),
+    }
+    notes = [f"{number} of {len(texts)} samples {what}" for what, number in counts.items() if number]
+    key = texts[0].sample.key
+    task = find_task(key.task)
+    now = task.benchmark.prompts.version if task and key.task.startswith(task.name) else key.task_version
+    if key.task_version != now:  # lm-eval's own tasks have versions of their own
+        notes.append(f"recorded by version {key.task_version} of the task, whose rules may differ from those of {now}")
+    return [*notes, UNISOLATED] if any(score.tier == NO_ISOLATION for score, _ in scores) else notes
+
+
+def _summary_table(filter_name: str, results: Sequence[RescoredTask]) -> Table:
+    num_runs = Counter(system for system, _ in {(task.run.manifest.system, task.run.run_id) for task in results})
+    num_settings = Counter((id(task.run), task.task) for task in results)  # folders of two runs may have one name
+    rows = []
+    for task in results:
+        run_id, system = task.run.run_id, task.run.manifest.system
+        name = f"{task.task} ({task.settings})" if num_settings[id(task.run), task.task] > 1 else task.task
+        label = f"{system} ({run_id})" if num_runs[system] > 1 else system
+        num_items = len({score.key.doc_hash for score, _ in task.scores})
+        accuracies = (interval_text(accuracy, 1, missing="-") for accuracy in task.accuracies())
+        changes = Counter((recorded and recorded.value > 0, score.value > 0) for score, recorded in task.scores)
+        rows.append((name, label, str(num_items), *accuracies, str(changes[False, True]), str(changes[True, False])))
+    return Table(
+        title=f"filter {filter_name}",
+        columns=("Task", "System", "n", "Recorded %", "Rescored %", "wrong to right", "right to wrong"),
+        rows=rows,
+        num_left=2,
+        notes=[
+            "In brackets: 95% interval by item.",
+            MINI_CAPTION if any(is_mini(task.task) for task in results) else "",
+        ],
+    )
+
+
+def _differing_texts(tasks: Sequence[RescoredTask]) -> list[str]:
+    """A sentence for each text whose answer or verdict is not the recorded one."""
+    return [
+        f"{task.run.run_id}: {task.task} item {now.item_id} sample {now.key.sample}: now {now.verdict} ({now.reason}), "
+        f"recorded {then.verdict} ({then.reason}) by {then.scorer}"
+        for task in tasks
+        for now, then in task.scores
+        if then and (now.extracted, now.verdict) != (then.extracted, then.verdict)
+    ]
+
+
+def _texts_csv(tasks: Sequence[RescoredTask]) -> str:
+    """One line a text. Verdicts are 1 and 0, to be summed."""
+    return csv_text(_COLUMNS, (_cells(*scores) for task in tasks for scores in task.scores))
+
+
+def _cells(now: ScoreRow, then: ScoreRow | None) -> Iterable[Any]:
+    recorded = (then.extracted, then.verdict, int(then.value > 0)) if then else (None, None, None)
+    identity = (now.key.task, now.key.settings_hash, now.item_id, now.key.sample)
+    return (*identity, now.extracted, now.verdict, int(now.value), *recorded, now.tier, now.reason)
 
 
 def rows_by_hash(task: Task, data_dir: str | Path | None) -> dict[str, Row]:
@@ -211,21 +318,17 @@ def rows_by_hash(task: Task, data_dir: str | Path | None) -> dict[str, Row]:
 
 
 def canvas_text(sample: Sample, detokenizer: Detokenizer) -> str | None:
-    """The text of every token that was fixed, in order, without special tokens.
-
-    Returns:
-        The text, or None where the record has no trace, or one without its tokens (sealed questions).
-    """
+    """The text of every token that was fixed, in order, without special tokens; None without a trace or its tokens."""
     if sample.tokens is None or sample.trace is None:
         return None
-    fixed = sample.events().fixed_tokens()
-    return detokenizer.text([fixed[position] for position in sorted(fixed)])
+    tokens = sample.events().fixed_tokens()
+    return detokenizer.text([tokens[position] for position in sorted(tokens)])
 
 
 def recorded_system(run: Run) -> System:
     """The checkpoint that a run names, for its tokenizer: no weights are loaded.
 
-    A record never makes this process import code: a decoder that is none of this project's is not looked for.
+    A record never makes this process import code: only a decoder of this project is looked for.
 
     Raises:
         ConfigError: the checkpoint does not fit the decoder any more.

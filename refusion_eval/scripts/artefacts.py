@@ -54,7 +54,6 @@ class Artefacts:
         self._stock_loop()
         suite.write_table(out)
         self._part("speed", *suite.run_dirs, *self._files("speed"), *suite.reference)
-        self._part("cost", *suite.run_dirs, *self._files("cost"))
         self._locality()
         for figure in ("figure4", "figure6", "figure8"):
             self._sweep(figure)

@@ -1,10 +1,7 @@
-"""Atomic writes of result files.
+"""Atomic writes of result files: a reader or a crash sees the old content or the new one, never a part."""
 
-The pattern: write a temporary file in the target's folder, flush it to disk, rename it onto the target, flush the
-folder. A reader or a crash sees the old content or the new one, never a part. The temporary file is locked while its
-writer lives, so that the next writer can remove what killed writers left behind. Where the file system has no locks,
-leftovers stay.
-"""
+# The trade-offs that this pattern accepts: a file takes twice its size on the disk while it is written; a hard link to
+# the old file keeps the old content; where the file system has no locks, leftovers of killed writers stay.
 
 from __future__ import annotations
 
@@ -27,18 +24,20 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replaces the content of a file in one step; its folder has to exist."""
     _remove_leftovers(path)
+    # In the target's folder, because only within one file system a rename is a single step.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             _lock(stream.fileno())
             stream.write(content.encode("utf-8") if isinstance(content, str) else content)
             stream.flush()
-            os.fsync(stream.fileno())
+            os.fsync(stream.fileno())  # before the rename, or a crash could leave the new name on an empty file
             os.fchmod(stream.fileno(), 0o644)
             os.replace(name, path)  # still locked, or another writer could remove it
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    # The rename itself is on the disk when the folder is.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -64,13 +63,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def prepare_output(path: str | os.PathLike[str]) -> Path:
-    """Checks that a result can be written, before the work for it starts.
-
-    The folder of the file is created if it is missing.
-
-    Raises:
-        StoreError: the folder cannot be made or written to, or the path is a folder itself.
-    """
+    """Checks that a result can be written before the work for it starts, and creates its folder; else a StoreError."""
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,26 +77,18 @@ def prepare_output(path: str | os.PathLike[str]) -> Path:
 
 
 def write_output(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a result atomically and creates the folder if it is missing. In text, lone surrogates become escapes.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Writes a result atomically and creates its folder; a StoreError says why it cannot."""
     target = prepare_output(path)
     try:
+        # Models write lone surrogates, which UTF-8 cannot encode and a result must not fail at.
         write_atomically(target, content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
     except OSError as error:
         raise _failure(target, error) from error
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Opens a file that this project writes in place, and creates it if it is missing.
-
-    A link could lead to any file of the user, and a pipe could wait for ever: neither is opened.
-
-    Raises:
-        OSError: the file cannot be opened, or is no plain file.
-    """
+    """Opens a file that this project writes in place, and creates it if it is missing; anything else is an OSError."""
+    # A link could lead to any file of the user, and a pipe could wait for ever: neither is opened.
     descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -113,16 +98,11 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends an ASCII line to a file by one call of the system, so that lines of several writers do not mix.
-
-    A killed writer may leave a part of its line, which spoils no later line. A machine that loses power may lose lines.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Appends an ASCII line to a file by one call of the system, so that lines of several writers do not mix."""
+    # Not flushed to the disk: a line costs microseconds, and a machine that loses power may lose lines.
     try:
         with os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as stream:
-            content = f"\n{line}\n".encode("ascii")
+            content = f"\n{line}\n".encode("ascii")  # a part of a line, left by a killed writer, spoils no later line
             if stream.write(content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:

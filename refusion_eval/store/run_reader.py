@@ -54,15 +54,16 @@ SCHEMA = (
         key BLOB NOT NULL REFERENCES samples (key), scorer TEXT NOT NULL, metric TEXT NOT NULL, body TEXT NOT NULL,
         PRIMARY KEY (key, scorer, metric))""",
 )
-_IDENTITY = ("application_id", "user_version")
+_ENTRIES = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 # Steps of SQLite that reading our schema takes some tens of.
 _MOST_STEPS_OF_SCHEMA = 10_000
 _ATTEMPTS = 3
 _JOURNAL = "-journal"
 _WITHOUT_LOCKS = "?mode=ro&immutable=1"
 _LOG_HEADER = 32
-# What else a run writes into its directory.
-_OTHER_FILES = (RUN_JSON, "run.lock", "results.csv", "table.md")
+# Everything that a run writes into its directory, and the journal that it never has.
+_FILES = (DATABASE_NAME, *(f"{DATABASE_NAME}{suffix}" for suffix in ("-wal", "-shm", _JOURNAL)), RUN_JSON)
+_FILES += ("run.lock", "results.csv", "table.md")
 # A file whose size is more than this many times what it takes on the disk was made to look large; no file system
 # compresses records as much.
 _MOST_HOLES = 64
@@ -71,7 +72,8 @@ SCHEMA_VERSION = 1
 # Marks the file as ours: "RFEV" in ASCII.
 APPLICATION_ID = 0x52464556
 
-# Prefixes of keys in the meta table: measured facts that decide how the run goes, and samples asked for by task.
+# Prefixes of keys in the meta table: measured facts that decide how the run goes (run.json calls them settled), and
+# samples asked for by task.
 MEASURED = "settled:"
 EXPECTED = "expected:"
 
@@ -97,7 +99,7 @@ class Run:
         return int(self.processes[process_id].get("round", 1))
 
     def slowed_by(self, process_id: str) -> list[str]:
-        """What made the times of a process longer than they need be; see `Hardware.slowed_by`."""
+        """The reasons why the times of a process are longer than they need be; see `Hardware.slowed_by`."""
         process, hardware = self.processes[process_id], self.hardware(process_id)
         before, after = (process.get(name, {}).get("load") for name in ("before", "after"))
         own = 1 if hardware.gpu else hardware.threads * hardware.num_processes
@@ -126,11 +128,7 @@ class RunDatabase:
         self._connection = connection
 
     def meta(self) -> dict[str, str]:
-        """The facts about the run as a whole; none if it was stopped before it recorded any.
-
-        Raises:
-            StoreError: there are none although the run had begun.
-        """
+        """The facts about the run as a whole; none if it was stopped before it recorded any."""
         with refusing(self.directory):
             has_tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             rows = dict(self._connection.execute("SELECT name, value FROM meta")) if has_tables else {}
@@ -165,10 +163,8 @@ class RunDatabase:
         return sorted({one.label() for one in machines if one.fingerprint() != hardware.fingerprint()})
 
     def samples(self, *, traces: bool = True) -> Iterator[Sample]:
-        """All samples in canonical order (task, item, sample), independent of the order in which they finished.
-
-        Without traces, which are most of the bytes, their `trace` is None.
-        """
+        """All samples in canonical order (task, item, sample); without traces, their `trace` is None."""
+        # Traces are most of the bytes. The order does not depend on that in which the samples finished.
         column = "trace" if traces else "NULL"
         return self._read(Sample, f"SELECT body, {column} FROM samples ORDER BY task, item_id, sample, key")
 
@@ -202,7 +198,7 @@ class RunReader(RunDatabase):
             yield cls(directory, connection)
 
     def samples(self, *, traces: bool = True) -> Iterator[Sample]:
-        """As `RunDatabase.samples`. Raises StoreError also for a sample of a process that the run does not know."""
+        """As `RunDatabase.samples`; a sample of a process that the run does not know is a StoreError."""
         for sample in super().samples(traces=traces):
             if sample.process_id not in self.run.processes:
                 where = f"{self.directory}: {sample.key.task} {sample.item_id}"
@@ -223,8 +219,9 @@ class RunReader(RunDatabase):
             return self._connection.execute("SELECT count(*) FROM samples WHERE NOT failed").fetchone()[0]
 
     def scores_by_sample(self) -> dict[SampleKey, dict[str, ScoreRow]]:
-        """The scores of each sample by metric. Of two scorers of a metric the one that wrote last counts."""
+        """The scores of each sample by metric."""
         by_sample: dict[SampleKey, dict[str, ScoreRow]] = {}
+        # Of two scorers of a metric the one that wrote last counts: it is the later version of the rules.
         for score in self.scores():
             by_sample.setdefault(score.key, {})[score.metric] = score
         return by_sample
@@ -237,7 +234,7 @@ def _with_prefix(rows: Mapping[str, str], prefix: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
-    """The fields of the record of a process that readers compute with; there are others, which are only shown."""
+    """The fields of the record of a process that readers compute with."""
 
     hardware: Mapping[str, Any]
     round: int = 1
@@ -248,7 +245,7 @@ class _Process:
 
 
 def _process(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The record of a process, after a check of its fields. Raises TypeError or ValueError."""
+    # Other fields of later versions are only shown, so what is checked is not what is returned.
     checked = from_fields(_Process, fields)
     Hardware.from_json(checked.hardware)
     loads = (state["load"] for state in (checked.before, checked.after) if state.get("load") is not None)
@@ -269,8 +266,6 @@ def refusing(directory: Path) -> Iterator[None]:
 @contextmanager
 def open_records(directory: Path) -> Iterator[sqlite3.Connection]:
     """Opens the records of a run that may be running, finished or killed; nothing is written beside them.
-
-    This is the way of every reader, and the writer checks by it what it is about to continue.
 
     Raises:
         StoreError: there are no records, or they are not what a run leaves: links, pipes, other tables, damaged pages.
@@ -302,8 +297,8 @@ def open_records(directory: Path) -> Iterator[sqlite3.Connection]:
 
 def _state(path: Path) -> tuple[int, ...]:
     """Differs after a change of the file."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _open_checked(path: Path, opened: ExitStack) -> tuple[sqlite3.Connection, bool]:
@@ -322,43 +317,33 @@ def _open_checked(path: Path, opened: ExitStack) -> tuple[sqlite3.Connection, bo
 
 
 def check_files(directory: Path) -> None:
-    """Refuses a run of which a file is no plain file. Links and pipes may lead anywhere, and SQLite would follow them.
-
-    A rollback journal names further files, which SQLite deletes when it rolls back. Runs never have one: they are
-    created without a journal, and written with a write-ahead log.
-
-    Raises:
-        StoreError: a file of the run is something else than a file, or there is a journal.
-    """
-    for name in (*(f"{DATABASE_NAME}{suffix}" for suffix in ("", "-wal", "-shm", _JOURNAL)), *_OTHER_FILES):
+    """Refuses (StoreError) a run of which a file is not a plain file, or that has a rollback journal."""
+    for name in _FILES:
         place = directory / name
         with refusing(directory), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found = os.lstat(place)
-            if not stat.S_ISREG(found.st_mode) and not (name == DATABASE_NAME and stat.S_ISDIR(found.st_mode)):
-                kind = kind_of(found.st_mode)
+            status = os.lstat(place)
+            # Links and pipes may lead anywhere, and SQLite would follow them.
+            if not stat.S_ISREG(status.st_mode) and not (name == DATABASE_NAME and stat.S_ISDIR(status.st_mode)):
+                kind = kind_of(status.st_mode)
                 raise StoreError(f"{place} is a {kind}, not a plain file; name the directory of a run")
+            # A journal names further files, which SQLite deletes when it rolls back. Runs are created without a journal
+            # and written with a write-ahead log.
             if name.endswith(_JOURNAL):
                 raise StoreError(
                     f"{place} is a journal, which no run has and which can make SQLite delete other files; remove it "
                     "if you know where it comes from, or name another directory"
                 )
-            if found.st_size > _MOST_HOLES * (512 * found.st_blocks + found.st_blksize):
-                raise StoreError(f"{place} is a file of holes ({found.st_size} bytes); name the directory of a run")
+            if status.st_size > _MOST_HOLES * (512 * status.st_blocks + status.st_blksize):
+                raise StoreError(f"{place} is a file of holes ({status.st_size} bytes); name the directory of a run")
 
 
 def _uri_for_reading(path: Path, opened: ExitStack) -> str:
-    """The name under which SQLite changes no file of a run.
-
-    | beside the records is | they are read |
-    |---|---|
-    | no log, or none with pages | as they are: no process writes them |
-    | a log and its index | under the locks of SQLite, with the log: a process writes them, or was killed |
-    | a log without its index | from a copy with the log: SQLite would have to write the index |
-    """
-    if not _has_log(path):
+    """The name under which SQLite changes no file of a run."""
+    if not _has_log(path):  # no process writes the records
         return path.resolve().as_uri() + _WITHOUT_LOCKS
-    if path.with_name(f"{path.name}-shm").exists():
+    if path.with_name(f"{path.name}-shm").exists():  # a process writes them, or was killed
         return path.resolve().as_uri() + "?mode=ro&readonly_shm=1"
+    # SQLite would have to write the missing index of the log, so it gets a copy.
     copies = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="refusion_eval_")))
     for file in (path, path.with_name(f"{path.name}-wal")):
         shutil.copyfile(file, copies / file.name)
@@ -366,12 +351,10 @@ def _uri_for_reading(path: Path, opened: ExitStack) -> str:
 
 
 def _has_log(path: Path) -> bool:
-    """Whether there is a write-ahead log that may hold pages: its header holds, and something follows it.
-
-    SQLite takes a log with another header for empty, but only after it has waited ten seconds for its writer. The
-    header: magic number, version, page size, counter, two salts, two checksums, all big-endian; the checksums are of
-    numbers in the order that the last bit of the magic number says.
-    """
+    """Whether there is a write-ahead log that may hold pages: its header holds, and something follows it."""
+    # SQLite takes a log with another header for empty, but only after it has waited ten seconds for its writer. The
+    # header (sqlite.org/fileformat2.html#walformat): magic number, version, page size, counter, two salts, two
+    # checksums, all big-endian; the checksums are of numbers in the order that the last bit of the magic number says.
     try:
         with open_plain(path.with_name(f"{path.name}-wal")) as log:
             header, more = log.read(_LOG_HEADER), log.read(1)
@@ -397,20 +380,15 @@ def connect(uri: str) -> sqlite3.Connection:
 
 
 def check_content(connection: sqlite3.Connection, path: Path) -> None:
-    """Checks that a database is empty, or that of a run, and whole.
-
-    Views, triggers, virtual tables and generated columns would run statements of the file's author, and pages that
-    refer to each other in circles never end, so that nothing but our own tables is ever read.
-
-    Raises:
-        StoreError: it is of another program or of a newer schema, or has other tables than a run.
-        sqlite3.DatabaseError: it is damaged.
-    """
+    """Checks that a database is empty, or that of a run, and whole; else a StoreError or a sqlite3.DatabaseError."""
+    # Views, triggers, virtual tables and generated columns would run statements of the file's author, and pages that
+    # refer to each other in circles never end, so nothing but the own tables of a run is ever read.
     connection.set_progress_handler(lambda: 1, _MOST_STEPS_OF_SCHEMA)
-    application, version = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _IDENTITY)
-    found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    entries = connection.execute(_ENTRIES).fetchall()
     connection.set_progress_handler(None, 0)
-    if not found:
+    if not entries:
         return
     if application != APPLICATION_ID:
         raise StoreError(f"{path} is a SQLite file of another program; choose another run directory")
@@ -419,7 +397,7 @@ def check_content(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer refusion_eval (schema {version}; this one knows up to {SCHEMA_VERSION}); "
             "upgrade refusion_eval"
         )
-    foreign = {str(name) for _, name, *_ in set(map(_plain, found)) ^ _own_schema()}
+    foreign = {str(name) for _, name, *_ in set(map(_plain, entries)) ^ _own_schema()}
     if foreign or version < 1:
         what = ", ".join(sorted(foreign))[:80] or f"schema {version}"
         raise StoreError(f"{path} has other tables than a run ({what}); name the directory of a run")
@@ -436,11 +414,11 @@ def _plain(entry: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @cache
 def _own_schema() -> frozenset[tuple[Any, ...]]:
-    """The entries of the schema that `create` writes."""
+    """The entries of the schema of a run."""
     with closing(sqlite3.connect(":memory:")) as connection:
         for statement in SCHEMA:
             connection.execute(statement)
-        return frozenset(map(_plain, connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")))
+        return frozenset(map(_plain, connection.execute(_ENTRIES)))
 
 
 def records_gone(directory: Path) -> StoreError:

@@ -1,4 +1,4 @@
-"""The records of one run in one directory: `run.json` (what was run) and `records.sqlite` (every sample and score).
+"""Writes the records of one run to one directory: `run.json` (what was run) and `records.sqlite` (samples, scores).
 
 A sample is on disk when `append` returns. A process that is killed at any instant loses at most the samples in flight,
 and the same command continues after the last recorded one.
@@ -30,11 +30,11 @@ from refusion_eval.store.records import (
     Sample,
     SampleKey,
     ScoreRow,
-    acting,
     checking,
     differences,
     dump,
     pack,
+    restricted_to_tasks,
 )
 from refusion_eval.store.run_reader import (
     ADVICE,
@@ -61,8 +61,8 @@ LOCK_NAME = "run.lock"
 # What this project writes into it.
 _OWN_LOCK = re.compile(rb"(pid \d+ on [^\n]{0,300}\n)?")
 
-# Locks of this process. POSIX locks never exclude their own process, and they are not inherited by forked workers, so
-# a worker that outlives a killed run does not keep its directory closed.
+# Directories that this process has locked. POSIX locks never exclude their own process, and they are not inherited by
+# forked workers, so a worker that outlives a killed run does not keep its directory closed.
 _held: set[str] = set()
 
 
@@ -79,15 +79,12 @@ class DirectoryLock:
         try:
             self._descriptor = open_own(path, os.O_RDWR)
         except OSError as error:
-            reason = error.strerror or error
-            raise StoreError(
-                f"{path} cannot be opened for writing ({reason}); choose a writable run directory"
-            ) from error
+            problem = f"{path} cannot be opened for writing ({error.strerror or error})"
+            raise StoreError(f"{problem}; choose a writable run directory") from error
+        # A file of the user's that happens to have this name is never overwritten.
         if not _OWN_LOCK.fullmatch(os.pread(self._descriptor, 400, 0)):
             os.close(self._descriptor)
-            raise StoreError(
-                f"{path} is not the lock of a run; remove it if it is not needed, or name another directory"
-            )
+            raise StoreError(f"{path} is not the lock of a run; remove it, or name another directory")
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -107,14 +104,15 @@ class DirectoryLock:
             raise StoreError(f"{path} cannot be written ({error.strerror}); free some space and run again") from error
 
     def release(self) -> None:
-        """Releases the lock. The file stays and means nothing without the kernel's lock."""
+        """Releases the lock."""
+        # The file stays: if it were removed, two writers could hold locks on two files of one name.
         if self._name in _held:
             _held.discard(self._name)
             os.close(self._descriptor)
 
 
 def _open_for_writing(directory: Path) -> sqlite3.Connection:
-    """Opens or creates the database. A transaction is on disk when its commit returns."""
+    """Opens or creates the database."""
     path = directory / DATABASE_NAME
     check_files(directory)
     with refusing(directory):
@@ -123,8 +121,8 @@ def _open_for_writing(directory: Path) -> sqlite3.Connection:
         try:
             if is_new:  # a process that is killed here leaves no journal, which would be refused
                 connection.execute("PRAGMA journal_mode = MEMORY")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA journal_mode = WAL")  # so that readers never wait for the writer
+            connection.execute("PRAGMA synchronous = FULL")  # a transaction is on disk when its commit returns
             connection.execute("PRAGMA foreign_keys = ON")
             check_content(connection, path)
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -136,7 +134,7 @@ def _open_for_writing(directory: Path) -> sqlite3.Connection:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    """Creates the whole schema in one transaction. A process killed here leaves an empty database for the next one."""
+    # In one transaction, so that a process killed here leaves an empty database for the next one.
     connection.execute("BEGIN IMMEDIATE")
     for statement in SCHEMA:
         connection.execute(statement)
@@ -155,12 +153,10 @@ class RunStore(RunDatabase):
         self._mutex = threading.RLock()
 
     @classmethod
-    def open(cls, run_dir: str | os.PathLike[str], manifest: Manifest) -> Self:
-        """Creates the run, or resumes it if everything that decides its texts is unchanged.
+    def open(cls, run_dir: str | os.PathLike[str], manifest: Manifest | None = None) -> Self:
+        """Creates the run, or resumes it if everything that decides its texts is unchanged; else a StoreError.
 
-        Raises:
-            StoreError: another process writes there; the fingerprint differs (each differing key is named); the
-                directory cannot be written, or its records are damaged or newer than this code.
+        Without a manifest it opens a recorded run for further scores, and no process is registered.
         """
         directory = Path(run_dir)
         if (directory / RUN_JSON).exists() or os.path.lexists(directory / DATABASE_NAME):
@@ -174,42 +170,33 @@ class RunStore(RunDatabase):
             opened.callback(lock.release)
             store = cls(directory, _open_for_writing(directory), lock)
             opened.enter_context(store)
-            store._adopt(manifest)
+            if manifest is not None:
+                store._adopt(manifest)
             opened.pop_all()
         return store
 
     def _adopt(self, manifest: Manifest) -> None:
-        """Checks the fingerprint against the recorded one, or records it, and registers this process."""
-        with self._transaction() as connection:
-            row = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
-            if row is not None:
-                with checking(f"{self.directory}: the description of the run"):
-                    self._check(connection, parse_json(row[0]), manifest)
-            else:
-                self._describe(connection, manifest)
-        self.process_id = self.register_process(manifest.hardware, manifest)
-
-    def _check(self, connection: sqlite3.Connection, recorded: Mapping[str, Any], manifest: Manifest) -> None:
-        """Refuses to continue a run whose fingerprint differs in what decided its texts."""
+        """Refuses a run that something else decided the texts of; otherwise registers this process."""
         now = manifest.fingerprint()
-        tasks = [task for (task,) in connection.execute("SELECT DISTINCT task FROM samples")]
-        if not tasks:
+        recorded = self.read_run().manifest.fingerprint() if self.meta() else None
+        tasks = {(sample.key.task, sample.benchmark) for sample in self.samples(traces=False)}
+        if recorded is not None and tasks:
+            differing = differences(restricted_to_tasks(recorded, tasks), restricted_to_tasks(now, tasks))
+            if differing:
+                shown = differing[:MOST_DIFFERENCES]
+                if len(differing) > len(shown):
+                    shown.append(f"{len(differing) - len(shown)} more")
+                what = f"{self.directory} belongs to a different run; {'; '.join(shown)}"
+                raise StoreError(f"{what}. Use the recorded settings, {ADVICE}")
+        elif recorded != now:
             # A run that failed before its first sample (a wrong adapter, for example) does not block the folder.
-            if recorded != now:
+            with self._transaction() as connection:
                 connection.execute("DELETE FROM meta")
                 connection.execute("DELETE FROM processes")
-                self._describe(connection, manifest)
-        elif differing := differences(acting(recorded, tasks), acting(now, tasks)):
-            shown = differing[:MOST_DIFFERENCES]
-            if len(differing) > len(shown):
-                shown.append(f"{len(differing) - len(shown)} more")
-            what = f"{self.directory} holds a run of something else; {'; '.join(shown)}"
-            raise StoreError(f"{what}. Use the recorded settings, {ADVICE}")
-
-    @staticmethod
-    def _describe(connection: sqlite3.Connection, manifest: Manifest) -> None:
-        rows = [("fingerprint", dump(manifest.fingerprint())), ("manifest", dump(manifest.to_json()))]
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+                # The fingerprint is for people with a SQLite prompt: it is always computed anew from the manifest.
+                rows = [("fingerprint", dump(now)), ("manifest", dump(manifest.to_json()))]
+                connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+        self.process_id = self.register_process(manifest.hardware, manifest)
 
     def register_process(self, hardware: Hardware, manifest: Manifest | None = None, pid: int | None = None) -> str:
         """Records a process that generates samples, with the machine it runs on."""
@@ -227,8 +214,8 @@ class RunStore(RunDatabase):
         """Adds facts to the record of a process, such as the state of the machine when it ended."""
         with self._transaction() as connection:
             (body,) = connection.execute("SELECT body FROM processes WHERE process_id = ?", (process_id,)).fetchone()
-            body = dump(parse_json(body) | facts)
-            connection.execute("UPDATE processes SET body = ? WHERE process_id = ?", (body, process_id))
+            changed = (dump(parse_json(body) | facts), process_id)
+            connection.execute("UPDATE processes SET body = ? WHERE process_id = ?", changed)
         self._write_run_json()
 
     def get_or_compute(self, name: str, compute: Callable[[], Any]) -> Any:
@@ -245,11 +232,8 @@ class RunStore(RunDatabase):
                 return parse_json(row[0])
 
     def expect(self, totals: Mapping[str, int]) -> None:
-        """Records how many samples of each task are asked for, so that readers recognise an unfinished run.
-
-        Args:
-            totals: number of samples by task. If a run is resumed with another number, the largest counts.
-        """
+        """Records how many samples of each task are asked for, so that readers recognise an unfinished run."""
+        # A run that is resumed with a smaller --limit still has all the samples that it was first asked for.
         recorded = self.read_run().expected
         larger = {task: total for task, total in totals.items() if total > recorded.get(task, 0)}
         if larger:
@@ -270,9 +254,7 @@ class RunStore(RunDatabase):
         return Sample.from_stored(*row) if row else None
 
     def append(self, sample: Sample) -> None:
-        """Writes one sample to disk.
-
-        A stored sample is final unless it is an error, which a later attempt replaces.
+        """Writes one sample to disk. It is final unless it is an error, which a later attempt replaces.
 
         Raises:
             StoreError: the request already has a good sample, its process is unknown, or the disk refuses.

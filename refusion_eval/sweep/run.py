@@ -25,8 +25,8 @@ from refusion_eval.evaluation.loop import (
 )
 from refusion_eval.lm_eval_plugin.tasks import evaluate_any, find_other_tasks, split_names
 from refusion_eval.results.facts import read_facts
-from refusion_eval.results.figure import ACCURACY, MEAN_TASK, Figure
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.measurement import ACCURACY, MEAN_TASK, Measurement
 from refusion_eval.results.render import csv_text, write_csv
 from refusion_eval.results.tables import summary
 from refusion_eval.runs.manifest import machine
@@ -44,7 +44,7 @@ class SweepResult(NamedTuple):
 
     run_dirs: list[Path]
     incomplete: list[Path]
-    figures: list[Figure]
+    figures: list[Measurement]
 
 
 class _Job(NamedTuple):
@@ -140,7 +140,7 @@ class _Points:
         """Writes the two files of the sweep; once, because every figure of every run is computed for them."""
         if not self.result.run_dirs:
             return
-        for one in run_figures(self.result.run_dirs):
+        for one in run_measurements(self.result.run_dirs):
             self.result.figures.append(replace(one, same_decode_as=self._same.get((one.run_id, one.task), "")))
         write_csv(self.result.figures, out / "sweep.csv")
         rows = ([row[column] for column in POINT_COLUMNS] for rows in self._described.values() for row in rows)
@@ -169,8 +169,8 @@ def _chosen(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], _Job]) 
 
 def _task_results(run_dir: Path) -> list[TaskResult]:
     """TPF and accuracy of each task, sorted by the names of the tasks; 0 for what was not measured."""
-    lines = [line for line in summary(run_figures([run_dir])) if line.task != MEAN_TASK]
-    figures = [(line.figure("tpf"), line.figure(ACCURACY)) for line in lines]
+    lines = [line for line in summary(run_measurements([run_dir])) if line.task != MEAN_TASK]
+    figures = [(line.measurement("tpf"), line.measurement(ACCURACY)) for line in lines]
     return [TaskResult(*(0.0 if figure is None else figure.value for figure in pair)) for pair in figures]
 
 

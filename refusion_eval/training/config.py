@@ -28,7 +28,6 @@ Parallelism = Literal["ddp", "zero2", "fsdp"]
 Attention = Literal["auto", "flash"]
 Dtype = Literal["bfloat16", "float32"]
 NewRows = Literal["spare", "mean"]
-OptimizerName = Literal["adamw", "muon"]
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 MASKED_OBJECTIVES: tuple[Objective, ...] = ("llada", "bd3lm")  # not causal
@@ -203,7 +202,6 @@ class OptimisationConfig:
         compute_dtype: data type of matrix products.
         seed: seed of the order of samples, their corruption, and dropout.
         offload_optimizer: keep the optimiser's states in the memory of the machine (zero2); slower, for fewer GPUs.
-        optimizer: "adamw", or "muon" for the matrices of the layers with AdamW for the rest (ddp).
     """
 
     epochs: PositiveFloat | None = None
@@ -221,7 +219,6 @@ class OptimisationConfig:
     compute_dtype: Dtype = "bfloat16"
     seed: NonNegativeInt = 0
     offload_optimizer: bool = False
-    optimizer: OptimizerName = added_setting("adamw")
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.max_steps is None):
@@ -313,11 +310,6 @@ class RunConfig:
         if self.optimisation.offload_optimizer and self.parallelism != "zero2":
             raise ConfigError(
                 f"optimisation.offload_optimizer needs parallelism=zero2, not {self.parallelism}; set one of the two"
-            )
-        if self.optimisation.optimizer == "muon" and (self.parallelism != "ddp" or backbone.lora is not None):
-            raise ConfigError(
-                "optimisation.optimizer=muon needs whole matrices in every process; set parallelism=ddp and no "
-                "backbone.lora, or optimizer=adamw"
             )
         if backbone.dtype == "bfloat16" and compute == "float32":
             raise ConfigError(

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -23,7 +23,14 @@ def config_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def read_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def read_run_config(
+    name_or_path: str,
+    overrides: Sequence[str] = (),
+    settings: type[Config] = RunConfig,  # type: ignore[assignment]  # the bound is the default
+) -> Config:
     """Reads a configuration.
 
     Args:
@@ -42,7 +49,7 @@ def read_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
     data = values.get("data")
     if isinstance(data, dict) and isinstance(data.get("files"), str):
         data["files"] = [data["files"]]  # the name of a file may hold a comma, which separates the items of other lists
-    return build(RunConfig, values, path.name)
+    return build(settings, values, path.name)
 
 
 def _find(name_or_path: str) -> Path:

@@ -10,7 +10,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,12 @@ from refusion_eval.store.run_store import DirectoryLock
 from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone
 from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.checkpoints.special_tokens import load_tokenizer
-from refusion_eval.training.compiled import compile_layers
 from refusion_eval.training.config import Parallelism, RunConfig
 from refusion_eval.training.config_files import config_names, read_run_config
 from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPlan, example_lengths
 from refusion_eval.training.data.rows import check_rows
 from refusion_eval.training.data.token_cache import TokenCache, build_cache
 from refusion_eval.training.memory import check_memory
-from refusion_eval.training.muon import muon
 from refusion_eval.training.objectives.table import SpecialIds, filled_lengths
 from refusion_eval.training.run_log import RunLog, summary_writer
 from refusion_eval.training.trainer import (
@@ -49,6 +47,9 @@ from refusion_eval.training.trainer import (
 )
 
 RUN_FILE, MODEL_FOLDER = "run.json", "model"
+
+# Changes a model before a run of so many steps, and returns its optimiser; None is AdamW.
+Prepare = Callable[[LossModel, RunConfig, int], torch.optim.Optimizer | None]
 
 
 def process_from_environment(parallelism: Parallelism) -> ProcessRank:
@@ -95,7 +96,11 @@ def check_run(config: RunConfig, world_size: int) -> str:
     return check_memory(config, shapes, world_size, available)
 
 
-def run(config: RunConfig, process: ProcessRank) -> None:
+def _as_it_is(model: LossModel, config: RunConfig, num_steps: int) -> None:
+    """The `Prepare` of the package: the model does not change, and AdamW trains it."""
+
+
+def run(config: RunConfig, process: ProcessRank, prepare: Prepare = _as_it_is) -> None:
     """Starts or continues a training run and writes the model.
 
     Raises:
@@ -135,7 +140,7 @@ def run(config: RunConfig, process: ProcessRank) -> None:
             finished = [(run_dir / MODEL_FOLDER).exists()]
         broadcast_object_list(finished)
         if not finished[0]:
-            _train(config, process, arguments, tokenizer, samples, plan)
+            _train(config, process, arguments, tokenizer, samples, plan, prepare)
         if is_first:
             print(f"{run_dir / MODEL_FOLDER} is the trained model", file=sys.stderr)
 
@@ -204,6 +209,7 @@ def _train(
     tokenizer: PreTrainedTokenizerFast,
     samples: TokenCache,
     plan: StepPlan,
+    prepare: Prepare,
 ) -> None:
     run_dir, num_steps = Path(config.output.run_dir), arguments.max_steps
     batches = StepBatches(
@@ -216,18 +222,13 @@ def _train(
         process=process,
     )
     model = LossModel(load_backbone(config.backbone, tokenizer), mdm_weight=config.objective.mdm_weight)
-    compiled = compile_layers(model.language_model, num_steps)
+    optimizer = prepare(model, config, num_steps)
     if process.rank == 0:
-        record = run_dir / RUN_FILE
-        facts = json.loads(record.read_text(encoding="utf-8")) | {"compiled": compiled}
-        write_atomically(record, json.dumps(facts, indent=1) + "\n")
         sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
         print(
             f"{sum(size for size, _ in sizes)} weights, {sum(size for size, trained in sizes if trained)} trained; "
             f"{len(samples)} samples, {num_steps} steps of {config.optimisation.global_batch_size}; "
-            f"{process.world_size} processes, {plan.num_forwards // process.world_size} forwards each a step"
-            + "; the first step takes a minute longer, as it compiles the layers"
-            * compiled,
+            f"{process.world_size} processes, {plan.num_forwards // process.world_size} forwards each a step",
             file=sys.stderr,
         )
     trainer = RefusionTrainer(
@@ -237,7 +238,7 @@ def _train(
         epochs_per_step=config.optimisation.global_batch_size / len(samples),
         keep=config.output.keep,
         loader_workers=config.data.loader_workers,
-        optimizer=muon(model, config.optimisation) if config.optimisation.optimizer == "muon" else None,
+        optimizer=optimizer,
         callbacks=[RunLog(run_dir, num_steps, tensorboard=config.output.tensorboard)],
     )
     previous = checkpoints(run_dir / CHECKPOINTS)
@@ -260,8 +261,14 @@ def _trained(trainer: RefusionTrainer, config: RunConfig, tokenizer: PreTrainedT
     return model.model
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
+def main(
+    argv: Sequence[str] | None = None, *, settings: type[RunConfig] = RunConfig, prepare: Prepare = _as_it_is
+) -> int:
+    """Command line; returns the exit status.
+
+    Args:
+        settings: class of the settings, which may add some that `prepare` reads.
+    """
     parser = argparse.ArgumentParser(prog="python -m refusion_eval.training.run", description="Train a model.")
     parser.add_argument(
         "--config", required=True, help=f"a YAML file, or a named configuration: {', '.join(config_names())}"
@@ -275,11 +282,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     try:
-        config = read_run_config(arguments.config, arguments.overrides)
+        config = read_run_config(arguments.config, arguments.overrides, settings)
         if arguments.check is not None:
             print(check_run(config, arguments.check), file=sys.stderr)
         else:
-            run(config, process_from_environment(config.parallelism))
+            run(config, process_from_environment(config.parallelism), prepare)
     except RefusionEvalError as error:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # once for each machine
             print(f"error: {error}", file=sys.stderr)

@@ -14,19 +14,7 @@ from refusion_eval.store.atomic_write import write_atomically
 LOG_FILE, TENSORBOARD_FOLDER = "log.csv", "tensorboard"
 # Apart from step and epoch, each column covers the steps since the previous line: mean losses, last learning rate and
 # gradient norm, number of tokens, and seconds without the time for checkpoints.
-COLUMNS = (
-    "step",
-    "epoch",
-    "ar",
-    "mdm",
-    "total",
-    "lr",
-    "grad_norm",
-    "tokens",
-    "seconds",
-    "tokens_per_second",
-    "mfu",
-)
+COLUMNS = ("step", "epoch", "ar", "mdm", "total", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second", "mfu")
 
 
 class RunLog(TrainerCallback):

@@ -34,12 +34,7 @@ TIMEOUT_SECONDS = 6 * 3600
 
 # As in the release: optimiser states and gradients are sharded, weights are not. transformers replaces "auto".
 ZERO2: dict[str, Any] = {
-    "zero_optimization": {
-        "stage": 2,
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-        "reduce_scatter": True,
-    },
+    "zero_optimization": {"stage": 2, "overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True},
     "bf16": {"enabled": "auto"},
     # DeepSpeed's default is the dtype of the weights; sums of many gradients in bfloat16 would lose most of them.
     "data_types": {"grad_accum_dtype": "fp32"},

@@ -108,7 +108,7 @@ def test_the_papers_seven_and_the_mini_tasks_stay_what_they_are(copy: Path) -> N
     code = """
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.evaluation.loop import find_tasks
-from refusion_eval.results.figure import TASKS
+from refusion_eval.results.measurement import TASKS
 print(len(BENCHMARKS), len(TASKS), len(find_tasks(["mini_suite"])), len(find_tasks(["refusion_suite"])))
 """
     environment = {**os.environ, "PYTHONPATH": str(copy)}

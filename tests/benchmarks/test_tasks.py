@@ -18,7 +18,7 @@ from refusion_eval.benchmarks import (
 )
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
-from refusion_eval.results.figure import TASKS
+from refusion_eval.results.measurement import TASKS
 from refusion_eval.runs.job import doc_hash
 
 

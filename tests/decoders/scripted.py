@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from refusion_eval.types import Forward, Read, Readout, Response, Trace
+from refusion_eval.types import Forward, Read, Readout, Response, RowScores, Trace
 
 Answer = Callable[[Forward, Read], Readout]
 
@@ -23,7 +23,9 @@ def run_scripted(
         if forward.commit.keep is not None:
             assert forward.commit.keep <= cached
             cached = forward.commit.keep
-        cached += len(forward.commit.rows) if forward.commit.best is None else forward.commit.best
+        before = forwards[-1].approximation if forwards else None
+        is_thinned = isinstance(before, RowScores) and len(forward.commit.rows) > 0
+        cached += before.best if is_thinned else len(forward.commit.rows)
         previous = len(forward.tokens)
         assert previous == len(forward.positions) == sum(segment.size for segment in forward.attention) > 0
         assert all(0 <= row < previous for read in forward.reads for row in read.rows)

@@ -41,9 +41,9 @@ def recomputing(decode):
         decoding = decode(prompt, chosen, trace)
         forward = next(decoding)
         while True:
-            assert forward.reuse is None
+            assert forward.approximation is None
             try:
-                forward = decoding.send((yield replace(forward, reuse=FeatureReuse(len(prompt)))))
+                forward = decoding.send((yield replace(forward, approximation=FeatureReuse(len(prompt)))))
             except StopIteration as stop:
                 return stop.value
 
@@ -119,12 +119,12 @@ def test_each_part_is_computed_by_its_own_interval_from_the_first_step_on(chosen
     _, trace, forwards = run_scripted(decode, [1, 2, 3], cached(chosen, prompt, response, ratio), answer)
     _, plain_trace, plain_forwards = run_scripted(decode, [1, 2, 3], chosen, answer)
     assert trace == plain_trace
-    assert [replace(forward, reuse=None) for forward in forwards] == plain_forwards
+    assert [replace(forward, approximation=None) for forward in forwards] == plain_forwards
     for step, forward in enumerate(forwards):
         if prompt == response == 1:
-            assert forward.reuse is None
+            assert forward.approximation is None
         else:
-            assert forward.reuse == FeatureReuse(3, step % prompt == 0, step % response == 0, ratio)
+            assert forward.approximation == FeatureReuse(3, step % prompt == 0, step % response == 0, ratio)
 
 
 @pytest.mark.parametrize("kind", [LladaSettings, DreamSettings])

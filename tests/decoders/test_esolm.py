@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from refusion_eval.decoders import refusion_fused
 from refusion_eval.decoders.esolm import EsolmSettings, decode
-from refusion_eval.decoders.refusion_slots import RefusionSettings
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.engine.engine import Request
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Decoded, Fix, Forward, ForwardDone, Read, Readout, causal, draw_key

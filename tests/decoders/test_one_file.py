@@ -55,7 +55,7 @@ import refusion_eval
 from refusion_eval import api
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
-from refusion_eval.figures.style import style_of
+from refusion_eval.paper.style import style_of
 
 def command(*words):
     result = CliRunner().invoke(app, words)

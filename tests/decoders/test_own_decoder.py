@@ -11,7 +11,7 @@ from refusion_eval import decoders
 from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.loop import evaluate
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from tests.models import tiny
 
@@ -74,7 +74,7 @@ def test_it_runs_tasks_on_any_checkpoint_that_has_what_it_reads(file, tmp_path):
         }
     )
     assert evaluate(args, ["mini_arc_challenge"], limit=2).is_complete
-    figures = {figure.metric: figure for figure in run_figures([tmp_path / "run"])}
+    figures = {figure.metric: figure for figure in run_measurements([tmp_path / "run"])}
     assert figures["accuracy"].system == "Mine"
     assert figures["tpf"].value == 2
 

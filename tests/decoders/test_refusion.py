@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.decoders.refusion_fused import decode
-from refusion_eval.decoders.refusion_slots import RefusionSettings
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Fix, Forward, Read, Readout, Select, causal, draw_key, groups
 from tests.decoders.scripted import readout, run_scripted

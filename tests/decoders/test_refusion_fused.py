@@ -14,7 +14,7 @@ from refusion_eval.decoders.refusion_fused import (
     profitable_branches,
     profitable_lengths,
 )
-from refusion_eval.decoders.refusion_slots import RefusionSettings
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.types import Decoding, Forward, Read, Response, Select, Trace, causal
 from tests.engine.random_model import VOCAB_SIZE, random_engine
 from tests.examples import examples

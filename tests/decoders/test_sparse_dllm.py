@@ -134,12 +134,13 @@ def test_the_second_forward_of_a_block_is_scored_and_the_third_keeps_the_best_sh
         assert list(forward.positions) == list(range(length) if number < 2 else own)
         assert forward.kind == ("refresh" if number == 1 else "denoise" if number < 2 or not is_dream else "decode")
         if number == 1:
-            assert (list(forward.scores.queries), list(forward.scores.keys)) == (list(own), rest)
-            assert forward.scores.pooling == kernel_size
+            scores = forward.approximation
+            assert (list(scores.queries), list(scores.keys)) == (list(own), rest)
+            assert (scores.best, scores.pooling) == (int(len(rest) * ratio), kernel_size)
         else:
-            assert forward.scores is None
+            assert forward.approximation is None
         if number == 2:
-            assert (list(forward.commit.rows), forward.commit.best) == (rest, int(len(rest) * ratio))
+            assert list(forward.commit.rows) == rest
         else:
             assert forward.commit == (DROP_ALL if number < 2 else NOTHING)
         assert cached[index] == (0 if number < 2 else int(len(rest) * ratio))

@@ -6,7 +6,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 from refusion_eval.decoders import DECODERS
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
-from refusion_eval.decoders.refusion_slots import RefusionSettings
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.engine import recorded
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.models import fused

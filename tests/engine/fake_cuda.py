@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from refusion_eval.engine import engine as engine_module
 from refusion_eval.engine import readout, recorded, staging, width
 from refusion_eval.models.config import ModelConfig
-from refusion_eval.models.fused import num_splits
-from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
+from refusion_eval.models.layers import LayerWeights, Weights
+from refusion_eval.models.transformer import Transformer
 
 SOURCE = Path(__file__).with_name("cuda_guard.cpp")
 NO_KERNEL = ("empty", "empty_strided", "new_empty", "empty_like", "lift_fresh", "_unsafe_view", "unbind", "split")
@@ -126,6 +126,8 @@ class Launches(TorchDispatchMode):
 def kernels_of(name: str, args: tuple) -> int:
     """Kernels of one call of an operation."""
     if name == "attend_rows":
+        from refusion_eval.models.kernels import num_splits  # needs Triton, which exists for Linux alone
+
         queries, keys = args[:2]
         return 2 if num_splits(queries.shape[0], queries.shape[1], keys.shape[1]) > 1 else 1
     return 2 if name == "read_rows" else SEVERAL.get(name, 1)

@@ -8,7 +8,8 @@ from refusion_eval.engine.engine import Engine
 from refusion_eval.models.attention import OneSequence
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.config import ModelConfig
-from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
+from refusion_eval.models.layers import LayerWeights, Weights
+from refusion_eval.models.transformer import Transformer
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 23

@@ -230,6 +230,34 @@ def test_where_memory_runs_short_the_batch_shrinks_and_every_token_stays():
     assert [together[index].tokens for index in range(9)] == expected
 
 
+def test_the_batch_grows_back_once_a_long_request_is_over(monkeypatch):
+    engine, widths = random_engine(), []
+    requests = [*long_requests(5)[-1:], *wander_requests(17)]
+    expected = [engine.run(request.decode, request.prompt, request.settings).tokens for request in requests]
+    engine.kv_budget = int(4 * 600 * 2 * 2 * 2 * 8 * 4 / 0.8)
+    step = engine._step
+    monkeypatch.setattr(
+        engine, "_step", lambda cache, batch, *rest: widths.append(len(batch)) or step(cache, batch, *rest)
+    )
+    together = dict(engine.run_many(requests, 4))
+    assert [together[index].tokens for index in range(18)] == expected
+    shrunk = widths.index(3)
+    assert 4 in widths[shrunk:]
+
+
+def test_the_batch_stays_small_while_a_long_request_waits_for_its_place(monkeypatch):
+    """A request that was removed for its length would be removed again and again, with all that it has decoded."""
+    engine, starts = random_engine(), []
+    engine.kv_budget = int(4 * 600 * 2 * 2 * 2 * 8 * 4 / 0.8)
+    start = engine._start
+    monkeypatch.setattr(
+        engine, "_start", lambda cache, place, index, *rest: starts.append(index) or start(cache, place, index, *rest)
+    )
+    requests = [*wander_requests(9)[:3], *long_requests(2), *wander_requests(17)[9:]]
+    assert len(list(engine.run_many(requests, 4))) == len(requests)
+    assert max(starts.count(index) for index in range(len(requests))) <= 3
+
+
 def test_the_buffer_of_a_batch_stays_within_its_budget(monkeypatch):
     engine, sizes = random_engine(), []
     bytes_per_row = 2 * 2 * 2 * 8 * 4

@@ -14,8 +14,9 @@ from refusion_eval.engine.readout import hidden_of
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.transformer import Transformer, Weights, rms_norm, rotate, swiglu
-from refusion_eval.types import Commit, FeatureReuse, Forward, Read, Response, RowScores, bidirectional, causal
+from refusion_eval.models.layers import Weights, rms_norm, rotate, swiglu
+from refusion_eval.models.transformer import Transformer
+from refusion_eval.types import Commit, FeatureReuse, Forward, Read, Response, bidirectional, causal
 from tests.decoders.baselines import forwards_of
 from tests.engine.random_model import CPU, VOCAB_SIZE, random_engine, random_transformer
 from tests.engine.test_engine import Script, play, wander_requests
@@ -51,7 +52,7 @@ class Oracle:
         config, num_rows = self.model.config, len(tokens)
         num_heads, num_kv_heads, eps = config.num_heads, config.num_kv_heads, config.rms_norm_eps
         adapts = not reuse.refresh_response and reuse.transfer_ratio > 0
-        cos, sin = self.model.rotation(torch.arange(num_rows), num_rows - 1)
+        cos, sin = self.model.rotary.lookup(torch.arange(num_rows), num_rows - 1)
         x = self.model.weights.embedding[torch.tensor(tokens)]
         for index, layer in enumerate(self.model.weights.layers):
             is_response = [row >= reuse.num_prompt for row in range(num_rows)]
@@ -83,7 +84,7 @@ class Oracle:
 def forward_of(tokens, reuse, rows=None):
     num_rows = len(tokens)
     reads = (Read(range(num_rows) if rows is None else rows),)
-    return Forward(tokens, range(num_rows), bidirectional(num_rows), reads, reuse=reuse)
+    return Forward(tokens, range(num_rows), bidirectional(num_rows), reads, approximation=reuse)
 
 
 def changing_texts(seed, num_forwards, num_prompt, num_response):
@@ -223,7 +224,6 @@ STALE = FeatureReuse(2, False, True)
         ([forward_of([1, 2, 3], FeatureReuse(4))], "does not fit a forward of 3 rows"),
         ([forward_of([1, 2, 3], FeatureReuse(2, transfer_ratio=1.5))], "does not fit a forward of 3 rows"),
         ([replace(forward_of([1, 2, 3], ALL), attention=causal(3))], "by a whole text with full attention"),
-        ([replace(forward_of([1, 2, 3], ALL), scores=RowScores([0], [1]))], "no scored rows"),
         (
             [forward_of([1, 2, 3], None), replace(forward_of([1, 2, 3], ALL), commit=Commit([0]))],
             "1 cached rows",

@@ -22,7 +22,7 @@ import refusion_eval
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.paths import embedded_path
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.types import ForwardDone
 from tests.models import tiny
@@ -129,7 +129,7 @@ def test_a_run_says_what_it_costs_and_is_recorded_as_what_it_is(tmp_path, caplog
         assert evaluate(args, ["mini_gsm8k"], limit=1).is_complete
     assert "computes the whole text in every forward" in caplog.text
     assert evaluate(args, ["mini_gsm8k"], limit=2).is_complete
-    figures = {figure.metric: figure for figure in run_figures([tmp_path / "run"])}
+    figures = {figure.metric: figure for figure in run_measurements([tmp_path / "run"])}
     assert figures["tpf"].value == 1
     assert figures["tps"].attention == "transformers"
     assert "mbu" not in figures
@@ -141,7 +141,7 @@ def test_what_transformers_does_not_have_is_refused(tmp_path):
         refusion_eval.load_model(str(tmp_path), device="cpu")
     with pytest.raises(ConfigError, match="attention=flash is for backend=own only"):
         load(tmp_path, attention="flash")
-    with pytest.raises(ConfigError, match="backend='jax' is unknown; choose own or transformers"):
+    with pytest.raises(ConfigError, match="backend='jax'; choose one of own, transformers"):
         refusion_eval.load_model(str(tmp_path), backend="jax")
     with pytest.raises(ConfigError, match="log-likelihoods are not computed with backend=transformers"):
         refusion_eval.api.score_tokens(load(tmp_path), [1], [2])

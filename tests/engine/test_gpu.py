@@ -7,14 +7,15 @@ import torch
 
 from refusion_eval.decoders import autoregressive, refusion_fused
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
-from refusion_eval.decoders.refusion_slots import RefusionSettings
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.masks import attend_over
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.models.attention import Backend, flash_attn_func
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.device import choose_device
-from refusion_eval.models.transformer import LayerWeights, Transformer, Weights
+from refusion_eval.models.layers import LayerWeights, Weights
+from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import causal
 from tests.engine.random_model import VOCAB_SIZE, random_transformer
 

@@ -15,7 +15,7 @@ import yaml
 from refusion_eval.api import load_model
 from refusion_eval.decoders import DECODERS, autoregressive
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
-from refusion_eval.decoders.refusion_slots import RefusionSettings
+from refusion_eval.decoders.refusion_settings import RefusionSettings
 from refusion_eval.engine import recorded
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards

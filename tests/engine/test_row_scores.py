@@ -56,8 +56,8 @@ class Recording:
 def keeps_best(prompt, best, trace):
     """Scores some rows of the prompt and keeps the best."""
     whole = bidirectional(len(prompt))
-    yield Forward(prompt, range(len(prompt)), whole, (), scores=RowScores(QUERIES, KEYS, 3))
-    (readout,) = yield Forward([7, 8], [3, 4], bidirectional(2), (Read([0, 1]),), Commit(KEYS, best=best))
+    yield Forward(prompt, range(len(prompt)), whole, (), approximation=RowScores(QUERIES, KEYS, best, 3))
+    (readout,) = yield Forward([7, 8], [3, 4], bidirectional(2), (Read([0, 1]),), Commit(KEYS))
     return Response(tuple(readout.tokens.tolist()), "length")
 
 
@@ -88,8 +88,8 @@ def test_among_equals_the_first_rows_stay():
     cache = KVCache(model.config, 1, 16, torch.float32, CPU)
     cache.keys[:, 0, :, :8] = torch.arange(8.0)[:, None]
     cache.stage(0, 8)
-    cache.scores[0] = ScoredRows([1, 3, 5, 7], torch.tensor([[0.0, 1, 1, 1], [2, 2, 2, 2]]))
-    cache.commit(0, [1, 3, 5, 7], best=2)
+    cache.approximations[0] = ScoredRows([1, 3, 5, 7], 2, torch.tensor([[0.0, 1, 1, 1], [2, 2, 2, 2]]))
+    cache.commit(0, [1, 3, 5, 7])
     assert cache.keys[:, 0, 0, :2, 0].tolist() == [[3, 5], [1, 3]]
     assert (cache.lengths, cache.staged) == ([2], [0])
 
@@ -100,23 +100,15 @@ def test_the_best_rows_stand_behind_what_is_kept():
     cache.keys[:, 0, :, :9] = torch.arange(9.0)[:, None]
     cache.lengths[0] = 3
     cache.stage(0, 6)
-    cache.scores[0] = ScoredRows([0, 2, 5], torch.tensor([[1.0, 3, 2], [3, 1, 2]]))
-    cache.commit(0, [0, 2, 5], keep=1, best=2)
+    cache.approximations[0] = ScoredRows([0, 2, 5], 2, torch.tensor([[1.0, 3, 2], [3, 1, 2]]))
+    cache.commit(0, [0, 2, 5], keep=1)
     assert cache.keys[:, 0, 0, :3, 0].tolist() == [[0, 5, 8], [0, 3, 8]]
 
 
-@pytest.mark.parametrize(
-    ("scores", "commit"),
-    [
-        (None, Commit(KEYS, best=2)),
-        (RowScores(QUERIES, KEYS), Commit(KEYS[1:], best=2)),
-        (RowScores(QUERIES, KEYS), Commit(KEYS, best=8)),
-        (RowScores(QUERIES, KEYS), Commit(KEYS, best=-1)),
-    ],
-)
-def test_a_commit_of_rows_that_were_not_scored_is_refused(scores, commit):
+@pytest.mark.parametrize("commit", [Commit(KEYS[1:]), Commit([*KEYS, 5]), Commit([0], replace=[0])])
+def test_a_commit_of_rows_that_were_not_scored_is_refused(commit):
     def careless(prompt, settings, trace):
-        yield Forward(prompt, range(10), bidirectional(10), (), scores=scores)
+        yield Forward(prompt, range(10), bidirectional(10), (), approximation=RowScores(QUERIES, KEYS, 2))
         yield Forward([1], [3], bidirectional(1), (), commit)
 
     engine = random_engine()
@@ -124,21 +116,33 @@ def test_a_commit_of_rows_that_were_not_scored_is_refused(scores, commit):
         engine.run(careless, TOKENS, None)
 
 
-@pytest.mark.parametrize("scores", [RowScores([], KEYS), RowScores([10], KEYS), RowScores(QUERIES, KEYS, 2)])
+@pytest.mark.parametrize(
+    "scores",
+    [
+        RowScores([], KEYS, 2),
+        RowScores([10], KEYS, 2),
+        RowScores(QUERIES, KEYS, 2, 2),
+        RowScores(QUERIES, KEYS, 8),
+        RowScores(QUERIES, KEYS, -1),
+    ],
+)
 def test_scores_that_cannot_be_are_refused(scores):
     def careless(prompt, settings, trace):
-        yield Forward(prompt, range(10), bidirectional(10), (), scores=scores)
+        yield Forward(prompt, range(10), bidirectional(10), (), approximation=scores)
 
-    with pytest.raises(DecodeError, match="it takes at least one query, and an odd number to pool"):
+    with pytest.raises(DecodeError, match="it takes at least one query"):
         random_engine().run(careless, TOKENS, None)
 
 
 def test_scores_do_not_outlive_the_next_forward():
+    """After a forward without scores a commit keeps all of its rows."""
+
     def forgetful(prompt, settings, trace):
-        yield Forward(prompt, range(10), bidirectional(10), (), scores=RowScores(QUERIES, KEYS))
+        yield Forward(prompt, range(10), bidirectional(10), (), approximation=RowScores(QUERIES, KEYS, 2))
         yield Forward(prompt, range(10), bidirectional(10), ())
-        yield Forward([1], [3], bidirectional(1), (), Commit(KEYS, best=2))
+        yield Forward([1], [3], bidirectional(1), (), Commit(KEYS))
+        return Response((), "length")
 
     engine = random_engine()
-    (outcome,) = [out for _, out in engine.run_many([Request(forgetful, TOKENS, None)], 1)]
-    assert isinstance(outcome, DecodeError)
+    ((_, outcome),) = engine.run_many([Request(forgetful, TOKENS, None)], 1)
+    assert [done["ctx"] for done in forwards_of(outcome)] == [0, 0, 7]

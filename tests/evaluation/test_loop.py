@@ -8,8 +8,8 @@ from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import CheckpointError, ConfigError, DataError
 from refusion_eval.evaluation.loop import Turn, evaluate, find_tasks, task_names
 from refusion_eval.results.facts import read_facts
-from refusion_eval.results.figure import TASKS as PUBLISHED
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.measurement import TASKS as PUBLISHED
 from refusion_eval.runs import manifest
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import BUSY, PASSED
@@ -157,7 +157,7 @@ def test_two_runs_of_one_command_have_equal_tpf_and_intervals_of_speed_and_the_s
         for number in (1, 2):
             args = arguments(checkpoint, tmp_path / name, warmup=1)
             evaluate(args, ["mini_gsm8k"], limit=4, turn=Turn(number, 2))
-        figures.append({figure.metric: figure for figure in run_figures([tmp_path / name])})
+        figures.append({figure.metric: figure for figure in run_measurements([tmp_path / name])})
         with RunReader.open(tmp_path / name) as reader:
             for process in reader.run.processes.values():
                 assert process["before"].keys() == process["after"].keys() >= {"threads", "load"}

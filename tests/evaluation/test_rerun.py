@@ -98,29 +98,26 @@ def test_what_cannot_be_made_again_is_refused_before_decoding(copied: Path, tmp_
             assert not (tmp_path / "again").exists()
 
 
-@pytest.fixture(scope="module")
-def of_earlier_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run from when forwards were fused by default, and manifests did not say so."""
-    run_dir = tmp_path_factory.mktemp("earlier") / "first"
-    args = parse_model_args({**ARGUMENTS, "fuse_by_default": True, "run_dir": str(run_dir)})
-    evaluate(args, ["mini_gsm8k"], limit=1)
-    with sqlite3.connect(run_dir / "records.sqlite") as connection:
-        (text,) = connection.execute("SELECT value FROM meta WHERE name = 'manifest'").fetchone()
-        manifest = json.loads(text)
-        del manifest["arguments"]["fuse_by_default"]
-        connection.execute("UPDATE meta SET value = ? WHERE name = 'manifest'", (json.dumps(manifest),))
-    return run_dir
-
-
 def _fused(run_dir: Path) -> list[bool | None]:
     with RunReader.open(run_dir) as reader:
         return [sample.settings["fuse"] for sample in reader.samples()]
 
 
-def test_forwards_are_the_papers_unless_asked_and_a_run_of_an_earlier_version_goes_on_as_it_was_begun(
-    recorded: Path, of_earlier_version: Path, tmp_path: Path
-) -> None:
+def test_forwards_are_the_papers_unless_asked(recorded: Path) -> None:
     assert _fused(recorded) == [False] * 3
-    assert rerun(of_earlier_version, tmp_path / "again").is_same
-    evaluate(parse_model_args({**ARGUMENTS, "run_dir": str(of_earlier_version)}), ["mini_gsm8k"], limit=2)
-    assert _fused(of_earlier_version) == [None] * 2
+
+
+def test_a_run_that_fused_by_an_option_that_is_gone_says_how_to_go_on(copied: Path) -> None:
+    with sqlite3.connect(copied / "records.sqlite") as connection:
+        (text,) = connection.execute("SELECT value FROM meta WHERE name = 'manifest'").fetchone()
+        manifest = json.loads(text)
+        for given in (False, True):  # 1.0.0 recorded the option, also where it was not given
+            manifest["arguments"]["fuse_by_default"] = given
+            connection.execute("UPDATE meta SET value = ? WHERE name = 'manifest'", (json.dumps(manifest),))
+            connection.commit()
+            with RunReader.open(copied) as reader:
+                if given:
+                    with pytest.raises(ConfigError, match="--set fuse=true"):
+                        arguments_of(reader.run)
+                else:
+                    assert "fuse_by_default" not in arguments_of(reader.run).settings

@@ -1,7 +1,8 @@
 """Runs of the command line in forked processes: `python -m tests.faults.fork_server`, one JSON object a line.
 
-A run takes seconds to import its libraries and much less to decode a few short items. Here they are imported, and the
-small checkpoint is opened, once; each run is a process of its own from there on, with its own kill, limits and signals.
+A run takes seconds to import its libraries and much less to decode a few short items. Here they are imported, the
+small checkpoint is opened and its prompts are written once; each run is a process of its own from there on, with its
+own kill, limits and signals.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 import traceback
 
@@ -19,18 +21,19 @@ from refusion_eval import api
 from refusion_eval.cli import main as command_line
 from refusion_eval.cli import run, table  # noqa: F401 - imported here so that no run has to
 from refusion_eval.evaluation.loop import load_items
+from refusion_eval.models import tokenizer
 from refusion_eval.paths import embedded_path
 from refusion_eval.results import facts, measured, tables  # noqa: F401
 from refusion_eval.runs import manifest as run_manifest
 from refusion_eval.sandbox import probe
-from tests.faults import places
+from tests.faults import places, runs
 
 
 def serve():
     """Answers requests until there are no more: {"start": ...} with a pid, {"poll": pid} with its status or null."""
-    _prepare()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    _prepare()
     print(json.dumps("ready"), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
@@ -64,6 +67,22 @@ def _prepare():
         cuda_graphs=False,
         adapter=None,
     )
+    _remember_prompts()
+    with tempfile.TemporaryDirectory() as folder:
+        _warm([runs.command(f"{folder}/run")])
+
+
+def _remember_prompts():
+    """Keeps each rendered prompt, because the process that renders them takes longer to start than a run to decode."""
+    render, known = tokenizer.render_chat, {}
+
+    def remembered(inner, messages, template=None, **arguments):
+        question = json.dumps([messages, template or inner.get_chat_template(), arguments], sort_keys=True)
+        if question not in known:
+            known[question] = render(inner, messages, template, **arguments)
+        return known[question]
+
+    tokenizer.render_chat = remembered
 
 
 def _warm(commands):

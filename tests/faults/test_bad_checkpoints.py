@@ -285,7 +285,7 @@ def test_a_bad_checkpoint_is_one_error_that_names_it_and_earlier_results_stay(
     before = records(earlier)
     command = ("run", "--model", own_checkpoint, "--limit", "3", *RUN)
     message = front_end.refusal(*command, "--run-dir", earlier)
-    if "holds a run of something else" in message:  # other weights are told before they are looked at
+    if "belongs to a different run" in message:  # other weights are told before they are looked at
         message = front_end.refusal(*command, "--run-dir", tmp_path / "new")
     assert all(word in message for word in words), message
     assert records(earlier) == before

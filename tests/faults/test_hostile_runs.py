@@ -25,7 +25,6 @@ COMMANDS = {
     "replay": ("replay", "RUN"),
     "plot": ("plot", "figure5", "RUN", "--out", OUT),
     "claims": ("claims", "RUN", "--out", OUT),
-    "cost": ("cost", "RUN", "--csv", f"{OUT}/cost.csv"),
     "paper-table": ("paper-table", "all", "RUN", "--out", OUT),
     "rescore": ("rescore", "RUN", "--tasks", "mini_gsm8k", "--out", OUT),
     "rescore beside": ("rescore", "RUN", "--tasks", "mini_gsm8k"),

@@ -128,8 +128,8 @@ def test_a_second_run_serves_what_the_first_recorded(responses, prompts, tiny, t
     first.close()
     second = build(tiny, run_dir=str(tmp_path))
     decoded = []
-    run = second.system.decoder.run
-    monkeypatch.setattr(second.system.decoder, "run", lambda jobs: (decoded.extend(jobs), run(decoded))[1])
+    run = second.system.run
+    monkeypatch.setattr(second.system, "run", lambda jobs: (decoded.extend(jobs), run(decoded))[1])
     assert second.generate_until(asked(prompts)) == responses
     assert len(decoded) == len(prompts) - 3
 

@@ -10,8 +10,8 @@ import pytest
 from lm_eval.tasks import TaskManager
 
 from refusion_eval.engine.engine import Engine
-from refusion_eval.lm_eval_plugin import adapter as lm_eval_adapter
 from refusion_eval.paths import embedded_path, tasks_path
+from refusion_eval.runs.system import System
 
 TASK = """
 task: sums
@@ -108,13 +108,13 @@ def test_several_samples_of_an_item_stay_apart_in_the_cache(run):
 
 def test_the_cache_of_responses_keeps_log_likelihoods_of_one_checkpoint(run, monkeypatch):
     scored = []
-    original = lm_eval_adapter.LocalScorer.score
+    original = System.score
 
     def score(self, parts):
         scored.extend(pair for part in parts for pair in part)
         return original(self, parts)
 
-    monkeypatch.setattr(lm_eval_adapter.LocalScorer, "score", score)
+    monkeypatch.setattr(System, "score", score)
     chosen = {"more": CHOSEN, "output_type": "multiple_choice"}
     first, _ = run(**chosen)
     assert len(scored) == 4

@@ -10,7 +10,7 @@ from lm_eval.utils import make_table
 
 from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.paths import tasks_path
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import PASSED
 from refusion_eval.store.run_reader import RunReader
@@ -121,7 +121,7 @@ def test_every_output_type_leaves_verdicts(checkpoint, own_tasks, tmp_path):
     }
     texts = {sample.text for sample in samples if sample.key.task == "own_chosen"}
     assert texts <= {" one", " two"}
-    figures = {(figure.task, figure.metric): figure for figure in run_figures([tmp_path / "run"])}
+    figures = {(figure.task, figure.metric): figure for figure in run_measurements([tmp_path / "run"])}
     assert figures["own_chosen", "accuracy"].finished
     assert ("own_chosen", "forwards_mean") not in figures
     assert "none was decoded" in figures["own_chosen", "accuracy"].note
@@ -139,7 +139,7 @@ def test_speed_stands_beside_the_scores(checkpoint, own_tasks, tmp_path):
         assert "tpf,none" not in results["results"]["own_chosen"]
         assert "|tps" in make_table(results).replace(" ", "")
     figures = {
-        figure.metric: figure.value for figure in run_figures([tmp_path / "run"]) if figure.task == "own_generated"
+        figure.metric: figure.value for figure in run_measurements([tmp_path / "run"]) if figure.task == "own_generated"
     }
     assert {name: of_task[f"{name},none"] for name in ("tpf", "tps", "forwards_mean", "latency_mean")} == pytest.approx(
         {name: figures[name] for name in ("tpf", "tps", "forwards_mean", "latency_mean")}

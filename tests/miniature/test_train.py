@@ -3,9 +3,12 @@
 import hashlib
 import json
 import re
+import runpy
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas
 import pytest
@@ -16,6 +19,7 @@ from miniature import curve
 from miniature import train as training
 from miniature.family import EMBEDDED, Course
 from miniature.frontier import measured
+from miniature.run import MiniatureConfig
 from miniature.train import (
     BACKBONE,
     STAGES,
@@ -40,11 +44,11 @@ SMALL = (
     "backbone.shape={model_type: qwen3, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
     "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 16, tie_word_embeddings: true}",
     "optimisation.epochs=null",
-    "optimisation.max_steps=40",
+    "optimisation.max_steps=20",
     "optimisation.lr=1e-2",
     "optimisation.warmup_steps=5",
     "output.log_every=5",
-    "output.save_every=20",
+    "output.save_every=10",
 )
 
 
@@ -58,18 +62,38 @@ FEW_EMBEDDED = replace(
 
 
 def config(stage: str, changes: Sequence[str] = ()) -> RunConfig:
-    return read_run_config(str(config_of(EMBEDDED, stage)), settings_of(stage, Path("work"), changes))
+    return read_run_config(str(config_of(EMBEDDED, stage)), settings_of(stage, Path("work"), changes), MiniatureConfig)
+
+
+def run_here(command: Sequence[str], *, check: bool) -> None:
+    """Runs `python -m MODULE ARGUMENTS` in this process, which has imported torch already."""
+    _, _, module, *arguments = command
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [module, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__")
+    assert not (check and ended.value.code), command
+
+
+@pytest.fixture
+def trained_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training runs take no process of their own."""
+    monkeypatch.setattr(training, "subprocess", SimpleNamespace(run=run_here))
 
 
 @pytest.fixture(scope="module")
 def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ReFusion stage of three runs of 40 steps, from a backbone that was not trained."""
+    """A ReFusion stage of three runs of 20 steps, from a backbone that was not trained."""
     folder = tmp_path_factory.mktemp("work")
     prepare(FEW_EMBEDDED, folder, SMALL)
     (folder / BACKBONE).mkdir()
     (folder / BACKBONE / "model").symlink_to(folder / "initial")
-    for run in runs_of("refusion"):
-        train_stage(FEW_EMBEDDED, run, folder, SMALL)
+    first, *others = runs_of("refusion")
+    train_stage(FEW_EMBEDDED, first, folder, SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "subprocess", SimpleNamespace(run=run_here))
+        for run in others:
+            train_stage(FEW_EMBEDDED, run, folder, SMALL)
     return folder
 
 
@@ -112,7 +136,7 @@ def test_a_folder_with_the_rows_of_another_version_is_refused(work_dir: Path, tm
 
 def test_refusion_learns_from_rows_of_the_mini_tasks(work_dir: Path) -> None:
     log = pandas.read_csv(work_dir / "refusion" / "log.csv")
-    assert log.step.tolist() == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert log.step.tolist() == [5, 10, 15, 20]
     for term in ("ar", "mdm"):
         assert log[term].iloc[-1] < 0.8 * log[term].iloc[0]
     facts = json.loads((work_dir / "refusion" / "run.json").read_text())
@@ -137,16 +161,17 @@ def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir
     assert trained.keys() == written.keys()
     readme = (target / "README.md").read_text()
     assert "# Embedded ReFusion fine-tune" in readme
-    assert "- Data: 3840 synthetic conversations after the backbone's 1280, disjoint from `tasks/mini/*/test" in readme
+    assert "- Data: 1920 synthetic conversations after the backbone's 640, disjoint from `tasks/mini/*/test" in readme
     for run in runs_of("refusion"):
-        assert f"| {run} | refusion | muon | 40 | 32 | 0.01 | 2514 |" in readme
+        assert f"| {run} | refusion | muon | 20 | 32 | 0.01 | 2514 |" in readme
     sizes = pandas.read_csv(target / "loss.csv").groupby("stage").size().to_dict()
-    assert sizes == {BACKBONE: 8, **dict.fromkeys(runs_of("refusion"), 8)}
+    assert sizes == {BACKBONE: 4, **dict.fromkeys(runs_of("refusion"), 4)}
     model = api.load_model(str(target), dtype="float32", device="cpu", attention="sdpa")
     decoded = api.generate(model, [1, 2, 3, 4, 5], "refusion", gen_length=8, slot_size=4, block_size=8)
     assert 0 < len(decoded.tokens) <= 8
 
 
+@pytest.mark.usefixtures("trained_here")
 def test_a_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family, work = FEW_EMBEDDED, tmp_path / "work"
     changes = (*SMALL, "optimisation.max_steps=2", "output.log_every=1", "output.save_every=1")
@@ -178,15 +203,15 @@ def test_a_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_curve_measures_the_weights_of_each_checkpoint(work_dir: Path) -> None:
     found = {step: (samples, model) for step, samples, model in curve.models(work_dir, "refusion", [])}
-    assert {step: samples for step, (samples, _) in found.items()} == {step: step * 32 for step in range(20, 121, 20)}
-    last = found[120][1]
+    assert {step: samples for step, (samples, _) in found.items()} == {step: step * 32 for step in range(10, 61, 10)}
+    last = found[60][1]
     model = api.load_model(str(work_dir / "refusion_third" / "model"))
     assert api.generate(last, [1, 2, 3], gen_length=8).tokens == api.generate(model, [1, 2, 3], gen_length=8).tokens
 
 
 def test_the_shape_of_the_models_and_the_objectives_of_the_stages() -> None:
     settings = ("data.files=[x]", "backbone.tokenizer=x")
-    shape = read_run_config(str(config_of(EMBEDDED, BACKBONE)), settings).backbone.shape
+    shape = read_run_config(str(config_of(EMBEDDED, BACKBONE)), settings, MiniatureConfig).backbone.shape
     assert shape is not None
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     assert [shape[name] for name in (*sizes, "head_dim")] == [192, 512, 6, 4, 2, 64]

@@ -11,6 +11,7 @@ from miniature import trials
 from miniature.data import items
 from miniature.family import EMBEDDED
 from miniature.measure import Measured
+from miniature.run import MiniatureConfig
 from miniature.train import ROWS, TRIALS, TWICE, config_of, settings_of, trial_stage
 from miniature.trials import main, with_result_twice, write_results_twice
 from refusion_eval.benchmarks import BENCHMARKS
@@ -39,7 +40,9 @@ def test_other_responses_stay_as_they_are(tmp_path: Path) -> None:
 def test_a_trial_differs_from_the_first_one_in_what_it_changes() -> None:
     work = Path("work")
     configs = {
-        name: read_run_config(str(config_of(EMBEDDED, trial_stage(name))), settings_of(trial_stage(name), work))
+        name: read_run_config(
+            str(config_of(EMBEDDED, trial_stage(name))), settings_of(trial_stage(name), work), MiniatureConfig
+        )
         for name in TRIALS
     }
     first = configs.pop("release")

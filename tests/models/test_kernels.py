@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from refusion_eval.engine.masks import visible
 from refusion_eval.models import fused
 from refusion_eval.models.fused import num_words, pack_pattern
-from refusion_eval.models.transformer import RotaryTable
+from refusion_eval.models.layers import RotaryTable
 from refusion_eval.types import bidirectional, block_causal, causal, groups
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

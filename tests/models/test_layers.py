@@ -1,9 +1,9 @@
-"""Pieces of a layer against plain formulas (`refusion_eval.models.transformer`)."""
+"""Pieces of a layer against plain formulas (`refusion_eval.models.layers`)."""
 
 import pytest
 import torch
 
-from refusion_eval.models.transformer import FEW_ROWS, SMALL_MATRIX, linear, rms_norm
+from refusion_eval.models.layers import FEW_ROWS, SMALL_MATRIX, linear, rms_norm
 
 
 @pytest.mark.parametrize("num_rows", [1, FEW_ROWS[0], 16, FEW_ROWS[1], FEW_ROWS[1] + 1])

@@ -10,9 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from refusion_eval.bench.checkpoints import Shape, random_checkpoint
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models import tiles
-from refusion_eval.models.config import model_config
-from refusion_eval.models.weights import load_weights
 from tests.models import tiny
 
 
@@ -95,34 +92,6 @@ def test_index_without_a_map(sharded):
     (sharded / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no weight_map"):
         tiny.load(sharded)
-
-
-SMALL = Shape(
-    hidden_size=64,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    intermediate_size=96,
-    vocab_size=100,
-)
-
-
-@pytest.mark.skipif(not tiles.HAS_UNIT, reason="this processor has no unit for matrices in bfloat16 (AMX)")
-def test_only_what_is_bfloat16_in_the_file_and_unchanged_stays_so(tmp_path, monkeypatch):
-    for name in ("bfloat16", "float32"):
-        random_checkpoint(SMALL, tmp_path / name, getattr(torch, name))
-    config, cpu = model_config(tmp_path / "bfloat16"), torch.device("cpu")
-
-    def dtypes(name, **arguments):
-        weights = load_weights(tmp_path / name, config, torch.float32, cpu, **arguments)
-        assert weights.final_norm.dtype == weights.layers[0].qk_norm.dtype == torch.float32
-        return {weights.embedding.dtype, weights.head.dtype, weights.layers[0].qkv.dtype, weights.layers[0].down.dtype}
-
-    assert dtypes("bfloat16", keep_bfloat16=True) == {torch.bfloat16}
-    assert dtypes("bfloat16") == dtypes("float32", keep_bfloat16=True) == {torch.float32}
-    assert dtypes("bfloat16", keep_bfloat16=True, merge=lambda name, tensor: tensor) == {torch.float32}
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert dtypes("bfloat16", keep_bfloat16=True) == {torch.float32}
 
 
 PEAK_SCRIPT = """

@@ -20,7 +20,7 @@ REQUIREMENTS = [
     Requirement(text) for text in [*PROJECT["dependencies"], *(text for extra in EXTRAS.values() for text in extra)]
 ]
 # Libraries of an extra that the package may import without declaring them for everyone.
-OF_EXTRAS = {"accelerate": "train", "deepspeed": "deepspeed", "flash_attn": "flash", "peft": "train", "ray": "ray"}
+OF_EXTRAS = {"accelerate": "train", "deepspeed": "deepspeed", "flash_attn": "flash", "ray": "ray"}
 # A part of torch's builds for CUDA, where it is used; for builds for CPUs the extra brings it for tests.
 OF_EXTRAS["triton"] = "dev"
 

@@ -1,7 +1,9 @@
 """Our training steps and the plain loop's compute the same; the report of `performance/train.py`."""
 
+import functools
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +65,19 @@ def test_lengths_have_the_mean_and_the_bounds_that_were_asked_for() -> None:
     assert max(max(sample.prompt + sample.answer) for sample in samples) < 10240 - 3
 
 
+@pytest.fixture
+def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One measurement stands for those of all batch sizes, because each starts two processes."""
+    measure = functools.cache(train.measure_training)
+
+    def measured(settings: TrainBenchSettings, progress: Callable[[str], None]) -> train.TrainReport:
+        report = measure(replace(settings, batch_size=2), progress)
+        return replace(report, conditions={**report.conditions, "batch_size": settings.batch_size})
+
+    monkeypatch.setattr(train, "measure_training", measured)
+
+
+@pytest.mark.usefixtures("measured_once")
 def test_the_command_prints_ratios_first_and_writes_them(script, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     options = "--samples 3 --batch-size 2,3 --rounds 2 --mean-length 12 --max-length 16 --threads 1 --device cpu"

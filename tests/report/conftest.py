@@ -108,9 +108,10 @@ def make_score(sample, value=1.0, **changes):
     return ScoreRow(key=sample.key, item_id=sample.item_id, scorer="test 1", value=value, **{**fields, **changes})
 
 
-def write_run(directory, samples, scores=None, **manifest):
+def write_run(directory, samples, scores=None, expected=(), **manifest):
     """A run directory; without scores every sample that did not fail is right."""
     with RunStore.open(directory, make_manifest(**manifest)) as store:
+        store.expect(dict(expected))
         process = store.register_process(Hardware(cpu="Test CPU", cores=2, threads=1, memory_gib=8))
     if scores is None:
         scores = [make_score(sample) for sample in samples if sample.error is None]

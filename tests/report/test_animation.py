@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
-from refusion_eval.report.frames import NEW, frames, play
-from refusion_eval.report.picture import LOOKS, write_animation
+from refusion_eval.report.frames import LOOKS, NEW, frames, play
+from refusion_eval.report.picture import write_animation
 from refusion_eval.report.replay import Speller, replay_of
 from refusion_eval.types import Trace
 

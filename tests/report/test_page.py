@@ -8,7 +8,6 @@ import pytest
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import collect
-from refusion_eval.report.marks import limit_of
 from refusion_eval.report.questions import Asked
 from refusion_eval.report.sample import find_sample
 from refusion_eval.store.records import Hardware
@@ -152,32 +151,33 @@ def test_a_record_without_tokens_says_where_but_not_what(tmp_path):
 
 def test_a_run_that_has_not_ended_says_so(tmp_path):
     tasks = {"mini_gsm8k": "1", "mini_math": "1"}
-    run = write_run(tmp_path / "run", [make_sample("1"), make_sample("2")], [], tasks=tasks)
+    expected = dict.fromkeys(tasks, 3)
+    run = write_run(tmp_path / "run", [make_sample("1"), make_sample("2")], [], expected, tasks=tasks)
     data = collect([run], LetterSources(num_items=200))
-    assert marks(data) == ["unfinished 2/200", "unscored 2"]
+    assert marks(data) == ["unfinished 2/3", "unscored 2"]
     assert data.index["cells"][1]["task"] == "mini_math"
     assert marks(data, 1) == ["no samples"]
 
 
-def test_a_limited_run_says_so(tmp_path):
-    run = write_run(
-        tmp_path / "run", [make_sample("1"), make_sample("2")], command=["refusion-eval", "run", "--limit=2"]
-    )
-    assert marks(collect([run], LetterSources(num_items=200))) == ["limited 2/200"]
-    assert marks(collect([run], LetterSources())) == ["limited 2"]
-    assert limit_of(["lm_eval", "-L", "7"]) == 7
-    assert limit_of(["--limits", "7"]) is None
+@pytest.mark.parametrize("command", [["python", "limited.py"], ["refusion-eval", "sweep"], ["refusion-eval", "rerun"]])
+def test_a_complete_run_of_some_items_is_limited_whatever_command_limited_it(tmp_path, command):
+    samples = [make_sample("1"), make_sample("2")]
+    run = write_run(tmp_path / "run", samples, expected={"mini_gsm8k": 2}, command=command)
+    data = collect([run], LetterSources(num_items=200))
+    assert marks(data) == ["limited 2/200"]
+    assert "ended early" not in json.dumps(data.index)
+    assert marks(collect([run], LetterSources())) == []
 
 
 def test_a_mean_over_tasks_has_the_marks_of_its_tasks(tmp_path):
     samples = [make_sample(number, task=task) for task in ("mini_gsm8k", "mini_math") for number in "123"]
     tasks = {"mini_gsm8k": "1", "mini_math": "1"}
-    run = write_run(tmp_path / "run", samples, tasks=tasks, command=["refusion-eval", "run", "--limit", "3"])
+    run = write_run(tmp_path / "run", samples, expected=dict.fromkeys(tasks, 3), tasks=tasks)
     data = collect([run], LetterSources(num_items=200))
     mean = next(cell for cell in data.index["cells"] if cell["mean"])
     assert [name for name, _ in mean["marks"]] == ["limited"]
     assert dict(mean["marks"])["limited"] == (
-        "mini_gsm8k: 3 of 200 items (--limit 3). mini_math: 3 of 200 items (--limit 3)."
+        "mini_gsm8k: 3 of 200 items were asked for. mini_math: 3 of 200 items were asked for."
     )
 
 

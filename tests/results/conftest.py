@@ -2,7 +2,7 @@
 
 import pytest
 
-from refusion_eval.results.figure import Figure
+from refusion_eval.results.measurement import Measurement
 from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
 from tests.store import conftest as of_store
@@ -13,7 +13,7 @@ ROOFLINE = {"weight_bytes": 1000, "cache_bytes_per_row": 10, "copy_bytes_per_sec
 
 def cell(system="refusion", task="gsm8k", metric="tps", value=1.0, **changes):
     fields = {"origin": "measured", "label": system, "backbone": "", "run_id": system, "hardware": "one machine"}
-    return Figure(**{**fields, **changes}, system=system, task=task, benchmark=task, metric=metric, value=value)
+    return Measurement(**{**fields, **changes}, system=system, task=task, benchmark=task, metric=metric, value=value)
 
 
 def sample(item, *, task="mini_gsm8k", version="1", prompt=None, number=0, **changes):

@@ -94,7 +94,7 @@ def test_runs_that_took_no_turns_have_no_ratio_of_speeds(write_run, monkeypatch)
     monkeypatch.setattr(Run, "round", lambda self, process_id: next(turns) if self.run_id == "b" else 1)
     (task,) = compare_runs(a, b).tasks
     assert task.speed is None
-    assert "A was timed in 1 rounds and B in 2" in task.no_speed
+    assert "one was timed in 1 rounds and the other in 2, so not in turns" in task.no_speed
 
 
 def test_several_samples_of_an_item_count_as_shares(write_run):

@@ -12,7 +12,7 @@ import refusion_eval.results as results
 from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
 from refusion_eval.results.data_frames import SAMPLE_COLUMNS
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import csv_text, write_csv
 from tests.results.conftest import sample
 
@@ -83,7 +83,7 @@ def test_every_figure_is_a_row_with_its_interval_and_facts(run, tmp_path):
     assert accuracy["setting_slot_size"] == "4"
     tpf = frame.loc["tpf"]
     assert tpf["ci_low"] <= tpf["value"] <= tpf["ci_high"]
-    write_csv(run_figures([run]), tmp_path / "table.csv")
+    write_csv(run_measurements([run]), tmp_path / "table.csv")
     header = (tmp_path / "table.csv").read_text().splitlines()[0].split(",")
     assert header.pop() == "scored"  # a file has a column of a fact only where the fact is unusual
     assert header == list(results.figures(run).columns[: len(header)])

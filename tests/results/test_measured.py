@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import math
 from dataclasses import replace
 
@@ -9,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from refusion_eval.errors import StoreError
-from refusion_eval.results.measured import run_figures
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.store.records import Hardware, ScoreRow
+from refusion_eval.store.run_reader import Run
 from refusion_eval.store.run_store import RunStore
 
 OTHER_MACHINE = Hardware(cpu="Faster CPU", cores=64, threads=64)
@@ -54,7 +56,7 @@ def figures(rows, task="mini_gsm8k", run_id="refusion"):
 
 
 def test_one_run_gives_every_metric_with_its_interval(two_systems):
-    rows = figures(run_figures(two_systems))
+    rows = figures(run_measurements(two_systems))
     expected = {
         "accuracy": 60.0,
         "extracted": 100.0,
@@ -86,20 +88,22 @@ def test_the_release_figure_is_there_when_every_trace_has_one(write_run, make_sa
         ["forward", 1, "verify", 8, 4],
         ["fix", 1, [0, 1, 2, 3], [1, 1, 1, 1]],
     ]
-    rows = figures(run_figures([write_run("refusion", [make_sample(1, trace=trace), make_sample(2, trace=trace)])]))
+    rows = figures(
+        run_measurements([write_run("refusion", [make_sample(1, trace=trace), make_sample(2, trace=trace)])])
+    )
     assert rows["tpf_release"].value == 2.0
 
 
 def test_bandwidth_utilisation_needs_a_measured_roofline(write_run, make_sample):
     samples = [make_sample(item, seconds=1.0, trace=[["forward", 0, "plan", 1, 100]]) for item in (1, 2)]
     roofline = {"weight_bytes": 1e6, "cache_bytes_per_row": 1e4, "copy_bytes_per_second": 4e6}
-    with_roofline = figures(run_figures([write_run("refusion", samples, roofline=roofline)]))
+    with_roofline = figures(run_measurements([write_run("refusion", samples, roofline=roofline)]))
     assert with_roofline["mbu"].value == 50.0
 
 
 def test_errors_are_counted_and_never_scored_as_wrong(write_run, make_sample):
     good, bad = make_sample(1), make_sample(2, text="", error="out of memory")
-    rows = figures(run_figures([write_run("refusion", [good, bad], [score_of(good, True)])]))
+    rows = figures(run_measurements([write_run("refusion", [good, bad], [score_of(good, True)])]))
     assert rows["accuracy"].value == 100.0
     assert rows["accuracy"].n == 1
     assert rows["accuracy"].errors == 1
@@ -111,7 +115,9 @@ def test_programs_without_isolation_are_told_in_csv_and_table(write_run, make_sa
     programs = [make_sample(item, task="mini_mbpp") for item in (1, 2)]
     others = [make_sample(item) for item in (1, 2)]
     scores = [score_of(programs[0], True, tier="A"), score_of(programs[1], True, tier=tier)]
-    rows = run_figures([write_run("refusion", [*programs, *others], [*scores, *(score_of(s, True) for s in others)])])
+    rows = run_measurements(
+        [write_run("refusion", [*programs, *others], [*scores, *(score_of(s, True) for s in others)])]
+    )
     told = {row.task for row in rows if "ran without isolation" in row.note}
     assert told == ({"mini_mbpp", "mean"} if is_told else set())
     write_csv(rows, tmp_path / "rows.csv")
@@ -123,7 +129,7 @@ def test_programs_without_isolation_are_told_in_csv_and_table(write_run, make_sa
 
 
 def test_a_task_with_nothing_but_errors_still_has_a_row(write_run, make_sample):
-    rows = run_figures([write_run("refusion", [make_sample(1, text="", error="x")])])
+    rows = run_measurements([write_run("refusion", [make_sample(1, text="", error="x")])])
     assert len(rows) == 1
     assert math.isnan(rows[0].value)
     assert rows[0].errors == 1
@@ -131,7 +137,7 @@ def test_a_task_with_nothing_but_errors_still_has_a_row(write_run, make_sample):
 
 def test_samples_without_a_score_are_told(write_run, make_sample):
     samples = [make_sample(1), make_sample(2)]
-    rows = figures(run_figures([write_run("refusion", samples, [score_of(samples[0], True)])]))
+    rows = figures(run_measurements([write_run("refusion", samples, [score_of(samples[0], True)])]))
     assert rows["accuracy"].n == 0
     assert math.isnan(rows["accuracy"].value)  # not that of the samples that happened to be judged
     assert "1 of 2 samples are not scored" in rows["accuracy"].note
@@ -140,7 +146,7 @@ def test_samples_without_a_score_are_told(write_run, make_sample):
 def test_a_sample_that_nothing_can_judge_is_wrong_and_named(write_run, make_sample):
     samples = [make_sample(1), make_sample(2)]
     scores = [score_of(samples[0], True), replace(score_of(samples[1], False), verdict="error")]
-    rows = figures(run_figures([write_run("refusion", samples, scores)]))
+    rows = figures(run_measurements([write_run("refusion", samples, scores)]))
     assert (rows["accuracy"].value, rows["accuracy"].n) == (50.0, 2)
     assert f"no verdict was possible, which counts as wrong: {samples[1].item_id}" in rows["accuracy"].note
 
@@ -148,7 +154,7 @@ def test_a_sample_that_nothing_can_judge_is_wrong_and_named(write_run, make_samp
 def test_the_later_of_two_scorers_counts_and_a_mixture_is_told(write_run, make_sample):
     samples = [make_sample(1), make_sample(2)]
     scores = [score_of(sample, False) for sample in samples] + [score_of(samples[0], True, scorer="test 2")]
-    rows = figures(run_figures([write_run("refusion", samples, scores)]))
+    rows = figures(run_measurements([write_run("refusion", samples, scores)]))
     assert rows["accuracy"].value == 50.0
     assert "judged by 2 scorers (test 1, test 2)" in rows["accuracy"].note
 
@@ -158,7 +164,7 @@ def test_code_has_pass_at_k_and_other_tasks_a_majority(write_run, make_sample):
     text = [make_sample(1, sample=number) for number in range(3)]
     scores = [score_of(sample, number == 0) for number, sample in enumerate(code)]
     scores += [score_of(sample, sample.key.sample > 0, extracted="a" if sample.key.sample else "b") for sample in text]
-    rows = run_figures([write_run("refusion", [*code, *text], scores)])
+    rows = run_measurements([write_run("refusion", [*code, *text], scores)])
     of_code, of_text = figures(rows, "mini_mbpp"), figures(rows)
     assert (of_code["pass@1"].value, of_code["pass@2"].value, of_code["pass@5"].value) == (20.0, 40.0, 100.0)
     assert "majority@5" not in of_code
@@ -170,7 +176,7 @@ def test_code_has_pass_at_k_and_other_tasks_a_majority(write_run, make_sample):
 def test_a_metric_that_a_scorer_names_has_a_row_of_its_own(write_run, make_sample):
     samples = [make_sample(1), make_sample(2)]
     scores = [score_of(samples[0], True, metric="strict"), score_of(samples[1], False, metric="strict")]
-    assert figures(run_figures([write_run("refusion", samples, scores)]))["strict"].value == 50.0
+    assert figures(run_measurements([write_run("refusion", samples, scores)]))["strict"].value == 50.0
 
 
 def test_thoughts_have_figures_and_a_column_only_where_there_are_any(write_run, make_sample):
@@ -180,9 +186,9 @@ def test_thoughts_have_figures_and_a_column_only_where_there_are_any(write_run, 
         make_sample(1, num_thought_tokens=3, cut_in_thought=True),
         *(make_sample(item) for item in (2, 3)),
     ]
-    without = run_figures([write_run("plain", plain)])
+    without = run_measurements([write_run("plain", plain)])
     assert not any("thought" in figure.metric or "answer_tokens" in figure.metric for figure in without)
-    rows = run_figures([write_run("refusion", thinking)])
+    rows = run_measurements([write_run("refusion", thinking)])
     by_metric = figures(rows)
     assert by_metric["cut_in_thought"].value == 25
     assert by_metric["thought_tokens_mean"].value == 1
@@ -193,7 +199,7 @@ def test_thoughts_have_figures_and_a_column_only_where_there_are_any(write_run, 
 
 def test_batched_and_warm_up_samples_have_no_speed_but_count_otherwise(write_run, make_sample):
     samples = [make_sample(1, batch_size=8), make_sample(2, warm=False)]
-    rows = figures(run_figures([write_run("refusion", samples)]))
+    rows = figures(run_measurements([write_run("refusion", samples)]))
     assert "tps" not in rows
     assert rows["tpf"].n == 2
     assert rows["tpf"].batch_size == "1|8"
@@ -202,7 +208,7 @@ def test_batched_and_warm_up_samples_have_no_speed_but_count_otherwise(write_run
 
 def test_a_run_over_two_machines_has_no_speed_and_says_so(write_run, make_sample):
     write_run("refusion", [make_sample(1)])
-    rows = figures(run_figures([write_run("refusion", [make_sample(2)], hardware=OTHER_MACHINE)]))
+    rows = figures(run_measurements([write_run("refusion", [make_sample(2)], hardware=OTHER_MACHINE)]))
     assert "tps" not in rows
     assert "2 different machines" in rows["tpf"].note
     assert "Faster CPU" in rows["tpf"].hardware
@@ -210,47 +216,55 @@ def test_a_run_over_two_machines_has_no_speed_and_says_so(write_run, make_sample
 
 def test_no_speedup_between_machines_and_the_row_says_so(write_run, make_sample, two_systems):
     slow = write_run("slow", [make_sample(1)], decoder="autoregressive", hardware=OTHER_MACHINE)
-    rows = figures(run_figures([two_systems[0], slow]))
+    rows = figures(run_measurements([two_systems[0], slow]))
     assert "speedup" not in rows
     assert "different machines" in rows["tps"].note
 
 
+def test_no_speedup_over_a_run_that_took_no_turns(two_systems, monkeypatch):
+    turns = itertools.cycle((1, 2))
+    monkeypatch.setattr(Run, "round", lambda run, _: next(turns) if run.run_id == "refusion" else 1)
+    rows = figures(run_measurements(two_systems))
+    assert "speedup" not in rows
+    assert "no speedup over ar: one was timed in 1 rounds and the other in 2" in rows["tps"].note
+
+
 def test_several_possible_baselines_must_be_named(two_systems, write_run, make_sample):
     retrained = write_run("sft", [make_sample(i, seconds=4.0) for i in range(12)], decoder="autoregressive")
-    rows = figures(run_figures([*two_systems, retrained]))
+    rows = figures(run_measurements([*two_systems, retrained]))
     assert "speedup" not in rows
     assert "(ar, sft); name one" in rows["tps"].note
-    named = figures(run_figures([*two_systems, retrained], baseline="sft"))
+    named = figures(run_measurements([*two_systems, retrained], baseline="sft"))
     assert named["speedup"].value == pytest.approx(40 / (3 / 4))
     assert "10 common items, 2 others left out" in named["speedup"].note
     with pytest.raises(StoreError, match="none of the runs"):
-        run_figures(two_systems, baseline="sft")
+        run_measurements(two_systems, baseline="sft")
 
 
 def test_another_dtype_is_no_baseline(two_systems, write_run, make_sample):
     half = write_run("half", [make_sample(1)], decoder="autoregressive", dtype="bfloat16")
-    rows = figures(run_figures([two_systems[0], half]))
+    rows = figures(run_measurements([two_systems[0], half]))
     assert "speedup" not in rows
     assert "no autoregressive run of the same backbone, dtype, device" in rows["tps"].note
-    named = figures(run_figures([two_systems[0], half], baseline="half"))
+    named = figures(run_measurements([two_systems[0], half], baseline="half"))
     assert "dtype differ" in named["tps"].note
 
 
 def test_a_speedup_says_where_the_kernels_of_attention_differ(two_systems, write_run, make_sample):
     samples = [make_sample(i, seconds=4.0) for i in range(10)]
     flash = write_run("flash", samples, decoder="autoregressive", attention="flash")
-    rows = figures(run_figures([two_systems[0], flash]))
+    rows = figures(run_measurements([two_systems[0], flash]))
     assert "attention by other kernels (sdpa against flash)" in rows["speedup"].note
-    alone = figures(run_figures([flash]), run_id="flash")
+    alone = figures(run_measurements([flash]), run_id="flash")
     assert "flash-attn computed causal forwards" in alone["tps"].note
-    assert "kernels" not in figures(run_figures(two_systems))["speedup"].note
+    assert "kernels" not in figures(run_measurements(two_systems))["speedup"].note
 
 
 def test_the_mean_weighs_tasks_equally_and_keeps_mini_apart(write_run, make_sample):
     samples = [make_sample(i) for i in range(4)] + [make_sample(i, task="mini_mbpp") for i in range(2)]
     samples += [make_sample(0, task="refusion_gsm8k")]
     scores = [score_of(sample, sample.key.task == "mini_mbpp") for sample in samples]
-    rows = figures(run_figures([write_run("refusion", samples, scores)]), "mean")
+    rows = figures(run_measurements([write_run("refusion", samples, scores)]), "mean")
     assert rows["accuracy"].value == 50.0
     assert rows["accuracy"].n == 6
     assert rows["accuracy"].mini
@@ -260,7 +274,7 @@ def test_the_mean_weighs_tasks_equally_and_keeps_mini_apart(write_run, make_samp
 
 def test_a_metric_that_a_task_lacks_has_no_mean(write_run, make_sample):
     samples = [make_sample(1), make_sample(1, task="mini_arc_challenge", batch_size=4)]
-    rows = figures(run_figures([write_run("refusion", samples)]), "mean")
+    rows = figures(run_measurements([write_run("refusion", samples)]), "mean")
     assert "tpf" in rows
     assert "tps" not in rows
 
@@ -268,7 +282,7 @@ def test_a_metric_that_a_task_lacks_has_no_mean(write_run, make_sample):
 def test_two_settings_of_one_task_are_two_groups_of_rows_without_a_mean(write_run, make_sample):
     first, other = make_sample(1), make_sample(1, settings={"tau_slot": 0.5})
     other = replace(other, key=replace(other.key, settings_hash="other"))
-    rows = run_figures([write_run("refusion", [first, other, make_sample(1, task="mini_mbpp")])])
+    rows = run_measurements([write_run("refusion", [first, other, make_sample(1, task="mini_mbpp")])])
     of_task = [row for row in rows if row.task == "mini_gsm8k" and row.metric == "tpf"]
     assert sorted(row.settings["tau_slot"] for row in of_task) == ["0.5", "0.9"]
     systems = [line.system for line in summary(rows) if line.task == "mini_gsm8k"]
@@ -281,13 +295,13 @@ def test_equal_records_give_equal_bytes_in_whatever_order_they_came(tmp_path, wr
     written = []
     for order in (first, first[::-1]):
         run = write_run(f"{len(written)}/run", order, [score_of(sample, int(sample.item_id) % 2) for sample in order])
-        write_csv(run_figures([run, two_systems[1]]), tmp_path / f"{len(written)}.csv")
+        write_csv(run_measurements([run, two_systems[1]]), tmp_path / f"{len(written)}.csv")
         written.append((tmp_path / f"{len(written)}.csv").read_bytes())
     assert written[0] == written[1]
 
 
 def test_the_csv_has_the_documented_columns_in_order(tmp_path, two_systems):
-    write_csv(run_figures(two_systems), tmp_path / "table.csv")
+    write_csv(run_measurements(two_systems), tmp_path / "table.csv")
     header = next(csv.reader((tmp_path / "table.csv").open()))
     start = "run_id,system,backbone,task,n,metric,value,ci_low,ci_high,unit,batch_size,dtype,device"
     assert ",".join(header).startswith(start)
@@ -295,7 +309,7 @@ def test_the_csv_has_the_documented_columns_in_order(tmp_path, two_systems):
 
 
 def test_rows_survive_the_csv(tmp_path, two_systems):
-    rows = run_figures(two_systems)
+    rows = run_measurements(two_systems)
     write_csv(rows, tmp_path / "a.csv")
     write_csv(read_csv(tmp_path / "a.csv"), tmp_path / "b.csv")
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
@@ -313,17 +327,17 @@ def test_a_csv_of_another_kind_is_refused(tmp_path):
 def test_two_runs_of_one_name_are_refused(write_run, make_sample):
     paths = [write_run(f"{folder}/run", [make_sample(1)]) for folder in "ab"]
     with pytest.raises(StoreError, match="two run directories are called run"):
-        run_figures(paths)
+        run_measurements(paths)
 
 
 def test_the_summary_has_one_line_a_task_and_system(two_systems):
-    lines = summary(run_figures(two_systems))
-    assert [(line.system, line.figure("accuracy").value, line.figure("tps").value) for line in lines] == [
+    lines = summary(run_measurements(two_systems))
+    assert [(line.system, line.measurement("accuracy").value, line.measurement("tps").value) for line in lines] == [
         ("AR", 100, 20),
         ("ReFusion", 60, 40),
     ]
-    assert lines[0].figure("speedup") is None
-    assert lines[1].figure("speedup").value == 2.0
+    assert lines[0].measurement("speedup") is None
+    assert lines[1].measurement("speedup").value == 2.0
 
 
 def renderings(lines):
@@ -334,7 +348,7 @@ def renderings(lines):
 
 
 def test_both_renderings_say_mini_and_show_the_figures(two_systems):
-    lines = summary(run_figures(two_systems))
+    lines = summary(run_measurements(two_systems))
     for text in renderings(lines):
         assert "mini_gsm8k" in text
         assert "not the real benchmarks" in text
@@ -343,7 +357,7 @@ def test_both_renderings_say_mini_and_show_the_figures(two_systems):
 
 
 def test_both_renderings_say_that_there_were_errors(write_run, make_sample):
-    lines = summary(run_figures([write_run("refusion", [make_sample(1), make_sample(2, text="", error="x")])]))
+    lines = summary(run_measurements([write_run("refusion", [make_sample(1), make_sample(2, text="", error="x")])]))
     for text in renderings(lines):
         assert "ReFusion [1 errors]" in text
         assert "1 samples are errors and in no figure" in text

@@ -4,9 +4,12 @@ import csv
 import io
 import math
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -186,3 +189,15 @@ def test_a_table_fits_the_terminal_and_breaks_no_name_or_number(width):
     assert all(word in text for word in ("mini_arc_challenge", "1345.1", "[1119.6,", "100.0", "Accuracy"))
     assert "Empty" not in text
     assert ("[1119.6, 1650.6]" in text) == (width > 80)
+
+
+def test_csv_needs_no_data_frames_and_has_their_bytes():
+    columns, rows = ("a", 'b "c"'), [("x,y", 'say "hi"'), ("line\nline", None), (1.5, ""), ("", True)]
+    cells = [[csv_cell(value) for value in row] for row in rows]
+    frame = pandas.DataFrame(cells, columns=columns, dtype=object)
+    assert csv_text(columns, rows) == frame.to_csv(index=False)
+    program = "import sys; from refusion_eval.results.render import csv_text; csv_text(('a',), [('b',)]);"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program} print('pandas' in sys.modules)"], capture_output=True, check=True
+    )
+    assert done.stdout == b"False\n"

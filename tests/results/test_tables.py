@@ -13,8 +13,9 @@ from refusion_eval import api
 from refusion_eval.cli import app
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
-from refusion_eval.results.measured import measured_figures, run_figures
-from refusion_eval.results.tables import speed_csv, speed_rows, speed_table, summary, summary_table
+from refusion_eval.results.measured import read_measurements, run_measurements
+from refusion_eval.results.render import csv_text
+from refusion_eval.results.tables import speed_cells, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.store.records import Hardware
@@ -44,8 +45,8 @@ def runs(write_run):
 
 def test_every_factor_by_hand(runs):
     rows = {
-        row.tps.run_id: {name: one.value for name, one in row.figures.items()}
-        for row in speed_rows(measured_figures(runs))
+        row.tps.run_id: {name: one.value for name, one in row.measurements.items()}
+        for row in speed_rows(read_measurements(runs))
     }
     ours = {
         "tps": 12.0,  # 6 tokens in 0.5 s
@@ -68,41 +69,41 @@ def test_every_factor_by_hand(runs):
 
 def test_runs_of_one_system_are_told_apart(runs, write_run):
     again = write_run("ours-recompute", [sample(i, seconds=0.6) for i in range(4)])
-    table = speed_table(speed_rows(measured_figures([*runs, again])))
+    table = speed_table(speed_rows(read_measurements([*runs, again])))
     assert {row[1] for row in table.rows} == {"ReFusion [ours]", "ReFusion [ours-recompute]", "AR", "AR (generate)"}
 
 
 def test_records_without_prefill_have_all_but_the_phases(write_run):
     run = write_run("old", [sample(i, prefill_seconds=None) for i in range(3)])
-    (row,) = speed_rows(measured_figures([run]))
-    assert "tps" in row.figures
-    assert not {"prefill_seconds", "decode_tps"} & row.figures.keys()
+    (row,) = speed_rows(read_measurements([run]))
+    assert "tps" in row.measurements
+    assert not {"prefill_seconds", "decode_tps"} & row.measurements.keys()
 
 
 def test_energy_has_columns_only_where_it_was_measured(runs, write_run):
-    without = speed_rows(measured_figures(runs))
+    without = speed_rows(read_measurements(runs))
     assert "J/token" not in speed_table(without).columns
-    assert "joules" not in speed_csv(without)
+    assert "joules" not in csv_text(*speed_cells(without))
     run = write_run("counted", [sample(i, joules=30.0 * (i + 1)) for i in range(4)], system="Counted")
-    rows = speed_rows(measured_figures([*runs, run]))
-    figures = {row.tps.run_id: row.figures for row in rows}["counted"]
+    rows = speed_rows(read_measurements([*runs, run]))
+    figures = {row.tps.run_id: row.measurements for row in rows}["counted"]
     assert figures["joules_mean"].value == pytest.approx(75)
     assert figures["joules_per_token"].value == pytest.approx(75 / 6)
     table = speed_table(rows)
     assert table.columns[-2:] == ("J/response", "J/token")
     assert {row[1]: tuple(row[-2:]) for row in table.rows}["Counted"] == ("75.0", "12.500")
     assert {row[1]: tuple(row[-2:]) for row in table.rows}["AR"] == ("", "")
-    assert speed_csv(rows).splitlines()[0].endswith("joules_per_token,joules_per_token_ci_low,joules_per_token_ci_high")
+    assert speed_cells(rows)[0][-2:] == ["joules_per_token_ci_low", "joules_per_token_ci_high"]
 
 
 def test_machines_are_not_mixed_and_untimed_runs_are_refused(write_run):
     here = write_run("here", [sample(0), sample(1)])
     there = write_run("there", [sample(0), sample(1)], hardware=Hardware(cpu="Other CPU"))
-    with pytest.raises(StoreError, match=r"speed of several machines .*Other CPU.* in there"):
-        speed_rows(measured_figures([here, there]))
+    with pytest.raises(StoreError, match=r"speeds from different machines .*Other CPU.* in there"):
+        speed_rows(read_measurements([here, there]))
     batch = write_run("batch", [sample(i, batch_size=8) for i in range(2)])
     with pytest.raises(StoreError, match="nothing was timed"):
-        speed_rows(measured_figures([batch]))
+        speed_rows(read_measurements([batch]))
 
 
 def test_the_command_prints_and_writes(runs, tmp_path):
@@ -202,7 +203,8 @@ def test_a_run_by_the_stock_loop_says_so(checkpoint, tmp_path):
     with RunReader.open(tmp_path / "engine") as reader:
         assert [one.tokens for one in reader.samples()] == [one.tokens for one in samples]
     rows = {
-        row.tps.run_id: row.figures for row in speed_rows(measured_figures([tmp_path / "engine", tmp_path / "stock"]))
+        row.tps.run_id: row.measurements
+        for row in speed_rows(read_measurements([tmp_path / "engine", tmp_path / "stock"]))
     }
     assert rows["engine"]["speedup_stock"].value == pytest.approx(1 / rows["stock"]["speedup"].value)
 
@@ -215,17 +217,17 @@ def test_speeds_of_other_threads_and_of_fewer_items_are_marked(write_run):
         write_run("one", many, hardware=Hardware(**machine, threads=1)),
         write_run("two", few, hardware=Hardware(**machine, threads=2)),
     ]
-    table = summary_table(summary(run_figures(runs)))
+    table = summary_table(summary(run_measurements(runs)))
     assert table.columns[-1] == "Machine"
     assert [line.cells[-1].text for line in table.lines] == ["1", "2"]
     assert ["fewer items" in line.cells[1].text for line in table.lines] == [False, True]
     assert "1: Test CPU, 1 threads; 2: Test CPU, 2 threads" in table.caption
-    assert "Machine" not in summary_table(summary(run_figures(runs[:1]))).columns
+    assert "Machine" not in summary_table(summary(run_measurements(runs[:1]))).columns
 
 
 def test_a_caption_says_whether_intervals_of_speed_cover_rounds(write_run, monkeypatch):
     def caption():
-        return summary_table(summary(run_figures([run]))).caption
+        return summary_table(summary(run_measurements([run]))).caption
 
     run = write_run("run", [sample(i) for i in range(6)])
     assert "of one round has an interval that leaves out changes of the machine's own speed" in caption()
@@ -237,7 +239,7 @@ def test_a_caption_says_whether_intervals_of_speed_cover_rounds(write_run, monke
 
 def test_runs_with_equally_many_other_items_have_letters_at_n(write_run):
     def rows(*runs):
-        table = summary_table(summary(run_figures(runs)))
+        table = summary_table(summary(run_measurements(runs)))
         return [line.cells[2].text for line in table.lines], "Letters at n" in table.caption
 
     first, again = (write_run(name, [sample(i) for i in range(3)]) for name in ("first", "again"))
@@ -249,4 +251,4 @@ def test_runs_with_equally_many_other_items_have_letters_at_n(write_run):
 
 
 def test_a_run_without_samples_says_so(write_run):
-    assert summary_table(summary(run_figures([write_run("none", [])]))).caption == "There are no samples."
+    assert summary_table(summary(run_measurements([write_run("none", [])]))).caption == "There are no samples."

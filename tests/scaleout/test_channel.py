@@ -25,21 +25,27 @@ ALONE = ProcessInfo(0, 1)
 
 
 def test_every_job_is_claimed_by_exactly_one_process(store):
-    driver = Channel(store, ALONE)
-    number = driver.open_round({})
+    number = Channel(store, ALONE).open_round({}, [{"name": job} for job in range(50)])
     claimed = []
 
     def claim_all():
-        claimed.extend(job["name"] for _, job in Channel(store, ALONE).claims(number))
+        claimed.extend(job["name"] for _, job in Channel(store, ALONE).claims(number, 50))
 
     with ThreadPoolExecutor(4) as pool:
         claiming = [pool.submit(claim_all) for _ in range(4)]
-        for job in range(50):
-            driver.publish(number, job, {"name": job})
-        driver.end_round(number)
         for future in claiming:
             future.result()
     assert sorted(claimed) == list(range(50))
+
+
+def test_no_job_is_claimed_after_the_end_of_the_claims(store):
+    driver, worker = Channel(store, ALONE), Channel(store, ALONE)
+    number = driver.open_round({}, ["a", "b", "c"])
+    claims = worker.claims(number, 3)
+    assert next(claims) == (0, "a")
+    assert driver.end_claims(number, 3) == 1
+    assert list(claims) == []
+    assert driver.end_claims(number, 3) <= 3
 
 
 def test_messages_arrive_once_in_the_order_of_each_process(store):
@@ -61,10 +67,10 @@ def test_messages_arrive_once_in_the_order_of_each_process(store):
 
 def test_a_claim_ends_when_the_driver_is_done(store):
     driver, worker = Channel(store, ALONE), Channel(store, ALONE)
-    number = driver.open_round({})
+    number = driver.open_round({}, ["a job"])
     driver.finish(max_seconds=0)
     with pytest.raises(Finished):
-        next(worker.claims(number))
+        next(worker.claims(number, 1))
     with pytest.raises(Finished):
         worker.wait_for_round(number + 1)
 
@@ -78,7 +84,7 @@ def test_a_store_that_is_gone_is_one_clear_error():
             raise RuntimeError("Connection reset by peer\nwith a trace of C++")
 
     with pytest.raises(ScaleOutError, match=r"cannot be reached any more \(Connection reset by peer\); run the same"):
-        next(Channel(Gone(), ALONE).claims(0))
+        next(Channel(Gone(), ALONE).claims(0, 1))
 
 
 def facts(samples):
@@ -129,7 +135,7 @@ def test_both_processes_decode_and_several_calls_find_the_same_worker(processes,
     runner = processes.runner()
     slowly(monkeypatch, runner, when_sent(monkeypatch, 2))
     jobs = jobs_of(processes.system, 6)
-    alone = facts(System(processes.system.args).decoder.run(jobs))
+    alone = facts(System(processes.system.args).run(jobs))
     first = list(runner.run(jobs))
     assert facts(first) == alone
     assert {sample.process_id for sample in first} >= {"worker 1"}
@@ -145,7 +151,7 @@ def test_another_system_in_the_same_process_is_decoded_as_it_would_be_alone(proc
         runner = processes.runner(gen_length=gen_length, block_size=8, slot_size=4)
         slowly(monkeypatch, runner, when_sent(monkeypatch, 1))
         jobs = jobs_of(processes.system, 3)
-        assert facts(runner.run(jobs)) == facts(System(processes.system.args).decoder.run(jobs))
+        assert facts(runner.run(jobs)) == facts(System(processes.system.args).run(jobs))
     assert len(processes.registered) == 2  # in one run directory each
 
 
@@ -164,25 +170,7 @@ def test_records_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_nex
     abandoned = runner.run(jobs)
     next(abandoned)
     abandoned.close()
-    assert facts(runner.run(jobs)) == facts(System(processes.system.args).decoder.run(jobs))
-
-
-def test_a_source_that_ends_early_ends_the_work_of_all(processes):
-    runner = processes.runner()
-    jobs = jobs_of(processes.system, 30)
-    asked = threading.Event()
-
-    def until_asked():
-        for job in jobs:
-            if asked.is_set():
-                return
-            yield job
-
-    done = 0
-    for _ in runner.run(until_asked()):
-        done += 1
-        asked.set()
-    assert 1 <= done <= 10
+    assert facts(runner.run(jobs)) == facts(System(processes.system.args).run(jobs))
 
 
 def beside_a_dead_process(store, monkeypatch):
@@ -194,7 +182,7 @@ def beside_a_dead_process(store, monkeypatch):
     def gate(jobs):
         dead = Channel(store, ProcessInfo(1, 2))
         with dead.heartbeat():
-            next(dead.claims(0))
+            next(dead.claims(0, 100))
         yield from jobs
 
     gate_driver(monkeypatch, runner, gate)

@@ -18,7 +18,7 @@ from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.runs.terminal import StoppableIterator
-from refusion_eval.scaleout import ray_cluster, ray_pool, ray_runner
+from refusion_eval.scaleout import ray_cluster, ray_runner
 from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.store.records import SampleKey
 from refusion_eval.store.run_reader import RunReader
@@ -104,21 +104,38 @@ def test_requests_of_a_killed_worker_are_decoded_by_others_and_it_is_replaced(cl
     assert int(re.search(r"others decode its (\d+) requests", line)[1]) >= 1
 
 
-def test_a_worker_that_dies_while_the_width_curve_is_measured_is_replaced(cluster, checkpoint, caplog, monkeypatch):
-    import ray
+def first_time(path):
+    """Whether no process has called this with the path before."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
-    def die_once(pool, worker, measure=ray_pool.WorkerPool.measure):
-        if worker.name.startswith("worker 1 "):
-            os.kill(ray.get(worker.actor.hello.remote()), signal.SIGKILL)
-        return measure(pool, worker)
 
-    monkeypatch.setattr(ray_pool.WorkerPool, "measure", die_once)
+def test_a_worker_that_dies_while_the_width_curve_is_measured_is_replaced(
+    cluster, checkpoint, caplog, monkeypatch, tmp_path
+):
+    from ray import cloudpickle
+
+    from refusion_eval.scaleout import ray_worker
+
+    class DiesOnce(ray_worker.RayWorker):
+        def width_cost(self):
+            if first_time(died):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return ray_worker.RayWorker.width_cost(self)
+
+    died = tmp_path / "died"
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(ray_worker, "RayWorker", DiesOnce)
     for name in ("free_rows", "row_cost"):
         monkeypatch.delitem(SHORT, name)
     monkeypatch.setitem(SHORT, "fuse", True)  # only fused forwards need what rows cost
     run = Run(arguments(checkpoint, engine="ray", workers=1))
     assert api.needs_width_cost(run.resolved.settings)
     samples = list(run.runner.run(iter([run.job(number) for number in range(2)])))
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     assert [sample.error for sample in samples] == [None, None]
     (line,) = [line for line in caplog.messages if "is lost" in line]
     assert line.startswith("worker 1 ")
@@ -138,7 +155,7 @@ def test_a_worker_that_hangs_does_not_keep_a_run_that_a_signal_ended(cluster, ch
         with contextlib.suppress(ProcessLookupError):
             os.kill(stopped[0], signal.SIGKILL)
     (line,) = [line for line in caplog.messages if line.startswith("records are missing")]
-    assert re.search(r"worker 1 on .* has \d+ requests", line)
+    assert re.search(r"worker 1 on .* is decoding \(\d+ requests\)", line)
 
 
 def test_a_machine_that_joins_late_gets_its_share(cluster, checkpoint):
@@ -180,24 +197,25 @@ def test_a_machine_without_the_checkpoint_is_named(cluster, checkpoint, tmp_path
     folder = tmp_path / "only_on_the_driver"
     shutil.copytree(checkpoint, folder)
     run = Run(arguments(str(folder), engine="ray", workers=1))
-    assert run.job(0)
+    job = run.job(0)
     shutil.rmtree(folder)
     (node,) = {node.label for node in run.runner.cluster.nodes()}
     with pytest.raises(ScaleOutError, match=f"{re.escape(node)}: .*only_on_the_driver"):
-        next(run.runner.run(iter([])))
+        next(run.runner.run(iter([job])))
 
 
-def test_a_worker_that_is_out_of_memory_once_is_replaced(cluster, checkpoint, monkeypatch, caplog):
+def test_a_worker_that_is_out_of_memory_once_is_replaced(cluster, checkpoint, monkeypatch, caplog, tmp_path):
     from ray import cloudpickle
 
     from refusion_eval.scaleout import ray_worker
 
     class Unlucky(ray_worker.RayWorker):
-        def open(self, *arguments, **named):
-            if self._name.startswith("worker 1 "):
+        def __init__(self, *arguments):
+            if first_time(failed):
                 raise RuntimeError("out of memory")
-            return ray_worker.RayWorker.open(self, *arguments, **named)
+            ray_worker.RayWorker.__init__(self, *arguments)
 
+    failed = tmp_path / "failed"
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     monkeypatch.setattr(ray_worker, "RayWorker", Unlucky)
     run = Run(arguments(checkpoint, engine="ray", workers=1))
@@ -205,7 +223,7 @@ def test_a_worker_that_is_out_of_memory_once_is_replaced(cluster, checkpoint, mo
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     assert sample.error is None
     (line,) = [line for line in caplog.messages if "is lost" in line]
-    assert line.endswith("(RuntimeError: out of memory)")
+    assert line.endswith("RuntimeError: out of memory)")
 
 
 def test_workers_that_stay_serve_the_next_run(cluster, checkpoint):
@@ -250,7 +268,7 @@ def test_log_likelihoods_are_refused(checkpoint):
     ],
 )
 def test_the_end_of_a_worker_is_described_in_one_line(error, words):
-    assert ray_pool.in_short(error) == words
+    assert ray_runner.in_short(error) == words
 
 
 def test_a_cluster_that_is_not_there_is_named(monkeypatch):

@@ -65,7 +65,6 @@ def decoding_processes(run_dir):
         return {sample.process_id for sample in run.samples(traces=False)}
 
 
-@pytest.mark.slow
 def is_close(one, other):
     """Whether two traces are equal but for the last digits of their probabilities."""
     if isinstance(one, float):
@@ -75,6 +74,7 @@ def is_close(one, other):
     return one == other
 
 
+@pytest.mark.slow
 def test_a_host_that_falls_silent_in_mid_run_costs_no_request(tmp_path):
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs Ray: pip install -e '.[ray]'")

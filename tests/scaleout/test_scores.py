@@ -8,9 +8,8 @@ import pytest
 
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, ScaleOutError
-from refusion_eval.runs.likelihood import LocalScorer, fit, scores
+from refusion_eval.runs.likelihood import fit, scores
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout import torchrun
 from tests.scaleout.launched_processes import PYTHON, finish, ranks, run_checked
 from tests.scaleout.two_processes import jobs_of
 
@@ -35,7 +34,7 @@ lm.close()
 def gate(monkeypatch, runner, *, driver_waits):
     """Makes one of the two sides wait before it scores until the other has scored a part."""
     passed = threading.Event()
-    score_part = torchrun.score_part
+    score_part = System.score_part
 
     def scored(system, part):
         if (system is runner._system) == driver_waits:
@@ -44,13 +43,13 @@ def gate(monkeypatch, runner, *, driver_waits):
         passed.set()
         return result
 
-    monkeypatch.setattr(torchrun, "score_part", scored)
+    monkeypatch.setattr(System, "score_part", scored)
 
 
 @pytest.mark.parametrize("driver_waits", [True, False])
 def test_both_processes_score_and_their_scores_are_those_of_one(processes, monkeypatch, driver_waits):
     runner = processes.runner()
-    alone = dict(LocalScorer(System(processes.system.args)).score(PARTS))
+    alone = dict(System(processes.system.args).score(PARTS))
     gate(monkeypatch, runner, driver_waits=driver_waits)
     result = list(runner.score(PARTS))
     assert sorted(number for number, _ in result) == list(range(len(PARTS)))
@@ -75,7 +74,7 @@ def test_scores_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_next
     abandoned.close()
     result = list(runner.score(PARTS[:3]))
     assert sorted(number for number, _ in result) == [0, 1, 2]
-    assert dict(result) == dict(LocalScorer(processes.system).score(PARTS[:3]))
+    assert dict(result) == dict(processes.system.score(PARTS[:3]))
 
 
 def test_a_worker_that_cannot_score_ends_the_run(processes, monkeypatch):
@@ -89,7 +88,7 @@ def test_a_worker_that_cannot_score_ends_the_run(processes, monkeypatch):
         assert failed.wait(60)
         return [TokenScore(0.0, True)] * len(part)
 
-    monkeypatch.setattr(torchrun, "score_part", fail_elsewhere)
+    monkeypatch.setattr(System, "score_part", fail_elsewhere)
     with pytest.raises(ScaleOutError, match="process 1 gave up: no room for this"):
         list(runner.score(PARTS))
 
@@ -102,7 +101,7 @@ def test_pairs_keep_their_numbers_whatever_the_parts_and_their_order():
 
     pairs = [([1], [number] if number % 4 else []) for number in range(11)]
     for size in (1, 2, 3, 100):
-        result = dict(scores(Backwards(), pairs, size))
+        result = dict(scores(Backwards().score, pairs, size))
         assert result == {
             number: TokenScore(-float(number), False) if number % 4 else TokenScore(0.0, True) for number in range(11)
         }

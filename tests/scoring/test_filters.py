@@ -1,5 +1,6 @@
 """The answer filters: what each finds in a text, and what it calls right."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from refusion_eval.benchmarks.extract.release import release_block
 from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
-from refusion_eval.lm_eval_plugin.filters import FILTERS, describe
+from refusion_eval.lm_eval_plugin.filters import FILTERS, describe, find_filter
 from refusion_eval.scoring.judge import judge_texts
 from tests.examples import examples
 
@@ -155,6 +156,19 @@ def test_the_command_line_asks_for_a_run() -> None:
     problem = CliRunner().invoke(app, ["rescore", "--filter", "strict"]).exception
     assert isinstance(problem, ConfigError)
     assert "no run directory is given" in str(problem)
+
+
+def test_a_filter_that_changes_the_search_path_itself_leaves_what_it_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adds_a_folder.py").write_text(
+        "import sys\nsys.path.insert(0, '/added')\ndef answer(text, doc):\n    return text\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", [*before])
+    find_filter("adds_a_folder:answer")
+    assert sys.path == ["/added", *before]
 
 
 def test_lm_eval_s_filters_agree_with_published_verdicts_on_real_answers(reference_data: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError, SandboxError
 from refusion_eval.scoring.judge import Judge, Verdict, judge_extractions, judge_texts
-from refusion_eval.scoring.texts import score_texts
+from refusion_eval.scoring.score import score_texts
 
 WORD_PROBLEMS = [
     {"question": "a", "answer": "It is <<40+2=42>>42.\n#### 42"},
@@ -27,14 +27,14 @@ PROGRAM = {
 
 
 def verdicts(benchmark: str, rows: list[dict[str, Any]], texts: dict[str, list[str]], **more: Any) -> list[str]:
-    return [score.verdict.verdict for score in score_texts(BENCHMARKS[benchmark], rows, texts, **more)]
+    return [score.verdict for score in score_texts(BENCHMARKS[benchmark], rows, texts, **more)]
 
 
 def test_rows_without_an_id_are_named_by_their_number() -> None:
     scores = score_texts(
         BENCHMARKS["gsm8k"], WORD_PROBLEMS, {"1": ["The answer is 1000."], "0": ["The answer is 42.00."]}
     )
-    assert [(score.id, score.verdict.passed, score.verdict.extracted) for score in scores] == [
+    assert [(score.item_id, score.value, score.extracted) for score in scores] == [
         ("0", True, "42"),
         ("1", True, "1000"),
     ]
@@ -48,7 +48,7 @@ def test_right_wrong_unanswered_and_missing_are_told_apart() -> None:
 
 def test_every_text_of_an_item_is_scored() -> None:
     scores = score_texts(BENCHMARKS["gsm8k"], WORD_PROBLEMS[:1], {"0": ["The answer is 42.", "The answer is 41."]})
-    assert [(score.sample, score.verdict.passed) for score in scores] == [(0, True), (1, False)]
+    assert [(score.key.sample, score.value) for score in scores] == [(0, True), (1, False)]
 
 
 def test_another_filter_may_be_chosen_and_a_wrong_name_is_refused() -> None:
@@ -86,9 +86,10 @@ def test_code_is_run_against_its_tests() -> None:
 
 def test_a_verdict_on_code_says_which_isolation_it_ran_under() -> None:
     texts = {"7": ["```python\ndef add(x):\n    return x + 1\n```", "Sorry."]}
-    assert [
-        score.verdict.tier for score in score_texts(BENCHMARKS["mbpp"], [PROGRAM], texts, workers=1, sandbox="none")
-    ] == ["none", ""]
+    assert [score.tier for score in score_texts(BENCHMARKS["mbpp"], [PROGRAM], texts, workers=1, sandbox="none")] == [
+        "none",
+        "",
+    ]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -11,7 +11,7 @@ import pytest
 from refusion_eval.benchmarks import BENCHMARKS, get_task
 from refusion_eval.runs.job import doc_hash
 from refusion_eval.scoring.judge import Verdict
-from refusion_eval.scoring.verdict_file import VerdictFile
+from refusion_eval.scoring.score import VerdictFile
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.store.run_store import RunStore
 from tests.store.conftest import make_manifest

@@ -12,7 +12,7 @@ from refusion_eval.benchmarks import BENCHMARKS, Row
 from refusion_eval.errors import DataError
 from refusion_eval.scoring import outputs
 from refusion_eval.scoring.outputs import read_outputs
-from refusion_eval.scoring.texts import index_rows
+from refusion_eval.scoring.score import index_rows
 
 PROBLEMS = [{"question": f"How many\n are {number}?", "answer": f"#### {number}"} for number in range(3)]
 QUESTIONS = [{"question_id": 70 + number, "question": f"Which {number}?", "options": ["a", "b"]} for number in range(2)]

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,16 @@ from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.lm_eval_plugin.filters import find_filter
+from refusion_eval.results.compare import compare_runs
+from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.job import Detokenizer, doc_hash
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scoring.filters import OURS
 from refusion_eval.scoring.judge import judge_texts
 from refusion_eval.scoring.rescore import canvas_text, rescore_command
 from refusion_eval.store.records import Manifest, Sample, SampleKey, ScoreRow
-from refusion_eval.store.run_reader import RunReader
+from refusion_eval.store.run_reader import Run, RunReader
 from refusion_eval.store.run_store import RunStore
 from refusion_eval.types import Trace
 
@@ -82,6 +86,17 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def figures_of(task: str, printed: str) -> list[str]:
+    """The cells behind task and system in the printed table."""
+    (line,) = (line for line in printed.splitlines() if line.startswith(f"│ {task} "))
+    return [cell.strip() for cell in line.split("│")[3:-1]]
+
+
+def read_run(run_dir: Path) -> Run:
+    with RunReader.open(run_dir) as reader:
+        return reader.run
+
+
 def contents(run_dir: Path) -> tuple[list[Sample], list[ScoreRow]]:
     with RunReader.open(run_dir) as run:
         return list(run.samples()), list(run.scores())
@@ -121,15 +136,56 @@ def test_flips_are_counted_each_way_and_written(tmp_path: Path) -> None:
     gold = right[1].removeprefix("The answer is ").rstrip(".")
     record_mini(tmp_path, "gsm8k", [f"{right[0]} I checked 7777 cases.", f"The answer is 7777, not {gold}", right[2]])
     _, printed = rescore(tmp_path, "flexible-extract")
-    (summary,) = rows_of(tmp_path / "rescored" / "flexible-extract.summary.csv")
     lines = {line["doc_id"]: line for line in rows_of(tmp_path / "rescored" / "flexible-extract.csv")}
     assert [lines[number]["correct"] for number in "012"] == ["0", "1", "1"]
     assert [lines[number]["recorded_correct"] for number in "012"] == ["1", "0", "1"]
     assert lines["0"]["extracted"] == "7777"
-    assert (summary["n"], summary["to_correct"], summary["to_wrong"]) == ("3", "1", "1")
-    assert float(summary["recorded"]) == float(summary["rescored"]) == pytest.approx(66.6667, abs=1e-3)
-    assert float(summary["rescored_low"]) < 66 < float(summary["rescored_high"])
+    number, recorded, rescored, to_right, to_wrong = figures_of("mini_gsm8k", printed)
+    assert (number, to_right, to_wrong) == ("3", "1", "1")
+    assert recorded == rescored
+    assert re.fullmatch(r"66\.7 \[\d+\.\d, \d+\.\d\]", rescored)
     assert "synthetic look-alikes" in printed
+
+
+def test_scores_by_a_filter_are_added_to_the_records_and_replace_only_their_own(tmp_path: Path) -> None:
+    record_mini(tmp_path, "gsm8k", [*gsm8k_texts(1), "Not that, but 7777"])
+    before = contents(tmp_path)
+    processes = read_run(tmp_path).processes
+    for _ in range(2):
+        rescore(tmp_path, "flexible-extract")
+    samples, scores = contents(tmp_path)
+    assert (samples, scores[:2]) == before
+    assert read_run(tmp_path).processes == processes
+    assert [(score.metric, score.scorer.split()[0], score.value) for score in scores[2:]] == [
+        ("accuracy by flexible-extract", "mini_gsm8k/flexible-extract", 1.0),
+        ("accuracy by flexible-extract", "mini_gsm8k/flexible-extract", 0.0),
+    ]
+    figures = {figure.metric: figure for figure in run_measurements([tmp_path]) if figure.task == "mini_gsm8k"}
+    assert (figures["accuracy by flexible-extract"].value, figures["accuracy"].value) == (50.0, 50.0)
+    assert "flexible-extract %" in summary_table(summary(list(figures.values()))).columns
+
+
+def test_two_rescored_runs_are_compared_by_the_filter(tmp_path: Path) -> None:
+    right = gsm8k_texts(1)[0]
+    runs = [
+        record_mini(tmp_path / name, "gsm8k", [text])
+        for name, text in {"one": right, "two": f"{right} I checked 7777 cases."}.items()
+    ]
+    with pytest.raises(StoreError, match="rescore both runs with --filter flexible-extract"):
+        compare_runs(*runs, filter_name="flexible-extract")
+    rescore(runs, "flexible-extract")
+    assert compare_runs(*runs).tasks[0].accuracies == (100.0, 100.0)
+    assert compare_runs(*runs, filter_name="flexible-extract").tasks[0].accuracies == (100.0, 0.0)
+
+
+def test_a_run_that_is_being_written_is_rescored_and_its_records_stay(tmp_path: Path) -> None:
+    record_mini(tmp_path, "gsm8k", gsm8k_texts(1))
+    with RunStore.open(tmp_path, MANIFEST):
+        _, printed = rescore(tmp_path, "flexible-extract")
+    assert "table and compare will not show these scores" in printed
+    assert "is already open for writing" in printed
+    assert len(contents(tmp_path)[1]) == 1
+    assert [line["correct"] for line in rows_of(tmp_path / "rescored" / "flexible-extract.csv")] == ["1"]
 
 
 def test_programs_of_another_filter_are_judged_in_the_sandbox(tmp_path: Path) -> None:
@@ -162,9 +218,10 @@ def test_a_run_without_verdicts_yet_is_scored_and_says_so(tmp_path: Path) -> Non
     failed = sample_of("mini_gsm8k", "gsm8k", documents("gsm8k")[2], 2, "", error="out of memory")
     record(tmp_path, [failed])
     differing, printed = rescore(tmp_path, OURS)
-    (summary,) = rows_of(tmp_path / "rescored" / "ours.summary.csv")
     assert differing == 0
-    assert (summary["n"], summary["recorded"], summary["rescored"]) == ("2", "", "100")
+    number, recorded, rescored, *_ = figures_of("mini_gsm8k", printed)
+    assert (number, recorded) == ("2", "-")
+    assert rescored.startswith("100.0")
     assert "1 of 3 samples failed and have no text; 2 of 3 samples have no recorded verdict" in printed
 
 
@@ -230,7 +287,7 @@ def test_what_is_wrong_with_a_user_s_function_is_said(module: str, tmp_path: Pat
     for name, message in {
         f"{module}:number": "it returned int; return text, or None",
         f"{module}:fails": "it failed on a text: KeyError: 'nope'",
-        f"{module}:table": "table is no function",
+        f"{module}:table": "table is not a function",
         f"{module}:absent": "cannot be imported",
         "no_such_module:f": r"cannot be imported \(ModuleNotFoundError",
     }.items():

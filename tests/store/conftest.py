@@ -30,7 +30,7 @@ def make_key(item, *, task="mini_gsm8k", sample=0):
 
 def make_sample(item, *, task="mini_gsm8k", sample=0, **changes):
     fields = {
-        "benchmark": task.removeprefix("mini_"),
+        "benchmark": task.removeprefix("mini_").removeprefix("refusion_"),
         "item_id": str(item),
         "text": f"The answer to {item}.",
         "tokens": [1, 2, 3],

@@ -321,7 +321,7 @@ def test_a_folder_without_samples_may_become_another_run(tmp_path, make_manifest
     with RunReader.open(tmp_path) as reader:
         assert reader.run.manifest.system == "second"
         assert len(reader.run.processes) == 1
-    with pytest.raises(StoreError, match=r'something else; .*system: recorded "second", now "first"'):
+    with pytest.raises(StoreError, match=r'belongs to a different run; .*system: recorded "second", now "first"'):
         RunStore.open(tmp_path, make_manifest(system="first"))
 
 
@@ -332,12 +332,12 @@ def test_a_refusal_names_only_some_of_many_differences(tmp_path, make_manifest, 
         RunStore.open(tmp_path, make_manifest(settings={}))
 
 
-def manifest_with_tables(mini, real, **model_args):
+def manifest_with_tables(mini, real, decoder="refusion", **model_args):
     tables = {
-        "tasks/settings/mini_refusion.yaml": {"gsm8k": {"slot_size": mini}},
-        "tasks/settings/refusion.yaml": {"gsm8k": {"slot_size": real, "tau_slot": 0.9}},
+        f"tasks/settings/mini_{decoder}.yaml": {"gsm8k": {"slot_size": mini}},
+        f"tasks/settings/{decoder}.yaml": {"gsm8k": {"slot_size": real, "tau_slot": 0.9}},
     }
-    return make_manifest(settings={"model_args": model_args, "tables": tables})
+    return make_manifest(decoder=decoder, settings={"model_args": model_args, "tables": tables})
 
 
 @pytest.mark.parametrize(
@@ -358,3 +358,17 @@ def test_a_table_that_did_not_decide_a_text_may_change(tmp_path, task, before, n
         return
     with pytest.raises(StoreError, match=refused):
         RunStore.open(tmp_path / "run", now)
+
+
+def test_a_task_that_is_only_called_like_a_look_alike_is_under_no_table(tmp_path):
+    with RunStore.open(tmp_path / "run", manifest_with_tables(8, 32)) as store:
+        store.append(make_sample(0, task="mini_golf", benchmark="mini_golf"))
+    RunStore.open(tmp_path / "run", manifest_with_tables(4, 16)).close()
+
+
+def test_a_decoder_that_is_called_mini_has_a_table_for_all_other_tasks(tmp_path):
+    with RunStore.open(tmp_path / "run", manifest_with_tables(8, 32, "mini_foo")) as store:
+        store.append(make_sample(0, task="refusion_gsm8k"))
+    RunStore.open(tmp_path / "run", manifest_with_tables(4, 32, "mini_foo")).close()
+    with pytest.raises(StoreError, match="recorded 32, now 16"):
+        RunStore.open(tmp_path / "run", manifest_with_tables(8, 16, "mini_foo"))

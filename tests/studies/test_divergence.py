@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import refusion_eval
 from refusion_eval.errors import DecodeError
-from refusion_eval.models.transformer import Transformer, Weights
+from refusion_eval.models.layers import Weights
+from refusion_eval.models.transformer import Transformer
 from refusion_eval.studies.locality import divergence
 from refusion_eval.studies.locality.divergence import MaskedText, jensen_shannon, reveal_divergences
 from tests.engine.random_model import VOCAB_SIZE, dense_logits, random_transformer

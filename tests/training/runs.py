@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -18,7 +19,13 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["refusion_eval.training.run", "tests.training.runs"])
 
 
-def train(run_dir: Path, *settings: str, num_processes: int = 1, death: Death | None = None) -> list[int]:
+def train(
+    run_dir: Path,
+    *settings: str,
+    num_processes: int = 1,
+    death: Death | None = None,
+    module: str = "refusion_eval.training.run",
+) -> list[int]:
     """Runs the configuration "tiny" with some changes.
 
     Args:
@@ -26,6 +33,7 @@ def train(run_dir: Path, *settings: str, num_processes: int = 1, death: Death | 
         settings: "section.key=value".
         num_processes: of the run.
         death: when the first process is killed.
+        module: what is run, with the command line of `refusion_eval.training.run`.
 
     Returns:
         The exit code of each process.
@@ -42,7 +50,7 @@ def train(run_dir: Path, *settings: str, num_processes: int = 1, death: Death | 
     processes = []
     for rank in range(num_processes):
         environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_processes, "MASTER_PORT": port}
-        process = _CONTEXT.Process(target=_run, args=(arguments, environment, said, None if rank else death))
+        process = _CONTEXT.Process(target=_run, args=(arguments, environment, said, None if rank else death, module))
         process.start()
         processes.append(process)
     processes[0].join(300)
@@ -55,8 +63,7 @@ def train(run_dir: Path, *settings: str, num_processes: int = 1, death: Death | 
     return [process.exitcode for process in processes]
 
 
-def _run(arguments: Sequence[str], environment: dict[str, Any], said: Path, death: Death | None) -> None:
-    from refusion_eval.training import run
+def _run(arguments: Sequence[str], environment: dict[str, Any], said: Path, death: Death | None, module: str) -> None:
     from refusion_eval.training.trainer import RefusionTrainer
 
     multiprocessing.set_start_method("fork", force=True)  # as it is where a run is started: for data-loader workers
@@ -77,4 +84,5 @@ def _run(arguments: Sequence[str], environment: dict[str, Any], said: Path, deat
 
     if death is not None:
         die_in({"training": "compute_loss", "saving": "_save_rng_state"}[death[0]], death[1])
-    sys.exit(run.main(arguments))
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__")

@@ -48,7 +48,8 @@ def test_the_weights_are_those_of_the_model(tmp_path, tied: bool) -> None:
 
 
 def test_the_adapters_are_those_of_peft(shapes) -> None:
-    peft = pytest.importorskip("peft", reason="adapters need peft: pip install '.[train]'")
+    import peft
+
     lora = config("backbone.lora={rank: 8, alpha: 16}").backbone.lora
     with torch.device("meta"):
         model = Qwen3ForCausalLM(Qwen3Config(**QWEN3_8B))
@@ -69,15 +70,15 @@ def test_the_adapters_are_those_of_peft(shapes) -> None:
     ],
 )
 def test_the_memory_of_each_parallelism(shapes, settings, num_processes, gigabytes) -> None:
-    assert training_memory(config(*settings), shapes, num_processes).fixed / 1e9 == pytest.approx(gigabytes, rel=2e-3)
+    assert training_memory(config(*settings), shapes, num_processes) / 1e9 == pytest.approx(gigabytes, rel=2e-3)
 
 
 def test_a_run_that_cannot_fit_is_refused_with_its_ways_out(shapes) -> None:
-    with pytest.raises(ConfigError, match=r"needs 147\.4 GB on each device .*offload_optimizer=true.*more GPUs"):
+    with pytest.raises(ConfigError, match=r"needs 147\.4 GB on each device .*more GPUs.*offload_optimizer=true"):
         check_memory(config(), shapes, 1, 80e9)
     with pytest.raises(ConfigError, match="parallelism=fsdp"):
         check_memory(config("parallelism=ddp", "backbone.dtype=float32"), shapes, 1, 80e9)
-    assert "for every 1,000 tokens of a forward" in check_memory(config(), shapes, 8, 80e9)
+    assert "32.8 GB on each device" in check_memory(config(), shapes, 8, 80e9)
     adapters = config("parallelism=ddp", "backbone.lora={rank: 8, alpha: 16}")
     assert "16.6 GB" in check_memory(adapters, shapes, 1, 80e9)
 

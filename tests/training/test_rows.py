@@ -1,7 +1,6 @@
-"""Streamed rows: layouts, bad rows and their places (`refusion_eval.training.data.rows`, `json_values`)."""
+"""Streamed rows: layouts, bad rows and their places (`refusion_eval.training.data.rows`)."""
 
 import gzip
-import io
 import json
 import tempfile
 from pathlib import Path
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.errors import DataError
-from refusion_eval.training.data import json_values
 from refusion_eval.training.data.rows import NUM_LISTED, RowReader, RowReport, check_rows
 
 GOOD = {"query": "how many?", "response": "12"}
@@ -46,13 +44,11 @@ def as_lines(rows: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.jsonl", "a.jsonl.gz", "lines.json"])
-@pytest.mark.parametrize("chunk_bytes", [1, 7, 1 << 20])
 @given(rows=ROWS, indent=st.none() | st.integers(0, 30), ascii_only=st.booleans())
-def test_any_rows_come_back_from_every_layout_wherever_the_window_cuts(
-    name: str, chunk_bytes: int, rows: list[dict[str, str]], indent: int | None, ascii_only: bool
+def test_any_rows_come_back_from_every_layout(
+    name: str, rows: list[dict[str, str]], indent: int | None, ascii_only: bool
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_values, "CHUNK_BYTES", chunk_bytes)
+    with tempfile.TemporaryDirectory() as folder:
         if name.startswith("a.json") and "jsonl" not in name:
             text = json.dumps(rows, indent=indent, ensure_ascii=ascii_only)
         else:
@@ -61,18 +57,6 @@ def test_any_rows_come_back_from_every_layout_wherever_the_window_cuts(
         assert [(row.query, row.response) for row in reader] == [(row["query"], row["response"]) for row in rows]
         assert len(list(reader)) == len(rows)
         assert reader.report == RowReport(num_read=len(rows))
-
-
-@pytest.mark.parametrize("chunk_bytes", [1, 7])
-@given(expected=st.lists(JSON_VALUES, max_size=4), indent=st.none() | st.integers(0, 30))
-def test_any_values_of_a_list_come_back_wherever_the_window_cuts(
-    chunk_bytes: int, expected: list[Any], indent: int | None
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_values, "CHUNK_BYTES", chunk_bytes)
-        file = io.BytesIO(as_list(expected, indent).encode())
-        found = list(json_values.values(Path("a.json"), file, is_list=True))
-    assert found == list(enumerate(expected, start=1))
 
 
 BAD = {
@@ -86,7 +70,7 @@ BAD = {
     '{"query": "a", "response": null}': "response is null, not a text",
     '{"query": "a", "response": true}': "response is a truth value, not a text",
     '{"query": "a", "response": ""}': "the response is empty",
-    r'{"query": "a \ud83d", "response": "b"}': "query holds half of a surrogate pair (character 3)",
+    r'{"query": "a \ud83d", "response": "b"}': "query is not valid Unicode (character 3)",
 }
 
 
@@ -125,7 +109,9 @@ def test_bytes_that_are_not_utf8_spoil_one_row_alone(tmp_path: Path, name: str) 
     path = write(tmp_path / name, b"\n".join(parts) if name == "a.jsonl" else b"[" + b",".join(parts) + b"]")
     reader = RowReader(path, on_bad="skip")
     assert len(list(reader)) == 2
-    assert [(bad.number, bad.reason[:9]) for bad in reader.report.bad] == [(2, "not UTF-8")]
+    (place,) = reader.report.bad
+    assert place.number == 2
+    assert place.reason.startswith("query is not valid Unicode")
 
 
 def test_a_line_that_is_not_json_spoils_itself_alone(tmp_path: Path) -> None:
@@ -137,48 +123,29 @@ def test_a_line_that_is_not_json_spoils_itself_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "number", "reason"),
+    "text",
     [
-        (f"[{GOOD_TEXT}, {GOOD_TEXT[:-3]}", 2, "not JSON (Unterminated string starting at)"),
-        (f"[{GOOD_TEXT}, {{'query': 1}}, {GOOD_TEXT}]", 2, "not JSON (Expecting property name"),
-        (f"[{GOOD_TEXT} {GOOD_TEXT}]", 2, "not JSON (expected a comma or the list's end, found '{')"),
-        (f"[{GOOD_TEXT}", 2, "not JSON (expected a comma or the list's end, found the end of the file)"),
-        (f"[{GOOD_TEXT},]", 2, "not JSON (Expecting value)"),
-        (f"[{GOOD_TEXT}]\n[{GOOD_TEXT}]", 2, "there is more text after the list's end"),
-        (f"[{GOOD_TEXT}, {'[' * 100_000}]", 2, "not readable as JSON"),
+        f"[{GOOD_TEXT}, {GOOD_TEXT[:-3]}",
+        f"[{GOOD_TEXT}, {{'query': 1}}, {GOOD_TEXT}]",
+        f"[{GOOD_TEXT} {GOOD_TEXT}]",
+        f"[{GOOD_TEXT}",
+        f"[{GOOD_TEXT},]",
+        f"[{GOOD_TEXT}]\n[{GOOD_TEXT}]",
+        f"[{GOOD_TEXT}, {'[' * 100_000}]",
+        f"[{GOOD_TEXT}, {'9' * 5000}]",
     ],
 )
-def test_a_list_with_a_syntax_error_is_read_up_to_it_and_said_to_be_cut_short(
-    tmp_path: Path, text: str, number: int, reason: str
-) -> None:
+def test_a_list_with_an_error_has_no_rows_and_is_said_to_be_cut_short(tmp_path: Path, text: str) -> None:
     path, next_path = write(tmp_path / "a.json", text), write(tmp_path / "b.json", as_list([GOOD], None))
     reader = RowReader([path, next_path], on_bad="skip")
-    assert len(list(reader)) == 2
+    assert len(list(reader)) == 1
     assert reader.report.cut_short == reader.report.bad
     (place,) = reader.report.cut_short
-    assert (place.path, place.number) == (str(path), number)
-    assert place.reason.startswith(reason)
+    assert (place.path, place.unit, place.number) == (str(path), "row", 1)
+    assert place.reason.startswith("not JSON (")
     assert f"not read from there on: {place}" in reader.report.summary()
-    with pytest.raises(DataError, match=f"row {number}"):
+    with pytest.raises(DataError, match=r"a\.json, row 1: not JSON"):
         list(RowReader(path))
-
-
-def test_an_early_syntax_error_does_not_read_the_rest_of_the_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_reads = 0
-    grow = json_values._TextWindow._grow
-
-    def counted(window: json_values._TextWindow) -> None:
-        nonlocal num_reads
-        num_reads += 1
-        grow(window)
-
-    monkeypatch.setattr(json_values._TextWindow, "_grow", counted)
-    path = write(tmp_path / "a.json", "[{'query'}, " + ", ".join([GOOD_TEXT] * 100_000) + "]")
-    reader = RowReader(path, on_bad="skip")
-    assert list(reader) == []
-    assert 0 < num_reads * json_values.CHUNK_BYTES < path.stat().st_size / 2
 
 
 @pytest.mark.parametrize("name", ["a.json.gz", "a.jsonl.gz"])
@@ -188,7 +155,7 @@ def test_a_truncated_archive_is_cut_short(tmp_path: Path, name: str) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 9 // 10])
     reader = RowReader(path, on_bad="skip")
     num_good = len(list(reader))
-    assert 0 < num_good < len(rows)
+    assert (0 < num_good < len(rows)) if name == "a.jsonl.gz" else num_good == 0
     (place,) = reader.report.cut_short
     assert place.number == num_good + 1
     assert "gzip data are damaged or end early" in place.reason

@@ -53,7 +53,6 @@ def test_a_run_writes_its_log_and_what_it_was(whole: Path) -> None:
     facts = json.loads((whole / "run.json").read_text())
     assert (facts["steps"], facts["data"]["samples"], facts["processes"]) == (6, 84, 1)
     assert facts["config"]["objective"]["slot_sizes"] == [4, 8]
-    assert facts["compiled"] is False
     assert 0 < facts["data"]["eos_filling"] < 0.6
     assert [path.name for path in (whole / "checkpoints").iterdir()] == ["checkpoint-6"]
 
@@ -116,12 +115,18 @@ def test_a_finished_run_is_not_run_again_and_its_folder_not_taken(whole: Path) -
     assert "other settings (optimisation.lr was 0.003, is 0.0001)" in whole.with_suffix(".err").read_text()
 
 
-@pytest.mark.parametrize("setting", ["backbone.lora={rank: 2, alpha: 4, dropout: 0.1}", "optimisation.optimizer=muon"])
-def test_adapters_and_muon_go_on_too(folder: Path, setting: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "module"),
+    [
+        ("backbone.lora={rank: 2, alpha: 4, dropout: 0.1}", "refusion_eval.training.run"),
+        ("optimisation.optimizer=muon", "miniature.run"),
+    ],
+)
+def test_adapters_and_muon_go_on_too(folder: Path, setting: str, module: str) -> None:
     name, settings = setting.partition("=")[0], (*STEPS, setting)
-    assert train(folder / name, *settings) == [0]
-    assert train(folder / f"{name}_killed", *settings, death=("training", 3)) == [-signal.SIGKILL]
-    assert train(folder / f"{name}_killed", *settings) == [0]
+    assert train(folder / name, *settings, module=module) == [0]
+    assert train(folder / f"{name}_killed", *settings, module=module, death=("training", 3)) == [-signal.SIGKILL]
+    assert train(folder / f"{name}_killed", *settings, module=module) == [0]
     assert curve(folder / f"{name}_killed") == curve(folder / name)
 
 

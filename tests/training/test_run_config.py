@@ -116,8 +116,6 @@ def test_what_a_run_must_keep_is_all_but_output_and_helpers() -> None:
         (["optimisation.lr=0"], "optimisation.lr=0; it must be above 0"),
         (["optimisation.beta2=1"], "optimisation.beta2=1; it must be below 1"),
         (["optimisation.warmup_steps=-1"], "optimisation.warmup_steps=-1; it must be at least 0"),
-        (["optimisation.optimizer=muon", "parallelism=fsdp"], "needs whole matrices in every process"),
-        (["optimisation.optimizer=muon", "backbone.lora={rank: 4, alpha: 8}"], "needs whole matrices in every process"),
         (["output.save_every=5"], "save_every is 5 and log_every 2"),
         (["output.keep=0"], "output.keep=0; it must be at least 1"),
         (["backbone.dtype=bfloat16"], "set backbone.dtype=float32 as well"),
@@ -197,10 +195,7 @@ def test_settings_that_were_added_later_count_only_where_they_are_used() -> None
     default = read_run_config("refusion_8b").identity()
     assert "masking" not in default["objective"]
     assert "new_rows" not in default["backbone"]
-    assert "optimizer" not in default["optimisation"]
     used = read_run_config("refusion_8b", ["objective.masking=exact", "backbone.new_rows=mean"]).identity()
     assert (used["objective"]["masking"], used["backbone"]["new_rows"]) == ("exact", "mean")
-    used = tiny("optimisation.optimizer=muon").identity()
-    assert used["optimisation"]["optimizer"] == "muon"
     with pytest.raises(ConfigError, match="masking=exact; objective=sft has no slots"):
         read_run_config("controlled_sft", ["objective.masking=exact"])

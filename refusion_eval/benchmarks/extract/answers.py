@@ -1,9 +1,8 @@
 """Finds statements of an answer in a model's text, and the number of such a statement.
 
-Letters of choices, formulas and programs have their own modules. Two rules hold everywhere. The last statement of an
-answer counts, with a correction behind it, because a model may correct itself; a base model that runs on into invented
-questions needs the filter that takes the first one instead. And every scan is linear in the length of the text:
-patterns repeat single characters or are bounded, so no text can stall the scoring.
+Two rules hold in all modules of this folder. The last statement of an answer counts, with a correction behind it,
+because a model may correct itself. Every scan is linear in the length of the text: patterns repeat single characters or
+are bounded, so no text can stall the scoring.
 """
 
 import re
@@ -15,7 +14,6 @@ from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract.numerals import APART, DIGITS, parse_number, plain_numbers, show_number
 
 NOTHING = Extraction(None, "no answer found")
-
 
 # Characters after "the answer is" in which an answer may stand.
 STATEMENT_REACH = 240
@@ -106,10 +104,7 @@ _STRICT_NUMBER = re.compile(rf"The answer is (-?{DIGITS}(?:\.\d+)?)\.?[ \t]{{0,8
 
 
 def last_number_stated(text: str, question: str = "") -> Extraction:
-    """The number of the last statement of an answer; without any statement, the last number of the text.
-
-    `question` is what was asked: it may ask for a number of dozens, thousands, ...
-    """
+    """The number of the last statement of an answer to the question; without any statement, the last number."""
     plain = plain_numbers(text, question)
     for start in last_statements(_LAST_LEAD, plain):
         found = _number_after(plain, start)
@@ -144,17 +139,14 @@ def last_statements(lead: re.Pattern[str], text: str) -> list[int]:
 
 
 def corrections(text: str, start: int) -> list[int]:
-    """The offsets, the last one first, at which an answer may stand that corrects the statement at `start`.
-
-    These are behind a word such as "wait" or "actually", and behind every "it is" that follows such a word.
-    """
+    """The offsets, in falling order, at which an answer may stand that corrects the statement at `start`."""
     region = text[start : start + STATEMENT_REACH]
     turns = list(_TURN.finditer(region))
     if not turns:
         return []
     direct = [turn.end() for turn in turns if _ENDS_A_TURN.search(turn[0])]
     said = [found.end() for found in _SAID.finditer(region, turns[0].end())]
-    return [start + end for end in sorted({*direct, *said}, reverse=True)]
+    return [start + end for end in sorted([*direct, *said], reverse=True)]
 
 
 def _value(text: str) -> str | None:

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, product
 
 from refusion_eval.benchmarks import Extraction
@@ -14,28 +14,14 @@ _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
 
 # Signs that Unicode does not take apart, as TeX writes them.
 _SIGNS = str.maketrans(
-    {
-        **dict.fromkeys("−–—‐‑", "-"),
-        **dict.fromkeys("·∙⋅", "\\cdot "),
-        **dict.fromkeys("≤⩽", "\\le "),
-        **dict.fromkeys("≥⩾", "\\ge "),
-        **dict.fromkeys("⁄∕", "/"),
-        **dict.fromkeys("°º", "^\\circ "),
-        "±": "\\pm ",
-        "∓": "\\mp ",
-        "≠": "\\ne ",
-        "∞": "\\infty ",
-        "∪": "\\cup ",
-        "∩": "\\cap ",
-        "∈": "\\in ",
-        "∅": "\\emptyset ",
-        "∨": "\\lor ",
-        "∧": "\\land ",
-        "π": "\\pi ",
-        "√": "\\sqrt ",
-        "⟨": "(",
-        "⟩": ")",
-    }
+    dict.fromkeys("−–—‐‑", "-")
+    | dict.fromkeys("·∙⋅", "\\cdot ")
+    | dict.fromkeys("≤⩽", "\\le ")
+    | dict.fromkeys("≥⩾", "\\ge ")
+    | dict.fromkeys("⁄∕", "/")
+    | dict.fromkeys("°º", "^\\circ ")
+    | {"±": "\\pm ", "∓": "\\mp ", "≠": "\\ne ", "∞": "\\infty ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in "}
+    | {"∅": "\\emptyset ", "∨": "\\lor ", "∧": "\\land ", "π": "\\pi ", "√": "\\sqrt ", "⟨": "(", "⟩": ")"}
 )
 _RAISED = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207f]{1,60}")
 _LOWERED = re.compile("[\u2080-\u208e]{1,60}")
@@ -129,7 +115,7 @@ _DOUBLE_SIGN = re.compile(r"(\\(?:pm|mp))(?![A-Za-z]) ?")
 _LEADING_PLUS = re.compile(r"(?<![\w)}\]!])\+")
 _PRODUCT = re.compile(r"[a-z]{1,3}")
 
-# Characters. A longer text is no answer and stays as it is.
+# Characters. A longer text is not an answer and stays as it is.
 _LONGEST_ANSWER = 1_000
 _MOST_DOUBLE_SIGNS = 3
 
@@ -141,9 +127,9 @@ def last_box(text: str) -> Extraction:
 
 def last_box_or_statement(text: str) -> Extraction:
     """The last box; without any box, what the last "the answer is" says."""
-    found = last_box(text)
-    if found.answer is not None:
-        return found
+    box = last_box(text)
+    if box.answer is not None:
+        return box
     for start in last_statements(ANSWER_LEAD, text):
         line = text[start : start + STATEMENT_REACH].lstrip(" \t\n*_:").split("\n", 1)[0]
         answer = re.split(r"\.(?=\s|$|\*)", line, maxsplit=1)[0].strip(" \t*$.")
@@ -167,23 +153,23 @@ def _boxed(text: str, *, last: bool) -> Extraction:
     marks = _BRACES.findall(plain, first.start()) if first else []
     boxes: list[tuple[int, int]] = []  # depth of braces and mark of each open box
     depth = 0
-    chosen: tuple[int, int] | None = None
+    whole_box: tuple[int, int] | None = None
     for number, mark in enumerate(marks):
         if mark == "{":
             depth += 1
         elif mark == "}":
             if boxes and boxes[-1][0] == depth:
-                chosen = (boxes.pop()[1], number)
+                whole_box = (boxes.pop()[1], number)
                 if not last and not boxes:
                     break
             depth -= 1
         else:
             depth += 1
             boxes.append((depth, number))
-    if first and chosen is not None:
-        found = _BRACES.finditer(plain, first.start())
-        start = next(islice(found, chosen[0], None)).end()
-        end = next(islice(found, chosen[1] - chosen[0] - 1, None)).start()
+    if first and whole_box is not None:
+        braces = _BRACES.finditer(plain, first.start())
+        start = next(islice(braces, whole_box[0], None)).end()
+        end = next(islice(braces, whole_box[1] - whole_box[0] - 1, None)).start()
         content = text[start:end].strip()
         return Extraction(content, "box") if content else NOTHING
     bare = _BARE_BOX.findall(text)
@@ -193,10 +179,7 @@ def _boxed(text: str, *, last: bool) -> Extraction:
 def normalise(answer: str, has_units: bool = False) -> str:
     r"""Writes an answer in one spelling; what it removes does not change the value.
 
-    Removed: spacing, size, colour and font, currency signs, degrees, a unit behind a number, percent signs (as in
-    MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1), the commas of thousands outside brackets, a
-    final dot. Written as TeX: signs of Unicode, mixed numbers. Words stay \text{word} in small letters; "and" and "or"
-    become \land and \lor.
+    As in MATH's own grader, a percent sign is a unit: 10\% is 10, never 0.1. Words stay \text{word} in small letters.
     """
     text = answer.strip()
     if len(text) > _LONGEST_ANSWER:
@@ -249,8 +232,8 @@ def equal_answers(gold: str, answer: str, by_mathematics: Callable[[str, str], b
 
     def equal(one: str, other: str) -> bool:
         one, other = _without_name(one, other), _without_name(other, one)
-        known = _equal_by_form(one, other)
-        return by_mathematics(one, other) if known is None else known
+        verdict = _equal_by_form(one, other)
+        return by_mathematics(one, other) if verdict is None else verdict
 
     def equal_in_order(ones: list[str], others: list[str]) -> bool:
         return len(ones) == len(others) and all(map(equal, ones, others))
@@ -299,12 +282,10 @@ def _without_name(form: str, other: str) -> str:
 
 
 def _equal_by_form(gold: str, answer: str) -> bool | None:
-    """Compares two normal forms without mathematics.
+    """Compares two normal forms as texts: True or False, or None if only mathematics can tell.
 
-    Returns:
-        True if they are the same text (blanks between thousands and a number base that one of them leaves out do not
-        count), False if they are numbers in different stated bases or different words, None if only mathematics can
-        tell. Letters alone are a word if they are set as text, have a capital or are more than three; others are
+    A number base that one of them leaves out does not count; numbers in different stated bases differ, and so do words.
+    Letters alone are a word if they are set as text, have a capital or are more than three; others are a product.
     """
     if gold == answer or _joined(gold) == _joined(answer):
         return True
@@ -330,13 +311,10 @@ def _choices(form: str) -> list[str]:
     signs = parts[1::2]
     if not 0 < len(signs) <= _MOST_DOUBLE_SIGNS:
         return [form]
-    choices = [("+", "-")] * len(signs)
-    chosen = (
-        [["+-"[(sign == "\\mp") ^ lower] for sign in signs] for lower in (False, True)]
-        if "\\mp" in signs
-        else product(*choices)
-    )
-    values = ("".join(map("".join, zip(parts[::2], [*choice, ""], strict=True))) for choice in chosen)
+    combinations: Iterable[Sequence[str]] = product("+-", repeat=len(signs))
+    if "\\mp" in signs:
+        combinations = [["+-"[(sign == "\\mp") ^ lower] for sign in signs] for lower in (False, True)]
+    values = ("".join(map("".join, zip(parts[::2], [*choice, ""], strict=True))) for choice in combinations)
     return [_LEADING_PLUS.sub("", value) for value in values]
 
 
@@ -354,7 +332,7 @@ def _split(form: str) -> tuple[list[str], list[str]]:
 
 
 def _inside(form: str, opening: str, closing: str) -> str | None:
-    """What stands inside two brackets that enclose the whole form; None if none do."""
+    """The content of two brackets that enclose the whole form; None if none do."""
     if not form.startswith(opening) or not form.endswith(closing):
         return None
     depth = 0

@@ -125,12 +125,8 @@ def last_letter_stated(text: str, num_choices: int) -> Extraction:
 
 
 def first_letter_stated(text: str, num_choices: int) -> Extraction:
-    """The first "answer is (X)", by the pattern of MMLU-Pro's authors, for base models whose text runs on.
-
-    The pattern is unchanged, so that recorded results can be reproduced. The letter may lie outside the row's choices,
-    and is wrong then.
-    """
-    del num_choices
+    """The first "answer is (X)", by the unchanged pattern of MMLU-Pro's authors, for text that runs on."""
+    del num_choices  # the letter may lie outside the row's choices, and is wrong then
     choice = _FIRST_CHOICE.search(text)
     return Extraction(choice.group(1), "first statement") if choice else NOTHING
 
@@ -151,10 +147,7 @@ def _corrected(text: str, start: int, valid: str) -> str | None:
 
 
 def _letter_after(text: str, start: int, valid: str) -> str | None:
-    """The letter after a lead, if it is the label of one choice: no word, formula, denial, list or part.
-
-    It stands at the start of the sentence, or at its end, behind the text of the choice.
-    """
+    """The letter after a lead, or at the end of its sentence, if it labels one choice and is not a word or formula."""
     denied = NOT_BUT.match(text, start)
     if denied is None and NOT.match(text, start):
         return None

@@ -50,11 +50,7 @@ _ASKED_SIZE = re.compile(rf"(?i)\b(?:how (?:many|much)\b[^.?]{{0,40}}?|in[ \t])(
 
 
 def parse_number(text: str) -> Fraction | None:
-    """Reads a number as people write it: thousands commas, a currency or percent sign, a fraction, a final dot.
-
-    Returns:
-        The exact value (so "42", "42.00" and "84/2" are equal), or None if the text is no number.
-    """
+    """Reads a number as people write it (commas, currency, percent sign, fraction, final dot); None for other text."""
     plain = text.replace("−", "-").replace("$", "").replace(",", "").replace(" ", "").rstrip("%.")
     numerator, slash, denominator = plain.partition("/")
     if len(plain) > LONGEST_NUMBER or not re.fullmatch(r"-?(?:\d+(?:\.\d+)?|\.\d+)", numerator):
@@ -85,11 +81,8 @@ def show_number(value: Fraction) -> str:
 def plain_numbers(text: str, question: str = "") -> str:
     r"""Writes every number of a text in plain digits, so that one pattern finds them all.
 
-    Signs of LaTeX and Unicode, the words minus and negative, groups of three digits, mixed numbers, powers (`6^2`,
-    `3 \times 10^6`, 3e6) and sizes (3 million, 20K, 3 dozen) become numbers such as -12500, 7/2 and 3000000.
-
-    Args:
-        question: what it was asked. A size that is asked for ("how many dozens") is a unit there, not a factor.
+    Powers (`6^2`, `3 \times 10^6`, 3e6) and sizes (3 million, 20K, 3 dozen) become numbers such as 3000000, but a size
+    that the question asks for ("how many dozens") is a unit.
     """
     for written, plain in _PLAIN.items():
         text = text.replace(written, plain)

@@ -1,8 +1,4 @@
-"""Finds the program in what a model wrote.
-
-Code stands in fences, or between lines of prose. Parsing decides between the forms a model may choose (whole function,
-body only, corrected versions, usage examples); nothing is executed here.
-"""
+"""Finds the program in a response: in its fences, or between lines of prose. It is parsed, never executed, here."""
 
 import ast
 import builtins
@@ -120,9 +116,8 @@ def parsable_prefix(code: str, effort: _Effort | None = None) -> str:
 def function_code(text: str, row: Row) -> Extraction:
     """The program of a HumanEval answer: the function asked for, whole or as a continuation of the prompt.
 
-    If a block defines the function, the program is the prompt's imports and helper functions followed by that block
-    (see `_find_program`); otherwise the last block that completes the function continues the prompt. Where none does,
-    it is the code before the first fence, which closes a block that the prompt opened.
+    A block that defines the function follows the prompt's imports and helper functions; otherwise the last block that
+    completes the function continues the prompt, else the code before the first fence, which the prompt opened.
     """
     name, prompt = row["entry_point"], row["prompt"].replace("\r\n", "\n")
     effort = _Effort()

@@ -52,7 +52,7 @@ def same_number(gold: str, answer: str) -> bool:
 
 
 def strict_choice(text: str, _row: Row) -> Extraction:
-    """What follows the first "The answer is " in its line, but for the last character (`strict-match`)."""
+    """The text behind the first "The answer is " in its line, but for the last character (`strict-match`)."""
     found = _STRICT_CHOICE.search(text)
     return _choice(found.group(), "strict-match") if found else NOTHING
 

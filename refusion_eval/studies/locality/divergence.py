@@ -31,11 +31,7 @@ _ARRAYS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class MaskedText:
-    """A text with masked positions, some of which are to be revealed.
-
-    Attributes:
-        masked: positions that hold the mask token, ascending. Position 0 cannot be masked if logits are read shifted.
-    """
+    """A text with masked positions, ascending, some of which are to be revealed."""
 
     tokens: Sequence[int]
     masked: Sequence[int]

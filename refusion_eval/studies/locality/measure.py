@@ -1,4 +1,4 @@
-"""What a revealed token changes, and where: the pilot study of the ReFusion paper (arXiv 2512.13586, sec. 4.1, Fig. 3).
+"""Effects of a revealed token by distance: the pilot study of the ReFusion paper (arXiv 2512.13586, sec. 4.1, Fig. 3).
 
 The paper plots how much the prediction at a masked position changes when one token at some distance becomes known. How
 it sampled is not published, so this project defines it:
@@ -46,7 +46,7 @@ ReadingOption = Literal["auto", "bidirectional", "bidirectional_shifted", "refus
 
 @settings_class("locality")
 class LocalitySettings:
-    """What is sampled."""
+    """Responses, masks and reveals that are sampled."""
 
     ratios: tuple[Annotated[float, Gt(0), Lt(1)], ...] = RATIOS
     reveals: PositiveInt = 8
@@ -71,11 +71,7 @@ class GoldResponse:
 
 @dataclass(frozen=True)
 class MaskedResponses:
-    """The responses, masked at every ratio.
-
-    Attributes:
-        num_too_short: for each ratio, the responses without a pair because fewer than two tokens are masked.
-    """
+    """The responses, masked at every ratio; `num_too_short` counts those without a pair, by ratio."""
 
     texts: dict[tuple[int, int], MaskedText]
     num_too_short: tuple[int, ...]
@@ -89,10 +85,7 @@ class Locality:
     counts: npt.NDArray[np.int64]
 
     def mean(self, ratio_index: int, distance: int, seed: int) -> tuple[Interval, int] | None:
-        """Mean divergence at a ratio and a distance with its interval, and its number of pairs; None without any.
-
-        The interval's `n` is the number of responses with such a pair.
-        """
+        """Mean divergence at a ratio and a distance, with its interval by response, and the number of pairs."""
         counts = self.counts[ratio_index, :, distance + MAX_DISTANCE]
         has_pairs = counts > 0
         if not has_pairs.any():
@@ -175,11 +168,7 @@ def mask_response(gold: GoldResponse, ratio: float, reveals: int, seed: int) -> 
 
 
 def mask_responses(responses: Sequence[GoldResponse], settings: LocalitySettings) -> MaskedResponses:
-    """Masks every response at every ratio.
-
-    Raises:
-        ConfigError: at some ratio no response has two masked tokens.
-    """
+    """Masks every response at every ratio. Raises ConfigError if at some ratio no response has two masked tokens."""
     masked = {
         (ratio_index, response_index): mask_response(gold, ratio, settings.reveals, settings.seed)
         for response_index, gold in enumerate(responses)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-import refusion_eval
 from refusion_eval.api import LoadedModel
 from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.errors import ConfigError
@@ -28,6 +27,7 @@ from refusion_eval.studies.locality.measure import (
     mask_responses,
     measure_locality,
 )
+from refusion_eval.version import __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -73,18 +73,11 @@ def locality_command(
     revision: str | None = None,
     console: Console,
 ) -> "DataFrame":
-    """Measures one model, prints the table and writes every distance as CSV.
-
-    Args:
-        model: checkpoint folder, hub id, "embedded" (ReFusion) or "embedded:NAME"; the last two on the mini task.
-        distances: distances of the printed table, on both sides.
-        console: console that the table is printed on.
+    """Measures one model, prints the table of some distances on both sides, and writes every distance as CSV.
 
     Raises:
         ConfigError: a setting is impossible, or the model has no masks to fill.
-        CheckpointError: the checkpoint cannot be loaded.
         DataError: the responses cannot be found.
-        StoreError: the CSV cannot be written; raised before anything is measured.
     """
     for distance in distances:
         if not 1 <= distance <= MAX_DISTANCE:
@@ -122,7 +115,7 @@ def locality_command(
         seed=settings.seed,
         dtype=str(opened.dtype).removeprefix("torch."),
         device=opened.device.type,
-        version=refusion_eval.__version__,
+        version=__version__,
     )[list(COLUMNS)]
     write_output(out, csv_text(COLUMNS, means.itertuples(index=False)))
     console.print(locality_table(means, distances).rich())

@@ -1,8 +1,4 @@
-"""Low-rank adapters by peft: added to a model, merged into a copy of it, and saved.
-
-The embeddings of new tokens are trained beside the adapters. The output layer is not trained, as no label is a new
-token.
-"""
+"""Low-rank adapters by peft. The output layer is not trained, as no label is a new token."""
 
 import copy
 import warnings
@@ -19,10 +15,9 @@ from refusion_eval.training.config import LoraSettings
 
 
 class _TiedHead(torch.nn.Linear):
-    """Output layer of a tied model, whose matrix is the embedding with its trained rows.
+    """Output layer of a tied model, whose matrix is the embedding with its trained rows."""
 
-    peft has a wrapper for this purpose, but the loss needs a plain linear layer.
-    """
+    # peft has a wrapper for this purpose, but the loss needs a plain linear layer.
 
     def __init__(self, embedding: torch.nn.Module) -> None:
         torch.nn.Module.__init__(self)
@@ -31,8 +26,7 @@ class _TiedHead(torch.nn.Linear):
         self.out_features, self.in_features = self.weight.shape
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        """[out, in], computed at each access."""
+    def weight(self) -> Tensor:  # type: ignore[override]  # [out, in], computed at each access
         weight: Tensor = self._embedding[0].weight
         return weight
 
@@ -42,14 +36,11 @@ def add_adapters(model: PreTrainedModel, lora: LoraSettings, new_ids: Sequence[i
 
     Args:
         new_ids: tokens whose embeddings are trained. A tied model uses the same rows in its output layer.
-
-    Raises:
-        ConfigError: peft is not installed.
     """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise ConfigError("lora needs peft, which is not installed; in a checkout: pip install '.[train]'") from error
+        raise ConfigError("lora needs peft, which is not installed: pip install peft") from error
     settings = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,

@@ -25,11 +25,7 @@ _SESSION_KEYS = ("is_local", "local_files_only")
 
 
 def save_backbone(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    target: Path,
-    *,
-    decoders: Sequence[str] = (),
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, target: Path, *, decoders: Sequence[str] = ()
 ) -> None:
     """Writes weights, config and tokenizer. Adapters are merged into the weights and also written to `adapter/`.
 

@@ -21,36 +21,24 @@ def is_hub_id(entry: str) -> bool:
 
 
 def download(entry: str) -> list[Path]:
-    """The Arrow files of a data set, downloaded unless they are there.
-
-    Raises:
-        DataError: there is no such data set, or the hub cannot be reached.
-    """
+    """The Arrow files of a data set, downloaded unless they are there."""
     return [Path(file["filename"]) for file in _load(entry).cache_files]
 
 
 def first_row(entry: str) -> Any:
-    """The first row of a data set, streamed, so that a check need not download all of it; None if it has none.
-
-    Raises:
-        DataError: as `download`.
-    """
+    """The first row of a data set, streamed, so that a check need not download all of it; None if it has none."""
     return next(iter(_load(entry, streaming=True)), None)
 
 
 def arrow_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """The rows of an Arrow file with their 1-based numbers.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """The rows of an Arrow file with their 1-based numbers."""
     import datasets
     import pyarrow
 
     try:
         yield from enumerate(datasets.Dataset.from_file(str(path)), start=1)
     except (pyarrow.ArrowException, OSError) as problem:
-        raise DataError(f"{path} is no Arrow file of a data set ({problem}); remove it and start again") from problem
+        raise DataError(f"{path} is not an Arrow data set ({problem}); remove it and start again") from problem
 
 
 def _load(entry: str, **options: Any) -> Any:

@@ -114,12 +114,7 @@ def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout: float,
-    scaling: float | None,
-    packing: Packing,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, scaling: float | None, packing: Packing
 ) -> torch.Tensor:
     """Computes all causal examples in one kernel."""
     query_THW, key_TKW, value_TKW = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -139,8 +134,7 @@ def _flash(
     return output_THW[None]
 
 
-# Attention is not a part of compiled layers, which would be compiled again for other lengths of examples.
-AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
+AttentionInterface.register(ATTENTION, packed_attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 

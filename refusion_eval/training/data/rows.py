@@ -1,11 +1,14 @@
-"""Streams rows of fine-tuning data from JSON lists, JSON Lines, plain or gzipped, and data sets of the hub.
+"""Rows of fine-tuning data from JSON Lines and JSON lists, plain or gzipped, and from data sets of the hub.
 
 A row is an object with the texts `query` and `response`; other keys are ignored. A query may be empty, as the chat
 template is a prompt too. A response must not be empty; white space is a valid response.
 """
 
 import glob
+import gzip
+import json
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +16,13 @@ from typing import Any, Literal, NamedTuple
 
 from refusion_eval.errors import DataError
 from refusion_eval.training.data.hub import arrow_rows, download, first_row, is_hub_id
-from refusion_eval.training.data.json_values import Broken, holds_list, values
 
 OnBad = Literal["fail", "skip"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")  # only such files of a folder or pattern are read
 NUM_LISTED = 20  # bad rows that a report lists; the others are counted
+_START_CHARACTERS = 4096  # of a file, among which a list has its bracket
 _KINDS = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
 
 
@@ -28,6 +31,13 @@ class Row(NamedTuple):
 
     query: str
     response: str
+
+
+class Broken(NamedTuple):
+    """Why a place of a file holds no row, and whether nothing after it can be read either."""
+
+    reason: str
+    ends_file: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,11 +85,7 @@ class RowReport:
         return "\n".join(lines + [f"not read from there on: {place}" for place in self.cut_short])
 
     def refuse_bad(self) -> None:
-        """Checks that no row is malformed.
-
-        Raises:
-            DataError: a row is malformed; the message names the first one.
-        """
+        """Raises DataError if a row is malformed; the message names the first such row."""
         if self.bad:
             raise DataError(
                 f'{self.bad[0]}; expected {{"query": text, "response": text}} objects in a JSON list or one a line: '
@@ -88,7 +94,9 @@ class RowReport:
 
 
 class RowReader:
-    """The rows of one or many files, streamed; each iteration starts with the first row of the first file.
+    """The rows of one or many files; each iteration starts with the first row of the first file.
+
+    JSON Lines are streamed. A JSON list is read as a whole, so that it needs several times its size in memory.
 
     Args:
         paths: one path or a list: files, folders (all files that end in `ENDINGS`, at any depth) and patterns such as
@@ -96,9 +104,9 @@ class RowReader:
             file that is named twice is read once. `.jsonl` is JSON Lines, `.arrow` a data set; other files are a list
             if they begin with a bracket, else JSON Lines.
         on_bad: "fail" stops at the first malformed row; "skip" leaves malformed rows out and counts them. A row is
-            malformed if it is not UTF-8 or JSON, is not an object, lacks a key, has a value that is not a text or not
-            valid Unicode, or has an empty response. After a syntax error in a list, and in damaged gzip data, the rest
-            of the file cannot be read.
+            malformed if it is not JSON, is not an object, lacks a key, has a value that is not a text or not valid
+            Unicode, or has an empty response. A list with a syntax error has no rows, and after damaged gzip data the
+            rest of the file cannot be read.
 
     Raises:
         DataError: a path has no file; while iterating: a file cannot be opened, or a row is bad under "fail".
@@ -110,25 +118,22 @@ class RowReader:
         self.report = RowReport()
 
     def __iter__(self) -> Iterator[Row]:
-        self.report = RowReport()
+        self.report = report = RowReport()
         for path in self.files:
             for unit, number, value in _values(path):
-                self.report.num_read += 1
+                report.num_read += 1
                 broken = value if isinstance(value, Broken) else _defect(value)
                 if broken is None:
                     yield Row(value["query"], value["response"])
-                else:
-                    self._refuse(BadRow(str(path), unit, number, broken.reason), broken.ends_file)
-
-    def _refuse(self, place: BadRow, ends_file: bool) -> None:
-        report = self.report
-        report.num_bad += 1
-        if len(report.bad) < NUM_LISTED:
-            report.bad.append(place)
-        if ends_file:
-            report.cut_short.append(place)
-        if self._on_bad == "fail":
-            report.refuse_bad()
+                    continue
+                place = BadRow(str(path), unit, number, broken.reason)
+                report.num_bad += 1
+                if len(report.bad) < NUM_LISTED:
+                    report.bad.append(place)
+                if broken.ends_file:
+                    report.cut_short.append(place)
+                if self._on_bad == "fail":
+                    report.refuse_bad()
 
 
 def check_rows(paths: Paths, *, on_bad: OnBad = "fail") -> None:
@@ -153,18 +158,41 @@ def _values(path: Path) -> Iterator[tuple[str, int, Any]]:
     if path.suffix == ".arrow":
         yield from (("row", number, value) for number, value in arrow_rows(path))
         return
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        file = path.open("rb")
+        # Bytes that are not UTF-8 become lone surrogates, which `_defect` finds: they spoil their row alone. Only a
+        # line feed ends a line, not a separator such as U+2028 inside a text.
+        file = opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     except OSError as problem:
         raise DataError(f"{path} cannot be opened ({problem.strerror}); make it readable or leave it out") from problem
+    unit, number = "line", 0
     with file:
-        is_list = holds_list(path, file)
-        unit = "row" if is_list else "line"
-        yield from ((unit, number, value) for number, value in values(path, file, is_list=is_list))
+        try:
+            if ".jsonl" not in path.suffixes[-2:] and file.read(_START_CHARACTERS).lstrip().startswith("["):
+                unit = "row"
+            file.seek(0)
+            if unit == "row":
+                whole = _parsed(file.read())
+                values = whole if isinstance(whole, list) else [whole._replace(ends_file=True)]
+                yield from ((unit, number, value) for number, value in enumerate(values, start=1))
+                return
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield unit, number, _parsed(line)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+            yield unit, number + 1, Broken(f"the gzip data are damaged or end early ({problem})", ends_file=True)
+
+
+def _parsed(text: str) -> Any:
+    """The value of a text, or why it has none: a syntax error, a number that is too long, or nesting too deep."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        return Broken(f"not JSON ({problem})")
 
 
 def _is_on_hub(entry: str | os.PathLike[str]) -> bool:
-    """Whether an entry names a data set of the hub: it has the form of one and is no path here."""
+    """Whether an entry has the form of a data set of the hub, and there is no such path here."""
     return is_hub_id(str(entry)) and not Path(entry).exists()
 
 
@@ -201,5 +229,5 @@ def _defect(value: Any) -> Broken | None:
         try:
             value[name].encode()
         except UnicodeEncodeError as problem:
-            return Broken(f"{name} holds half of a surrogate pair (character {problem.start + 1})")
+            return Broken(f"{name} is not valid Unicode (character {problem.start + 1})")
     return None if value["response"] else Broken("the response is empty")

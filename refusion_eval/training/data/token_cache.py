@@ -1,8 +1,7 @@
 """Fine-tuning data as token ids on the disk: tokenised once by `datasets`, memory-mapped, and seeded subsets of it.
 
-A cache is a folder `<digest>.arrow`, named after what it was made from. It holds the Arrow files of `datasets` with the
-columns `prompt` and `answer` (lists of token ids, one sample a row) and `cache.json` (files, tokenizer, template, EOS,
-longest sample, counts, and the report on the rows).
+A cache is a folder `<digest>.arrow`, named after what it was made from, with the columns `prompt` and `answer` (lists
+of token ids, one sample a row) and `cache.json` (what it was made from, counts, and the report on the rows).
 """
 
 import copy
@@ -74,10 +73,7 @@ class TokenCache:
         """Draws samples of a whole cache without replacement; they keep the order of the cache.
 
         Under one seed a smaller draw is part of a larger one: a study over data sizes (Appendix C.3) compares more
-        data, not other data.
-
-        Args:
-            share: share of the samples in (0, 1] where `max_samples` is None, rounded, at least one sample.
+        data, not other data. `share` is in (0, 1] and counts where `max_samples` is None.
         """
         count = max(round((share or 1) * len(self)), 1) if max_samples is None else min(max_samples, len(self))
         numbers = np.sort(np.random.default_rng(seed).permutation(len(self))[:count])
@@ -105,8 +101,7 @@ def build_cache(
     """Tokenises files of rows, or opens what an earlier call made from the same files with the same tokenizer.
 
     The samples have the order of the rows for any number of workers. A cache gets its name when it is complete; an
-    interrupted call leaves a folder `.*.part`, which is never read. Every call reads the files once to hash them. If
-    several processes need a cache, one should build it first; otherwise each of them builds it.
+    interrupted call leaves a folder `.*.part`, which is never read.
 
     Args:
         max_length: samples of more tokens, prompt and answer, are left out and counted; none is cut.
@@ -169,7 +164,7 @@ def _digest(source: dict[str, Any]) -> str:
 def _write(
     part: Path, rows: RowReader, tokenizer: PreTrainedTokenizerFast, max_length: int, workers: int
 ) -> dict[str, Any]:
-    """Writes the Arrow files to `part / "cache"` and returns what `cache.json` says of them."""
+    """Writes the Arrow files to `part / "cache"` and returns their entries of `cache.json`."""
     good_rows = iter(rows)
     first = next(good_rows, None)
     if first is None:  # `datasets` makes no data set without rows

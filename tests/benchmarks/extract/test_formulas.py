@@ -12,10 +12,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from refusion_eval import child
 from refusion_eval.benchmarks.extract.formulas import first_box, last_box, last_box_or_statement, normalise
 from refusion_eval.errors import DataError
 from refusion_eval.scoring.math_judge import Comparer, Comparison, Pair
+from refusion_eval.untrusted import Child
 from tests.examples import examples
 
 
@@ -345,7 +345,7 @@ def test_a_percent_sign_that_only_one_side_has_is_named() -> None:
 
 def test_a_child_that_is_killed_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [("\\frac12", "0.5"), ("x^2+2x+1", "(x+1)^2"), ("5", "x")]
-    ask, number = child.Child._ask, Counter[str]()
+    ask, number = Child._ask, Counter[str]()
 
     def ask_and_kill(process: Any, *arguments: Any) -> bytes | None:
         number["asked"] += 1
@@ -353,20 +353,20 @@ def test_a_child_that_is_killed_costs_no_verdict(monkeypatch: pytest.MonkeyPatch
             process.kill()
         return ask(process, *arguments)
 
-    monkeypatch.setattr(child.Child, "_ask", staticmethod(ask_and_kill))
+    monkeypatch.setattr(Child, "_ask", staticmethod(ask_and_kill))
     assert [it.equal for it in compared(pairs)] == [True, True, False]
     assert number["asked"] == 8
 
 
 def test_a_comparison_that_ends_every_child_counts_as_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = child.Child._ask
+    ask = Child._ask
 
     def ask_and_kill(process: Any, pair: Pair, *arguments: Any) -> bytes | None:
         if pair.gold != "1":
             process.kill()
         return ask(process, pair, *arguments)
 
-    monkeypatch.setattr(child.Child, "_ask", staticmethod(ask_and_kill))
+    monkeypatch.setattr(Child, "_ask", staticmethod(ask_and_kill))
     (comparison,) = compared([("\\frac12", "0.5")])
     assert not comparison.equal
     assert "crashed" in comparison.reason

@@ -2,9 +2,9 @@
 const player = (() => {
   const MASK = "mask";
 
-  // One step as the record holds it: [action, forward, [[state, positions, texts]], candidates, [[position, score]], reason].
-  function read([action, forward, changes, candidates, scores, reason]) {
-    return { action, forward, changes, candidates, scores, reason };
+  // One step as the record holds it; `fixed` counts the positions that are final after it.
+  function read([action, forward, changes, scores, sentence, fixed]) {
+    return { action, forward, changes, scores, sentence, fixed };
   }
 
   function create(record) {
@@ -44,33 +44,8 @@ const player = (() => {
       return cells;
     }
 
-    function counts(last) {
-      let fixed = 0;
-      for (let number = 0; number <= last; number += 1) fixed += total(steps[number], "fixed");
-      return { fixed, forwards: last < 0 ? 0 : steps[last].forward + 1 };
-    }
-
-    return { steps, finals, cellsAt, counts, forwards: record.forwards, positions: record.positions, kept: record.kept };
+    return { steps, finals, cellsAt, forwards: record.forwards, positions: record.positions, kept: record.kept };
   }
 
-  const total = (step, state) => step.changes.reduce((sum, [name, positions]) => sum + (name === state ? positions.length : 0), 0);
-
-  // What a step did, in a sentence.
-  function sentence(step) {
-    const tokens = (number) => format.count(number, "token");
-    const [fixed, rejected, drafts] = ["fixed", "rejected", "draft"].map((state) => total(step, state));
-    const gone = rejected ? `, rejected ${format.count(rejected, "draft")}` : "";
-    const sorted = step.scores.map(([, score]) => score).filter((score) => score !== null).sort((a, b) => b - a);
-    const range = sorted.length === 0 ? "" : sorted.length === 1 ? ` (score ${format.number(sorted[0], 3)})`
-      : ` (scores ${format.number(sorted[sorted.length - 1], 3)} to ${format.number(sorted[0], 3)})`;
-    switch (step.action) {
-      case "plan": return `Planned ${step.scores.length} of ${format.count(step.candidates, "slot")}${range}.`;
-      case "draft": return `Drafted ${tokens(drafts)}${gone}.`;
-      case "fix": return `${step.candidates ? `Fixed ${fixed} of ${step.candidates} candidates` : `Accepted ${tokens(fixed)}`}${gone}${range}.`;
-      case "stop": return `Stopped: ${({ eos: "end of sequence", length: "length reached", stop_string: "stop string" })[step.reason] || step.reason}.`;
-      default: return "Nothing became final in this forward.";
-    }
-  }
-
-  return { create, sentence };
+  return { create };
 })();

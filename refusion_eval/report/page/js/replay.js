@@ -2,9 +2,7 @@
 const replay = (() => {
   const DELAY = 450;
   const SPEEDS = [["0.5", "½×"], ["1", "1×"], ["2", "2×"], ["4", "4×"]];
-  const LEGEND = [["mask", "masked"], ["planned", "planned"], ["draft", "drafted"], ["new", "just accepted"],
-    ["fixed", "final"], ["rejected", "rejected"], ["dropped", "not kept"]];
-  const NAMES = new Map(LEGEND);
+  const NAMES = new Map(Object.entries(store.index.states));
   const ICONS = { first: "M6 5v14M19 5l-9 7 9 7z", back: "M16 5l-9 7 9 7z", play: "M7 4l13 8-13 8z", pause: "M8 5v14M16 5v14",
     next: "M8 5l9 7-9 7z", last: "M18 5v14M5 5l9 7-9 7z" };
   const OWN_SPACE = "button, a, summary, select, textarea, input:not([type=range])";
@@ -38,7 +36,7 @@ const replay = (() => {
         dom.el("div.transport", {}, button("first", "First step", () => go(-1)), button("back", "Step back", () => go(at - 1)), play,
           button("next", "Step forward", () => go(at + 1)), button("last", "Last step", () => go(last)), slider,
           filters.select("Speed", SPEEDS, speed, (value) => { speed = value; }))),
-      dom.el("ul.legend", { "aria-label": "What the styles mean" }, LEGEND
+      dom.el("ul.legend", { "aria-label": "What the styles mean" }, [...NAMES]
         .filter(([state]) => state === "new" || state === "mask" || used.has(state))
         .map(([state, word]) => dom.el("li", {}, dom.el(`span.pos.${state}`, { "aria-hidden": "true" }, state === "mask" || state === "planned" ? "·" : "text"), word))));
 
@@ -66,9 +64,9 @@ const replay = (() => {
         if (span.firstChild.textContent !== shown) span.firstChild.textContent = shown;
         span.title = about(cell, position);
       });
-      const { fixed, forwards } = film.counts(at);
       const step = film.steps[at];
-      dom.replace(what, step ? player.sentence(step) : "Nothing is decoded yet.");
+      const [fixed, forwards] = step ? [step.fixed, step.forward + 1] : [0, 0];
+      dom.replace(what, step ? step.sentence : "Nothing is decoded yet.");
       const call = step && film.forwards[step.forward];
       dom.replace(where, dom.el("span", {}, `step ${at + 1}/${last + 1}`),
         dom.el("span", {}, `forward ${forwards}/${film.forwards.length}`, call ? ` ${call[0]}: ${call[1]} rows, ${call[2]} cached` : ""),

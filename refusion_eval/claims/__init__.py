@@ -1,1 +1,0 @@
-"""Judges the statements of the paper by its own tables and by measured figures."""

@@ -1,0 +1,159 @@
+"""Figure 1: score and throughput against the autoregressive baseline, each point with its name beside it."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.patheffects import withStroke
+from matplotlib.transforms import Bbox
+
+from refusion_eval.paper import style
+from refusion_eval.paper.names import benchmark_title, caption, mini_sentence
+from refusion_eval.paper.rows import Point
+
+_LEAST_RANGE = 12.0  # points of score, so that differences of single items look small
+_GAP, _ROOM = 2.5, 3.5  # printer's points between marker and text; half the size of a marker
+_POINTS = 72.0
+_CLEARLY = 1.05  # a label clearly belongs to its point if all other points are farther away by this factor
+
+
+def draw_against_baseline(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
+    """Figure 1: score and throughput minus the baseline's, published and measured points in separate axes."""
+    published = [point for point in points if point.origin == "published"]
+    measured = [point for point in points if point.origin == "measured"]
+    groups = [group for group in (published, measured) if group]
+    with style.paper_style():
+        inches = style.page_width(width, "two" if len(groups) > 1 else "one")
+        shape = (len(groups), 1) if inches == style.COLUMN_WIDTH else (1, len(groups))
+        figure = style.new_figure(inches, 2.6 * shape[0])
+        panels = list(zip(figure.subplots(*shape, squeeze=False).flat, groups, strict=True))
+        for number, (axes, group) in enumerate(panels):
+            _quadrants(axes, group)
+            for point in group:
+                _dot(axes, point, [other.series for other in group])
+            title = f"published, MBPP ({group[0].hardware})"
+            style.panel_title(axes, number, title if group is published else f"measured, {benchmark_title(group)}")
+            axes.set_xlabel("Throughput minus AR baseline (tokens/s)")
+            axes.set_ylabel("Score minus AR baseline (points)" if number == 0 or shape[1] == 1 else "")
+        figure.draw_without_rendering()  # labels are placed in the final layout
+        for axes, group in panels:
+            labels = [Label(point.label + ("\u2020" if point.note else ""), point.x, point.y) for point in group]
+            lines = [line.get_window_extent() for line in axes.get_lines() if line.get_label() == "baseline"]
+            lines += [bar.get_window_extent() for bar in axes.collections if isinstance(bar, LineCollection)]
+            place_labels(axes, labels, size=6.5, lines=lines)
+    return style.drawing(figure, [mini_sentence(measured), _published_note(published), *caption(measured)])
+
+
+def _quadrants(axes: Axes, points: Sequence[Point]) -> None:
+    """Draws the two lines of the baseline and shades the quadrant in which a system is better in both."""
+    for axis, set_limits, least in (("x", axes.set_xlim, 1.0), ("y", axes.set_ylim, _LEAST_RANGE)):
+        values = [getattr(point, f"{axis}{end}") for point in points for end in ("", "_low", "_high")]
+        defined = [0.0, *(value for value in values if not math.isnan(value))]
+        middle = (min(defined) + max(defined)) / 2
+        room = 0.62 * max(max(defined) - min(defined), least)
+        set_limits(middle - room, middle + room)
+    left, right = axes.get_xlim()
+    axes.axhspan(0, axes.get_ylim()[1], xmin=(0.0 - left) / (right - left), facecolor=style.SWEET_SPOT, zorder=0)
+    for line in (axes.axhline, axes.axvline):
+        line(0, color=style.BLACK, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1, label="baseline")
+    axes.text(
+        0.985, 0.98, "faster and better", transform=axes.transAxes, ha="right", va="top", size=6.5, style="italic"
+    )
+
+
+def _dot(axes: Axes, point: Point, others: Sequence[str]) -> None:
+    look = style.style_of(point.series, others)
+    published = point.origin == "published"
+    axes.errorbar(
+        point.x,
+        point.y,
+        xerr=style.bars([point], "x"),
+        yerr=style.bars([point], "y"),
+        fmt=look.marker,
+        color=style.GREY if published else look.colour,
+        markerfacecolor="white" if published else look.colour,
+        markeredgecolor=style.GREY if published else style.BLACK,
+        markeredgewidth=0.9 if published else 0.4,
+        markersize=5,
+        elinewidth=0.8,
+        capsize=1.8,
+        zorder=3,
+    )
+
+
+def _published_note(points: Sequence[Point]) -> str:
+    if not points:
+        return ""
+    return (
+        f"Hollow: published (Figure 1, Table 1; {points[0].hardware or 'machine not stated'}, batch 1, no intervals or "
+        "sample counts; Qwen3-4B, -1.7B, -0.6B and ReFusion left-to-right read off the image)."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A text and the point it belongs to, in data units."""
+
+    text: str
+    x: float
+    y: float
+
+
+def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Sequence[Bbox] = ()) -> None:
+    """Writes each label at the cheapest of a fixed set of places near its point; a line leads to a far point."""
+    figure = axes.get_figure()
+    assert figure is not None
+    pixel = figure.dpi / _POINTS
+    frame = axes.get_window_extent()
+    at = {label: axes.transData.transform((label.x, label.y)) for label in labels}
+    marks = [Bbox.from_extents(*(point - _ROOM * pixel), *(point + _ROOM * pixel)) for point in at.values()]
+    written: list[Bbox] = []
+    for label in sorted(labels, key=lambda label: (-label.y, label.x)):
+        x, y = at[label]
+        halo = [withStroke(linewidth=1.5, foreground="w")]
+        text = axes.text(0, 0, label.text, size=size, zorder=5, path_effects=halo)
+        extent = text.get_window_extent()
+        wide, high = extent.width, extent.height
+        # Middles of boxes beside, above and below the point, then farther away.
+        choices = [
+            (x + right * (wide / 2 + (_GAP + _ROOM) * pixel), y + up * (high * 0.75 + _ROOM * pixel * (abs(right) < 1)))
+            for up in (0, 1, -1, 1.7, -1.7, 2.8, -2.8)
+            for right in (1, -1, 0, 0.5, -0.5)
+            if up or abs(right) == 1
+        ]
+        boxes = [Bbox.from_bounds(cx - wide / 2, cy - high / 2, wide, high) for cx, cy in choices]
+
+        def cost(number: int, boxes: list[Bbox] = boxes, own: np.ndarray = at[label]) -> float:
+            box = boxes[number]
+            outside = box.width * box.height - _shared(box, frame)
+            hidden = sum(_shared(box, other) for other in (*marks, *written))
+            crossed = sum(_shared(box, other.padded(2 * pixel)) for other in lines)
+            misleading = box.width * box.height * _is_misleading(box, own, at.values())
+            return 20 * outside + 10 * hidden + 10 * misleading + 4 * crossed + number * pixel
+
+        best = min(range(len(boxes)), key=cost)
+        box, own = boxes[best], at[label]
+        written.append(box)
+        to_data = axes.transData.inverted().transform
+        text.set(position=tuple(to_data(choices[best])), ha="center", va="center")
+        if _is_misleading(box, own, at.values()):
+            ends = to_data([np.clip(own, box.min, box.max), own])
+            axes.plot(*ends.T, color="0.35", linewidth=0.5, zorder=2, label="leader")
+
+
+def _is_misleading(box: Bbox, own: np.ndarray, points: Iterable[np.ndarray]) -> bool:
+    """Whether a label is about as near to another point as to its own."""
+
+    def distance(point: np.ndarray) -> float:
+        return float(np.linalg.norm(point - np.clip(point, box.min, box.max)))
+
+    return any(distance(point) < _CLEARLY * distance(own) for point in points if (point != own).any())
+
+
+def _shared(a: Bbox, b: Bbox) -> float:
+    """Area of the intersection."""
+    common = Bbox.intersection(a, b)
+    return 0.0 if common is None else common.width * common.height

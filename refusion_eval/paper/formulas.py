@@ -1,0 +1,242 @@
+"""The formulas of the paper's claims as Python functions, and their computation with intervals.
+
+A formula is a function of a `Reader`, which picks figures by metric, systems and tasks:
+
+    mean(read.tps("refusion") / read.tps("llada dream"))          mean of 14 ratios: 7 tasks, 2 systems
+
+A pick is an array [systems, tasks, draws], so that numpy's broadcasting compares one system with each of several, task
+by task. Draw 0 is the figure itself.
+
+Intervals are propagated by simulation. Every figure with a 95% interval is drawn from a normal distribution whose two
+sides have different spreads, so that its 2.5 and 97.5 percentiles are the bounds of the interval. The formula is
+computed on every draw, and the percentiles of the results are its interval. Figures are drawn independently of each
+other. Figures of the same items rise and fall together, so the interval of their comparison is too wide rather than too
+narrow.
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refusion_eval.errors import DataError
+from refusion_eval.metrics import RESAMPLES, Z_95, Bootstrap, Interval
+from refusion_eval.paper.rows import number
+from refusion_eval.results.measurement import SCORES, TASKS, Measurement, MeasurementKey
+
+Values = NDArray[Any]  # [..., 1 + RESAMPLES]: the value itself, then its draws
+
+
+class MissingMeasurement(DataError):
+    """A formula needs a figure that is not there."""
+
+    def __init__(self, message: str, keys: tuple[MeasurementKey, ...]) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+def setting_number(text: str, where: str) -> float:
+    """The value of a setting on an axis: infinite if it is off (`null`), NaN if empty. Raises DataError for a word."""
+    return math.inf if text == "null" else number(text, where)
+
+
+class Reader:
+    """Picks figures for one computation of a formula and remembers which ones it picked."""
+
+    def __init__(self, measurements: Mapping[MeasurementKey, Measurement]) -> None:
+        self._figures = measurements
+        self.used: dict[MeasurementKey, Measurement] = {}
+
+    def score(self, systems: str, tasks: str = "") -> Values:
+        """Accuracy in percent, or pass@1 of a code task."""
+        return self._pick("score", systems, tasks)
+
+    def tps(self, systems: str, tasks: str = "") -> Values:
+        """Tokens per second."""
+        return self._pick("tps", systems, tasks)
+
+    def tokens_mean(self, systems: str, tasks: str = "") -> Values:
+        """Mean number of tokens of a response."""
+        return self._pick("tokens_mean", systems, tasks)
+
+    def latency_mean(self, systems: str, tasks: str = "") -> Values:
+        """Mean seconds of a request."""
+        return self._pick("latency_mean", systems, tasks)
+
+    def points(self, system: str, setting: str = "", metric: str = "") -> list[tuple[str, float, str]]:
+        """The points of a system in a sweep: keys of their systems, values of the setting, and benchmarks, ascending.
+
+        Without a setting the points of all settings; with a metric those that have it. Raises MissingMeasurement.
+        """
+        found = set()
+        for key, benchmark, name_of_figure in self._figures:
+            base, _, pair = key.partition("@")
+            name, equals, value = pair.partition("=")
+            if base == system and equals and setting in ("", name) and metric in ("", name_of_figure):
+                found.add((setting_number(value, key), key, benchmark))
+        if not found:
+            raise MissingMeasurement(f"there is no sweep of {setting or 'any setting'} by {system}", ())
+        return [(key, value, benchmark) for value, key, benchmark in sorted(found)]
+
+    def benchmarks(self, system: str) -> list[str]:
+        """The benchmarks that a system has any figure on. Raises MissingFigure if there is none."""
+        if found := sorted({benchmark for key, benchmark, _ in self._figures if key == system}):
+            return found
+        raise MissingMeasurement(f"there is no run of {system}", ())
+
+    def metric(self, name: str, systems: str, task: str) -> Values:
+        """Any metric by its name, [systems, 1 task, 1 + RESAMPLES]."""
+        return self._pick(name, systems, task)
+
+    def _pick(self, name: str, systems: str, tasks: str) -> Values:
+        """[systems, tasks, 1 + RESAMPLES]; both are names separated by spaces, and no tasks means all benchmarks."""
+        names = tasks.split() or TASKS
+        return np.array([[self._values(name, system, task) for task in names] for system in systems.split()])
+
+    def _values(self, name: str, system: str, task: str) -> Values:
+        keys = tuple((system, task, metric) for metric in (SCORES if name == "score" else (name,)))
+        key = next((key for key in keys if key in self._figures), None)
+        if key is None:
+            raise MissingMeasurement(f"there is no {name} of {system} on {task}", keys)
+        measurement = self.used[key] = self._figures[key]
+        identity = "|".join((measurement.run_id, *key))
+        return _draws(
+            identity, measurement.value, measurement.ci_low, measurement.ci_high, measurement.metric in SCORES
+        )
+
+
+@lru_cache(maxsize=1024)
+def _draws(identity: str, value: float, low: float, high: float, is_score: bool) -> Values:
+    """A figure and its draws, seeded by its identity: a score stays within 0 and 100, a speed above 0."""
+    values = np.full(1 + RESAMPLES, float(value))
+    if np.isfinite(low) and np.isfinite(high):
+        normal = np.random.default_rng(zlib.crc32(identity.encode())).standard_normal(RESAMPLES)
+        values[1:] += normal * np.where(normal > 0, high - value, value - low) / Z_95
+        if value >= 0:
+            np.clip(values, 0, 100 if is_score else None, out=values)
+    values.flags.writeable = False
+    return values
+
+
+Formula = Callable[[Reader], Values]
+
+_NO_INTERVAL = Interval(math.nan, math.nan, math.nan, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """Result of a formula; its interval's `n` counts measurements, and bounds or value are NaN where there are none."""
+
+    interval: Interval = _NO_INTERVAL
+    measurements: tuple[Measurement, ...] = ()
+    reason: str = ""
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether there is a value."""
+        return not math.isnan(self.interval.value)
+
+    @property
+    def fewest_items(self) -> int:
+        """Benchmark items of the figure that has fewest; 0 if no figure states a number."""
+        return min((entry.n for entry in self.measurements), default=0)
+
+    @property
+    def prompts(self) -> str:
+        """The prompts that the figures were measured with, joined by `|`."""
+        return "|".join(sorted({entry.prompts for entry in self.measurements}))
+
+    @property
+    def fused(self) -> bool:
+        """Whether any figure was measured with fused forwards."""
+        return any(entry.fused for entry in self.measurements)
+
+
+NOTHING = Computed()  # without a formula, or where it has no direction
+
+
+def compute(formula: Formula, measurements: Mapping[MeasurementKey, Measurement]) -> Computed:
+    """Computes a formula to one number. Raises MissingMeasurement, or DataError if it is undefined."""
+    reader = Reader(measurements)
+    with np.errstate(all="ignore"):
+        values = np.asarray(formula(reader), dtype=np.float64).reshape(1 + RESAMPLES)
+    if not np.isfinite(values[0]):
+        raise DataError(f"the formula is undefined on these cells ({values[0]})")
+    used = tuple(reader.used.values())
+    replicates = values[1:] if any(entry.has_interval for entry in used) else np.full(RESAMPLES, np.nan)
+    return Computed(interval=Bootstrap(float(values[0]), replicates, len(used)).interval(), measurements=used)
+
+
+def _summary(reduce: Callable[..., Values]) -> Callable[[Values], Values]:
+    """A function that reduces all systems and tasks of a pick to one number, draw by draw."""
+    return lambda values: reduce(values.reshape(-1, values.shape[-1]), axis=0)
+
+
+mean, median, least, largest, total = (_summary(reduce) for reduce in (np.mean, np.median, np.min, np.max, np.sum))
+
+
+def gmean(values: Values) -> Values:
+    """Geometric mean over systems and tasks."""
+    return np.exp(mean(np.log(values)))
+
+
+OTHERS = "llada dream fast_dllm_llada fast_dllm_dream d2f_llada d2f_dream"
+_QWEN2_5, _RECOMPUTED = "refusion+retrained_qwen2.5", "refusion+recompute_kv"
+
+
+def _retrained_margin(read: Reader) -> Values:
+    return read.score("refusion+retrained", "humaneval") - read.score("qwen3+retrained", "humaneval")
+
+
+# By `id` in claims.csv, whose column `formula` says the same for readers (a test compares the two).
+FORMULAS: Mapping[str, Formula] = {
+    "P01": lambda read: 100 * (mean(read.score("refusion") / read.score("llada dream")) - 1),
+    "P02": lambda read: gmean(read.tps("refusion") / read.tps("llada dream")),
+    "P02-mean": lambda read: mean(read.tps("refusion") / read.tps("llada dream")),
+    "P03": lambda read: mean(read.tps("refusion") / read.tps("qwen3")),
+    "P04": lambda read: mean(read.score("refusion", "gsm8k mbpp") - read.score("qwen3", "gsm8k mbpp")),
+    "P05": lambda read: read.score("refusion", "humaneval"),
+    "P06": lambda read: read.score("refusion", "humaneval") - largest(read.score(OTHERS, "humaneval")),
+    "P07": lambda read: read.tps("refusion", "mbpp"),
+    "P08": lambda read: read.tps("refusion", "mbpp") / largest(read.tps(OTHERS, "mbpp")),
+    "P09-score": lambda read: total(read.score("refusion") > read.score(OTHERS)),
+    "P09-tps": lambda read: total(read.tps("refusion") > read.tps(OTHERS)),
+    "P10": _retrained_margin,
+    "P11": _retrained_margin,
+    "P12": lambda read: read.tps("refusion+retrained", "humaneval") / read.tps("qwen3+retrained", "humaneval"),
+    "P13": lambda read: 100 * (mean(read.score(_QWEN2_5)) / mean(read.score("dream")) - 1),
+    "P13-points": lambda read: mean(read.score(_QWEN2_5)) - mean(read.score("dream")),
+    "P14": lambda read: mean(read.tps(_QWEN2_5)) / mean(read.tps("dream")),
+    "P23-min": lambda read: least(read.tps("refusion") / read.tps(_RECOMPUTED)),
+    "P23-max": lambda read: largest(read.tps("refusion") / read.tps(_RECOMPUTED)),
+    "P24-min": lambda read: least(read.score("refusion") - read.score(_RECOMPUTED)),
+    "P24-max": lambda read: largest(read.score("refusion") - read.score(_RECOMPUTED)),
+    "P33": lambda read: read.tps("refusion", "overall") / read.tps("gpt_4o_mini", "overall"),
+    "P34": lambda read: read.score("refusion", "mbpp") - read.score("nova_micro", "mbpp"),
+    "P45-ours": lambda read: read.tokens_mean("refusion", "mmlu_pro"),
+    "P45-theirs": lambda read: read.tokens_mean("qwen3", "mmlu_pro"),
+    "P45-score": lambda read: read.score("refusion", "mmlu_pro") - read.score("qwen3", "mmlu_pro"),
+}
+
+
+def speedup_averages(fast: str, slow: str, tasks: str) -> Mapping[str, Formula]:
+    """The ways to average a speed-up over tasks and over slow systems, both separated by spaces, by name."""
+    num_slow = len(slow.split())
+
+    def ratios(read: Reader) -> Values:
+        return read.tps(fast, tasks) / read.tps(slow, tasks)
+
+    return {
+        "mean of ratios": lambda read: mean(ratios(read)),
+        "ratio of means": lambda read: mean(read.tps(fast, tasks)) / mean(read.tps(slow, tasks)),
+        "geometric mean": lambda read: gmean(ratios(read)),
+        "median of ratios": lambda read: median(ratios(read)),
+        "total time": lambda read: (
+            total(read.latency_mean(slow, tasks)) / num_slow / total(read.latency_mean(fast, tasks))
+        ),
+    }

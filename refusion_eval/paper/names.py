@@ -1,0 +1,63 @@
+"""Names and sentences that tables and plots have in common."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from refusion_eval.benchmarks import BENCHMARKS, find_task
+from refusion_eval.paper.rows import Point
+from refusion_eval.results.measurement import FUSED, TASKS, Measurement, read_published
+
+TASK_NAMES: Mapping[str, str] = {task: BENCHMARKS[task].title for task in TASKS}
+MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
+FUSED_SENTENCE = (
+    "Fused: with this engine's fused forwards, which are fewer for the same tokens than the paper's algorithm makes."
+)
+NO_PUBLISHED = "The paper's values are not public."
+
+
+def task_title(task: str, mini: bool) -> str:
+    """Title of a benchmark or task; the title of a mini look-alike says that it is one."""
+    known = find_task(task)
+    name = known.benchmark.name if known is not None and known.name == task else task
+    return f"{'mini ' if mini else ''}{BENCHMARKS[name].title if name in BENCHMARKS else name}"
+
+
+def system_label(measurement: Measurement) -> str:
+    """Label of a system: the paper's for a published system and for its variants, else the one its run gave it."""
+    if measurement.origin == "published" or (measurement.mini and not measurement.variants):
+        return measurement.label
+    labels = {row["system"]: row["label"] for row in read_published("published.csv")}
+    own = (name.replace("_", " ") for name in measurement.variants if name == FUSED or name.startswith("slots_"))
+    return labels.get(measurement.system, ", ".join((measurement.label, *own)))
+
+
+def mini_sentence(measurements: Iterable[Measurement | Point]) -> str:
+    """The sentence that every table or plot with mini tasks comes with; empty without any."""
+    return MINI_SENTENCE if any(entry.mini for entry in measurements) else ""
+
+
+def fused_sentence(measurements: Iterable[Measurement | Point]) -> str:
+    """The sentence that every table or plot with fused forwards comes with; empty without any."""
+    return FUSED_SENTENCE if any(entry.fused for entry in measurements) else ""
+
+
+def benchmark_title(points: Sequence[Point]) -> str:
+    """Title of the benchmark that the points belong to."""
+    return task_title(points[0].task, points[0].mini)
+
+
+def caption(points: Sequence[Point], unit: str = "items") -> list[str]:
+    """Sentences about intervals, items, hardware, and what is incomplete."""
+    if not points:
+        return []
+    counts = sorted({point.n for point in points if point.n})
+    with_bars = any(not math.isnan(point.y_low) for point in points)
+    shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "not stated"
+    machines = sorted({point.hardware for point in points if point.hardware})
+    notes = sorted({point.note for point in points if point.note})
+    return [
+        f"Filled: measured, n = {shown} {unit} a point{', bars: 95% intervals' if with_bars else ''}.",
+        f"Hardware: {', '.join(machines)}." if machines else "",
+        fused_sentence(points),
+        f"\u2020 {'; '.join(notes)}." if notes else "",
+    ]

@@ -1,0 +1,351 @@
+"""Points of Figures 1, 3, 4, 6, 7 and 8, read from runs, sweeps and CSV files."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from refusion_eval.benchmarks import BENCHMARKS, find_task
+from refusion_eval.errors import DataError
+from refusion_eval.metrics import Interval
+from refusion_eval.paper.formulas import compute, setting_number
+from refusion_eval.paper.names import system_label, task_title
+from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, read_records
+from refusion_eval.results.measured import read_measurements
+from refusion_eval.results.measurement import (
+    AVERAGE,
+    SCORES,
+    Measurement,
+    beside_published,
+    by_key,
+    published_measurements,
+    require_comparable,
+    speeds_of,
+)
+
+TASK = "mbpp"  # benchmark of Figures 1, 4, 6 and 8 in the paper
+DELTA_SCORE, DELTA_TPS = "delta_score", "delta_tps"
+# Of several autoregressive systems that were measured the first of these is the baseline, else the first one.
+BASELINES = ("qwen3", "autoregressive", "llama3")
+DISTANCES = tuple(sign * 2**power for sign in (-1, 1) for power in range(8))  # the ticks of the paper's Figure 3
+
+# Columns of the CSV files with the types of their values.
+_POINTS = dict.fromkeys(("run_id", "system", "decoder", "task", "origin", "varied", "operating_point"), str)
+LOCALITY_COLUMNS = {
+    "model": str,
+    "dataset": str,
+    "mini": bool,
+    "masking_ratio": float,
+    "distance": float,
+    "n_pairs": float,
+    "n_responses": float,
+    "jsd_mean": float,
+    "ci_low": float,
+    "ci_high": float,
+    "unit": str,
+    "reading": str,
+}
+SCALING_COLUMNS = {
+    "samples": float,
+    "task": str,
+    "metric": str,
+    "value": float,
+    "ci_low": float,
+    "ci_high": float,
+    "n": float,
+}
+_SCALING_OPTIONAL = ("system", "hardware", "mini", "note")
+
+
+def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
+    """Points of Figure 1: throughput and score of every system minus those of the baseline.
+
+    Raises:
+        DataError: the task, or an autoregressive run of it, is not among the sources.
+    """
+    points = list(_published()) if task == TASK else []
+    if not sources:
+        return points
+    measured = read_measurements(sources)
+    measurements = [
+        beside_published(entry)
+        for entry in measured
+        if task in (entry.benchmark, entry.task) and entry.metric in (*SCORES, "tps")
+    ]
+    if not measurements:
+        tasks = sorted({entry.task for entry in measured if not entry.is_mean})
+        raise DataError(
+            f"the sources have no figures of {task}; their tasks are {', '.join(tasks)}: name one as --task"
+        )
+    require_comparable(measurements)
+    by_key(measurements)  # refuses what was measured twice
+    by_system: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        by_system.setdefault(measurement.system, []).append(measurement)
+    plain = {
+        entry.base_system: entry.system
+        for entry in reversed(measurements)
+        if entry.is_autoregressive and not entry.variants
+    }
+    baseline = next((plain[name] for name in (*BASELINES, *reversed(plain)) if name in plain), None)
+    if baseline is None:
+        generated = (
+            " by this engine (transformers' generate is not a baseline)"
+            if any(f.generate for f in measurements)
+            else ""
+        )
+        raise DataError(f"no autoregressive run of {task}{generated} lies among the sources; add one")
+    for system, group in by_system.items():
+        if not _is_timed(group):
+            continue
+        if system == baseline:
+            x = y = Interval(0, math.nan, math.nan, group[0].n)
+        else:
+            x, y = _deltas(group, by_system[baseline])
+        mark = BASELINE if system == baseline else ""
+        points.append(_point(group, "measured", x, y, metric=DELTA_SCORE, mark=mark))
+    return points
+
+
+def _published() -> Iterator[Point]:
+    measurements = by_key(published_measurements(("figure1",)))
+    for system in dict.fromkeys(system for system, _, _ in measurements):
+        x, y = (measurements[system, TASK, metric] for metric in ("delta_tps", "delta_pass@1"))
+        yield Point(
+            panel="published",
+            series=system,
+            label=x.label,
+            origin="published",
+            metric=DELTA_SCORE,
+            x=x.value,
+            y=y.value,
+            mark=BASELINE if system == BASELINES[0] else "",
+            hardware=x.hardware,
+        )
+
+
+class _SweptRun(NamedTuple):
+    """One run of a sweep: the settings that differ from the settings table, and its figures."""
+
+    varied: tuple[str, ...]
+    is_baseline: bool
+    mark: str
+    measurements: list[Measurement]
+
+
+def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
+    """Points of Figures 4 and 8: one setting at a time, score and throughput minus those of the baseline.
+
+    Returns:
+        Two points for each value, one of each metric; panels are the settings that were varied.
+    """
+    runs = [run for folder in folders for run in _read_sweep(folder, task)]
+    baseline = next((run for run in runs if run.is_baseline), None)
+    require_comparable([entry for run in runs for entry in run.measurements])
+    if baseline is None:
+        raise DataError(f"{folders[0]} has no autoregressive run of {task} to compare with; name one in the sweep")
+    points: dict[tuple, Point] = {}
+    settings = list(dict.fromkeys(name for run in runs for name in run.varied))
+    for name in settings:
+        # The run of the settings table comes first and is replaced by a run that names the same value.
+        for run in runs:
+            if run.is_baseline or set(run.varied) - {name} or not _is_timed(run.measurements):
+                continue
+            first = run.measurements[0]
+            value = setting_number(first.settings.get(name, ""), f"{first.run_id}, {name}")
+            if math.isnan(value):
+                continue  # the system does not have this setting
+            for metric, y in zip(
+                (DELTA_TPS, DELTA_SCORE), _deltas(run.measurements, baseline.measurements), strict=True
+            ):
+                x = Interval(value, math.nan, math.nan, y.n)
+                point = _point(run.measurements, name, x, y, metric=metric, mark=run.mark)
+                points[name, point.series, metric, value] = point
+    if not points:
+        raise DataError(
+            f"{folders[0]}: no run of {task} varies one setting; figures 4 and 8 are drawn from such sweeps"
+        )
+    return sorted(points.values(), key=lambda point: (settings.index(point.panel), point.metric, point.x))
+
+
+def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
+    """Points of Figure 6: score against tokens per forward, all points of every system but the baseline."""
+    runs = [run for folder in folders for run in _read_sweep(folder, task)]
+    require_comparable([entry for run in runs for entry in run.measurements if entry.metric in (*SCORES, "tpf")])
+    points = []
+    for run in runs:
+        by_metric = {entry.metric: entry for entry in run.measurements}
+        score = next((by_metric[name] for name in SCORES if name in by_metric), None)
+        if score is None or "tpf" not in by_metric or run.is_baseline:
+            continue
+        x, y = by_metric["tpf"].interval, score.interval
+        point = _point(run.measurements, score.benchmark, x, y, metric=score.metric, mark=run.mark)
+        points.append(replace(point, hardware=""))  # neither axis is a time
+    if not points:
+        raise DataError(f"{folders[0]}: no run of {task} has a score and tokens per forward")
+    return sorted(points, key=lambda point: (point.series, point.x, point.y))
+
+
+def only_task(folders: Sequence[Path]) -> str | None:
+    """The benchmark of sweeps that have only one; None for several, and for other sources."""
+    files = [folder / "points.csv" for folder in folders]
+    if not all(file.is_file() for file in files):
+        return None
+    tasks = {_benchmark_of(record["task"]) for file in files for _, record in read_records(file, _POINTS)}
+    return tasks.pop() if len(tasks) == 1 else None
+
+
+def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
+    missing = [name for name in ("points.csv", "sweep.csv") if not (folder / name).is_file()]
+    if missing:
+        raise DataError(
+            f"{folder} has no {' and no '.join(missing)}, so it is not a sweep; figures 4, 6 and 8 are drawn from "
+            "the folders that refusion-eval sweep SPEC --out FOLDER writes"
+        )
+    records = [record for _, record in read_records(folder / "points.csv", _POINTS)]
+    measurements: dict[str, list[Measurement]] = {}
+    for measurement in map(beside_published, read_measurements([folder / "sweep.csv"])):
+        if task in (measurement.benchmark, measurement.task) and measurement.metric in (*SCORES, "tps", "tpf"):
+            measurements.setdefault(measurement.run_id, []).append(measurement)
+    if not any(record["run_id"] in measurements for record in records):
+        tasks = sorted({record["task"] for record in records})
+        raise DataError(f"{folder} has no figures of {task}; its tasks are {', '.join(tasks)}")
+    return [
+        _SweptRun(
+            varied=tuple(pair.partition("=")[0] for pair in record["varied"].split(" ") if pair),
+            is_baseline=record["decoder"] == "autoregressive",
+            mark=OPERATING_POINT if record["operating_point"] == "yes" else "",
+            measurements=measurements[record["run_id"]],
+        )
+        for record in records
+        if record["run_id"] in measurements and task in (record["task"], _benchmark_of(record["task"]))
+    ]
+
+
+def _benchmark_of(task: str) -> str:
+    found = find_task(task)
+    return task if found is None else found.benchmark.name
+
+
+def _is_timed(measurements: Sequence[Measurement]) -> bool:
+    """Whether there are both a throughput and a score."""
+    metrics = {entry.metric for entry in measurements}
+    return "tps" in metrics and bool(metrics & set(SCORES))
+
+
+def _deltas(measurements: Sequence[Measurement], baseline: Sequence[Measurement]) -> tuple[Interval, Interval]:
+    """Throughput and score of a run on a benchmark minus the baseline's, with intervals."""
+    task, n = measurements[0].benchmark, measurements[0].n
+    keyed = by_key(
+        [
+            replace(entry, system=name)
+            for name, part in (("point", measurements), ("baseline", baseline))
+            for entry in part
+        ]
+    )
+    tps = compute(lambda read: read.tps("point", task) - read.tps("baseline", task), keyed)
+    score = compute(lambda read: read.score("point", task) - read.score("baseline", task), keyed)
+    return replace(tps.interval, n=n), replace(score.interval, n=n)
+
+
+def _point(
+    measurements: Sequence[Measurement], panel: str, x: Interval, y: Interval, *, metric: str, mark: str
+) -> Point:
+    first = measurements[0]
+    incomplete = next((entry.run_id for entry in measurements if not entry.complete), None)
+    notes = [f"{incomplete} is half-written"] if incomplete else []
+    notes += [f"{first.run_id}: same decode as {first.same_decode_as}"] if first.same_decode_as else []
+    return Point(
+        task=first.benchmark,
+        panel=panel,
+        series=first.system,
+        label=system_label(first),
+        origin="measured",
+        metric=metric,
+        **_bounded("x", x),
+        **_bounded("y", y),
+        n=y.n,
+        mark=mark,
+        hardware=next((entry.hardware for entry in measurements if entry.metric == "tps"), ""),
+        mini=first.mini,
+        fused=any(entry.fused for entry in measurements),
+        note="; ".join(notes),
+    )
+
+
+def _bounded(axis: str, interval: Interval) -> dict[str, Any]:
+    return {axis: interval.value, f"{axis}_low": interval.low, f"{axis}_high": interval.high}
+
+
+def locality_points(files: Sequence[Path]) -> list[Point]:
+    """Points of Figure 3: Jensen-Shannon divergence by distance, a panel for each model, a series for each ratio."""
+    points: dict[tuple, Point] = {}
+    for file in files:
+        for where, record in read_records(file, LOCALITY_COLUMNS):
+            ratio, distance, dataset = record["masking_ratio"], record["distance"], record["dataset"]
+            if distance not in DISTANCES or not record["n_pairs"]:
+                continue
+            model = Path(record["model"]).name
+            key = (model, dataset, record["reading"], ratio, distance)
+            if key in points:
+                raise DataError(f"{where}: {model} on {dataset} is there twice; leave one out")
+            points[key] = Point(
+                panel=f"{model}, {task_title(dataset, record['mini'])}",
+                series=f"t={ratio:g}",
+                label=f"$t$ = {ratio:g}",
+                origin="measured",
+                metric="jsd",
+                x=distance,
+                y=record["jsd_mean"],
+                y_low=record["ci_low"],
+                y_high=record["ci_high"],
+                n=int(record["n_responses"]),
+                mini=record["mini"],
+            )
+    if not points:
+        raise DataError(f"{', '.join(map(str, files))}: none of the distances {min(DISTANCES)} to {max(DISTANCES)}")
+    return sorted(points.values(), key=lambda point: (point.panel, point.series, point.x))
+
+
+def scaling_points(files: Sequence[Path]) -> list[Point]:
+    """Points of Figure 7: score and throughput by the number of training samples, a panel for each task."""
+    points: dict[tuple, Point] = {}
+    for where, record in (entry for file in files for entry in read_records(file, SCALING_COLUMNS)):
+        samples, task, metric, n = (record[name] for name in ("samples", "task", "metric", "n"))
+        if math.isnan(record["value"]):
+            continue  # not measured
+        system, hardware, mini, note = (record.get(name) or "" for name in _SCALING_OPTIONAL)
+        key = (task, system, metric, samples)
+        if key in points:
+            raise DataError(f"{where}: {metric} of {task} at {samples:g} samples is there twice")
+        if not samples > 0:
+            raise DataError(f"{where}: samples is {samples:g}; the axis is logarithmic and begins above 0")
+        points[key] = Point(
+            panel=task,
+            series=system or "refusion",
+            label=system or "ReFusion",
+            origin="measured",
+            metric=metric,
+            x=samples,
+            y=record["value"],
+            y_low=record["ci_low"],
+            y_high=record["ci_high"],
+            n=0 if math.isnan(n) else int(n),
+            hardware=hardware if metric == "tps" else "",
+            mini=mini == "yes",
+            note=note,
+        )
+    machines = sorted({point.hardware for point in points.values() if point.metric == "tps"})
+    if len(machines) > 1:
+        raise DataError(f"{speeds_of(', '.join(machines))}; measure all on one")
+    if not points:
+        raise DataError(f"{', '.join(map(str, files))}: no figure has a value")
+    if len({point.mini for point in points.values()}) > 1:
+        raise DataError("benchmarks and mini look-alikes are both there; show them in two figures")
+    order = [*BENCHMARKS, AVERAGE]
+    places = {task: place for place, task in enumerate(order)}
+    return sorted(
+        points.values(),
+        key=lambda point: (places.get(point.panel, len(order)), point.panel, point.metric, point.series, point.x),
+    )

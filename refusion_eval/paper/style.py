@@ -1,0 +1,182 @@
+"""How every figure looks: sizes for the column of a paper, and one style for each system that survives greyscale.
+
+Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which differ under all common kinds of colour
+blindness. Whatever has a colour of its own also has its own marker and line style. Measured points are filled and
+coloured, published ones hollow and grey.
+"""
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from refusion_eval.decoders import DECODERS, Style
+from refusion_eval.paper.rows import Point
+from refusion_eval.results.measurement import base_of_key
+from refusion_eval.store.atomic_write import prepare_output
+
+COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
+DPI = 300
+
+BLACK, DARK, GREY, LIGHT = "#000000", "#404040", "#6b6b6b", "#d9d9d9"
+BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY = "#E69F00", "#56B4E9"
+SWEET_SPOT, SWEET_EDGE = "#e2ecf5", "#9db9d3"
+
+Width = Literal["one", "two"]  # columns of a paper that a figure takes
+
+# STIX comes with matplotlib, so that a figure has the same bytes on machines with other fonts.
+_RC = {
+    "font.family": "STIXGeneral",
+    "mathtext.fontset": "stix",
+    "text.parse_math": False,  # a dollar sign in a name of a user is a dollar sign; see `formula`
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.5,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 4.2,
+    "hatch.linewidth": 0.5,
+    "pdf.fonttype": 42,
+    "pdf.compression": 9,
+    "savefig.dpi": DPI,
+}
+
+
+# A system has the same style in every figure.
+_STYLES: Mapping[str, Style] = {
+    **{name: decoder.style for name, decoder in DECODERS.items()},
+    "qwen3": Style(BLACK, "s", (0, (5, 1.5))),
+    "llama3": Style(DARK, "p", (0, (1, 1))),
+    "autoregressive_sft": Style(DARK, "P", (0, (3, 1))),
+    "refusion+left_to_right": Style(BLUE, "d", ":"),
+    "refusion+slots_in_order": Style(BLUE, "<", ":"),
+    "refusion+slots_at_random": Style(BLUE, "v", ":"),
+    "refusion+recompute_kv": Style(SKY, "H", "--"),
+    "qwen3_4b": Style(BLACK, "s", ":"),
+    "qwen3_1.7b": Style(BLACK, "s", ":"),
+    "qwen3_0.6b": Style(BLACK, "s", ":"),
+}
+# For ordered series such as masking ratios: from dark to light.
+ORDERED = (
+    Style("#0b2c5c", "o", "-"),
+    Style(BLUE, "s", (0, (5, 1.5))),
+    Style(VERMILLION, "^", (0, (3, 1, 1, 1))),
+    Style(ORANGE, "D", (0, (1, 1))),
+    Style(GREY, "v", (0, (6, 2))),
+)
+
+
+def style_of(series: str, others: Sequence[str] = ()) -> Style:
+    """The style of a system. A system without one gets a marker by its place among the others without one."""
+    if series in _STYLES:
+        return _STYLES[series]
+    unknown = sorted(name for name in others if name not in _STYLES)
+    marker = "*hHdp8"[unknown.index(series) % 6] if series in unknown else "*"
+    return Style(GREY, marker, (0, (1, 1)))
+
+
+def in_order(series: Iterable[str]) -> list[str]:
+    """Systems in the order of every legend and axis: autoregressive ones first, ReFusion and its variants last."""
+
+    def place(name: str) -> tuple[int, str]:
+        base = base_of_key(name)
+        if base == "refusion":
+            return len(DECODERS), name
+        if base in DECODERS:
+            return DECODERS[base].style.order, name
+        return (1 if style_of(name).colour in (BLACK, DARK) else len(DECODERS) - 1), name
+
+    return sorted(dict.fromkeys(series), key=place)
+
+
+class Drawing(NamedTuple):
+    """A figure without any sentence on it, and the caption that belongs below it."""
+
+    figure: Figure
+    caption: str
+
+
+def drawing(figure: Figure, sentences: Sequence[str]) -> Drawing:
+    """A figure with its caption; empty sentences are left out."""
+    return Drawing(figure, " ".join(filter(None, sentences)))
+
+
+def page_width(width: Width | None, default: Width) -> float:
+    """Inches of one or two columns of a paper."""
+    return COLUMN_WIDTH if (width or default) == "one" else TEXT_WIDTH
+
+
+@contextmanager
+def paper_style() -> Iterator[None]:
+    """Matplotlib's settings while a figure is drawn, independent of the user's own settings."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_RC)
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def panel_title(axes: Axes, number: int | None, text: str) -> Text:
+    """Writes the letter of a panel, if it has a number, and what the panel shows."""
+    return axes.set_title(text if number is None else f"({'abcdefghijkl'[number]}) {text}", loc="left")
+
+
+def formula(text: Text) -> None:
+    """Sets the formulas between dollar signs in a text of this project; all other texts are drawn as they are."""
+    text.set_parse_math(True)
+
+
+def in_legend(label: str) -> str:
+    """A label that a legend shows; matplotlib leaves out those that begin with an underscore."""
+    return f" {label}" if label.startswith("_") else label
+
+
+def bars(points: Sequence[Point], axis: str) -> np.ndarray:
+    """Lengths of error bars, [2, points]; NaN, which draws nothing, where there is no interval."""
+    value, low, high = (np.array([getattr(point, axis + bound) for point in points]) for bound in ("", "_low", "_high"))
+    return np.maximum([value - low, high - value], 0)
+
+
+def save_figure(figure: Figure, stem: Path) -> list[Path]:
+    """Writes STEM.png and STEM.pdf. Equal figures give equal bytes, because neither file holds a date."""
+    written = []
+    for ending, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None, "Producer": None})):
+        target = prepare_output(stem.with_name(f"{stem.name}.{ending}"))
+        buffer = io.BytesIO()
+        with paper_style():
+            figure.savefig(buffer, format=ending, metadata=metadata)
+        target.write_bytes(buffer.getvalue())
+        written.append(target)
+    return written

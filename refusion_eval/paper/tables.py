@@ -1,0 +1,462 @@
+"""The tables of the paper, each with the published figures beside measured ones.
+
+Tables 1 to 4 compare systems by benchmark, score above throughput. Table 5 lists designs, Table 6 settings, and Table 7
+closed and other models.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.decoders import DECODERS
+from refusion_eval.errors import ConfigError, StoreError
+from refusion_eval.paper.formulas import MissingMeasurement, compute, mean
+from refusion_eval.paper.names import TASK_NAMES, fused_sentence, mini_sentence, system_label
+from refusion_eval.paths import tasks_path
+from refusion_eval.results.measurement import (
+    AVERAGE,
+    FUSED,
+    PASS_AT_1,
+    SCORES,
+    TASKS,
+    VARIANTS,
+    Measurement,
+    MeasurementKey,
+    Origin,
+    beside_published,
+    by_key,
+    published_measurements,
+    read_published,
+    require_comparable,
+)
+from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, text_cells
+from refusion_eval.runs.settings import load_table
+
+NUMBERS = tuple(range(1, 8))
+PUBLISHED_HEADING = "Published, on the benchmarks themselves"
+MINI_HEADING = "Measured here, on mini look-alikes of the benchmarks"
+
+_MARKS = "Bold: best, underlined: second best of a column among figures of one origin; (AR): autoregressive."
+_MARKS_APART = (
+    "Bold: best, underlined: second best diffusion model of a column among figures of one origin, italic: "
+    "autoregressive (AR) and above the best of these."
+)
+PaperVersion = Literal["v1", "v2"]
+
+_ORIGINS: Mapping[Origin, str] = {"published": "paper", "measured": "here"}
+_CODE = tuple(task for task in TASKS if BENCHMARKS[task].kind == "code")
+# Column of Table 6 -> the decoder's name of the setting.
+_HYPERPARAMETERS = {
+    "Length": "gen_length",
+    "tau_slot": "tau_slot",
+    "tau_token": "tau_token",
+    "k": "slot_size",
+    "b": "block_size",
+}
+
+
+class Comparison(NamedTuple):
+    """The systems that one of Tables 1 to 4 compares.
+
+    Attributes:
+        artefact: table of the paper whose published numbers count.
+        embedded: published system -> system of the embedded family that stands in its place on mini tasks.
+        apart: whether autoregressive systems take no part in what is best, as in the paper's Table 1.
+    """
+
+    title: str
+    artefact: str
+    embedded: Mapping[str, str]
+    with_others: bool = False
+    apart: bool = False
+    notes: tuple[str, ...] = ()
+
+
+_COMPARISONS: Mapping[int, Comparison] = {
+    1: Comparison(
+        title="Accuracy (pass@1 of HumanEval and MBPP) and throughput of all systems",
+        artefact="table1",
+        embedded={"qwen3": "autoregressive", "llada": "llada", "dream": "dream", "refusion": "refusion"},
+        with_others=True,
+        apart=True,
+    ),
+    2: Comparison(
+        title="Controlled comparison: one backbone, one set of training data",
+        artefact="table2_v2",
+        embedded={
+            "qwen3+retrained": "autoregressive_sft",
+            "llada+retrained": "llada",
+            "bd3lm+retrained": "bd3lm",
+            "refusion+retrained": "refusion",
+        },
+        notes=("Published values are the second version's; the first has others for Qwen3-8B and LLaDA.",),
+    ),
+    3: Comparison(
+        title="Controlled comparison with Dream on Qwen2.5-7B",
+        artefact="table3",
+        embedded={},  # the embedded family has no Dream, and no ReFusion of such a backbone
+        notes=("Published values are the second version's, as the first prints Dream's throughput in ReFusion's row.",),
+    ),
+    4: Comparison(
+        title="Reuse of keys and values against their recomputation",
+        artefact="table4",
+        embedded={"refusion+recompute_kv": "refusion+recompute_kv", "refusion": "refusion"},
+        notes=("Recomputation takes one more forward an iteration; fused runs leave out those that change nothing.",),
+    ),
+}
+
+
+# Table 2 as the first version of the paper has it.
+_FIRST_TABLE_2 = _COMPARISONS[2]._replace(
+    artefact="table2",
+    notes=("Published values are the first version's; the second has others for Qwen3-8B and LLaDA.",),
+)
+
+
+# How LaTeX sets the formulas of Tables 5 and 6.
+_FORMULAS = {
+    "tau_slot": r"$\tau_{\mathrm{slot}}$",
+    "tau_token": r"$\tau_{\mathrm{token}}$",
+    "k": "$k$",
+    "b": "$b$",
+    "sum_{l=1..L} C(L,l) ~ 2^L": r"$\sum_{l=1}^{L} \binom{L}{l} \approx 2^L$",
+    "2^k * L/k": r"$2^k \cdot L/k$",
+    "sum_{i=1..L/k} C(L/k,i)*i! = floor((L/k)!*e) - 1": (
+        r"$\sum_{i=1}^{L/k} \binom{L/k}{i}\, i! = \lfloor (L/k)!\, e \rfloor - 1$"
+    ),
+}
+
+
+def paper_table(
+    number: int, measured: Sequence[Measurement] = (), paper: PaperVersion = "v2", systems: Sequence[str] = ()
+) -> Table:
+    """A table of the paper with measurements, all of benchmarks or all of mini tasks, beside the published numbers.
+
+    Raises:
+        ConfigError: there is no such table, or no such system in it.
+        StoreError: the measurements must not stand in one table; says why.
+    """
+    if number in _COMPARISONS:
+        spec = _FIRST_TABLE_2 if (number, paper) == (2, "v1") else _COMPARISONS[number]
+        return _comparison(number, spec, measured, systems)
+    if systems:
+        raise ConfigError(f"Table {number} compares no systems; rows are chosen in Tables 1 to 4")
+    others = {5: _designs, 6: _hyperparameters, 7: _other_models}
+    if number not in others:
+        raise ConfigError(f"the paper has no Table {number}; its tables are 1 to {NUMBERS[-1]}")
+    return others[number](measured)
+
+
+def _table(*, sentences: Sequence[str], **parts: Any) -> Table:
+    """A table whose texts are shown character by character, with one paragraph of sentences below it."""
+    return Table(**parts, notes=(" ".join(sentences),), literal=True, formulas=_FORMULAS)
+
+
+def _chosen(measurements: Sequence[Measurement], systems: Sequence[str]) -> list[Measurement]:
+    """The figures of some systems in their order; without any the figures of all, those of ReFusion last."""
+    if not systems:
+        return sorted(measurements, key=lambda entry: entry.base_system == "refusion")
+    return [
+        entry
+        for name in systems
+        for entry in measurements
+        if name.casefold() in (entry.system.casefold(), system_label(entry).casefold())
+    ]
+
+
+def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], systems: Sequence[str]) -> Table:
+    """Tables 1 to 4."""
+    published = published_measurements((spec.artefact,))
+    labels = {entry.system: entry.label for entry in reversed(published)}
+    order = list(dict.fromkeys(entry.system for entry in published))
+    shown = _shown(spec, order, _is_mini(measured), measured)
+    mini = _is_mini(shown)
+    require_comparable(shown)
+    labels_and_keys = {
+        name.casefold() for entry in (*published, *shown) for name in (entry.system, system_label(entry))
+    }
+    if missing_rows := [name for name in systems if name.casefold() not in labels_and_keys]:
+        names = ", ".join(dict.fromkeys(system_label(entry) for entry in (*published, *shown)))
+        raise ConfigError(f"Table {number} has no system {missing_rows[0]!r}; it has {names}")
+    published, shown = _chosen(published, systems), _chosen(shown, systems)
+    columns = _columns(shown)
+    paper = _rows_by_system(published, columns, _printed(spec.artefact), spec.apart)
+    ours = _rows_by_system(shown, columns, {}, spec.apart)
+    rows: list[TableRow | Section] = []
+    if mini:
+        rows += [Section(text=PUBLISHED_HEADING), *itertools.chain(*paper.values())]
+        rows += [Section(text=MINI_HEADING), *itertools.chain(*ours.values())]
+    else:
+        for system in dict.fromkeys(entry.system for entry in _chosen([*published, *shown], systems)):
+            both = [*paper.get(system, ()), *ours.get(system, ())]
+            rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
+    machine = next((entry.hardware for entry in published if entry.hardware), "machine not stated")
+    missing = [] if mini or not ours or systems else [labels[system] for system in order if system not in ours]
+    return _table(
+        name=f"table{number}{'_mini' if mini else ''}",
+        title=f"{spec.title}{', mini' if mini else ''} (Table {number} of the paper)",
+        columns=("System", "Origin", "Figure", *(BENCHMARKS[name].title for name in columns), "Avg."),
+        num_left=3,
+        rows=rows,
+        published_in_italics=not spec.apart,
+        sentences=[
+            f"Paper{'' if spec.apart else ' (italics)'}: {machine}, batch 1; no intervals and no sample counts are "
+            "published.",
+            *_notes(shown, columns),
+            _MARKS_APART if spec.apart else _MARKS,
+            *spec.notes,
+            f"Not measured: {', '.join(missing)}." if missing else "",
+        ],
+    )
+
+
+def _is_mini(measurements: Sequence[Measurement]) -> bool:
+    """Whether figures are of mini tasks. Raises StoreError if only some of them are."""
+    kinds = {entry.mini for entry in measurements}
+    if len(kinds) > 1:
+        runs = sorted({entry.run_id for entry in measurements if entry.mini})
+        raise StoreError(f"mini look-alikes ({', '.join(runs)}) and benchmarks are in one table; show them in two")
+    return kinds == {True}
+
+
+def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequence[Measurement]) -> list[Measurement]:
+    """The measurements that belong into the table, systems in its order; a mean has to be over all its benchmarks."""
+    systems = [spec.embedded[system] for system in order if system in spec.embedded] if mini else list(order)
+    fitting = [
+        beside_published(entry)
+        for entry in measured
+        if entry.benchmark in (*BENCHMARKS, AVERAGE) and entry.metric in (*SCORES, "tps")
+    ]
+    num_tasks = len(_columns(fitting))
+    fitting = [entry for entry in fitting if not entry.is_mean or entry.num_tasks == num_tasks]
+    if spec.with_others:
+        elsewhere = set(VARIANTS) - {FUSED}  # in tables of their own
+        others = dict.fromkeys(entry.system for entry in fitting if not elsewhere.intersection(entry.variants))
+        systems += [system for system in others if system not in systems]
+    return [entry for system in systems for entry in fitting if entry.system == system]
+
+
+def _columns(measured: Sequence[Measurement]) -> list[str]:
+    """The benchmarks of the paper, and after them others that were measured, in the order of `BENCHMARKS`."""
+    benchmarks = {entry.benchmark for entry in measured}
+    return [name for name in BENCHMARKS if name in TASKS or name in benchmarks]
+
+
+def _rows_by_system(
+    measurements: Sequence[Measurement], columns: Sequence[str], printed: Mapping[MeasurementKey, str], apart: bool
+) -> dict[str, list[TableRow]]:
+    """The rows of each system: scores, and throughput if any is known, by benchmark and in the mean."""
+    keyed = by_key(measurements)
+    first = {entry.system: entry for entry in reversed(measurements)}
+    lines: dict[tuple[str, str], list[TableCell]] = {}
+    for system in dict.fromkeys(entry.system for entry in measurements):
+        for name, metrics in (("score", SCORES), ("TPS", ("tps",))):
+            keys = [[(system, task, metric) for metric in metrics] for task in (*columns, AVERAGE)]
+            cells = [_cell(next((keyed[key] for key in each if key in keyed), None), printed) for each in keys]
+            if name == "score" or any(cell.text for cell in cells):
+                lines[system, name] = cells
+    for name in ("score", "TPS"):
+        kinds: dict[bool, list[list[TableCell]]] = {True: [], False: []}
+        for (system, kind), cells in lines.items():
+            if kind == name:
+                kinds[apart and first[system].is_autoregressive].append(cells)
+        _mark_best(kinds[False], apart=kinds[True])
+    rows: dict[str, list[TableRow]] = {system: [] for system, _ in lines}
+    for (system, name), cells in lines.items():
+        origin = first[system].origin
+        head = text_cells(_label(first[system]), _ORIGINS[origin], name)
+        repeats = bool(rows[system])
+        row = TableRow(cells=(*head, *cells), origin=origin, begins_group=not repeats, num_repeated=2 * repeats)
+        rows[system].append(row)
+    return rows
+
+
+def _mark_best(lines: Sequence[list[TableCell]], apart: Sequence[list[TableCell]]) -> None:
+    """Marks the best and second best of every column, equal ones alike; nothing where there is only one system."""
+    for column in range(len(lines[0]) if len(lines) > 1 else 0):
+        ranked = [line for line in lines if line[column].text and not line[column].dagger]
+        values = sorted({float(line[column].text) for line in ranked}, reverse=True)
+        marks: Mapping[float, Emphasis] = dict(zip(values, ("best", "second"), strict=False))
+        for line in ranked:
+            line[column] = replace(line[column], emphasis=marks.get(float(line[column].text), ""))
+        for line in apart:
+            if values and line[column].text and not line[column].dagger and float(line[column].text) > values[0]:
+                line[column] = replace(line[column], emphasis="above")
+
+
+def _cell(measurement: Measurement | None, printed: Mapping[MeasurementKey, str]) -> TableCell:
+    """A figure with its interval, in the digits in which it was printed; nothing where there is none."""
+    if measurement is None or math.isnan(measurement.value):
+        return EMPTY
+    low, high = (
+        f"{bound:.1f}" if measurement.has_interval else "" for bound in (measurement.ci_low, measurement.ci_high)
+    )
+    text = printed.get(measurement.key) or f"{measurement.value:.1f}"
+    return TableCell(text=text, low=low, high=high, n=measurement.n, dagger=not measurement.complete)
+
+
+def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]:
+    """Where measured figures come from: items, intervals, hardware, and what is incomplete."""
+    if not measured:
+        return ["Nothing was measured."]
+    counts: dict[int, list[str]] = {}
+    for task in columns:
+        for number in sorted({entry.n for entry in measured if entry.benchmark == task}):
+            counts.setdefault(number, []).append(BENCHMARKS[task].title)
+    items = ", ".join(f"{number} ({', '.join(tasks)})" for number, tasks in counts.items())
+    if len(counts) == 1:
+        items = f"{next(iter(counts))} items a task"
+    machines = sorted({entry.hardware for entry in measured if entry.metric == "tps" and entry.hardware})
+    incomplete = ", ".join(sorted({entry.run_id for entry in measured if not entry.complete}))
+    sentences = [
+        f"Here: n = {items}, in brackets 95% intervals.",
+        f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
+        fused_sentence(measured),
+        mini_sentence(measured),
+        f"The averages measured here are over {len(columns)} tasks." if len(columns) > len(TASKS) else "",
+        f"\u2020 Samples are missing in {incomplete}: run it again; such figures are never best." if incomplete else "",
+    ]
+    return list(filter(None, sentences))
+
+
+def _label(measurement: Measurement) -> str:
+    """Label of a system; autoregressive systems are marked unless their label begins with the decoder's."""
+    label, autoregressive = system_label(measurement), DECODERS["autoregressive"].label
+    return (
+        f"{label} ({autoregressive})"
+        if measurement.is_autoregressive and not label.startswith(autoregressive)
+        else label
+    )
+
+
+def _printed(artefact: str) -> dict[MeasurementKey, str]:
+    """The published figures with their printed digits."""
+    rows = read_published("published.csv")
+    return {(row["system"], row["task"], row["metric"]): row["value"] for row in rows if row["artefact"] == artefact}
+
+
+def _designs(measured: Sequence[Measurement]) -> Table:
+    """Table 5, which holds no figures."""
+    rows = read_published("designs.csv")
+    names = ("label", "scope", "attention", "generation_order", "full_kv_cache_reuse", "masking_patterns")
+    notes = dict.fromkeys(f"{row['label']}: {row['note'].split(';')[0]}" for row in rows)
+    return _table(
+        name="table5",
+        title="Designs of masked diffusion models (Table 5 of the paper)",
+        columns=("Model", "Scope", "Attention", "Generation order", "Full KV cache reuse", "Masking patterns"),
+        num_left=6,
+        rows=[TableRow(cells=text_cells(*(row[name] for name in names)), origin="published") for row in rows],
+        sentences=["Published; cells that span two rows in the paper are repeated.", f"{'; '.join(notes)}."],
+    )
+
+
+def _hyperparameters(measured: Sequence[Measurement]) -> Table:
+    """Table 6: the settings that the paper prints, those of tasks/settings, and those that runs recorded."""
+    mini = _is_mini(measured)
+    published = {row["task"]: row for row in read_published("hyperparameters.csv") if row["artefact"] == "table6"}
+    # The checkpoint brings the mask token; which token it is makes no difference here.
+    table = load_table(
+        tasks_path() / "settings", "refusion", mini, DECODERS["refusion"].Settings, {"mask_id": 0, "eos_ids": (1,)}
+    )
+    assert table is not None
+    recorded: dict[str, dict[str, Mapping[str, str]]] = {}
+    for measurement in measured:
+        if measurement.decoded_by == "refusion" and measurement.benchmark in TASKS:
+            recorded.setdefault(measurement.benchmark, {})[measurement.run_id] = measurement.settings
+    rows: list[TableRow] = []
+    for task, title in TASK_NAMES.items():
+        printed = [published[task][name] for name in _HYPERPARAMETERS.values()]
+        rows.append(TableRow(cells=text_cells(title, "paper", *printed), origin="published", begins_group=True))
+        for origin, settings in (("here", table.benchmarks.get(task, {})), *recorded.get(task, {}).items()):
+            values = [_setting_text(settings.get(name)) for name in _HYPERPARAMETERS.values()]
+            marked = [
+                TableCell(text=value, dagger=value not in ("", _setting_text(paper)))
+                for value, paper in zip(values, printed, strict=True)
+            ]
+            rows.append(TableRow(cells=(*text_cells(title, origin), *marked), origin="measured", num_repeated=1))
+    return _table(
+        name=f"table6{'_mini' if mini else ''}",
+        title=f"Settings of ReFusion by benchmark{', mini' if mini else ''} (Table 6 of the paper)",
+        columns=("Benchmark", "Origin", *_HYPERPARAMETERS),
+        num_left=2,
+        rows=rows,
+        sentences=[
+            f"Paper (italics): Table 6. Here: tasks/settings/{table.path.name}; other origins: what that run recorded.",
+            "\u2020 differs from the paper.",
+        ],
+    )
+
+
+def _setting_text(value: object) -> str:
+    """A setting of the paper as the paper writes it, any other as it is."""
+    try:
+        return "" if value is None else f"{float(str(value)):g}"
+    except ValueError:
+        return str(value)
+
+
+def _other_models(measured: Sequence[Measurement]) -> Table:
+    """Table 7: models whose figures come from elsewhere, and ReFusion."""
+    mini = _is_mini(measured)
+    ours = [entry for entry in map(beside_published, measured) if entry.system == "refusion"]
+    ours = [entry for entry in ours if entry.benchmark in _CODE and entry.metric in (PASS_AT_1, "tps")]
+    require_comparable(ours)
+    printed = _printed("table7")
+    published = published_measurements(("table7",))
+    rows: list[TableRow | Section] = [Section(text=PUBLISHED_HEADING)] if mini else []
+    category = ""
+    for system in dict.fromkeys(entry.system for entry in published):
+        measurements = [entry for entry in published if entry.system == system]
+        first = measurements[0]
+        if first.settings["category"] != category:
+            category = first.settings["category"]
+            rows.append(Section(text=category.capitalize()))
+        sizes = [first.settings.get(name, "") for name in ("total_params", "activated_params", "system_optimization")]
+        shots = {entry.benchmark: entry.settings.get("shots", "") for entry in measurements}
+        scores = [f"{printed[system, task, PASS_AT_1]} ({shots[task]}-shot)" for task in _CODE]
+        tps = TableCell(
+            text=printed[system, "overall", "tps"], dagger=any(each.defect == "D11" for each in measurements)
+        )
+        cells = (*text_cells(first.label, _ORIGINS["published"], *sizes), tps, *text_cells(*scores))
+        rows.append(TableRow(cells=cells, origin="published"))
+    has_defect = any(entry.defect == "D11" for entry in published)
+    if ours:
+        rows += [Section(text=MINI_HEADING)] if mini else []
+        rows.append(_measured_refusion(ours))
+    return _table(
+        name=f"table7{'_mini' if mini else ''}",
+        title=f"ReFusion beside closed and other models{', mini' if mini else ''} (Table 7 of the paper)",
+        columns=("Model", "Origin", "Parameters", "Activated", "System optimised", "TPS", "HumanEval", "MBPP"),
+        num_left=5,
+        rows=rows,
+        sentences=[
+            "Paper (italics): figures that the paper quotes, from machines and engines of their own.",
+            *_notes(ours, _CODE),
+            "TPS of ReFusion: the mean of HumanEval and MBPP.",
+            "\u2020 Seed Diffusion's own paper has 2,146 tokens/s." if has_defect else "",
+        ],
+    )
+
+
+def _measured_refusion(measurements: Sequence[Measurement]) -> TableRow:
+    """The row of ReFusion in Table 7. Its throughput is the mean of the code benchmarks; empty if one is missing."""
+    keyed = by_key(measurements)
+    scores = [_cell(keyed.get(("refusion", task, PASS_AT_1)), {}) for task in _CODE]
+    try:
+        interval = compute(lambda read: mean(read.tps("refusion", " ".join(_CODE))), keyed).interval
+    except MissingMeasurement:
+        tps = EMPTY
+    else:
+        low, high = ("" if math.isnan(bound) else f"{bound:.1f}" for bound in (interval.low, interval.high))
+        tps = TableCell(
+            text=f"{interval.value:.1f}",
+            low=low,
+            high=high,
+            n=sum(entry.n for entry in measurements if entry.metric == "tps"),
+            dagger=any(not entry.complete for entry in measurements),
+        )
+    head = text_cells(_label(measurements[0]), _ORIGINS["measured"], "", "", "no")
+    return TableRow(cells=(*head, tps, *scores), origin="measured", begins_group=True)

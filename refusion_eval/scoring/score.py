@@ -1,0 +1,173 @@
+"""`refusion-eval score`: texts that were generated anywhere become score rows, and these a summary.
+
+The verdicts of `score` and of `rescore` are kept in a file while the command is under way.
+"""
+
+import contextlib
+import math
+from collections import Counter, UserDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from refusion_eval.benchmarks import Benchmark, Row
+from refusion_eval.errors import DataError, StoreError
+from refusion_eval.metrics import accuracy, majority_passed, pass_at_k, reported_ks
+from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, Verdict, judge_texts
+from refusion_eval.store.atomic_write import append_line
+from refusion_eval.store.records import NO_ISOLATION, SampleKey, ScoreRow, dump
+from refusion_eval.untrusted import parse_json, read_plain
+from refusion_eval.version import __version__
+
+# In place of a file of outputs: the benchmark's own answers.
+GOLD = "gold"
+
+_NUM_NAMED = 5  # texts that could not be judged; the CSV names them all
+COLUMNS = ("id", "sample", "extracted", "verdict", "passed", "reason", "tier")
+
+
+class VerdictFile(UserDict[str, Verdict]):
+    """Verdicts by key, each written as soon as it is put in, so that a command that is killed and run again keeps it.
+
+    The file lies beside the command's result as `RESULT.partial`, until `remove` is called after the result is written.
+
+    Args:
+        rule: what verdicts depend on besides their keys; those of another rule or version are not read.
+    """
+
+    def __init__(self, result: Path, rule: str) -> None:
+        super().__init__()
+        self._path = result.with_name(f"{result.name}.partial")
+        self._scorer = f"{rule} {__version__}"
+        for line in self._lines():
+            with contextlib.suppress(ValueError, TypeError):  # a part of a line, left by a killed process
+                scorer, key, (extracted, *words) = parse_json(line)
+                if scorer == self._scorer and isinstance(extracted, str | None) and {str} >= set(map(type, words)):
+                    self.data[key] = Verdict(extracted, *words)
+
+    def _lines(self) -> list[bytes]:
+        try:
+            if self._path.is_symlink():
+                raise OSError("it is a symbolic link, not a plain file")
+            return read_plain(self._path).splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be read ({error.strerror or error}); remove it") from error
+
+    def __setitem__(self, key: str, verdict: Verdict) -> None:
+        if verdict.verdict != ERROR:  # which says nothing about the text, so that it is judged again
+            append_line(self._path, dump([self._scorer, key, verdict]))
+        self.data[key] = verdict
+
+    def remove(self) -> None:
+        """Removes the file: the result holds the verdicts now."""
+        self._path.unlink(missing_ok=True)
+
+
+def score_texts(
+    benchmark: Benchmark, rows: Sequence[Row], texts: Mapping[str, Sequence[str]], **options: Any
+) -> list[ScoreRow]:
+    """Judges every text of every row; options and errors are those of `judge_texts` and of `index_rows`.
+
+    `texts` maps an item's id to its texts; items without a text are scored "missing". The scores are in the order of
+    the rows, then of the texts.
+    """
+    by_id = index_rows(benchmark, rows)
+    items = [(row, text) for item, row in by_id.items() for text in texts.get(item, ())]
+    verdicts = iter(judge_texts(benchmark, items, **options))
+    missing = Verdict(None, MISSING, "no text for this item")
+    version = benchmark.prompts.version
+    scorer = f"{benchmark.name}/{options.get('filter_name') or benchmark.default_filter} {version}"
+    return [
+        (next(verdicts) if texts.get(item) else missing).score(
+            SampleKey(benchmark.name, version, item, "", number, ""), item, scorer
+        )
+        for item in by_id
+        for number in range(len(texts.get(item, ())) or 1)
+    ]
+
+
+def index_rows(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, Row]:
+    """Returns id -> row, in row order. Raises DataError where two rows have the same id."""
+    by_id: dict[str, Row] = {}
+    for number, row in enumerate(rows):
+        key = benchmark.id_of(row, number)
+        if key in by_id:
+            raise DataError(
+                f"{benchmark.name}: two rows have the id {key!r} (the second is row {number}); ids must differ"
+            )
+        by_id[key] = row
+    return by_id
+
+
+def default_csv_path(task: str, outputs: str) -> Path:
+    """Where the scores go unless the user says otherwise: beside the outputs; for gold answers, the current folder."""
+    if outputs == GOLD:
+        return Path(f"{task}.gold.csv")
+    path = Path(outputs)
+    return path.with_name(Path(path.name.removesuffix(".gz")).stem + ".scores.csv")
+
+
+def gold_texts(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Returns id -> the row's own answer, written as a model would write it."""
+    return {benchmark.id_of(row, number): [benchmark.prompts.gold_text(row)] for number, row in enumerate(rows)}
+
+
+def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *, allow_partial: bool) -> list[str]:
+    """The lines to print: the score, and what a reader must know of it.
+
+    Every row counts alike: the score is the mean over rows of the share of right texts. A text whose judge failed
+    counts as wrong. Where every row has more than one text, pass@k follows, and, but for code, the share of rows whose
+    most frequent answer is right.
+    """
+    counts = Counter(score.verdict for score in scores)
+    num_texts, num_missing = len(scores) - counts[MISSING], counts[MISSING]
+    items: dict[str, list[ScoreRow]] = {}
+    for score in scores:
+        if not (allow_partial and score.verdict == MISSING):
+            items.setdefault(score.item_id, []).append(score)
+    drawn = [len(of_item) for of_item in items.values()]
+    right = [sum(score.value > 0 for score in of_item) for of_item in items.values()]
+    share_right = _percent(num_right / count for num_right, count in zip(right, drawn, strict=True))
+    num_rows = len({score.item_id for score in scores})
+    lines = [f"{name}: {benchmark.metric} {share_right} over {len(items)} of {num_rows} rows"]
+    fewest = min(drawn)
+    ks = sorted({*reported_ks(fewest), fewest} - {1})
+    lines += [f"  pass@{k} {_percent(pass_at_k(drawn, right, k))}" for k in ks]
+    if fewest > 1 and benchmark.kind != "code":
+        votes = (
+            majority_passed([s.extracted for s in texts], [s.value > 0 for s in texts]) for texts in items.values()
+        )
+        lines.append(f"  majority vote {_percent(map(float, votes))}")
+    share = counts[NO_ANSWER] / num_texts if num_texts else 0.0
+    lines.append(f"  nothing extracted from {counts[NO_ANSWER]} of {num_texts} texts ({share:.1%})")
+    if fewest != max(drawn):
+        lines.append(f"  rows have {fewest} to {max(drawn)} texts each; every row counts alike")
+    if num_missing:
+        how = "left out" if allow_partial else "counted as wrong (--allow-partial leaves them out)"
+        lines.append(f"  {num_missing} rows have no text: {how}")
+    if num_unisolated := sum(score.tier == NO_ISOLATION for score in scores):
+        lines.append(f"  {num_unisolated} programs ran without isolation, so their verdicts can be forged")
+    if unjudged := [f"{score.item_id} ({score.reason})" for score in scores if score.verdict == ERROR]:
+        more = f" and {len(unjudged) - _NUM_NAMED} more" if len(unjudged) > _NUM_NAMED else ""
+        named = ", ".join(unjudged[:_NUM_NAMED])
+        lines.append(f"  {len(unjudged)} texts could not be judged and count as wrong: {named}{more}")
+    return lines
+
+
+def score_cells(scores: Sequence[ScoreRow], *, allow_partial: bool = False) -> list[tuple]:
+    """The values of `COLUMNS` for each text, and for each row without a text unless `allow_partial`."""
+    return [
+        (score.item_id, score.key.sample, score.extracted, score.verdict, int(score.value), score.reason, score.tier)
+        for score in scores
+        if not (allow_partial and score.verdict == MISSING)
+    ]
+
+
+def _percent(shares: Iterable[float]) -> str:
+    """The mean over rows with its interval."""
+    mean = accuracy(list(shares)).interval()
+    if math.isnan(mean.low):
+        return f"{100 * mean.value:.2f}% (one row gives no interval)"
+    return f"{100 * mean.value:.2f}% (95% interval {100 * mean.low:.2f} to {100 * mean.high:.2f})"

@@ -1,0 +1,77 @@
+"""Sweeps, locality files and decodings with the settings of the case study, as the claims read them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from refusion_eval.errors import DataError
+from refusion_eval.paper.formulas import Reader
+from refusion_eval.paper.judge import Evidence, judge
+from refusion_eval.paper.statements import read_claims
+from refusion_eval.paper.studies import CASE_STUDY, case_study_measurements, sort_sources
+from refusion_eval.results.measurement import by_key
+from refusion_eval.types import Trace
+from tests.paper.conftest import write_sweep
+from tests.results.conftest import sample
+
+CLAIMS = {claim.id: claim for claim in read_claims()}
+
+
+def test_a_sweep_is_judged_point_by_point(tmp_path):
+    folder = write_sweep(tmp_path / "sweep", "tau_slot", [0.5, 0.7, 0.9], operating=0.5)
+    results, figures = sort_sources([folder])
+    assert results == []
+    systems = {figure.system for figure in figures if figure.metric == "tps"}
+    assert systems == {"autoregressive@tau_slot", *(f"refusion@tau_slot={value}" for value in (0.5, 0.7, 0.9))}
+    judged = judge(CLAIMS["P15"], Evidence([replace(figure, num_rounds=2) for figure in figures]))
+    # Speed is above the baseline at every point, and the score at all but the first.
+    assert judged.mini.interval.value == pytest.approx(200 / 3)
+    assert judge(CLAIMS["P20"], Evidence(figures)).mini.interval.value == pytest.approx(1)
+
+
+def test_a_point_whose_setting_is_off_is_the_last(tmp_path):
+    folder = write_sweep(tmp_path / "sweep", "threshold", [0.5, 0.7], operating=0.5)
+    for path in folder.iterdir():
+        path.write_text(path.read_text().replace("threshold=0.7", "threshold=null"))
+    _, figures = sort_sources([folder])
+    points = Reader(by_key(figures)).points("refusion", metric="tps")
+    assert [value for _, value, _ in points] == [0.5, math.inf]
+
+
+def test_a_locality_file_is_recognised_by_its_columns(tmp_path):
+    path = tmp_path / "locality.csv"
+    path.write_text(
+        "model,decoder,dataset,mini,masking_ratio,distance,n_pairs,n_responses,jsd_mean,ci_low,ci_high\n"
+        + "".join(
+            f"m,llada,mini_gsm8k,yes,{ratio},{distance},10,5,{value},{value},{value}\n"
+            for ratio, near in ((0.2, 0.8), (0.8, 0.4))
+            for distance, value in ((-1, near), (2, near), (20, 0.1), (-20, 0.1), (5, 9.0))
+        )
+        + "m,llada,mini_gsm8k,yes,0.2,21,1,1,0.9,,\n"  # of one response
+    )
+    results, figures = sort_sources([path])
+    assert (results, len(figures)) == ([], 4)
+    judged = judge(CLAIMS["P43"], Evidence(figures))
+    assert judged.mini.interval.value == pytest.approx(0.693147)
+
+
+def test_slots_and_tokens_of_the_case_study_are_counted_in_traces(write_run):
+    trace = Trace()
+    trace.forward("plan", 8, 0)
+    trace.select("slot", [0, 4], [0.9, 0.8], [0, 4])
+    trace.forward("verify", 8, 0)
+    trace.fix([0, 1, 2, 4], [1, 1, 1, 1])
+    recorded = sample(0, settings=dict(CASE_STUDY), trace=trace.to_json())
+    figures = list(case_study_measurements(write_run("run", [recorded, sample(1)])))
+    assert {figure.metric: figure.value for figure in figures} == {
+        "most_slots_together": 2,
+        "most_tokens_of_a_slot": 3,
+    }
+
+
+def test_a_damaged_sweep_is_named(tmp_path):
+    folder = write_sweep(tmp_path / "sweep", "tau_slot", [0.5, 0.7], operating=0.5)
+    (folder / "points.csv").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"points\.csv cannot be read"):
+        sort_sources([folder])
