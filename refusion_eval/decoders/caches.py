@@ -85,11 +85,11 @@ class ReuseSettings(Protocol):
     """Settings of a decoder that reuses features; properties, because settings are frozen."""
 
     @property
-    def prompt_interval_steps(self) -> int: ...  # noqa: D102 - see `LladaSettings`
+    def prompt_interval_steps(self) -> int: ...
     @property
-    def gen_interval_steps(self) -> int: ...  # noqa: D102
+    def gen_interval_steps(self) -> int: ...
     @property
-    def transfer_ratio(self) -> float: ...  # noqa: D102
+    def transfer_ratio(self) -> float: ...
 
 
 def reuse_at(settings: ReuseSettings, step: int, num_prompt: int) -> FeatureReuse | None:
