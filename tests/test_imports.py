@@ -85,10 +85,7 @@ ONLY_IN = {
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
 KNOWN_CIRCLES = {
-    frozenset(f"refusion_eval.{name}" for name in names)
-    for names in (
-        ("scripts.artefacts", "scripts.suite"),
-    )
+    frozenset(f"refusion_eval.{name}" for name in names) for names in (("scripts.artefacts", "scripts.suite"),)
 }
 
 

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,8 +129,9 @@ class Report:
     # where all plans and predictions but the first plan are fused into verifications.
     forwards: Mapping[str, int]
     batch: Mapping[str, Mapping[int, BatchSpeed]]
-    # Seconds of each timed forward by committed rows and width, recorded where `run` records.
+    # Seconds of each timed forward by committed rows and width: recorded where `run` records, and then eager as well.
     curves: Mapping[int, Mapping[int, list[float]]]
+    eager_curves: Mapping[int, Mapping[int, list[float]]]
     weight_bytes: int
     cache_bytes_per_row: int
     copy_bytes_per_second: float
@@ -157,8 +159,10 @@ class Report:
         return ratios
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as plain JSON types, ratios first."""
-        return {"ratios": self.ratios, **asdict(self)}
+        """All fields as plain JSON types, ratios first; the speeds have the key "standings" in files."""
+        fields = asdict(self)
+        first = {"conditions": fields.pop("conditions"), "standings": fields.pop("speeds")}
+        return {"ratios": self.ratios, **first, **fields}
 
 
 def measure(
@@ -186,14 +190,14 @@ def measure(
         progress(f"{decoder} in batches of {', '.join(map(str, batch_sizes))}")
         resolved = _resolved(model, decoder, settings)
         batch[decoder] = batch_speeds(model, decoder, resolved, list(prompts) * 2, batch_sizes)
-    curves = {}
+    engine, curves, eager_curves = model.engine, {}, {}
     for context in CONTEXTS:
         if context + max(WIDTHS) <= model.config.max_positions:
             progress(f"forwards after {context} rows")
-            engine = model.engine
-            curves[context] = time_forwards(
-                engine.model, engine.attention, WIDTHS, context, 20, recorded=engine.recorded
-            )
+            timed = partial(time_forwards, engine.model, engine.attention, WIDTHS, context, 20)
+            curves[context] = timed(recorded=engine.recorded)
+            if engine.recorded is not None:
+                eager_curves[context] = timed()
     progress("profile and copy bandwidth" if with_profile else "copy bandwidth")
     return Report(
         conditions={
@@ -213,6 +217,7 @@ def measure(
         forwards=forwards,
         batch=batch,
         curves=curves,
+        eager_curves=eager_curves,
         weight_bytes=weight_bytes(model.config, model.dtype),
         cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),

@@ -72,15 +72,10 @@ class _PlainCache(KVCache):
 
     @torch.inference_mode()
     def commit(
-        self,
-        sequence: int,
-        rows: Sequence[int],
-        replace: Sequence[int] | None = None,
-        keep: int | None = None,
-        best: int | None = None,
+        self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
     ) -> None:
         """Appends the first rows of the last forward, group by group."""
-        if list(rows) != list(range(len(rows))) or (replace, keep, best) != (None, None, None):
+        if list(rows) != list(range(len(rows))) or (replace, keep) != (None, None):
             raise DecodeError(f"the plain baseline commits leading rows only, not {list(rows)}")
         start = self.lengths[sequence]
         super().commit(sequence, rows)

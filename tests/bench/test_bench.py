@@ -55,7 +55,7 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
     assert report.ratios["forwards: fused / unfused"] <= 1
     assert all(ratio > 0 for ratio in report.ratios.values())
     as_json = json.loads(json.dumps(report.to_json()))
-    assert list(as_json)[:3] == ["ratios", "conditions", "speeds"]
+    assert list(as_json)[:3] == ["ratios", "conditions", "standings"]
     assert as_json["conditions"]["dtype"] == "float32"
     assert all(speed.same == 1 for speeds in report.batch.values() for speed in speeds.values())
     assert "autoregressive: batch 16 / batch 1" in report.ratios
