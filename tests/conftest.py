@@ -35,6 +35,7 @@ GROUPS = {
         "lm_eval_plugin/test_prompt_options.py",
         "miniature/test_train.py",
         "packaging/test_installation.py",
+        "packaging/test_release.py",
         "paper/test_commands.py",
         "performance",
         "scaleout",
