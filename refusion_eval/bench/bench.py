@@ -1,8 +1,11 @@
 """Decoding speed of one checkpoint: against a plain baseline, in batches, by width, and against the memory's limit."""
 
 import operator
+import os
 import platform
+import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,13 +17,17 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval import api
+from refusion_eval.bench.checkpoints import SHAPES, inflate, random_checkpoint
 from refusion_eval.bench.plain import PlainEngine
-from refusion_eval.bench.profile import Profile, profile, profile_settings, profile_table
+from refusion_eval.bench.profile import Profile, profile, profile_table
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.benchmarks.rows import read_rows
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.width import cache_bytes_per_row, copy_bandwidth, synchronize, time_forwards, weight_bytes
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.device import energy_counter
+from refusion_eval.paths import embedded_path, tasks_path
 from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.types import Decoded, ForwardDone
 
@@ -39,6 +46,21 @@ RATIOS = {
     "our autoregressive / model.generate": ("autoregressive", "model.generate"),
     "our autoregressive / plain baseline": ("autoregressive", "autoregressive baseline"),
 }
+PROMPTED = ("gsm8k", "math", "humaneval", "mbpp", "mmlu_pro", "arc_challenge")
+RANDOM_PROMPT_LENGTH = 64
+
+
+class Extent(NamedTuple):
+    """How much is measured: prompts of a round, rounds, tokens of a response, and whether the plain baseline runs."""
+
+    num_prompts: int = 14
+    num_rounds: int = 3
+    gen_length: int = 128
+    with_baseline: bool = True
+
+
+# A forward of a large shape takes a tenth of a second and more on a CPU; this takes minutes.
+LARGE_ON_CPU = Extent(num_prompts=2, num_rounds=2, gen_length=32, with_baseline=False)
 
 
 class System(NamedTuple):
@@ -66,7 +88,6 @@ class Speed:
 
     @property
     def median(self) -> float:
-        """Median over rounds of the tokens per second."""
         return statistics.median(self.tokens_per_second)
 
 
@@ -76,7 +97,6 @@ def compare(
     num_rounds: int,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Speed]:
-    """Measures the speed of each system on the token ids of prompts, after a warm-up on the first prompt."""
     for name, system in systems.items():
         progress(f"warm-up: {name}")
         system.run(prompts[0])
@@ -85,24 +105,20 @@ def compare(
         for name, system in systems.items():  # in turns, so that other load on the machine affects all of them
             progress(f"round {number + 1} of {num_rounds}: {name}")
             rounds[name].append([system.run(prompt) for prompt in prompts])
-    last = {name: [result.tokens for result in results[-1]] for name, results in rounds.items()}
-
-    def speed_of(name: str, same_as: str | None) -> Speed:
-        num_tokens = sum(map(len, last[name]))
+    speeds = {}
+    for name, (_, same_as) in systems.items():
+        totals = [(sum(len(r.tokens) for r in results), sum(r.seconds for r in results)) for results in rounds[name]]
+        last, other = ([r.tokens for r in rounds[of][-1]] for of in (name, same_as or name))
         joules = [result.joules for results in rounds[name] for result in results]
-        return Speed(
-            tuple(
-                sum(len(result.tokens) for result in results) / sum(result.seconds for result in results)
-                for results in rounds[name]
-            ),
-            num_tokens,
+        speeds[name] = Speed(
+            tuple(num_tokens / seconds for num_tokens, seconds in totals),
+            totals[-1][0],
             sum(result.num_forwards for result in rounds[name][-1]),
-            None if same_as is None else sum(map(operator.eq, last[name], last[same_as])),
+            None if same_as is None else sum(map(operator.eq, last, other)),
             len(prompts),
-            _mean_joules(joules, num_rounds * num_tokens),
+            _mean_joules(joules, num_rounds * totals[-1][0]),
         )
-
-    return {name: speed_of(name, system.same_tokens_as) for name, system in systems.items()}
+    return speeds
 
 
 def _mean_joules(joules: Sequence[float | None], num_tokens: int) -> float | None:
@@ -121,8 +137,6 @@ class BatchSpeed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Result of a benchmark."""
-
     conditions: Mapping[str, Any]
     speeds: Mapping[str, Speed]
     # Forwards of ReFusion over all prompts: "unfused", "free rows" (fused, with further rows at no cost), and "least",
@@ -178,7 +192,6 @@ def measure(
     with_profile: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Measures one checkpoint."""
     model = api.load_model(str(directory), dtype=dtype, device=device, tune=True)
     torch.set_num_threads(model.num_threads)  # the baselines, on transformers' own model, get as many
     systems = _systems(model, directory if with_baseline else None, settings)
@@ -221,12 +234,18 @@ def measure(
         weight_bytes=weight_bytes(model.config, model.dtype),
         cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),
-        profile=profile(*profile_settings(model, settings), prompts) if with_profile else None,
+        profile=_profile(model, settings, prompts) if with_profile else None,
     )
 
 
+def _profile(model: api.LoadedModel, settings: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> Profile:
+    # A forward that is compiled or recorded as a whole has no operations to time.
+    engine = Engine(model.transformer, "sdpa" if model.attention == "native" else model.attention)
+    return profile(engine, _resolved(model, "refusion", {**settings, "fuse": True}), prompts)
+
+
 def _systems(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, System]:
-    """The systems of the comparison; `baseline` is the checkpoint for those that run on transformers' own model."""
+    """The systems of the comparison, with those on transformers' own model if `baseline` is its checkpoint."""
     unfused = _resolved(model, "refusion", {**settings, "fuse": False})
     fused = _resolved(model, "refusion", {**settings, "fuse": True})
     greedy = _resolved(model, "autoregressive", settings)
@@ -295,11 +314,11 @@ def batch_speeds(
     read_joules = energy_counter(model.device)
     for size in batch_sizes:
         synchronize(model.device)
-        before = None if read_joules is None else read_joules()
+        before = read_joules() if read_joules else 0.0
         started = time.perf_counter()
         tokens = decode_batch(model, decoder, settings, prompts, size)
         seconds = time.perf_counter() - started
-        joules = None if read_joules is None or before is None else read_joules() - before
+        joules = read_joules() - before if read_joules else None
         expected = expected or tokens
         same = sum(map(operator.eq, tokens, expected)) / len(tokens)
         num_tokens = sum(map(len, tokens))
@@ -321,7 +340,6 @@ def _energy_text(speed: Speed | BatchSpeed) -> str:
 
 
 def table(report: Report) -> str:
-    """The report as text, ratios first."""
     lines = ["Ratios (medians of one run)"]
     lines += [f"  {name:<40} {ratio:8.2f}" for name, ratio in report.ratios.items()]
     lines += ["", f"{'Tokens per second, batch 1':<40} {'median':>9} {'lowest':>9} {'highest':>9} {'TPF':>6}  tokens"]
@@ -344,8 +362,76 @@ def table(report: Report) -> str:
         "",
         f"Weights {report.weight_bytes / 1e6:.1f} MB a forward, cache {report.cache_bytes_per_row} bytes a row, "
         f"copy {report.copy_bytes_per_second / 1e9:.1f} GB/s",
-        "{device}, {dtype}, {threads} threads, torch {torch}, {num_prompts} prompts, {num_rounds} rounds".format(
-            **report.conditions
+        "{device}, {dtype}, {threads} threads, torch {torch}, {num_prompts} prompts, {num_rounds} rounds".format_map(
+            report.conditions
         ),
     ]
     return "\n".join(lines)
+
+
+def run_bench(
+    name: str,
+    *,
+    extent: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    threads: int | None,
+    dtype: str,
+    device: str,
+    with_profile: bool,
+    progress: Callable[[str], None],
+) -> tuple[Report, str]:
+    """Measures what `--model` names; `extent` has the given fields of `Extent`. Returns the report, also as text."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # so that it counts as chosen
+        torch.set_num_threads(threads)
+    size = name.removesuffix("-inflated")
+    on_cpu = device == "cpu" or not torch.cuda.is_available()
+    num_prompts, num_rounds, gen_length, with_baseline = (
+        LARGE_ON_CPU if on_cpu and size in SHAPES else Extent()
+    )._replace(**extent)
+    settings = {**settings, "gen_length": gen_length}
+    title, prompts = "prompts of the mini tasks (synthetic)", None
+    weight_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / name
+        if name in SHAPES:
+            progress(f"random weights of shape {name}")
+            random_checkpoint(SHAPES[name], checkpoint, weight_dtype)
+            # A threshold of 0 accepts the drafts of random weights, so that slots are decoded in parallel.
+            settings |= {"tau_token": 0.0, "eos_ids": ()}
+            chooser = random.Random(0)
+            prompts = [[chooser.randrange(1000) for _ in range(RANDOM_PROMPT_LENGTH)] for _ in range(num_prompts)]
+            title = "random weights, random prompts, tau_token 0"
+        elif size in SHAPES:
+            progress(f"the embedded checkpoint in shape {size}")
+            inflate(embedded_path("refusion"), checkpoint, SHAPES[size], weight_dtype)
+        else:
+            checkpoint = embedded_path("refusion") if name == "embedded" else Path(name)
+        if prompts is None:
+            prompts = mini_prompts(api.LoadedModel.open(str(checkpoint), dtype=dtype, device=device), num_prompts)
+        report = measure(
+            checkpoint,
+            prompts,
+            settings,
+            dtype=dtype,
+            device=device,
+            num_rounds=num_rounds,
+            with_baseline=with_baseline,
+            with_profile=with_profile,
+            progress=progress,
+        )
+    return report, f"{name}: {title}\n{table(report)}"
+
+
+def mini_prompts(model: api.LoadedModel, count: int) -> list[list[int]]:
+    """Token ids of the first prompts of the mini tasks; the tasks of `PROMPTED` take turns."""
+    rows = {name: read_rows(tasks_path() / "mini" / name / "test.jsonl") for name in PROMPTED}
+    texts = [
+        BENCHMARKS[name].prompts.user(rows[name][number])
+        for number in range(-(-count // len(PROMPTED)))
+        for name in PROMPTED
+    ]
+    return [
+        model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": text}]))
+        for text in texts[:count]
+    ]

@@ -1,24 +1,23 @@
 """Proof of speed and tokens on a machine that has a GPU: a list of checks, each with a verdict and figures.
 
-The trained part of every model here is an embedded checkpoint, by itself or inside the shape of an 8B model
-(`refusion_eval.bench.checkpoints`), so that nothing has to be downloaded. Without a GPU the same checks run at a small
-shape on the CPU, which shows that they work and says nothing about a GPU.
+The trained part of every model is an embedded checkpoint, by itself or inflated, so that nothing has to be downloaded.
 """
 
 import math
+import operator
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from refusion_eval import api
-from refusion_eval.bench.bench import batch_speeds, compare, decode_batch, measure, system_of
+from refusion_eval.bench.bench import batch_speeds, compare, decode_batch, measure, mini_prompts, system_of
 from refusion_eval.bench.checkpoints import SHAPES, Shape, inflate
-from refusion_eval.bench.command import mini_prompts
 from refusion_eval.bench.gpu_report import Check, Result
 from refusion_eval.bench.profile import profile
 from refusion_eval.decoders import DECODERS
@@ -67,12 +66,10 @@ class GpuCheck:
             "speed of masked diffusion": (self.masked_diffusion, 280),
         }
 
-    def run(self, numbers: Collection[int] = ()) -> Iterator[Check]:
-        """Runs the checks for which there is time, all or those with these numbers; an error ends only its check."""
+    def run(self) -> Iterator[Check]:
+        """Runs the checks for which there is time; an error ends only the check that raised it."""
         begun = time.perf_counter()
         for number, (name, (check, estimate)) in enumerate(self.checks.items(), start=1):
-            if numbers and number not in numbers:
-                continue
             started = time.perf_counter()
             left = MAX_SECONDS - (started - begun)
             about = f"about {estimate / 60:.1f} of {left / 60:.0f} minutes"
@@ -98,14 +95,10 @@ class GpuCheck:
             rounds = 30 if self._on_gpu else 2
             timed = time_forwards(engine.model, model.attention, WIDTHS, 300, rounds, math.inf, engine.recorded)
             curves[way] = {width: statistics.median(seconds) for width, seconds in timed.items()}
-            # Said at once: should recorded forwards fail, the figures without them are known.
-            self._progress(f"{way}: {', '.join(f'{1e3 * seconds:.2f}' for seconds in curves[way].values())} ms")
         mbu = {width: weights / seconds / bandwidth for width, seconds in curves["recorded"].items()}
-        shares = ", ".join(f"{mbu[width]:.0%} at width {width}" for width in LEAST_MBU)
-        text = (
-            f"{shares} of the copy bandwidth of {bandwidth / 1e12:.2f} TB/s; "
-            f"{1 / curves['recorded'][1]:.1f} of at most {bandwidth / weights:.1f} forwards/s"
-        )
+        text = ", ".join(f"{mbu[width]:.0%} at width {width}" for width in LEAST_MBU)
+        text += f" of the copy bandwidth of {bandwidth / 1e12:.2f} TB/s; "
+        text += f"{1 / curves['recorded'][1]:.1f} of at most {bandwidth / weights:.1f} forwards/s"
         figures = {
             "seconds": curves,
             "mbu": mbu,
@@ -121,26 +114,20 @@ class GpuCheck:
         """Profiles decodings, counts their kernels by name, and refuses those of cuDNN."""
         model = self._model(self._inflated("refusion"), "bfloat16")
         # Five prompts show every kernel; profiles of more take minutes to sum up.
-        found = profile(model.engine, self._settings(model, "refusion"), mini_prompts(model, 5))
-        forbidden = [name for name in found.counts if "cudnn" in name.lower()]
-        a_layer = sum(found.counts.values()) / found.num_forwards / model.config.num_layers
-        text = f"{a_layer:.1f} kernels a layer over {found.num_forwards} forwards; of cuDNN {len(forbidden)} kernels"
-        figures = {"forwards": found.num_forwards, "a_layer": a_layer, "cudnn": forbidden, "counts": found.counts}
+        measured = profile(model.engine, self._settings(model, "refusion"), mini_prompts(model, 5))
+        counts, num_forwards = measured.counts, measured.num_forwards
+        forbidden = [name for name in counts if "cudnn" in name.lower()]
+        a_layer = sum(counts.values()) / num_forwards / model.config.num_layers
+        text = f"{a_layer:.1f} kernels a layer over {num_forwards} forwards; of cuDNN {len(forbidden)} kernels"
+        figures = {"forwards": num_forwards, "a_layer": a_layer, "cudnn": forbidden, "counts": counts}
         return Result(not forbidden if self._on_gpu else None, text, figures)
 
     def speed(self) -> Result:
         """Measures ReFusion and the autoregressive decoder beside the plain loops on transformers' own model."""
         path = self._inflated("refusion")
         prompts = mini_prompts(self._model(path, "bfloat16"), self._num_prompts)
-        report = measure(
-            path,
-            prompts,
-            REFUSION_SETTINGS,
-            dtype="bfloat16",
-            device=str(self._device),
-            batch_sizes=(1, 32),
-            progress=self._progress,
-        )
+        measured = partial(measure, path, prompts, REFUSION_SETTINGS, batch_sizes=(1, 32), progress=self._progress)
+        report = measured(dtype="bfloat16", device=str(self._device))
         speed_up = report.ratios["refusion fused / plain baseline"]
         gain = report.ratios["autoregressive: batch 32 / batch 1"]
         fused = report.speeds["refusion fused"]
@@ -159,16 +146,12 @@ class GpuCheck:
         for decoder in ("refusion", "autoregressive"):
             settings = self._settings(model, decoder, gen_length=64)
             eager, recorded = (
-                [engine.run(DECODERS[decoder].decode, prompt, settings).tokens for prompt in prompts]
-                for engine in (
-                    Engine(model.engine.model, model.attention, record=record)
-                    for record in (None, recorder(self._device))
-                )
+                _tokens(Engine(model.engine.model, model.attention, record=record), decoder, settings, prompts)
+                for record in (None, recorder(self._device))
             )
             batched = decode_batch(model, decoder, settings, prompts, 16)
             for way, tokens in (("recorded", recorded), ("batch 16", batched)):
-                same = sum(one == other for one, other in zip(eager, tokens, strict=True))
-                figures[f"{decoder}, {way}"] = same / len(prompts)
+                figures[f"{decoder}, {way}"] = sum(map(operator.eq, eager, tokens)) / len(prompts)
         worst = min(figures, key=figures.__getitem__)
         num_same = round(figures[worst] * len(prompts))
         text = f"bfloat16: at least {num_same} of {len(prompts)} prompts keep their tokens ({worst})"
@@ -176,17 +159,16 @@ class GpuCheck:
 
     def float32_tokens(self) -> Result:
         """Compares the tokens of every decoder on every embedded checkpoint with those of the CPU."""
-        different, compared = [], 0
+        different, compared, num_prompts = [], 0, min(self._num_prompts, 6)
         for name in embedded_decoders():
             here, there = (self._model(embedded_path(name), "float32", device) for device in ("cpu", str(self._device)))
             for decoder in here.decoders:
-                settings = self._settings(here, decoder, gen_length=32)
-                for number, prompt in enumerate(mini_prompts(here, min(self._num_prompts, 6))):
-                    decode = DECODERS[decoder].decode
-                    tokens = [model.engine.run(decode, prompt, settings).tokens for model in (here, there)]
-                    compared += 1
-                    if tokens[0] != tokens[1]:
-                        different.append(f"{name}, {decoder}, prompt {number}")
+                settings, prompts = self._settings(here, decoder, gen_length=32), mini_prompts(here, num_prompts)
+                pairs = zip(
+                    *(_tokens(model.engine, decoder, settings, prompts) for model in (here, there)), strict=True
+                )
+                different += [f"{name}, {decoder}, prompt {n}" for n, (a, b) in enumerate(pairs) if a != b]
+                compared += num_prompts
         text = f"{compared - len(different)} of {compared} decodings have the tokens of the CPU"
         return Result(not different, text, {"compared": compared, "different": different})
 
@@ -196,7 +178,7 @@ class GpuCheck:
         for decoder in ("llada", "bd3lm"):
             model = self._model(self._inflated(decoder), "bfloat16")
             settings, prompts = self._settings(model, decoder, gen_length=64), mini_prompts(model, self._num_prompts)
-            alone = compare({decoder: system_of(model.engine, decoder, settings)}, prompts, num_rounds=1)[decoder]
+            alone = compare({"": system_of(model.engine, decoder, settings)}, prompts, num_rounds=1)[""]
             batched = batch_speeds(model, decoder, settings, prompts, (32,))[32]
             figures[decoder] = {
                 "tokens_per_second": alone.median,
@@ -211,7 +193,6 @@ class GpuCheck:
         return api.load_model(str(path), dtype=dtype, device=device or str(self._device), tune=True)
 
     def _settings(self, model: api.LoadedModel, decoder: str, **settings: Any) -> Any:
-        """Settings of a decoder; ReFusion's forwards are fused."""
         defaults = REFUSION_SETTINGS | {"fuse": True} if decoder == "refusion" else {"gen_length": 128}
         resolved = api.decoder_settings(model, decoder, **(defaults | settings))
         return api.with_width_cost(resolved, lambda: model.width_cost)
@@ -225,3 +206,7 @@ class GpuCheck:
             self._progress(f"the embedded {decoder} checkpoint in the shape of the timed models")
             inflate(embedded_path(decoder), path, self._shape, torch.bfloat16)
         return path
+
+
+def _tokens(engine: Engine, decoder: str, settings: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    return [engine.run(DECODERS[decoder].decode, prompt, settings).tokens for prompt in prompts]

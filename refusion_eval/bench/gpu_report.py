@@ -20,17 +20,18 @@ class Result(NamedTuple):
     text: str
     figures: Mapping[str, Any]
 
+    @property
+    def verdict(self) -> str:
+        return {True: "passed", False: "FAILED", None: "measured" if self.figures else "left out"}[self.passed]
+
 
 class Check(NamedTuple):
-    """A check that ran."""
-
     name: str
     seconds: float
     result: Result
 
 
 def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
-    """The device and the versions under which the checks ran."""
     on_gpu = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
     return {
@@ -44,16 +45,6 @@ def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
     }
 
 
-def earlier_checks(out: Path, facts: Mapping[str, Any]) -> list[Check]:
-    """The checks of an earlier call in this folder, unless it ran under other conditions."""
-    if not (out / RESULTS).is_file():
-        return []
-    report = json.loads((out / RESULTS).read_text(encoding="utf-8"))
-    if any(report["conditions"].get(name) != fact for name, fact in facts.items() if name != "started"):
-        return []
-    return [Check(check["name"], check["seconds"], Result(**check["result"])) for check in report["checks"]]
-
-
 def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -> None:
     """Writes what is known so far: `checks.json`, `checks.md`, and `roofline.png` once forwards were timed by width."""
     results = [check._asdict() | {"result": check.result._asdict()} for check in checks]
@@ -65,9 +56,7 @@ def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -
         "",
         "| check | verdict | what was found | seconds |",
         "|---|---|---|--:|",
-    ]
-    lines += [
-        f"| {check.name} | {verdict(check.result)} | {check.result.text} | {check.seconds:.0f} |" for check in checks
+        *(f"| {name} | {result.verdict} | {result.text} | {seconds:.0f} |" for name, seconds, result in checks),
     ]
     write_atomically(out / "checks.md", "\n".join(lines) + "\n")
     for check in checks:
@@ -75,18 +64,15 @@ def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -
             _draw_roofline(out / "roofline.png", facts["device"], check.result.figures)
 
 
-def verdict(result: Result) -> str:
-    """The verdict as a word."""
-    return {True: "passed", False: "FAILED", None: "measured" if result.figures else "left out"}[result.passed]
-
-
 def results_rows(folder: Path) -> list[list[str]]:
     """Folder, GPU, check, verdict and text of every check in a subfolder; rehearsals on a CPU are left out."""
     rows = []
     for path in sorted(folder.glob(f"*/{RESULTS}")):
-        device = json.loads(path.read_text(encoding="utf-8"))["conditions"]["device"]
-        for name, _, result in earlier_checks(path.parent, {}) if device != "cpu" else ():
-            rows.append([path.parent.name, device, name, verdict(result), result.text])
+        report = json.loads(path.read_text(encoding="utf-8"))
+        device = report["conditions"]["device"]
+        for check in report["checks"] if device != "cpu" else ():
+            result = Result(**check["result"])
+            rows.append([path.parent.name, device, check["name"], result.verdict, result.text])
     return rows
 
 
@@ -101,7 +87,7 @@ def _draw_roofline(path: Path, device: str, figures: Mapping[str, Any]) -> None:
         curve = figures["seconds"][way]
         achieved = [flops * width / seconds / 1e12 for width, seconds in curve.items()]
         axes.plot(list(curve), achieved, marker, label=f"{way} forwards")
-    widths = sorted(map(int, figures["mbu"]))[:: len(figures["mbu"]) - 1]
+    widths = [min(figures["mbu"]), max(figures["mbu"])]
     bound = [flops * width / (weights / bandwidth) / 1e12 for width in widths]
     axes.plot(widths, bound, color="black", linewidth=1, label=f"copy bandwidth, {bandwidth / 1e12:.2f} TB/s")
     axes.set(xscale="log", yscale="log", xlabel="rows of a forward", ylabel="TFLOP/s", title=device)

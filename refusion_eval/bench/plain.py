@@ -20,16 +20,12 @@ from refusion_eval.types import Attention, Forward, Read, Readout
 
 KeysValues = list[tuple[Tensor, Tensor]]  # one pair per layer, each [batch, key-value heads, rows, head width]
 
-
 # Sizes of a buffer without keys and values, which only counts rows.
 _NO_LAYERS: Any = SimpleNamespace(num_layers=0, num_kv_heads=1, head_dim=1)
 
 
 class PlainEngine(Engine):
-    """Runs a decoder, one request at a time.
-
-    `run` raises DecodeError if a forward needs more than causal rows or equal groups, for example because it is fused.
-    """
+    """Runs a decoder, one request at a time; its forwards have causal rows or equal groups, so they are not fused."""
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
         super().__init__(model, "sdpa")  # type: ignore[arg-type] # it has the device and the vocabulary that a loop needs
@@ -66,7 +62,6 @@ class _PlainCache(KVCache):
     last: KeysValues
 
     def clear(self, sequence: int) -> None:
-        """Drops all rows, as at the beginning of every decoding."""
         super().clear(sequence)
         self.committed, self.last = [], []
 
@@ -74,23 +69,18 @@ class _PlainCache(KVCache):
     def commit(
         self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
     ) -> None:
-        """Appends the first rows of the last forward, group by group."""
         if list(rows) != list(range(len(rows))) or (replace, keep) != (None, None):
             raise DecodeError(f"the plain baseline commits leading rows only, not {list(rows)}")
         start = self.lengths[sequence]
         super().commit(sequence, rows)
         if not rows:
             return
-        new: Any = [
-            tuple(part[:, :, start:].transpose(0, 1).flatten(1, 2)[None, :, : len(rows)] for part in layer)
-            for layer in self.last
-        ]
-        if self.committed:
-            new = [
-                (torch.cat((old[0], added[0]), 2), torch.cat((old[1], added[1]), 2))
-                for old, added in zip(self.committed, new, strict=True)
-            ]
-        self.committed = new
+        committed: KeysValues = []
+        for layer, (keys, values) in enumerate(self.last):
+            flat = [part[:, :, start:].transpose(0, 1).flatten(1, 2)[None, :, : len(rows)] for part in (keys, values)]
+            old = [(part,) for part in self.committed[layer]] if self.committed else [(), ()]
+            committed.append((torch.cat((*old[0], flat[0]), 2), torch.cat((*old[1], flat[1]), 2)))
+        self.committed = committed
 
 
 def _num_groups(attention: Attention) -> int:

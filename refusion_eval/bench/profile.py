@@ -1,21 +1,23 @@
-"""Profile of decoding at batch size 1, by torch's profiler: the time and the number of calls of every operation."""
+"""Profile of decoding at batch size 1 by torch's profiler."""
 
+import operator
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from refusion_eval import api
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.width import synchronize
 
-HOST = "decoder and engine (host)"
+HOST = "decoder and engine (host)"  # what remains of the time beside the operations
 NUM_SHOWN = 20  # operations in the table
 
 
-class Profile(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Profile:
     """Operations of a decoding: kernels of a GPU, or operations of torch on a CPU."""
 
     seconds: Mapping[str, float]  # of each operation without those that it calls, longest first
@@ -38,22 +40,13 @@ def profile(engine: Engine, settings: Any, prompts: Sequence[Sequence[int]]) -> 
         synchronize(engine.model.device)
         watched = time.perf_counter() - started
     events = [event for event in profiled.key_averages() if (event.device_type.name == "CUDA") == on_gpu]
-    seconds = {
-        event.key: (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6 for event in events
-    }
-    ordered = dict(sorted(seconds.items(), key=lambda item: -item[1]))
-    return Profile(ordered, {event.key: event.count for event in events}, num_forwards, watched, unwatched)
-
-
-def profile_settings(model: api.LoadedModel, settings: Mapping[str, Any]) -> tuple[Engine, Any]:
-    """An engine whose forwards are made of separate operations, because one that is compiled has no parts to time."""
-    fused = api.decoder_settings(model, "refusion", **settings, fuse=True)
-    engine = Engine(model.transformer, "sdpa" if model.attention == "native" else model.attention)
-    return engine, api.with_width_cost(fused, lambda: model.width_cost)
+    time_of = operator.attrgetter("self_device_time_total" if on_gpu else "self_cpu_time_total")
+    events.sort(key=time_of, reverse=True)
+    seconds = {event.key: time_of(event) / 1e6 for event in events}
+    return Profile(seconds, {event.key: event.count for event in events}, num_forwards, watched, unwatched)
 
 
 def profile_table(measured: Profile) -> str:
-    """The longest operations as text, and the rest of the time, which is that of the host."""
     shown = dict(list(measured.seconds.items())[:NUM_SHOWN])
     shown[HOST] = max(0.0, measured.watched - sum(measured.seconds.values()))
     lines = [f"{'Operation of a batch-1 decode':<50} {'share':>7} {'ms a forward':>13}"]

@@ -19,17 +19,13 @@ def gpu_check(
     folder: Annotated[
         Path | None, typer.Option(help="Existing folder for temporary checkpoints; the default is the system's.")
     ] = None,
-    checks: Annotated[
-        str,
-        typer.Option(help="Numbers of the checks to run, as in 1,3. Their results join those that --out has already."),
-    ] = "",
 ) -> None:
     """Check the GPU path on this machine. Speed, kernels and tokens each get a verdict."""
     import torch
 
     from refusion_eval.bench.checkpoints import SHAPES
     from refusion_eval.bench.gpu_check import GpuCheck
-    from refusion_eval.bench.gpu_report import conditions, earlier_checks, verdict, write_report
+    from refusion_eval.bench.gpu_report import conditions, write_report
 
     on_cpu = device == "cpu"
     if not on_cpu and not torch.cuda.is_available():
@@ -39,22 +35,13 @@ def gpu_check(
     timed_shape = None if on_cpu else shape
     out.mkdir(parents=True, exist_ok=True)
     facts = conditions(torch.device(device), timed_shape)
+    checks = []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        check_gpu = GpuCheck(device, Path(scratch), timed_shape, prompts, say)
-        numbers = _numbers(checks, len(check_gpu.checks))
-        results = {check.name: check for check in earlier_checks(out, facts)} if numbers else {}
-        for check in check_gpu.run(numbers):
-            results[check.name] = check
-            print(f"{verdict(check.result):<8}  {check.name}: {check.result.text} ({check.seconds:.0f} s)", flush=True)
-            write_report(out, facts, list(results.values()))
+        for check in GpuCheck(device, Path(scratch), timed_shape, prompts, say).run():
+            checks.append(check)
+            name, seconds, result = check
+            print(f"{result.verdict:<8}  {name}: {result.text} ({seconds:.0f} s)", flush=True)
+            write_report(out, facts, checks)
     print(f"{out}/checks.md")
-    if any(check.result.passed is False for check in results.values()):
+    if any(check.result.passed is False for check in checks):
         raise typer.Exit(EXIT_INCOMPLETE)
-
-
-def _numbers(text: str, num_checks: int) -> list[int]:
-    """The numbers of --checks; none for all checks."""
-    words = text.replace(",", " ").split()
-    if not all(word.isdecimal() and 1 <= int(word) <= num_checks for word in words):
-        raise ConfigError(f"--checks {text}: give numbers from 1 to {num_checks}, separated by commas")
-    return [int(word) for word in words]

@@ -3,8 +3,7 @@
 import json
 
 from refusion_eval.bench import bench
-from refusion_eval.bench.bench import System, _same_text, compare
-from refusion_eval.bench.command import run_bench
+from refusion_eval.bench.bench import System, _same_text, compare, run_bench
 from refusion_eval.bench.profile import HOST
 from refusion_eval.types import Decoded, Trace
 
@@ -58,6 +57,7 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
     assert list(as_json)[:3] == ["ratios", "conditions", "standings"]
     assert as_json["conditions"]["dtype"] == "float32"
     assert all(speed.same == 1 for speeds in report.batch.values() for speed in speeds.values())
+    assert {"seconds", "num_forwards", "unwatched"} < set(as_json["profile"])
     assert "autoregressive: batch 16 / batch 1" in report.ratios
     assert report.profile.num_forwards == report.speeds["refusion fused"].num_forwards
     assert 0 < sum(report.profile.seconds.values()) <= report.profile.watched

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from refusion_eval import api
+from refusion_eval.bench.bench import mini_prompts
 from refusion_eval.bench.checkpoints import SHAPES, inflate
-from refusion_eval.bench.command import mini_prompts
 from refusion_eval.bench.gpu_check import REFUSION_SETTINGS, REHEARSAL
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Request
