@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What eval.sh, train.sh and test.sh share: the virtual environment. To be sourced; `set_up` and `add_extra` work in this
-# folder and read dry_run (true or false).
+# What eval.sh, train.sh, test.sh and scripts/release share: the virtual environment. To be sourced; `set_up`,
+# `make_environment` and `add_extra` work in this folder and read dry_run (true or false).
 
 fail() {
     local script
@@ -84,16 +84,9 @@ find_python() { # sets venv, python, installer and install
     fi
 }
 
-set_up() { # makes the environment, unless it is there
-    find_python
-    if [ -f "$venv/set-up" ] && [ "$(cat "$venv/set-up")" = "$(stamp)" ]; then
-        return
-    fi
+make_environment() { # WHAT...: the virtual environment anew, with PyTorch and what pip is told to install
     local torch
     torch=$(grep '^torch==' constraints.txt)
-    if [ -e "$venv" ] && [ ! -f "$venv/setup.log" ]; then
-        fail "$venv exists and was not made by this script: move it away, or name another place with REFUSION_EVAL_VENV"
-    fi
     echo "Setting up $venv with $installer; the details go to $venv/setup.log"
     choose_index "$torch"
     $dry_run || { rm -rf "$venv" && mkdir -p "$venv" && : >"$venv/setup.log"; }
@@ -102,9 +95,20 @@ set_up() { # makes the environment, unless it is there
     echo "  installing $torch"
     quietly "${install[@]}" "$torch" ${index:+--index-url "$index"}
     echo "  installing refusion_eval and what it needs"
-    quietly "${install[@]}" -e . -c constraints.txt
+    quietly "${install[@]}" "$@" -c constraints.txt
     echo "  compiling the forward for this processor"
-    quietly "$python" -c "from refusion_eval.models.native import compile_forwards; compile_forwards()"
+    quietly "$python" -P -c "from refusion_eval.models.native import compile_forwards; compile_forwards()"
+}
+
+set_up() { # makes the environment, unless it is there
+    find_python
+    if [ -f "$venv/set-up" ] && [ "$(cat "$venv/set-up")" = "$(stamp)" ]; then
+        return
+    fi
+    if [ -e "$venv" ] && [ ! -f "$venv/setup.log" ]; then
+        fail "$venv exists and was not made by this script: move it away, or name another place with REFUSION_EVAL_VENV"
+    fi
+    make_environment -e .
     $dry_run || stamp >"$venv/set-up"
 }
 

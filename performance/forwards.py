@@ -24,9 +24,8 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval import api
-from refusion_eval.bench.bench import decode_batch
+from refusion_eval.bench.bench import decode_batch, mini_prompts
 from refusion_eval.bench.checkpoints import SHAPES, random_checkpoint
-from refusion_eval.bench.command import mini_prompts
 from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_native, read_out

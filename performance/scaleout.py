@@ -20,7 +20,7 @@ import typer
 from command import Model, Out, prepare, run_script, write_json
 from independent import IndependentProcesses, Round, Tokens, balanced_shares
 
-from refusion_eval.bench.command import PROMPTED, mini_prompts
+from refusion_eval.bench.bench import PROMPTED, mini_prompts
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.job import Job, JobRunner
 from refusion_eval.runs.model_args import parse_model_args

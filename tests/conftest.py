@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 
 from refusion_eval.paths import embedded_path
+from refusion_eval.sandbox import probe
 
 # Triton reads this when it is first imported: where there is no GPU, its kernels are interpreted.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
@@ -35,6 +36,7 @@ GROUPS = {
         "lm_eval_plugin/test_prompt_options.py",
         "miniature/test_train.py",
         "packaging/test_installation.py",
+        "packaging/test_release.py",
         "paper/test_commands.py",
         "performance",
         "scaleout",
@@ -102,3 +104,10 @@ def reference_data() -> Path:
 def checkpoint() -> str:
     """Folder of a small checkpoint that reads both ways, for tests of everything around it."""
     return str(embedded_path("refusion"))
+
+
+@pytest.fixture
+def isolation() -> None:
+    """Skips a test of programs where they cannot be isolated."""
+    if probe().tier == "D":
+        pytest.skip("programs cannot be isolated here")

@@ -16,7 +16,6 @@ from refusion_eval.metrics import (
     Timing,
     accuracy,
     bootstrap,
-    bootstrap_all,
     bootstrap_mean,
     bootstrap_ratio,
     bytes_read,
@@ -58,8 +57,9 @@ def test_equal_seeds_give_equal_intervals(numbers, seed):
 def test_statistics_that_share_draws_are_what_each_is_alone(rounds):
     columns = [[1.0, 2.0, 4.0, 8.0, 16.0], [3.0, 1.0, 4.0, 1.0, 5.0]]
     statistics = [Statistic([column], lambda drawn: drawn.sum(axis=1)) for column in columns]
-    together = bootstrap_all(statistics, seed=7, rounds=rounds)
-    for one, alone in zip(together, (bootstrap(*each, seed=7, rounds=rounds) for each in statistics), strict=True):
+    together = bootstrap(statistics, seed=7, rounds=rounds)
+    separate = [bootstrap([statistic], seed=7, rounds=rounds)[0] for statistic in statistics]
+    for one, alone in zip(together, separate, strict=True):
         assert one.value == alone.value
         assert np.array_equal(one.replicates, alone.replicates)
 
@@ -241,7 +241,7 @@ def test_latency_is_the_quantile_of_all_samples():
 @pytest.mark.parametrize("quantile", [0.5, 0.95])
 def test_the_latency_of_every_resample_is_the_quantile_of_its_seconds(quantile):
     seconds = np.random.default_rng(2).integers(1, 9, 10) / 7  # some of them equal; ten sort alike as numbers and texts
-    expected = bootstrap([seconds], lambda drawn: np.quantile(drawn, quantile, axis=1), seed=3)
+    (expected,) = bootstrap([Statistic([seconds], lambda drawn: np.quantile(drawn, quantile, axis=1))], seed=3)
     assert np.array_equal(latencies(times(seconds), [quantile], seed=3)[0].replicates, expected.replicates)
 
 

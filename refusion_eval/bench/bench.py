@@ -1,10 +1,14 @@
 """Decoding speed of one checkpoint: against a plain baseline, in batches, by width, and against the memory's limit."""
 
+import operator
+import os
 import platform
+import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +17,17 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval import api
+from refusion_eval.bench.checkpoints import SHAPES, inflate, random_checkpoint
 from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.bench.profile import Profile, profile, profile_table
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.benchmarks.rows import read_rows
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, energy_counter, synchronize, weight_bytes
+from refusion_eval.paths import embedded_path, tasks_path
 from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.types import Decoded, ForwardDone
 
@@ -38,40 +46,48 @@ RATIOS = {
     "our autoregressive / model.generate": ("autoregressive", "model.generate"),
     "our autoregressive / plain baseline": ("autoregressive", "autoregressive baseline"),
 }
+PROMPTED = ("gsm8k", "math", "humaneval", "mbpp", "mmlu_pro", "arc_challenge")
+RANDOM_PROMPT_LENGTH = 64
+
+
+class Extent(NamedTuple):
+    """How much is measured: prompts of a round, rounds, tokens of a response, and whether the plain baseline runs."""
+
+    num_prompts: int = 14
+    num_rounds: int = 3
+    gen_length: int = 128
+    with_baseline: bool = True
+
+
+# A forward of a large shape takes a tenth of a second and more on a CPU; this takes minutes.
+LARGE_ON_CPU = Extent(num_prompts=2, num_rounds=2, gen_length=32, with_baseline=False)
 
 
 class System(NamedTuple):
-    """A way of decoding that takes part in a comparison."""
+    """A way of decoding token ids, and the name of another one that gives the same tokens."""
 
     run: Callable[[Sequence[int]], Decoded]
     same_tokens_as: str | None = None
 
 
+def system_of(engine: Engine, decoder: str, settings: Any, same_tokens_as: str | None = None) -> System:
+    """A decoder on an engine; the engine takes the times, of this project's own model and of the plain baseline."""
+    return System(lambda prompt: engine.run(DECODERS[decoder].decode, prompt, settings), same_tokens_as)
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speed of one system.
+    """Speed of one system."""
 
-    Attributes:
-        tokens_per_second: all tokens divided by all seconds of a round, one value per round.
-        num_tokens, num_forwards: tokens and model calls of one round.
-        joules_per_token: energy of the device over all rounds; None where it has no counter or the system reads none.
-    """
-
-    tokens_per_second: tuple[float, ...]
-    num_tokens: int
+    tokens_per_second: tuple[float, ...]  # of each round: all its tokens divided by all its seconds
+    num_tokens: int  # of one round, as the forwards
     num_forwards: int
-    num_same: int | None
+    num_same: int | None  # prompts with the tokens of `System.same_tokens_as`
     num_prompts: int
-    joules_per_token: float | None = None
-
-    @property
-    def same_tokens(self) -> bool | None:
-        """Whether the tokens of all prompts equal those of `System.same_tokens_as`; None without such a system."""
-        return None if self.num_same is None else self.num_same == self.num_prompts
+    joules_per_token: float | None = None  # None where the device has no counter or the system reads none
 
     @property
     def median(self) -> float:
-        """Median over rounds of the tokens per second."""
         return statistics.median(self.tokens_per_second)
 
 
@@ -81,79 +97,59 @@ def compare(
     num_rounds: int,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Speed]:
-    """Measures the speed of each system on the token ids of prompts, after a warm-up on the first prompt.
-
-    The systems take turns in every round, so that other load on the machine affects all of them.
-    """
     for name, system in systems.items():
         progress(f"warm-up: {name}")
         system.run(prompts[0])
-    speeds: dict[str, list[float]] = {name: [] for name in systems}
-    results: dict[str, list[Decoded]] = {}
-    joules: dict[str, list[float | None]] = {name: [] for name in systems}
+    rounds: dict[str, list[list[Decoded]]] = {name: [] for name in systems}
     for number in range(num_rounds):
-        for name, system in systems.items():
+        for name, system in systems.items():  # in turns, so that other load on the machine affects all of them
             progress(f"round {number + 1} of {num_rounds}: {name}")
-            results[name] = [system.run(prompt) for prompt in prompts]
-            joules[name] += [result.joules for result in results[name]]
-            seconds = sum(result.seconds for result in results[name])
-            speeds[name].append(sum(len(result.tokens) for result in results[name]) / seconds)
-    tokens = {name: [result.tokens for result in decoded] for name, decoded in results.items()}
-    return {
-        name: Speed(
-            tokens_per_second=tuple(speeds[name]),
-            num_tokens=sum(map(len, tokens[name])),
-            num_forwards=sum(result.num_forwards for result in results[name]),
-            num_same=None
-            if system.same_tokens_as is None
-            else sum(mine == theirs for mine, theirs in zip(tokens[name], tokens[system.same_tokens_as], strict=True)),
-            num_prompts=len(prompts),
-            joules_per_token=_mean_joules(joules[name], num_rounds * sum(map(len, tokens[name]))),
+            rounds[name].append([system.run(prompt) for prompt in prompts])
+    speeds = {}
+    for name, (_, same_as) in systems.items():
+        totals = [(sum(len(r.tokens) for r in results), sum(r.seconds for r in results)) for results in rounds[name]]
+        last, other = ([r.tokens for r in rounds[of][-1]] for of in (name, same_as or name))
+        joules = [result.joules for results in rounds[name] for result in results]
+        speeds[name] = Speed(
+            tuple(num_tokens / seconds for num_tokens, seconds in totals),
+            totals[-1][0],
+            sum(result.num_forwards for result in rounds[name][-1]),
+            None if same_as is None else sum(map(operator.eq, last, other)),
+            len(prompts),
+            _mean_joules(joules, num_rounds * totals[-1][0]),
         )
-        for name, system in systems.items()
-    }
+    return speeds
 
 
 def _mean_joules(joules: Sequence[float | None], num_tokens: int) -> float | None:
     """Joules a token; None if any was not measured."""
-    known = [each for each in joules if each is not None]
-    return sum(known) / num_tokens if num_tokens and len(known) == len(joules) else None
+    measured = [energy for energy in joules if energy is not None]
+    return sum(measured) / num_tokens if num_tokens and len(measured) == len(joules) else None
 
 
 class BatchSpeed(NamedTuple):
-    """Speed of continuous batching at one batch size.
+    """Speed of continuous batching at one batch size."""
 
-    Attributes:
-        tokens_per_second: tokens per second of wall time, over all prompts.
-        same: share of the requests whose tokens equal those of the smallest batch size; below 1 only where rounding
-            differs, as in bfloat16.
-    """
-
-    tokens_per_second: float
-    same: float
+    tokens_per_second: float  # of wall time, over all prompts
+    same: float  # share of the requests with the tokens of the smallest batch size: 1, except where rounding differs
     joules_per_token: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Result of a benchmark.
-
-    Attributes:
-        forwards: forwards of ReFusion over all prompts: "unfused", "free rows" (fused, with further rows at no cost),
-            and "least": the minimum, where all plans and predictions but the first plan are fused into verifications.
-        curves: seconds of each timed forward by committed rows and width, recorded where `run` records.
-    """
-
     conditions: Mapping[str, Any]
     speeds: Mapping[str, Speed]
+    # Forwards of ReFusion over all prompts: "unfused", "free rows" (fused, with further rows at no cost), and "least",
+    # where all plans and predictions but the first plan are fused into verifications.
     forwards: Mapping[str, int]
     batch: Mapping[str, Mapping[int, BatchSpeed]]
+    # Seconds of each timed forward by committed rows and width: recorded where `run` records, and then eager as well.
     curves: Mapping[int, Mapping[int, list[float]]]
+    eager_curves: Mapping[int, Mapping[int, list[float]]]
     weight_bytes: int
     cache_bytes_per_row: int
     copy_bytes_per_second: float
     profile: Profile | None = None
-    eager_curves: Mapping[int, Mapping[int, list[float]]] = field(default_factory=dict)
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -170,21 +166,17 @@ class Report:
                 speed_up = by_size[size].tokens_per_second / by_size[first].tokens_per_second
                 ratios[f"{decoder}: batch {size} / batch {first}"] = speed_up
         curve = {width: statistics.median(seconds) for width, seconds in self.curves[min(self.curves)].items()}
-        for width in (8, 32, 128):
-            if width in curve:
-                ratios[f"forward of {width} rows / of 1"] = curve[width] / curve[1]
+        ratios |= {
+            f"forward of {width} rows / of 1": curve[width] / curve[1] for width in (8, 32, 128) if width in curve
+        }
         ratios["MBU of a forward of 1 row"] = self.weight_bytes / curve[1] / self.copy_bytes_per_second
         return ratios
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as plain JSON types, ratios first; the speeds keep the key "standings" of earlier reports."""
+        """All fields as plain JSON types, ratios first; the speeds have the key "standings" in files."""
         fields = asdict(self)
-        return {
-            "ratios": self.ratios,
-            "conditions": fields.pop("conditions"),
-            "standings": fields.pop("speeds"),
-            **fields,
-        }
+        first = {"conditions": fields.pop("conditions"), "standings": fields.pop("speeds")}
+        return {"ratios": self.ratios, **first, **fields}
 
 
 def measure(
@@ -200,7 +192,6 @@ def measure(
     with_profile: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Measures one checkpoint."""
     model = api.load_model(str(directory), dtype=dtype, device=device, tune=True)
     torch.set_num_threads(model.num_threads)  # the baselines, on transformers' own model, get as many
     systems = _systems(model, directory if with_baseline else None, settings)
@@ -210,22 +201,17 @@ def measure(
     batch = {}
     for decoder in ("refusion", "autoregressive"):
         progress(f"{decoder} in batches of {', '.join(map(str, batch_sizes))}")
-        resolved = api.decoder_settings(model, decoder, **_settings_of(decoder, settings))
-        batch[decoder] = _batch_speeds(model, decoder, resolved, list(prompts) * 2, batch_sizes)
-    curves, eager_curves = {}, {}
+        resolved = _resolved(model, decoder, settings)
+        batch[decoder] = batch_speeds(model, decoder, resolved, list(prompts) * 2, batch_sizes)
+    engine, curves, eager_curves = model.engine, {}, {}
     for context in CONTEXTS:
         if context + max(WIDTHS) <= model.config.max_positions:
             progress(f"forwards after {context} rows")
-            recorded = model.engine.recorded
-            timed = partial(time_forwards, model.engine.model, model.attention, WIDTHS, context, 20)
-            curves[context] = timed(recorded=recorded)
-            if recorded is not None:
+            timed = partial(time_forwards, engine.model, engine.attention, WIDTHS, context, 20)
+            curves[context] = timed(recorded=engine.recorded)
+            if engine.recorded is not None:
                 eager_curves[context] = timed()
-    measured_profile = None
-    if with_profile:
-        progress("profile")
-        measured_profile = profile(model, prompts, settings)
-    progress("copy bandwidth")
+    progress("profile and copy bandwidth" if with_profile else "copy bandwidth")
     return Report(
         conditions={
             "model": str(directory),
@@ -244,57 +230,59 @@ def measure(
         forwards=forwards,
         batch=batch,
         curves=curves,
+        eager_curves=eager_curves,
         weight_bytes=weight_bytes(model.config, model.dtype),
         cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),
-        profile=measured_profile,
-        eager_curves=eager_curves,
+        profile=_profile(model, settings, prompts) if with_profile else None,
     )
+
+
+def _profile(model: api.LoadedModel, settings: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> Profile:
+    # A forward that is compiled or recorded as a whole has no operations to time.
+    engine = Engine(model.transformer, "sdpa" if model.attention == "native" else model.attention)
+    return profile(engine, _resolved(model, "refusion", {**settings, "fuse": True}), prompts)
 
 
 def _systems(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, System]:
-    """The systems of the comparison; `baseline` is the checkpoint for those that run on transformers' own model."""
-
-    def on(engine: Engine | PlainEngine, decoder: str, resolved: Any, same_tokens_as: str | None = None) -> System:
-        return System(lambda prompt: engine.run(DECODERS[decoder].decode, prompt, resolved), same_tokens_as)
-
-    unfused = api.decoder_settings(model, "refusion", **settings, fuse=False)
-    fused = api.with_width_cost(
-        api.decoder_settings(model, "refusion", **settings, fuse=True), lambda: model.width_cost
-    )
-    greedy = api.decoder_settings(model, "autoregressive", **_settings_of("autoregressive", settings))
+    """The systems of the comparison, with those on transformers' own model if `baseline` is its checkpoint."""
+    unfused = _resolved(model, "refusion", {**settings, "fuse": False})
+    fused = _resolved(model, "refusion", {**settings, "fuse": True})
+    greedy = _resolved(model, "autoregressive", settings)
     systems = {
-        "refusion fused": on(model.engine, "refusion", fused, "refusion"),
-        "refusion": on(model.engine, "refusion", unfused),
-        "autoregressive": on(model.engine, "autoregressive", greedy),
+        "refusion fused": system_of(model.engine, "refusion", fused, "refusion"),
+        "refusion": system_of(model.engine, "refusion", unfused),
+        "autoregressive": system_of(model.engine, "autoregressive", greedy),
     }
     if model.cuda_graphs:
         eager = Engine(model.engine.model, model.attention)
-        systems["refusion fused, without graphs"] = on(eager, "refusion", fused, "refusion")
-        systems["autoregressive, without graphs"] = on(eager, "autoregressive", greedy, "autoregressive")
+        systems["refusion fused, without graphs"] = system_of(eager, "refusion", fused, "refusion")
+        systems["autoregressive, without graphs"] = system_of(eager, "autoregressive", greedy, "autoregressive")
     if baseline is not None:
         stock = Qwen3ForCausalLM.from_pretrained(baseline, dtype=model.dtype).to(model.device).eval()
         plain, loop = PlainEngine(stock), StockLoop(stock)
-        systems["refusion baseline"] = on(plain, "refusion", unfused, "refusion")
-        systems["autoregressive baseline"] = on(plain, "autoregressive", greedy, "autoregressive")
+        systems["refusion baseline"] = system_of(plain, "refusion", unfused, "refusion")
+        systems["autoregressive baseline"] = system_of(plain, "autoregressive", greedy, "autoregressive")
         systems["model.generate"] = System(lambda prompt: loop.run(prompt, greedy), "autoregressive")
     return systems
 
 
-def _settings_of(decoder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of ReFusion that another decoder has as well."""
+def _resolved(model: api.LoadedModel, decoder: str, settings: Mapping[str, Any]) -> Any:
+    """A decoder's settings, from those of ReFusion that it has as well, with the width curve of this device."""
     names = DECODERS[decoder].Settings.__dataclass_fields__
-    return {name: value for name, value in settings.items() if name in names}
+    resolved = api.decoder_settings(
+        model, decoder, **{name: value for name, value in settings.items() if name in names}
+    )
+    return api.with_width_cost(resolved, lambda: model.width_cost)
 
 
 def _count_forwards(
     model: api.LoadedModel, settings: Mapping[str, Any], prompts: Sequence[Sequence[int]]
 ) -> dict[str, int]:
-    def decoded(**more: Any) -> list[Decoded]:
-        return [api.generate(model, prompt, decoder="refusion", **settings, **more) for prompt in prompts]
-
-    unfused = decoded(fuse=False)
-    free = decoded(fuse=True, free_rows=FREE_ROWS, row_cost=0.0)
+    unfused, free = (
+        [api.generate(model, prompt, decoder="refusion", **settings, **fusing) for prompt in prompts]
+        for fusing in ({"fuse": False}, {"fuse": True, "free_rows": FREE_ROWS, "row_cost": 0.0})
+    )
     verifications = sum(done.kind == "verify" for result in unfused for done in result.trace.of(ForwardDone))
     return {
         "unfused": sum(result.num_forwards for result in unfused),
@@ -306,11 +294,7 @@ def _count_forwards(
 def decode_batch(
     model: api.LoadedModel, decoder: str, settings: Any, prompts: Sequence[Sequence[int]], size: int
 ) -> list[tuple[int, ...]]:
-    """The tokens of each prompt, decoded in batches of at most `size` requests; returns when the device has finished.
-
-    Raises:
-        DecodeError: a request failed.
-    """
+    """The tokens of each prompt, decoded in batches of at most `size` requests; waits until the device has finished."""
     requests = (Request(DECODERS[decoder].decode, prompt, settings) for prompt in prompts)
     tokens: dict[int, tuple[int, ...]] = {}
     for index, result in model.engine.run_many(requests, size):
@@ -321,34 +305,33 @@ def decode_batch(
     return [tokens[index] for index in range(len(prompts))]
 
 
-def _batch_speeds(
+def batch_speeds(
     model: api.LoadedModel, decoder: str, settings: Any, prompts: Sequence[Sequence[int]], batch_sizes: Sequence[int]
 ) -> dict[int, BatchSpeed]:
     """Measures continuous batching at each batch size, and compares the tokens with the first size."""
-    resolved = api.with_width_cost(settings, lambda: model.width_cost)
     speeds: dict[int, BatchSpeed] = {}
     expected: list[tuple[int, ...]] = []
     read_joules = energy_counter(model.device)
     for size in batch_sizes:
         synchronize(model.device)
-        before = None if read_joules is None else read_joules()
+        before = read_joules() if read_joules else 0.0
         started = time.perf_counter()
-        tokens = decode_batch(model, decoder, resolved, prompts, size)
+        tokens = decode_batch(model, decoder, settings, prompts, size)
         seconds = time.perf_counter() - started
-        joules = None if read_joules is None or before is None else read_joules() - before
+        joules = read_joules() - before if read_joules else None
         expected = expected or tokens
-        same = sum(ours == first for ours, first in zip(tokens, expected, strict=True)) / len(tokens)
+        same = sum(map(operator.eq, tokens, expected)) / len(tokens)
         num_tokens = sum(map(len, tokens))
         speeds[size] = BatchSpeed(num_tokens / seconds, same, _mean_joules([joules], num_tokens))
     return speeds
 
 
 def _same_text(speed: Speed, dtype: str) -> str:
-    """Whether a system reproduces the tokens of another: exact in float32, where rounding differs a number."""
+    """Whether a system reproduces the tokens of another: a verdict in float32, else a number, as rounding differs."""
     if speed.num_same is None:
         return ""
     if dtype == "float32":
-        return "same" if speed.same_tokens else "DIFFERENT"
+        return "same" if speed.num_same == speed.num_prompts else "DIFFERENT"
     return f"{dtype}: {speed.num_same} of {speed.num_prompts} prompts"
 
 
@@ -357,7 +340,6 @@ def _energy_text(speed: Speed | BatchSpeed) -> str:
 
 
 def table(report: Report) -> str:
-    """The report as text, ratios first."""
     lines = ["Ratios (medians of one run)"]
     lines += [f"  {name:<40} {ratio:8.2f}" for name, ratio in report.ratios.items()]
     lines += ["", f"{'Tokens per second, batch 1':<40} {'median':>9} {'lowest':>9} {'highest':>9} {'TPF':>6}  tokens"]
@@ -376,12 +358,80 @@ def table(report: Report) -> str:
             lines.append(f"  {width:>5} rows {1e3 * statistics.median(seconds):9.2f} ({1e3 * min(seconds):.2f})")
     if report.profile is not None:
         lines += ["", profile_table(report.profile)]
-    conditions = report.conditions
     lines += [
         "",
         f"Weights {report.weight_bytes / 1e6:.1f} MB a forward, cache {report.cache_bytes_per_row} bytes a row, "
         f"copy {report.copy_bytes_per_second / 1e9:.1f} GB/s",
-        f"{conditions['device']}, {conditions['dtype']}, {conditions['threads']} threads, torch {conditions['torch']}, "
-        f"{conditions['num_prompts']} prompts, {conditions['num_rounds']} rounds",
+        "{device}, {dtype}, {threads} threads, torch {torch}, {num_prompts} prompts, {num_rounds} rounds".format_map(
+            report.conditions
+        ),
     ]
     return "\n".join(lines)
+
+
+def run_bench(
+    name: str,
+    *,
+    extent: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    threads: int | None,
+    dtype: str,
+    device: str,
+    with_profile: bool,
+    progress: Callable[[str], None],
+) -> tuple[Report, str]:
+    """Measures what `--model` names; `extent` has the given fields of `Extent`. Returns the report, also as text."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # so that it counts as chosen
+        torch.set_num_threads(threads)
+    size = name.removesuffix("-inflated")
+    on_cpu = device == "cpu" or not torch.cuda.is_available()
+    num_prompts, num_rounds, gen_length, with_baseline = (
+        LARGE_ON_CPU if on_cpu and size in SHAPES else Extent()
+    )._replace(**extent)
+    settings = {**settings, "gen_length": gen_length}
+    title, prompts = "prompts of the mini tasks (synthetic)", None
+    weight_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / name
+        if name in SHAPES:
+            progress(f"random weights of shape {name}")
+            random_checkpoint(SHAPES[name], checkpoint, weight_dtype)
+            # A threshold of 0 accepts the drafts of random weights, so that slots are decoded in parallel.
+            settings |= {"tau_token": 0.0, "eos_ids": ()}
+            chooser = random.Random(0)
+            prompts = [[chooser.randrange(1000) for _ in range(RANDOM_PROMPT_LENGTH)] for _ in range(num_prompts)]
+            title = "random weights, random prompts, tau_token 0"
+        elif size in SHAPES:
+            progress(f"the embedded checkpoint in shape {size}")
+            inflate(embedded_path("refusion"), checkpoint, SHAPES[size], weight_dtype)
+        else:
+            checkpoint = embedded_path("refusion") if name == "embedded" else Path(name)
+        if prompts is None:
+            prompts = mini_prompts(api.LoadedModel.open(str(checkpoint), dtype=dtype, device=device), num_prompts)
+        report = measure(
+            checkpoint,
+            prompts,
+            settings,
+            dtype=dtype,
+            device=device,
+            num_rounds=num_rounds,
+            with_baseline=with_baseline,
+            with_profile=with_profile,
+            progress=progress,
+        )
+    return report, f"{name}: {title}\n{table(report)}"
+
+
+def mini_prompts(model: api.LoadedModel, count: int) -> list[list[int]]:
+    """Token ids of the first prompts of the mini tasks; the tasks of `PROMPTED` take turns."""
+    rows = {name: read_rows(tasks_path() / "mini" / name / "test.jsonl") for name in PROMPTED}
+    texts = [
+        BENCHMARKS[name].prompts.user(rows[name][number])
+        for number in range(-(-count // len(PROMPTED)))
+        for name in PROMPTED
+    ]
+    return [
+        model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": text}]))
+        for text in texts[:count]
+    ]

@@ -30,7 +30,7 @@ _POOL_SIZE = 1 << 22
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a Qwen3 model, named as in its config.json."""
 
@@ -42,29 +42,15 @@ class Shape:
     vocab_size: int
 
 
-# Qwen3's sizes with ReFusion's vocabulary.
+# Qwen3's sizes with ReFusion's vocabulary, in the order of the fields.
 SHAPES: Mapping[str, Shape] = {
-    "0.6B": Shape(
-        hidden_size=1024,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        intermediate_size=3072,
-        vocab_size=151671,
-    ),
-    "8B": Shape(
-        hidden_size=4096,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        intermediate_size=12288,
-        vocab_size=151671,
-    ),
+    "0.6B": Shape(1024, 28, 16, 8, 3072, 151671),
+    "8B": Shape(4096, 36, 32, 8, 12288, 151671),
 }
 
 
 def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None:
-    """Writes a checkpoint with random weights; its special tokens are the last of the vocabulary."""
+    """Writes random weights; the special tokens are the last of the vocabulary."""
     torch.manual_seed(0)
     vocabulary = shape.vocab_size
     config = Qwen3Config(
@@ -84,49 +70,15 @@ def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None
 def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> None:
     """Writes a checkpoint of a larger shape that computes the same tokens as a smaller one.
 
-    The scales of the residual norms shrink by sqrt(small width / large width), and the epsilon of the norms by the
-    square of this factor, because the surplus features are zero.
-
-    Args:
-        shape: shape that is at least one feature wider than the source and smaller in no dimension.
-        dtype: dtype of the matrices. The scales of residual norms are float32, because they are multiplied by a root.
+    Only the matrices have the dtype: the scales of residual norms are multiplied by a root, so they are float32.
 
     Raises:
-        ConfigError: the source does not fit into the shape.
+        ConfigError: the shape is not at least one feature wider than the source, or smaller in another dimension.
     """
     config = model_config(source)
-    _check(config, shape)
-    weights = load_file(source / "model.safetensors")
-    target.mkdir(parents=True)
-    build = _Builder(config, shape, weights, dtype)
-    weight_map: dict[str, str] = {}
-    total = 0
-    for number in range(-1, shape.num_hidden_layers):
-        tensors = build.ends() if number < 0 else build.layer(number)
-        name = f"model-{number + 2:05d}-of-{shape.num_hidden_layers + 1:05d}.safetensors"
-        save_file(tensors, target / name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, name)
-        total += sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (target / "model.safetensors.index.json").write_text(json.dumps(index))
-    written = json.loads((source / "config.json").read_text()) | asdict(shape)
-    written |= {
-        "tie_word_embeddings": False,
-        "rms_norm_eps": config.rms_norm_eps * config.hidden_size / shape.hidden_size,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
-    for key in ("layer_types", "max_window_layers"):  # these follow the number of layers of the source
-        written.pop(key, None)
-    (target / "config.json").write_text(json.dumps(written, indent=2))
-    for name in _TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copy(source / name, target / name)
-
-
-def _check(config: ModelConfig, shape: Shape) -> None:
     if config.family != "qwen3":
         raise ConfigError(f"inflate: the checkpoint's model_type is {config.family!r}; only 'qwen3' can be inflated")
-    group, wide_group = config.num_heads // config.num_kv_heads, shape.num_attention_heads // shape.num_key_value_heads
+    group, wide_group = _groups(config, shape)
     needs = {
         "hidden_size": (config.hidden_size + 1, shape.hidden_size),
         "num_hidden_layers": (config.num_layers, shape.num_hidden_layers),
@@ -138,23 +90,45 @@ def _check(config: ModelConfig, shape: Shape) -> None:
     for name, (needed, given) in needs.items():
         if given < needed:
             raise ConfigError(f"inflate: {name} is {given}, the checkpoint needs at least {needed}")
+    weights = load_file(source / "model.safetensors")
+    target.mkdir(parents=True)
+    build, weight_map, total = _Builder(config, shape, weights, dtype), dict[str, str](), 0
+    for number in range(-1, shape.num_hidden_layers):
+        tensors = build.ends() if number < 0 else build.layer(number)
+        name = f"model-{number + 2:05d}-of-{shape.num_hidden_layers + 1:05d}.safetensors"
+        save_file(tensors, target / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    written = json.loads((source / "config.json").read_text()) | asdict(shape)
+    # The surplus features are zero, so that the mean square of a row shrinks by this ratio of the widths.
+    written["rms_norm_eps"] = config.rms_norm_eps * config.hidden_size / shape.hidden_size
+    written |= {"tie_word_embeddings": False, "dtype": str(dtype).removeprefix("torch.")}
+    for key in ("layer_types", "max_window_layers"):  # these follow the number of layers of the source
+        written.pop(key, None)
+    (target / "config.json").write_text(json.dumps(written, indent=2))
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copy(source / name, target / name)
+
+
+def _groups(config: ModelConfig, shape: Shape) -> tuple[int, int]:
+    """Query heads of each key-value head, in the small model and in the large one."""
+    return config.num_heads // config.num_kv_heads, shape.num_attention_heads // shape.num_key_value_heads
 
 
 class _Builder:
-    """Builds the tensors of the large model.
-
-    A row of the residual stream consists of the features of the small model, the constant, and zeros, in this order.
-    """
+    """The tensors of the large model, whose rows are the features of the small model, the constant, and zeros."""
 
     def __init__(self, config: ModelConfig, shape: Shape, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self._config, self._shape, self._weights, self._dtype = config, shape, weights, dtype
         # Random weights are cut from one pool, because drawing billions of new ones would take minutes.
         self._pool = (torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(0)) * NOISE).to(dtype)
         self._width = config.hidden_size
-        self._scale = math.sqrt(config.hidden_size / shape.hidden_size)
+        self._scale = math.sqrt(config.hidden_size / shape.hidden_size)  # of residual norms; see rms_norm_eps
 
     def ends(self) -> dict[str, Tensor]:
-        """Embedding, final norm and output head."""
         config, shape, width = self._config, self._shape, self._width
         embedding = self._weights["model.embed_tokens.weight"]
         embedded = torch.zeros(shape.vocab_size, shape.hidden_size, dtype=self._dtype)
@@ -172,24 +146,24 @@ class _Builder:
         """One layer: a layer of the small model, or one that contributes nothing."""
         head_dim, hidden, mlp = self._config.head_dim, self._shape.hidden_size, self._shape.intermediate_size
         query_width, kv_width = self._shape.num_attention_heads * head_dim, self._shape.num_key_value_heads * head_dim
-        tensors = {
-            "self_attn.q_proj": self._noise(query_width, hidden),
-            "self_attn.k_proj": self._noise(kv_width, hidden),
-            "self_attn.v_proj": self._noise(kv_width, hidden),
-            "self_attn.o_proj": self._noise(hidden, query_width),
-            "mlp.gate_proj": self._noise(mlp, hidden),
-            "mlp.up_proj": self._noise(mlp, hidden),
-            "mlp.down_proj": self._noise(hidden, mlp),
+        sizes = {
+            "self_attn.q_proj": (query_width, hidden),
+            "self_attn.k_proj": (kv_width, hidden),
+            "self_attn.v_proj": (kv_width, hidden),
+            "self_attn.o_proj": (hidden, query_width),
+            "mlp.gate_proj": (mlp, hidden),
+            "mlp.up_proj": (mlp, hidden),
+            "mlp.down_proj": (hidden, mlp),
         }
+        tensors = {name: self._noise(*size) for name, size in sizes.items()}
         # With values and gates of zero, the projections after them contribute nothing, whatever their weights.
         for name in ("self_attn.v_proj", "mlp.gate_proj"):
             tensors[name][:, : self._width + 1] = 0
-        is_placed = number < self._config.num_layers
-        prefix = f"model.layers.{number}."
+        prefix, is_placed = f"model.layers.{number}.", number < self._config.num_layers
         if is_placed:
-            self._place_layer(tensors, prefix)
+            self._place(tensors, {name: self._weights[f"{prefix}{name}.weight"] for name in tensors})
         for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[name] = self._norm(f"{prefix}{name}.weight" if is_placed else None)
+            tensors[name] = self._norm(f"{prefix}{name}.weight")
         for name in ("self_attn.q_norm", "self_attn.k_norm"):
             weights = self._weights[f"{prefix}{name}.weight"] if is_placed else torch.ones(head_dim)
             tensors[name] = weights.to(self._dtype)
@@ -199,22 +173,19 @@ class _Builder:
         size = num_rows * num_columns
         return self._pool.repeat(-(-size // _POOL_SIZE))[:size].view(num_rows, num_columns)
 
-    def _norm(self, name: str | None) -> Tensor:
-        """The scales of a residual norm of the small model, extended by ones; ones alone without a name; float32."""
+    def _norm(self, name: str) -> Tensor:
+        """Float32 scales of a residual norm: those of the small model, if it has this one, and ones."""
         norm = torch.ones(self._shape.hidden_size)
-        if name is not None:
+        if name in self._weights:
             norm[: self._width] = self._weights[name].float() * self._scale
         return norm
 
-    def _place_layer(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
+    def _place(self, tensors: Mapping[str, Tensor], small: Mapping[str, Tensor]) -> None:
         """Writes a layer of the small model into the corner of a large layer."""
-        config, shape, width = self._config, self._shape, self._width
-        head_dim, mlp = config.head_dim, config.intermediate_size
-        small = {name: self._weights[f"{prefix}{name}.weight"] for name in tensors}
+        width, head_dim, mlp = self._width, self._config.head_dim, self._config.intermediate_size
         query, output = "self_attn.q_proj", "self_attn.o_proj"
-        group = config.num_heads // config.num_kv_heads
-        wide_group = shape.num_attention_heads // shape.num_key_value_heads
-        for kv_head in range(config.num_kv_heads):
+        group, wide_group = _groups(self._config, self._shape)
+        for kv_head in range(self._config.num_kv_heads):
             rows = slice(kv_head * head_dim, (kv_head + 1) * head_dim)
             for name in ("self_attn.k_proj", "self_attn.v_proj"):
                 _place_columns(tensors[name][rows], small[name][rows], width)

@@ -1,9 +1,8 @@
-"""What the checks of a GPU found, as files and as the table of README.md."""
+"""Results of the checks of a GPU, as files and as the table of README.md."""
 
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,33 +14,24 @@ RESULTS = "checks.json"
 
 
 class Result(NamedTuple):
-    """What a check found.
+    """The outcome of a check; the text of one that raised an error is the error."""
 
-    Attributes:
-        passed: None where there is no bound, where the bound is one for GPUs and this is a rehearsal, or where nothing
-            was checked.
-    """
-
-    passed: bool | None
+    passed: bool | None  # None without a bound, in a rehearsal of a bound for GPUs, or where nothing was checked
     text: str
     figures: Mapping[str, Any]
 
+    @property
+    def verdict(self) -> str:
+        return {True: "passed", False: "FAILED", None: "measured" if self.figures else "left out"}[self.passed]
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A check that ran.
 
-    Attributes:
-        result: what it found; a check that raised an error has not passed, and its text is the error.
-    """
-
+class Check(NamedTuple):
     name: str
     seconds: float
     result: Result
 
 
 def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
-    """The device and the versions under which the checks ran."""
     on_gpu = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
     return {
@@ -57,7 +47,7 @@ def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
 
 def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -> None:
     """Writes what is known so far: `checks.json`, `checks.md`, and `roofline.png` once forwards were timed by width."""
-    results = [asdict(check) | {"result": check.result._asdict()} for check in checks]
+    results = [check._asdict() | {"result": check.result._asdict()} for check in checks]
     write_atomically(out / RESULTS, json.dumps({"conditions": dict(facts), "checks": results}, indent=1) + "\n")
     lines = [
         f"# GPU check: {facts['device']}, {facts['shape']}",
@@ -66,9 +56,7 @@ def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -
         "",
         "| check | verdict | what was found | seconds |",
         "|---|---|---|--:|",
-    ]
-    lines += [
-        f"| {check.name} | {verdict(check.result)} | {check.result.text} | {check.seconds:.0f} |" for check in checks
+        *(f"| {name} | {result.verdict} | {result.text} | {seconds:.0f} |" for name, seconds, result in checks),
     ]
     write_atomically(out / "checks.md", "\n".join(lines) + "\n")
     for check in checks:
@@ -76,24 +64,15 @@ def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -
             _draw_roofline(out / "roofline.png", facts["device"], check.result.figures)
 
 
-def verdict(result: Result) -> str:
-    """The verdict as a word."""
-    return {True: "passed", False: "FAILED", None: "measured" if result.figures else "left out"}[result.passed]
-
-
 def results_rows(folder: Path) -> list[list[str]]:
-    """Results, GPU, check, verdict and finding, for every check of every GPU with a subfolder of results.
-
-    Rehearsals on a CPU are left out, because their figures say nothing of a GPU.
-    """
+    """Folder, GPU, check, verdict and text of every check in a subfolder; rehearsals on a CPU are left out."""
     rows = []
     for path in sorted(folder.glob(f"*/{RESULTS}")):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["conditions"]["device"] == "cpu":
-            continue
-        for check in found["checks"]:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        device = report["conditions"]["device"]
+        for check in report["checks"] if device != "cpu" else ():
             result = Result(**check["result"])
-            rows.append([path.parent.name, found["conditions"]["device"], check["name"], verdict(result), result.text])
+            rows.append([path.parent.name, device, check["name"], result.verdict, result.text])
     return rows
 
 
@@ -108,7 +87,7 @@ def _draw_roofline(path: Path, device: str, figures: Mapping[str, Any]) -> None:
         curve = figures["seconds"][way]
         achieved = [flops * width / seconds / 1e12 for width, seconds in curve.items()]
         axes.plot(list(curve), achieved, marker, label=f"{way} forwards")
-    widths = sorted(map(int, figures["mbu"]))[:: len(figures["mbu"]) - 1]
+    widths = [min(figures["mbu"]), max(figures["mbu"])]
     bound = [flops * width / (weights / bandwidth) / 1e12 for width in widths]
     axes.plot(widths, bound, color="black", linewidth=1, label=f"copy bandwidth, {bandwidth / 1e12:.2f} TB/s")
     axes.set(xscale="log", yscale="log", xlabel="rows of a forward", ylabel="TFLOP/s", title=device)

@@ -37,7 +37,7 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Also write all figures to this JSON file.")] = None,
 ) -> None:
     """Measure decoding speed. It is compared with a plain baseline and with the memory limit, by width and batch."""
-    from refusion_eval.bench.command import run_bench
+    from refusion_eval.bench.bench import run_bench
     from refusion_eval.store.atomic_write import write_output
 
     prepare(out)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from refusion_eval.cli import EXIT_INCOMPLETE, say
+from refusion_eval.errors import ConfigError
 
 
 def gpu_check(
@@ -18,13 +19,12 @@ def gpu_check(
         Path | None, typer.Option(help="Existing folder for temporary checkpoints; the default is the system's.")
     ] = None,
 ) -> None:
-    """Check the GPU path on this machine. Tokens, kernels, memory and speed each get a verdict."""
+    """Check the GPU path on this machine. Speed, kernels and tokens each get a verdict."""
     import torch
 
     from refusion_eval.bench.checkpoints import SHAPES
     from refusion_eval.bench.gpu_check import GpuCheck
-    from refusion_eval.bench.gpu_report import conditions, verdict, write_report
-    from refusion_eval.errors import ConfigError
+    from refusion_eval.bench.gpu_report import conditions, write_report
 
     on_cpu = device == "cpu"
     if not on_cpu and not torch.cuda.is_available():
@@ -38,7 +38,8 @@ def gpu_check(
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for check in GpuCheck(device, Path(scratch), timed_shape, prompts, say).run():
             checks.append(check)
-            print(f"{verdict(check.result):<8}  {check.name}: {check.result.text} ({check.seconds:.0f} s)", flush=True)
+            name, seconds, result = check
+            print(f"{result.verdict:<8}  {name}: {result.text} ({seconds:.0f} s)", flush=True)
             write_report(out, facts, checks)
     print(f"{out}/checks.md")
     if any(check.result.passed is False for check in checks):

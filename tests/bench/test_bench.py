@@ -2,13 +2,9 @@
 
 import json
 
-import pytest
-
 from refusion_eval.bench import bench
-from refusion_eval.bench.bench import System, _same_text, compare
-from refusion_eval.bench.command import run_bench
-from refusion_eval.bench.profile import ATTENTION, HOST, PARTS
-from refusion_eval.engine import masks
+from refusion_eval.bench.bench import System, _same_text, compare, run_bench
+from refusion_eval.bench.profile import HOST
 from refusion_eval.types import Decoded, Trace
 
 
@@ -22,7 +18,7 @@ def test_speeds_are_all_tokens_over_all_seconds_and_tokens_are_compared():
     assert speeds["a"].tokens_per_second == (8.0, 8.0, 8.0)
     assert speeds["b"].median == 4.0
     assert (speeds["a"].num_tokens, speeds["a"].num_forwards) == (8, 4)
-    assert [speeds[name].same_tokens for name in "abc"] == [None, True, False]
+    assert [speeds[name].num_same for name in "abc"] == [None, 2, 0]
     assert [_same_text(speeds[name], "float32") for name in "abc"] == ["", "same", "DIFFERENT"]
     texts = [_same_text(speeds[name], "bfloat16") for name in "abc"]
     assert texts == ["", "bfloat16: 2 of 2 prompts", "bfloat16: 0 of 2 prompts"]
@@ -51,7 +47,7 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
         with_profile=True,
         progress=lambda text: None,
     )
-    assert {speed.same_tokens for speed in report.speeds.values()} == {True, None}
+    assert {speed.num_same for speed in report.speeds.values()} == {2, None}
     assert {name for name in bench.RATIOS if "graphs" not in name} <= set(report.ratios)
     assert report.forwards["least"] <= report.forwards["free rows"] <= report.forwards["unfused"]
     assert report.speeds["refusion"].num_forwards == report.forwards["unfused"]
@@ -61,12 +57,12 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
     assert list(as_json)[:3] == ["ratios", "conditions", "standings"]
     assert as_json["conditions"]["dtype"] == "float32"
     assert all(speed.same == 1 for speeds in report.batch.values() for speed in speeds.values())
+    assert {"seconds", "num_forwards", "unwatched"} < set(as_json["profile"])
     assert "autoregressive: batch 16 / batch 1" in report.ratios
     assert report.profile.num_forwards == report.speeds["refusion fused"].num_forwards
-    assert set(report.profile.seconds) == {ATTENTION, HOST, *(part for _, _, part in PARTS)}
-    assert sum(report.profile.shares.values()) == pytest.approx(1)
-    # The stopwatches are removed again.
-    assert masks.attend_over.__name__ == "attend_over"
-    assert not [name for owner, name, _ in PARTS if "timed" in getattr(owner, name).__qualname__]
+    assert 0 < sum(report.profile.seconds.values()) <= report.profile.watched
+    assert list(report.profile.seconds.values()) == sorted(report.profile.seconds.values(), reverse=True)
+    assert "aten::addmm" in report.profile.counts or "aten::mm" in report.profile.counts
+    assert HOST in text
     assert "synthetic" in text.splitlines()[0]
     assert text.splitlines()[1].startswith("Ratios")

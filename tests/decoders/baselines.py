@@ -11,7 +11,7 @@ from refusion_eval.api import LoadedModel, decoder_settings, generate, generate_
 from refusion_eval.types import Decoded
 
 RECORDS_EACH = 5
-GOLDEN_DEVICE = os.environ.get("REFUSION_EVAL_GOLDEN_DEVICE", "cpu")  # set by gpu-check
+GOLDEN_DEVICE = os.environ.get("REFUSION_EVAL_GOLDEN_DEVICE", "cpu")  # set by hand on a machine with a GPU
 
 
 @cache

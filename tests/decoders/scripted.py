@@ -1,11 +1,14 @@
 """Runs a decoder without a model: an answer function plays the engine."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
-from refusion_eval.types import Forward, Read, Readout, Response, RowScores, Trace
+from refusion_eval.types import Forward, Read, Readout, Response, RowScores, Trace, draw_key
 
 Answer = Callable[[Forward, Read], Readout]
 
@@ -35,6 +38,24 @@ def run_scripted(
             forward = decoding.send(tuple(answer(forward, read) for read in forward.reads))
         except StopIteration as stop:
             return stop.value, trace, forwards
+
+
+def answer_by_place(mask_id: int, most: float = math.inf) -> Answer:
+    """Tokens, confidences and entropies of a position are the same at every forward; `most` cuts confidences."""
+
+    def answer(forward: Forward, read: Read) -> Readout:
+        keys = [draw_key(7, forward.positions[row]) for row in read.rows]
+        scores = np.array([min(most, (key >> 20) % 128 / 100) for key in keys], dtype=np.float32)
+        return replace(readout([key % mask_id for key in keys], scores), entropy=scores)
+
+    return answer
+
+
+@st.composite
+def blocks(draw: st.DrawFn, shortest: int = 1, most: int = 4) -> dict[str, int]:
+    """Lengths of a response and of its blocks, up to `most` of at least `shortest` tokens."""
+    block_length, num_blocks = draw(st.integers(shortest, 8)), draw(st.integers(1, most))
+    return {"gen_length": block_length * num_blocks, "block_length": block_length}
 
 
 def readout(tokens: Sequence[int], probs: Sequence[float] | float, given: Sequence[float] | None = None) -> Readout:

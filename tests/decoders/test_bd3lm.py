@@ -11,7 +11,6 @@ from refusion_eval.decoders.bd3lm import Bd3lmSettings, decode
 from refusion_eval.decoders.canvas import even_quotas, rounded_quotas
 from refusion_eval.engine.masks import visible
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import Forward, Read, Readout, draw_key
 from tests.decoders.baselines import (
     RECORDS_EACH,
     assert_equals_golden,
@@ -20,7 +19,7 @@ from tests.decoders.baselines import (
     forwards_of,
     golden_case,
 )
-from tests.decoders.scripted import readout, run_scripted
+from tests.decoders.scripted import answer_by_place, run_scripted
 from tests.examples import examples
 
 MASK, EOS, EOT = 31, 30, 29
@@ -81,12 +80,7 @@ def test_a_batch_changes_nothing(shared: Path, number: int):
     assert outs[RECORDS_EACH + number].tokens == outs[number].tokens
 
 
-def answer(forward: Forward, read: Read) -> Readout:
-    """Tokens and confidences of a position are the same at every forward; some confidences round to 1."""
-    keys = [draw_key(7, forward.positions[row]) for row in read.rows]
-    return readout([key % MASK for key in keys], [min(1, (key >> 20) % 128 / 100) for key in keys])
-
-
+answer = answer_by_place(MASK, most=1)  # some confidences are 1
 sizes = st.fixed_dictionaries({"gen_length": st.integers(1, 24), "block_length": st.integers(1, 8)})
 commits = st.sampled_from(COMMITS)
 rules = st.sampled_from([{"threshold": 0.6}, {}, {"steps": 5}, {"steps_per_block": 2}, {"remasking": "random"}])

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import FeatureReuse, draw_key
 from tests.decoders.baselines import forwards_of
-from tests.decoders.scripted import readout, run_scripted
+from tests.decoders.scripted import answer_by_place, run_scripted
 from tests.engine.random_model import VOCAB_SIZE, random_engine, random_transformer
 from tests.examples import examples
 
@@ -106,10 +105,7 @@ def test_a_batch_changes_nothing(batch_size):
         assert forwards_of(together[number]) == forwards_of(alone)
 
 
-def answer(forward, read):
-    keys = [draw_key(7, forward.positions[row]) for row in read.rows]
-    scores = [(key >> 20) % 128 / 100 for key in keys]
-    return replace(readout([key % MASK for key in keys], scores), entropy=np.asarray(scores, dtype=np.float32))
+answer = answer_by_place(MASK)
 
 
 @given(st.sampled_from([LLADA, DREAM]), st.integers(1, 6), st.integers(1, 6), st.floats(0, 1))

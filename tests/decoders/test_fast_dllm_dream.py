@@ -23,7 +23,7 @@ from tests.decoders.baselines import (
     golden_case,
     golden_model,
 )
-from tests.decoders.scripted import run_scripted
+from tests.decoders.scripted import blocks, run_scripted
 from tests.decoders.test_dream import settings_of as dream_settings_of
 from tests.examples import examples
 
@@ -116,13 +116,7 @@ def by_place(confidences):
     return scripted
 
 
-@st.composite
-def sizes(draw):
-    block_length, num_blocks = draw(st.integers(1, 8)), draw(st.integers(1, 4))
-    return {"gen_length": block_length * num_blocks, "block_length": block_length}
-
-
-@given(sizes(), CACHED, st.sampled_from([0.0, 0.6, 0.9]), st.sampled_from([0.0, 1.0]))
+@given(blocks(), CACHED, st.sampled_from([0.0, 0.6, 0.9]), st.sampled_from([0.0, 1.0]))
 @examples(80)
 def test_a_block_begins_with_its_first_position_and_is_filled_before_the_next(size, cache, threshold, temperature):
     prompt = [1, 2, 3]
@@ -158,7 +152,7 @@ def test_a_block_begins_with_its_first_position_and_is_filled_before_the_next(si
     assert sum(forward.kind == "refresh" for forward in forwards) == len(chosen.blocks)
 
 
-@given(sizes(), CACHED)
+@given(blocks(), CACHED)
 @examples(40)
 def test_above_1_a_threshold_gives_one_token_a_forward(size, cache):
     chosen = FastDllmDreamSettings(mask_id=MASK, cache=cache, threshold=1.01, **size)
@@ -166,7 +160,7 @@ def test_above_1_a_threshold_gives_one_token_a_forward(size, cache):
     assert len(forwards) == size["gen_length"]
 
 
-@given(sizes(), CACHED)
+@given(blocks(), CACHED)
 @examples(40)
 def test_a_threshold_of_0_takes_two_forwards_a_block(size, cache):
     chosen = FastDllmDreamSettings(mask_id=MASK, cache=cache, threshold=0.0, **size)
@@ -175,7 +169,7 @@ def test_a_threshold_of_0_takes_two_forwards_a_block(size, cache):
     assert len(forwards) == len(chosen.blocks) * min(2, size["block_length"])
 
 
-@given(sizes(), CACHED, st.integers(2, 12))
+@given(blocks(), CACHED, st.integers(2, 12))
 @examples(60)
 def test_quotas_of_a_block_take_its_steps(size, cache, steps_per_block):
     num_blocks = size["gen_length"] // size["block_length"]
@@ -247,7 +241,7 @@ def test_a_higher_threshold_never_takes_fewer_forwards(confidences, cache, one, 
     assert num_forwards(low) <= num_forwards(high)
 
 
-@given(sizes(), st.sampled_from(["none", "prefix", "dual"]), st.sampled_from(["confidence_threshold", "entropy"]))
+@given(blocks(), st.sampled_from(["none", "prefix", "dual"]), st.sampled_from(["confidence_threshold", "entropy"]))
 @examples(60)
 def test_stopping_early_gives_the_same_text(size, cache, alg):
     late = FastDllmDreamSettings(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refusion_eval.decoders import num_within_factor
 from refusion_eval.decoders.fast_dllm import FastDllmLladaSettings, decode
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import DROP_ALL, NOTHING, Forward, Read, Readout, draw_key
+from refusion_eval.types import DROP_ALL, NOTHING, Forward, Read, Readout
 from tests.decoders.baselines import (
     RECORDS_EACH,
     assert_equals_golden,
@@ -20,7 +20,7 @@ from tests.decoders.baselines import (
     golden_case,
     golden_model,
 )
-from tests.decoders.scripted import readout, run_scripted
+from tests.decoders.scripted import answer_by_place, blocks, readout, run_scripted
 from tests.examples import examples
 
 MASK, EOS, EOT = 31, 30, 29
@@ -85,23 +85,14 @@ def test_without_a_cache_a_quota_is_decoded_as_by_llada(shared: Path, steps: int
     assert fast.tokens == plain.tokens
 
 
-def answer(forward: Forward, read: Read) -> Readout:
-    """Tokens and confidences of a position are the same at every forward; some confidences round to 1."""
-    keys = [draw_key(7, forward.positions[row]) for row in read.rows]
-    return readout([key % MASK for key in keys], [min(1, (key >> 20) % 128 / 100) for key in keys])
-
-
-@st.composite
-def sizes(draw):
-    block_length, num_blocks = draw(st.integers(1, 8)), draw(st.integers(1, 4))
-    return {"gen_length": block_length * num_blocks, "block_length": block_length}
+answer = answer_by_place(MASK, most=1)  # some confidences are 1
 
 
 def run(**chosen):
     return run_scripted(decode, [1, 2, 3], FastDllmLladaSettings(mask_id=MASK, **chosen), answer)
 
 
-@given(sizes(), st.sampled_from(CACHES))
+@given(blocks(), st.sampled_from(CACHES))
 @examples(40)
 def test_a_threshold_of_0_takes_blocks_whole_and_one_above_1_single_tokens(size, cache):
     num_blocks = size["gen_length"] // size["block_length"]
@@ -110,14 +101,14 @@ def test_a_threshold_of_0_takes_blocks_whole_and_one_above_1_single_tokens(size,
     assert len(forwards) == len(set(trace.fixed_at().values())) == size["gen_length"]
 
 
-@given(sizes(), st.sampled_from(CACHES), st.floats(0, 1.1), st.floats(0, 1.1))
+@given(blocks(), st.sampled_from(CACHES), st.floats(0, 1.1), st.floats(0, 1.1))
 @examples(60)
 def test_a_higher_threshold_never_lowers_the_forwards(size, cache, one, other):
     low, high = (len(run(threshold=tau, cache=cache, **size)[2]) for tau in sorted((one, other)))
     assert size["gen_length"] // size["block_length"] <= low <= high <= size["gen_length"]
 
 
-@given(sizes(), st.sampled_from(CACHES), st.sampled_from([{"threshold": 0.6}, {"factor": 1.5}, {}]))
+@given(blocks(), st.sampled_from(CACHES), st.sampled_from([{"threshold": 0.6}, {"factor": 1.5}, {}]))
 @examples(80)
 def test_a_block_is_refreshed_once_and_then_fed_with_what_its_cache_leaves_out(size, cache, rule):
     _, trace, forwards = run(cache=cache, **size, **rule)
@@ -143,7 +134,7 @@ def test_a_block_is_refreshed_once_and_then_fed_with_what_its_cache_leaves_out(s
         assert forward.reads[0].confidence.dtype == "float64"
 
 
-@given(sizes(), st.integers(1, 12), st.sampled_from(CACHES))
+@given(blocks(), st.integers(1, 12), st.sampled_from(CACHES))
 @examples(40)
 def test_a_quota_has_no_forward_after_the_last_mask(size, steps_each, cache):
     num_blocks = size["gen_length"] // size["block_length"]
@@ -172,7 +163,7 @@ def test_the_release_lets_the_last_candidate_of_a_factor_through():
     assert trace.fixed_at() == {0: 0, 1: 1, 2: 2, 3: 2}
 
 
-@given(sizes(), st.sampled_from(CACHES), st.sampled_from([{"threshold": 0.6}, {}]))
+@given(blocks(), st.sampled_from(CACHES), st.sampled_from([{"threshold": 0.6}, {}]))
 @examples(40)
 def test_stopping_early_gives_the_same_text(size, cache, rule):
     stops = {"eos_ids": (EOS, EOT, *range(20)), "cache": cache, **rule, **size}

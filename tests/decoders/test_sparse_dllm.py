@@ -29,7 +29,7 @@ from refusion_eval.types import (
     draw_key,
 )
 from tests.decoders.baselines import forwards_of
-from tests.decoders.scripted import readout, run_scripted
+from tests.decoders.scripted import answer_by_place, blocks, run_scripted
 from tests.engine.random_model import VOCAB_SIZE, random_engine, random_transformer
 from tests.examples import examples
 
@@ -99,19 +99,10 @@ def test_keeping_less_changes_some_tokens_and_a_dual_cache_is_another_thing():
     assert all(outs[one] != outs[other] for one in outs for other in outs if one != other)
 
 
-def answer(forward, read):
-    keys = [draw_key(7, forward.positions[row]) for row in read.rows]
-    scores = [(key >> 20) % 128 / 100 for key in keys]
-    return replace(readout([key % MASK for key in keys], scores), entropy=np.asarray(scores, dtype=np.float32))
+answer = answer_by_place(MASK)
 
 
-@st.composite
-def sizes(draw):
-    block_length, num_blocks = draw(st.integers(3, 8)), draw(st.integers(1, 3))
-    return {"gen_length": block_length * num_blocks, "block_length": block_length}
-
-
-@given(sizes(), st.floats(0, 1), st.sampled_from([1, 3, 5]), st.booleans())
+@given(blocks(3, 3), st.floats(0, 1), st.sampled_from([1, 3, 5]), st.booleans())
 @examples(60)
 def test_the_second_forward_of_a_block_is_scored_and_the_third_keeps_the_best_share(size, ratio, kernel_size, is_dream):
     same = {"mask_id": MASK, "cache": "sparse", "keep_ratio": ratio, "kernel_size": kernel_size, **size}

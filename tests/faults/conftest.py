@@ -1,7 +1,7 @@
 import pytest
 
 from tests.faults.front_end import FrontEnd, copy_checkpoint
-from tests.faults.runs import ForkServer
+from tests.faults.runs import ForkServer, command
 
 
 @pytest.fixture
@@ -23,6 +23,15 @@ def server(tmp_path_factory):
     server = ForkServer(tmp_path_factory.mktemp("fork_server"))
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def calm(server, tmp_path_factory):
+    """The directory of an undisturbed run, with which those under faults are compared; nothing may write there."""
+    run_dir = tmp_path_factory.mktemp("calm") / "run"
+    status, output = server.run(command(run_dir))
+    assert status == 0, output
+    return run_dir
 
 
 @pytest.fixture

@@ -16,14 +16,6 @@ EXIT_INCOMPLETE = 3
 LONG_ENOUGH = {"gen_length": 128, "slot_size": 8, "block_size": 32}  # for programs that are right
 
 
-@pytest.fixture(scope="module")
-def calm(server, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("calm") / "run"
-    status, output = server.run(command(run_dir))
-    assert status == 0, output
-    return run_dir
-
-
 def tokens(run_dir):
     return [(sample.key, sample.tokens, sample.text) for sample in records(run_dir)[0]]
 

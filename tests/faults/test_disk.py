@@ -14,14 +14,6 @@ MEGABYTE = 1 << 20
 NUM_SIZES = 8
 
 
-@pytest.fixture(scope="module")
-def calm(server, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("calm") / "run"
-    status, output = server.run(command(run_dir))
-    assert status == 0, output
-    return run_dir
-
-
 @contextmanager
 def disk_of(folder, num_bytes):
     """A disk of its own; skips the test for those who may not mount one."""

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults import hostile
 from tests.faults.front_end import error_of
-from tests.faults.runs import ForkServer, command
+from tests.faults.runs import command
 
 SECONDS, MIB = 2, 200
 LONGEST = 60  # seconds until a command counts as one that never ends
@@ -33,14 +33,6 @@ COMMANDS = {
     "run": tuple(command("RUN")),
 }
 WRITERS = ("run", "rescore beside", "rescore canvas")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A fork server that has imported what the commands import."""
-    server = ForkServer(tmp_path_factory.mktemp("fork_server"))
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,6 @@ from tests.faults.runs import NUM_ITEMS, NUM_SAMPLES, SETTINGS, assert_same, com
 AGAIN = "run the same command again to continue"
 
 
-@pytest.fixture(scope="module")
-def calm(server, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("calm") / "run"
-    status, output = server.run(command(run_dir))
-    assert status == 0, output
-    return run_dir
-
-
 def during_forward(number, **more):
     """A signal just before a forward of the run, counted from 1."""
     return {"place": "forward", "count": 2 * number - 1, **more}

@@ -19,7 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from refusion_eval import api
-from refusion_eval.bench import command
+from refusion_eval.bench import bench
 from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.evaluation.loop import _job
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
@@ -182,8 +182,8 @@ def _locality(folder: Path) -> list[int]:
 
 def _bench(folder: Path) -> list[int]:
     model = api.load_model(str(folder), device="cpu")
-    with mock.patch.multiple(command, PROMPTED=("gsm8k",), read_rows=lambda path: [ROW]):
-        return list(command.mini_prompts(model, 1)[0])
+    with mock.patch.multiple(bench, PROMPTED=("gsm8k",), read_rows=lambda path: [ROW]):
+        return list(bench.mini_prompts(model, 1)[0])
 
 
 def _training(folder: Path) -> list[int]:

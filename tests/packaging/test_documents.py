@@ -149,12 +149,10 @@ def check_source(script: Path, words: list[str]) -> None:
     """The options of a script occur in its source, or in that of its neighbours, from which some take them."""
     assert script.is_file(), script
     sources = [script, *script.parent.glob("*.py")]
-    known = {
-        node.value
-        for path in sources
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("--")
-    }
+    nodes = [node for path in sources for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    known = {node.value for node in nodes if isinstance(node, ast.Constant) and str(node.value).startswith("--")}
+    # typer makes options of the parameters of a command.
+    known |= {f"--{node.arg.replace('_', '-')}" for node in nodes if isinstance(node, ast.arg)}
     assert {word for word in words if word.startswith("--")} <= known
 
 

@@ -10,11 +10,7 @@ from refusion_eval.benchmarks import get_task
 from refusion_eval.errors import ConfigError, SandboxError
 from refusion_eval.sandbox import probe
 
-
-@pytest.fixture(autouse=True)
-def _isolation() -> None:
-    if probe().tier == "D":
-        pytest.skip("programs cannot be isolated here")
+pytestmark = pytest.mark.usefixtures("isolation")
 
 
 def test_every_way_checks_the_references_and_the_record_says_where(script, tmp_path):

@@ -8,16 +8,13 @@ import pytest
 from sandbox import reference_programs
 
 from refusion_eval.benchmarks import get_task
-from refusion_eval.sandbox import Program, check_programs, probe
+from refusion_eval.sandbox import Program, check_programs
 
 # Recorded as failed only because their publisher ran all programs in one process.
 _RECORDED_WRONGLY = {67, 170, 419, 598, 724, 798}
 
 
-@pytest.fixture(autouse=True)
-def _isolation() -> None:
-    if probe().tier == "D":
-        pytest.skip("programs cannot be isolated here")
+pytestmark = pytest.mark.usefixtures("isolation")
 
 
 def _outputs(path: Path) -> list[dict]:
