@@ -14,9 +14,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from refusion_eval.benchmarks.prompts import OTHER, OURS, RELEASE, CodeTest, Extraction, Extractor, Prompts, Turns
 from refusion_eval.benchmarks.rows import DATA_VARIABLE, Row, Sealing, Source, check_rows, find_rows, read_rows
 from refusion_eval.errors import DataError
 from refusion_eval.paths import tasks_path
@@ -25,6 +24,76 @@ __all__ = [
     "BENCHMARKS", "LETTERS", "OTHER", "OURS", "PUBLISHED", "RELEASE", "RELEASED", "Benchmark", "CodeTest", "Extraction",
     "Extractor", "Item", "Prompts", "Row", "Source", "Task", "Turns", "find_task", "get_task", "is_mini", "is_sealed",
 ]  # fmt: skip
+
+# Names of prompts: those that this project wrote, those of the public release of ReFusion, and all others, which are
+# those of lm-eval's own tasks, and own ones that were changed (by examples or a system instruction).
+OURS, RELEASE, OTHER = "ours", "release", "other"
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """The answer in its normal form, None if there is none; and the rule that found it, or why nothing was found."""
+
+    answer: str | None
+    how: str
+
+
+Extractor = Callable[[str, Row], Extraction]
+
+
+@dataclass(frozen=True)
+class CodeTest:
+    """Trusted source that raises if a program is wrong, trusted source that it needs, and seconds for the program."""
+
+    test: str
+    helpers: str = ""
+    timeout_s: float = 10
+
+
+class Turns(NamedTuple):
+    """The prompt of one item: the user turn, the system turn before it, and the beginning of the response."""
+
+    user: str
+    system: str = ""
+    opened: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """One way to ask the questions of a benchmark, and the rules that find the answers in the responses.
+
+    Attributes:
+        user: a row -> the text of the user turn.
+        system: a row -> the text of the system turn before it; None for no such turn.
+        opened: beginning of the response, which the prompt ends with and the model continues.
+        stop_strings: the text of a response ends at the first occurrence of any of them.
+        filters: extraction rules by name; scores are reported with the first. The others are for text of another kind
+            (base models whose text runs on) and for comparison with published extraction rules.
+        gold_text: a row -> the right answer as a model would write it when it follows the prompt.
+        version: recorded with every sample; to be raised when a prompt or a judgement changes.
+        clean: turns a text into the one that the rules read; None for the text outside thinking blocks,
+            without control tokens at the ends of lines.
+        normalise: turns a published row and its 0-based number into the row that everything else reads; None if
+            published rows are read as they are.
+        is_right: compares (right answer, extracted answer); None for the comparison of the benchmark's kind.
+        reads_solution: for mathematics, whether the extracted text and the row's whole solution are handed to
+            math-verify, which finds the answers in both by itself.
+        test: for code, a row -> its test; None for that of the benchmark.
+    """
+
+    user: Callable[[Row], str]
+    system: Callable[[Row], str] | None = None
+    opened: str = ""
+    stop_strings: Sequence[str] = ()
+    filters: Mapping[str, Extractor]
+    gold_text: Callable[[Row], str]
+    version: str = "1.0"
+    clean: Callable[[str], str] | None = None
+    normalise: Callable[[Row, int], dict[str, Any]] | None = None
+    is_right: Callable[[str, str], bool] | None = None
+    reads_solution: bool = False
+    test: Callable[[Row], CodeTest] | None = None
+
 
 THINK_START, THINK_END = "<think>", "</think>"
 _THINK_TAG = re.compile(f"{THINK_START}|{THINK_END}")
@@ -110,18 +179,12 @@ class Benchmark:
 
     @property
     def prompts(self) -> Prompts:
-        """The prompts that are asked."""
         return self.release if self.prompts_name == RELEASE and self.release else self.ours
 
     @property
     def in_paper(self) -> bool:
         """Whether it is one of the paper's seven, which its tables, averages and claims are about."""
         return self.order <= 7
-
-    @property
-    def is_published(self) -> bool:
-        """Whether its items were published, and are not all synthetic."""
-        return self.source.hub is not None
 
     @property
     def has_mini(self) -> bool:
@@ -212,11 +275,6 @@ class Task:
         return f"{'mini_' if self.mini else 'refusion_'}{self.benchmark.name}{prompts}"
 
     @property
-    def title(self) -> str:
-        """The name in printed tables and figures."""
-        return f"{'mini ' if self.mini else ''}{self.benchmark.title}"
-
-    @property
     def sealed(self) -> bool:
         """Whether the questions must not be written anywhere; those of the look-alikes may be."""
         return self.benchmark.sealed and not self.mini
@@ -262,7 +320,7 @@ class Task:
     def _sealed(self, row: Row, sealing: Sealing) -> dict[str, Any]:
         name = f"{self.benchmark.name}/{row[self.benchmark.id_column or 'id']}"
         marks = self.benchmark.sealed_columns.items()
-        return {**row, **{column: sealing.seal_value(f"{name}/{mark}", row[column]) for column, mark in marks}}
+        return {**row, **{column: sealing.seal(f"{name}/{mark}", row[column]) for column, mark in marks}}
 
 
 def _as_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -274,22 +332,17 @@ def _as_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
         try:
             table[column] = pyarrow.array([row.get(column) for row in rows]).to_pylist()
         except pyarrow.ArrowException as problem:
-            what = f"column {column!r} holds values of several types ({problem})"
-            raise DataError(f"{what}; correct the rows") from problem
+            raise DataError(f"column {column!r} holds several types ({problem}); correct the rows") from problem
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
-def _benchmarks_of_this_folder() -> dict[str, Benchmark]:
-    modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
-    benchmarks = [module.BENCHMARK for module in modules if hasattr(module, "BENCHMARK")]
-    benchmarks.sort(key=lambda benchmark: (benchmark.order, benchmark.name))
-    return {benchmark.name: benchmark for benchmark in benchmarks}
-
-
-BENCHMARKS: dict[str, Benchmark] = _benchmarks_of_this_folder()  # in the order of the paper's tables
+_modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+_benchmarks: list[Benchmark] = [module.BENCHMARK for module in _modules if hasattr(module, "BENCHMARK")]
+_benchmarks.sort(key=lambda benchmark: (benchmark.order, benchmark.name))
+BENCHMARKS = {benchmark.name: benchmark for benchmark in _benchmarks}  # in the order of the paper's tables
 
 # Those whose items are not all synthetic.
-PUBLISHED = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.is_published}
+PUBLISHED = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.source.hub is not None}
 
 # Those that the public release asks, with its prompts.
 RELEASED = {
@@ -304,15 +357,12 @@ def find_task(name: str) -> Task | None:
     Names are `refusion_<benchmark>` and `mini_<benchmark>`, `refusion_<benchmark>_release` for the prompts of the
     release, all also with `_<anything>` after them, and those of lm-eval's own tasks on a benchmark.
     """
-    look_alikes = [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values()]
-    tasks = {task.name: task for task in (*map(Task, [*BENCHMARKS.values(), *RELEASED.values()]), *look_alikes)}
-    plain_names = [task_name for task_name in tasks if f"{name}_".startswith(f"{task_name}_")]
-    if plain_names:
-        return tasks[max(plain_names, key=len)]
-    for benchmark in BENCHMARKS.values():
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in benchmark.stock_tasks):
-            return Task(benchmark)
-    return None
+    mini = [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values()]
+    tasks = [*map(Task, [*BENCHMARKS.values(), *RELEASED.values()]), *mini]
+    if named := [task for task in tasks if f"{name}_".startswith(f"{task.name}_")]:
+        return max(named, key=lambda task: len(task.name))
+    stock = ((benchmark, pattern) for benchmark in BENCHMARKS.values() for pattern in benchmark.stock_tasks)
+    return next((Task(benchmark) for benchmark, pattern in stock if fnmatch.fnmatchcase(name, pattern)), None)
 
 
 def get_task(name: str) -> Task:
@@ -330,8 +380,7 @@ def get_task(name: str) -> Task:
 
 def is_mini(task: str) -> bool:
     """Whether a task is one of the synthetic look-alikes, which must never be taken for the real benchmark."""
-    task_here = find_task(task)
-    return task_here is not None and task_here.mini
+    return (named := find_task(task)) is not None and named.mini
 
 
 def is_sealed(task: str, benchmark: str = "") -> bool:

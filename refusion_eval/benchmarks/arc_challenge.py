@@ -1,8 +1,8 @@
 """ARC-Challenge: questions of school science with three to five choices."""
 
-from refusion_eval.benchmarks import LETTERS, Benchmark, Prompts
+from refusion_eval.benchmarks import LETTERS, Benchmark
 from refusion_eval.benchmarks.extract import release
-from refusion_eval.benchmarks.multiple_choice import choice_filters, choice_prompt, letter_text
+from refusion_eval.benchmarks.multiple_choice import choice_prompts
 from refusion_eval.benchmarks.rows import CHOICES, ID, TEXT, Row, Source
 
 
@@ -36,19 +36,13 @@ BENCHMARK = Benchmark(
         labelled=("answerKey", lambda row: row["choices"]["label"]),
     ),
     gold=_gold,
-    ours=Prompts(
-        user=lambda row: choice_prompt(row["question"], row["choices"]["text"]),
-        gold_text=letter_text(_gold),
-        filters=choice_filters(lambda row: row["choices"]["text"]),
-        version="1.2",
-    ),
-    release=Prompts(
+    ours=choice_prompts(lambda row: row["choices"]["text"], _gold),
+    release=release.prompts(
         user=_release_prompt,
         opened="The best answer is",
         stop_strings=("\n\n", "."),
         gold_text=lambda row: f" {_gold(row)}.",
         filters={"whole": release.whole_choice},
-        clean=release.release_block,
     ),
     id_column="id",
     stock_tasks=("arc_challenge_chat*",),

@@ -6,9 +6,9 @@ import re
 from functools import cache
 from typing import Any
 
-from refusion_eval.benchmarks import LETTERS, Benchmark, Prompts
+from refusion_eval.benchmarks import LETTERS, Benchmark
 from refusion_eval.benchmarks.extract import release
-from refusion_eval.benchmarks.multiple_choice import choice_filters, choice_prompt, letter_text
+from refusion_eval.benchmarks.multiple_choice import choice_prompts
 from refusion_eval.benchmarks.rows import SHORT_ANSWER, TEXT, Row, Source
 
 _RIGHT = "Correct Answer"
@@ -32,14 +32,10 @@ def release_row(row: Row, number: int) -> dict[str, Any]:
     """The row as in `normalise`, with the texts and the order of the choices that the release shows."""
     # Its lm-eval shuffles row by row with Python's global generator, whose seed is 0, and the first of equal choices is
     # the right one. As in its task, all brackets are cut out of the choices, with what stands in them.
-    texts = [_release_choice(row[column]) for column in (*_WRONG, _RIGHT)]
+    titled = [str(row[column]).strip().replace(" [title]", ". ") for column in (*_WRONG, _RIGHT)]
+    texts = [re.sub(r"\[.*?\]", "", text).replace("  ", " ") for text in titled]
     choices = [texts[index] for index in _shuffled_choices(number)]
     return _with_choices(row, choices, choices.index(texts[-1]))
-
-
-def _release_choice(choice: object) -> str:
-    text = str(choice).strip().replace(" [title]", ". ")
-    return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
 @cache
@@ -90,21 +86,14 @@ BENCHMARK = Benchmark(
     ),
     sealed_columns={"question": "question", "choices": "choice"},
     gold=_gold,
-    ours=Prompts(
-        normalise=normalise,
-        user=lambda row: choice_prompt(row["question"], row["choices"]),
-        gold_text=letter_text(_gold),
-        filters=choice_filters(lambda row: row["choices"]),
-        version="1.2",
-    ),
-    release=Prompts(
+    ours=choice_prompts(lambda row: row["choices"], _gold, normalise=normalise),
+    release=release.prompts(
         normalise=release_row,
         system=lambda _row: _RELEASE_SYSTEM,
         user=_release_prompt,
         stop_strings=("</s>", "Question:", "<|im_end|>"),
         gold_text=lambda row: f"({_gold(row)})",
         filters={"flexible": release.last_choice, "strict": release.strict_choice},
-        clean=release.release_block,
     ),
     id_column="id",
     stock_tasks=("gpqa_*_generative*", "gpqa_*_cot*"),

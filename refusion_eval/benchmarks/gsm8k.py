@@ -10,10 +10,6 @@ from refusion_eval.errors import DataError
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # the data set's annotations, such as <<3*4=12>>
 
 
-def _prompt(row: Row) -> str:
-    return f"{row['question'].strip()}\n\nSolve this step by step. End with: The answer is <number>."
-
-
 def _release_prompt(row: Row) -> str:
     # The release's task file quotes the first line end, so that the model reads a backslash and an n in its place.
     return (
@@ -50,7 +46,7 @@ BENCHMARK = Benchmark(
     ),
     gold=_gold,
     ours=Prompts(
-        user=_prompt,
+        user=lambda row: f"{row['question'].strip()}\n\nSolve this step by step. End with: The answer is <number>.",
         gold_text=_gold_text,
         filters={
             "last": lambda text, row: answers.last_number_stated(text, row.get("question", "")),
@@ -59,12 +55,11 @@ BENCHMARK = Benchmark(
         },
         version="1.2",
     ),
-    release=Prompts(
+    release=release.prompts(
         user=_release_prompt,
         stop_strings=("Q:", "</s>", "<|im_end|>"),
         gold_text=_gold_text,
         filters={"flexible": release.last_number, "strict": release.strict_number},
-        clean=release.release_block,
         is_right=release.same_number,
     ),
     stock_tasks=("gsm8k", "gsm8k_cot*"),

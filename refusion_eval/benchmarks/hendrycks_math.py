@@ -11,12 +11,8 @@ SUBJECTS = (
 )  # fmt: skip
 
 
-def _prompt(row: Row) -> str:
-    return f"{row['problem'].strip()}\n\nSolve this step by step. Put the final answer in \\boxed{{}}."
-
-
 def _gold(row: Row) -> str:
-    answer = formulas.last_box(str(row["solution"])).answer
+    answer = formulas.box(str(row["solution"])).answer
     if answer is None:
         raise DataError(f"math: a solution must hold a box with the answer, found {str(row['solution'])[-60:]!r}")
     return answer
@@ -36,23 +32,22 @@ BENCHMARK = Benchmark(
     ),
     gold=_gold,
     ours=Prompts(
-        user=_prompt,
+        user=lambda row: f"{row['problem'].strip()}\n\nSolve this step by step. Put the final answer in \\boxed{{}}.",
         gold_text=lambda row: str(row["solution"]),
         filters={
             "last": lambda text, _: formulas.last_box_or_statement(text),
-            "first": lambda text, _: formulas.first_box(text),
-            "strict": lambda text, _: formulas.last_box(text),
+            "first": lambda text, _: formulas.box(text, last=False),
+            "strict": lambda text, _: formulas.box(text),
         },
         version="1.3",
     ),
     # Of the task's two metrics this is math_verify. The other one, exact_match, reads "Final Answer: The final answer
     # is", of which a prompt without examples says nothing.
-    release=Prompts(
+    release=release.prompts(
         user=lambda row: f"Problem:\n{row['problem']}\n\nSolution:",
         stop_strings=("Problem:",),
         gold_text=lambda row: str(row["solution"]),
         filters={"math_verify": release.whole_text},
-        clean=release.release_block,
         reads_solution=True,
     ),
     stock_tasks=("minerva_math*", "hendrycks_math*"),

@@ -8,11 +8,6 @@ from refusion_eval.benchmarks.extract.programs import fenced, function_code
 from refusion_eval.benchmarks.rows import ID, TEXT, Row, Source
 
 
-def _prompt(row: Row) -> str:
-    function = row["prompt"].strip()
-    return f"Complete this function. Reply with the whole function in a python block.\n\n{fenced(function)}"
-
-
 def _gold(row: Row) -> str:
     return f"{row['prompt']}{row['canonical_solution']}"
 
@@ -36,9 +31,14 @@ BENCHMARK = Benchmark(
     ),
     gold=_gold,
     ours=Prompts(
-        user=_prompt, gold_text=lambda row: fenced(_gold(row)), filters={"first": function_code}, version="1.3"
+        user=lambda row: (
+            f"Complete this function. Reply with the whole function in a python block.\n\n{fenced(row['prompt'])}"
+        ),
+        gold_text=lambda row: fenced(_gold(row)),
+        filters={"first": function_code},
+        version="1.3",
     ),
-    release=Prompts(
+    release=release.prompts(
         user=lambda row: (
             f"Write a solution to the following problem and make sure that it passes the tests:\n```{row['prompt']}```"
         ),
@@ -46,7 +46,6 @@ BENCHMARK = Benchmark(
         stop_strings=("\nassert", "\n# Test"),
         gold_text=lambda row: f"{_gold(row)}\n```",
         filters={"create_test": release.function_after_prompt},
-        clean=release.release_block,
         # The release runs the program and the test as one text, so the test gets no function but the program's.
         test=lambda row: replace(_test(row), helpers=""),
         version="1.1",

@@ -34,11 +34,6 @@ def _release_prompt(row: Row) -> str:
     )
 
 
-def _release_test(row: Row) -> CodeTest:
-    # The first three assertions, and no setup.
-    return _test({"test_list": row["test_list"][:3]})
-
-
 BENCHMARK = Benchmark(
     name="mbpp",
     title="MBPP",
@@ -58,13 +53,12 @@ BENCHMARK = Benchmark(
         filters={"first": module_code},
         version="1.3",
     ),
-    release=Prompts(
+    release=release.prompts(
         user=_release_prompt,
         stop_strings=("[DONE]",),
         gold_text=_gold,
         filters={"whole": release.whole_text},
-        clean=release.release_block,
-        test=_release_test,
+        test=lambda row: _test({"test_list": row["test_list"][:3]}),  # without setup
         version="1.1",
     ),
     id_column="task_id",

@@ -1,9 +1,9 @@
 """MMLU-Pro: questions of fourteen fields with up to ten choices."""
 
-from refusion_eval.benchmarks import LETTERS, Benchmark, Prompts
+from refusion_eval.benchmarks import LETTERS, Benchmark
 from refusion_eval.benchmarks.extract import release
 from refusion_eval.benchmarks.extract.letters import first_letter_stated
-from refusion_eval.benchmarks.multiple_choice import choice_filters, choice_prompt, letter_text
+from refusion_eval.benchmarks.multiple_choice import choice_prompts
 from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, Row, Source
 
 
@@ -37,19 +37,13 @@ BENCHMARK = Benchmark(
         labelled=("answer", lambda row: LETTERS[: len(row["options"])]),
     ),
     gold=_gold,
-    ours=Prompts(
-        user=lambda row: choice_prompt(row["question"], row["options"]),
-        gold_text=letter_text(_gold),
-        filters=choice_filters(lambda row: row["options"]),
-        version="1.2",
-    ),
-    release=Prompts(
+    ours=choice_prompts(lambda row: row["options"], _gold),
+    release=release.prompts(
         system=_release_system,
         user=_release_prompt,
         stop_strings=("Question:",),
-        gold_text=letter_text(_gold),
+        gold_text=lambda row: f"The answer is ({_gold(row)}).",
         filters={"first": lambda text, row: first_letter_stated(text, len(row["options"]))},
-        clean=release.release_block,
     ),
     id_column="question_id",
     stock_tasks=("mmlu_pro*",),

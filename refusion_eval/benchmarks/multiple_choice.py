@@ -1,8 +1,9 @@
-"""The prompt, the extraction rules and the text of a right answer of all multiple-choice benchmarks."""
+"""This project's prompts of all multiple-choice benchmarks, with their extraction rules."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from refusion_eval.benchmarks import LETTERS, Extraction, Extractor
+from refusion_eval.benchmarks import LETTERS, Extraction, Extractor, Prompts
 from refusion_eval.benchmarks.extract import letters
 from refusion_eval.benchmarks.rows import Row
 
@@ -11,20 +12,19 @@ def lettered(choices: Sequence[str]) -> str:
     return "\n".join(f"{letter}. {choice.strip()}" for letter, choice in zip(LETTERS, choices, strict=False))
 
 
-def choice_prompt(question: str, choices: Sequence[str]) -> str:
-    return f"{question.strip()}\n\n{lettered(choices)}\n\nThink briefly, then end with: The answer is (<letter>)."
+def choice_prompts(choices: Callable[[Row], Sequence[str]], gold: Callable[[Row], str], **options: Any) -> Prompts:
+    def user(row: Row) -> str:
+        end = "Think briefly, then end with: The answer is (<letter>)."
+        return f"{row['question'].strip()}\n\n{lettered(choices(row))}\n\n{end}"
 
-
-def choice_filters(choices: Callable[[Row], Sequence[str]]) -> dict[str, Extractor]:
     def by_letter(rule: Callable[[str, int], Extraction]) -> Extractor:
         return lambda text, row: rule(text, len(choices(row)))
 
-    return {
-        "last": by_letter(letters.last_letter_stated),
-        "first": by_letter(letters.first_letter_stated),
-        "strict": by_letter(letters.strict_letter),
-    }
-
-
-def letter_text(gold: Callable[[Row], str]) -> Callable[[Row], str]:
-    return lambda row: f"The answer is ({gold(row)})."
+    rules = {"last": letters.last_letter_stated, "first": letters.first_letter_stated, "strict": letters.strict_letter}
+    return Prompts(
+        user=user,
+        gold_text=lambda row: f"The answer is ({gold(row)}).",
+        filters={name: by_letter(rule) for name, rule in rules.items()},
+        version="1.2",
+        **options,
+    )

@@ -7,6 +7,7 @@ import itertools
 import logging
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,13 +29,13 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # Columns that identify a row, whichever benchmark it belongs to; the first that a row has counts.
 _ID_COLUMNS = ("id", "question_id", "task_id", "Record ID")
-_LONGEST_QUOTED_VALUE = 60  # characters of a wrong value that a message quotes
 
 WITHHELD = "[withheld]"
 LONGEST_QUOTE = 7  # words of a sealed text that a response may repeat
 _MARKER = re.compile(r"\[sealed ([^\s\[\]]{1,80}) ([0-9a-f]{24})\]")
 _OPTION_LABEL = re.compile(r"^\s*\(?[A-Z][).:]\s*")
 _WORD = re.compile(r"\w+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ColumnType(NamedTuple):
@@ -48,11 +49,11 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, Sequence) and bool(value) and all(isinstance(text, str) for text in value)
 
 
-def _is_choices(value: object) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    text, label = value.get("text"), value.get("label")
-    return _is_texts(text) and _is_texts(label) and len(text or ()) == len(label or ())
+def _is_choices(value: Any) -> bool:
+    match value:
+        case {"text": text, "label": label}:
+            return _is_texts(text) and _is_texts(label) and len(text) == len(label)
+    return False
 
 
 TEXT = ColumnType(lambda value: isinstance(value, str), "text")
@@ -125,8 +126,8 @@ def byte_lines(path: Path) -> Iterator[bytes]:
         with open_plain(path) as plain, gzip.open(plain) if path.suffix == ".gz" else plain as file:
             for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
-                    where = f"{path}, line {number} is longer than {LONGEST_LINE // 2**20} MiB"
-                    raise DataError(f"{where}; write one JSON object a line, each with its line feed")
+                    size = f"{LONGEST_LINE // 2**20} MiB"
+                    raise DataError(f"{path}, line {number} is longer than {size}; write one JSON object a line")
                 yield line
     except (FileNotFoundError, IsADirectoryError) as problem:
         raise DataError(f"{path} is not a file; name a file of JSON lines") from problem
@@ -135,12 +136,9 @@ def byte_lines(path: Path) -> Iterator[bytes]:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:  # which of the two values is meant cannot be known
-            raise ValueError(f"key {key!r} occurs twice")
-        result[key] = value
-    return result
+    if twice := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
+        raise ValueError(f"key {twice[0]!r} occurs twice")  # which of the values is meant cannot be known
+    return dict(pairs)
 
 
 def find_rows(
@@ -178,24 +176,20 @@ def find_rows(
         tried.append(f"the package {module} (not installed, or without {inside})")
     if source.hub is not None:
         try:
-            return _from_hub(source.hub, source.configs, split), source.hub
+            import datasets  # takes a second
+
+            tables = [datasets.load_dataset(source.hub, config, split=split) for config in source.configs]
+            return [dict(row) for table in tables for row in table], source.hub
         except (OSError, ValueError) as problem:
             told = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
             tried.append(f"the hub dataset {source.hub} ({told})")
-    advice = f"put the rows, in hub columns, into DIR/{benchmark}/{split}.jsonl and name DIR, or allow the download"
-    if source.gated:
-        advice = (
-            f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
-            f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(others)}"
-        )
+    advice = (
+        f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
+        f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(others)}"
+        if source.gated
+        else f"put the rows, in hub columns, into DIR/{benchmark}/{split}.jsonl and name DIR, or allow the download"
+    )
     raise DataError(f"no {split} rows of {benchmark}; tried {'; '.join(tried)}. To go on: {advice}")
-
-
-def _from_hub(hub: str, configs: Sequence[str | None], split: str) -> list[dict[str, Any]]:
-    import datasets  # takes a second
-
-    tables = [datasets.load_dataset(hub, config, split=split) for config in configs]
-    return [dict(row) for table in tables for row in table]
 
 
 def check_rows(rows: Sequence[Row], source: Source, origin: str) -> None:
@@ -222,24 +216,17 @@ def _check_columns(row: Row, source: Source, where: str) -> None:
             names = ", ".join(sorted(row))
             raise DataError(f"{place} is missing (found: {names}); the columns must be those of the hub dataset")
         if not type_.accepts(row[column]):
-            raise DataError(f"{place} is {_quoted(row[column])}; it must be {type_.description}")
+            raise DataError(f"{place} is {row[column]!r:.60}; it must be {type_.description}")
         for text in _strings([row[column]]):
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as problem:  # half of a surrogate pair, which no tokenizer can read
-                half = f"a lone surrogate (character {problem.start})"
-                raise DataError(f"{place} holds {half}, not text; write the whole character") from problem
+            if half := _SURROGATE.search(text):  # half of a pair, which no tokenizer can read
+                character = f"a lone surrogate (character {half.start()})"
+                raise DataError(f"{place} holds {character}, not text; write the whole character")
     if source.labelled is not None:
         column, labels_of = source.labelled
         labels = list(labels_of(row))
         if row[column] not in labels:
-            wrong = f"column {column!r} is {_quoted(row[column])}, which is none of the row's choices"
-            raise DataError(f"{where}: {wrong} ({', '.join(labels)}); correct the row")
-
-
-def _quoted(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_QUOTED_VALUE else f"{text[:_LONGEST_QUOTED_VALUE]}…"
+            choices = f"none of the row's choices ({', '.join(labels)})"
+            raise DataError(f"{where}: column {column!r} is {row[column]!r:.60}, {choices}; correct the row")
 
 
 def _strings(values: Iterable[Any]) -> Iterator[str]:
@@ -258,15 +245,14 @@ class Sealing:
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
-    def seal(self, key: str, text: str) -> str:
-        """Replaces a text by a marker, the same for the same text and key (gpqa/rec123/question) in every process."""
+    def seal(self, key: str, text: Any) -> Any:
+        """Replaces a text, or each of a list, by a marker, which key (gpqa/rec123/question) and text alone decide."""
+        if not isinstance(text, str):
+            return [self.seal(key, part) for part in text]
         name = re.sub(r"[\s\[\]]", "_", key)[:80] or "_"
         digest = hashlib.sha256(f"{name}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
         self._texts[digest] = text
         return f"[sealed {name} {digest}]"
-
-    def seal_value(self, key: str, value: str | Sequence[str]) -> str | list[str]:
-        return self.seal(key, value) if isinstance(value, str) else [self.seal(key, text) for text in value]
 
     def unseal(self, prompt: str) -> tuple[str, tuple[str, ...]]:
         """Puts the real texts in place of their markers; returns the real prompt, and the sealed texts in it.

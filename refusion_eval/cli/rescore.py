@@ -23,10 +23,9 @@ def rescore(
 ) -> None:
     """Judge recorded texts with another answer filter. Nothing is decoded; the scores join the records of the run."""
     from refusion_eval.lm_eval_plugin.filters import describe, find_filter
-    from refusion_eval.scoring.filters import LIST
     from refusion_eval.scoring.rescore import rescore_command
 
-    if list_filters or filter_name == LIST:
+    if list_filters or filter_name == "list":
         print("\n".join(describe()))
         return
     if not run_dirs:

@@ -37,8 +37,10 @@ def score(
     benchmark, rows = of_task.benchmark, of_task.rows(data, split)
     benchmark.check_gold(rows)
     ids = scoring.index_rows(benchmark, rows)
-    is_gold = outputs == scoring.GOLD
-    texts = scoring.gold_texts(benchmark, rows) if is_gold else read_outputs(Path(outputs), benchmark, ids)
+    if outputs == scoring.GOLD:
+        texts = {item: [benchmark.prompts.gold_text(row)] for item, row in ids.items()}
+    else:
+        texts = read_outputs(Path(outputs), benchmark, ids)
     target = prepare_output(csv or scoring.default_csv_path(task, outputs))
     kept = scoring.VerdictFile(target, f"sandbox {sandbox}")
     scores = scoring.score_texts(

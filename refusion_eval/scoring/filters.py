@@ -13,7 +13,6 @@ from refusion_eval.benchmarks.extract.release import release_block
 from refusion_eval.errors import ConfigError
 
 OURS = "ours"  # the filter that must give what a run recorded
-LIST = "list"  # as a filter's name: print them all
 
 Items = Sequence[tuple[Row, str]]
 UserFunction = Callable[[str, Row], str | None]
@@ -25,8 +24,6 @@ class Rule(NamedTuple):
 
 
 class AnswerFilter(NamedTuple):
-    """One way to find answers in recorded texts, with a rule for each benchmark that it applies to."""
-
     name: str
     description: str
     source: str

@@ -5,23 +5,26 @@ import json
 import logging
 import operator
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
 from refusion_eval.benchmarks.extract.answers import parse_number
+from refusion_eval.benchmarks.extract.formulas import equal_answers
 from refusion_eval.errors import DataError, SandboxError
 from refusion_eval.runs.job import response
 from refusion_eval.runs.terminal import RunningScore
 from refusion_eval.sandbox import DaemonThreads, check_program, default_workers
-from refusion_eval.scoring.math_judge import Comparer
 from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
+from refusion_eval.untrusted import Child
 from refusion_eval.version import __version__
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,9 @@ log = logging.getLogger(__name__)
 STRICT = "strict"  # the filter, and the metric, of answers in exactly the form that the prompt asks for
 
 CORRECT, WRONG, NO_ANSWER, MISSING, ERROR = "correct", "wrong", "no_answer", "missing", "error"
+
+_MATH_WORKER = Path(__file__).with_name("math_worker.py")
+_PERCENT = re.compile(r"%|\bper ?cent\b|\bpct\b")
 
 IsRight = Callable[[str, str], bool]  # compares (right answer, extracted answer)
 
@@ -57,16 +63,11 @@ class Verdict(NamedTuple):
 
 
 def judge_texts(
-    benchmark: Benchmark,
-    items: Sequence[tuple[Row, str]],
-    *,
-    filter_name: str | None = None,
-    **options: Any,
+    benchmark: Benchmark, items: Sequence[tuple[Row, str]], *, filter_name: str | None = None, **options: Any
 ) -> list[Verdict]:
     """Judges (row, text) pairs by a filter (None: the benchmark's first); options are those of `judge_extractions`."""
     extractions = [benchmark.extract(text, row, filter_name) for row, text in items]
-    rows = [row for row, _ in items]
-    return judge_extractions(benchmark, rows, extractions, **options)
+    return judge_extractions(benchmark, [row for row, _ in items], extractions, **options)
 
 
 def judge_extractions(
@@ -87,25 +88,24 @@ def judge_extractions(
         SandboxError: code cannot be run in isolation on this machine.
     """
     kept = {} if kept is None else kept
-    positions: dict[str, list[int]] = {}
-    for position, (row, extraction) in enumerate(zip(rows, extractions, strict=True)):
+    keys = []
+    for row, extraction in zip(rows, extractions, strict=True):
         values = [benchmark.name, benchmark.prompts_name, row, extraction.answer, extraction.how]
-        key = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode("ascii")).hexdigest()
-        positions.setdefault(key, []).append(position)
+        keys.append(hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode("ascii")).hexdigest())
+    num_equal = Counter(keys)
 
     def keep(key: str, verdict: Verdict) -> None:
         kept[key] = verdict
-        on_verdicts(len(positions[key]))
+        on_verdicts(num_equal[key])
 
     with Judge(sandbox=sandbox, workers=workers) as judge:
-        for key, (position, *others) in positions.items():
+        for key, position in {key: position for position, key in enumerate(keys)}.items():
             if key in kept:
-                on_verdicts(1 + len(others))
+                on_verdicts(num_equal[key])
             else:
                 extract = partial(extractions.__getitem__, position)
                 judge.submit(benchmark, rows[position], extract, partial(keep, key), is_right=is_right)
-    verdicts = {position: kept[key] for key, equal in positions.items() for position in equal}
-    return [verdicts[position] for position in range(len(rows))]
+    return [kept[key] for key in keys]
 
 
 class Judge:
@@ -118,7 +118,7 @@ class Judge:
         # verdict, because a later judge will get it.
         self._judges_again = judges_again
         self._threads: DaemonThreads | None = None  # needed for programs and formulas only
-        self._comparer: Comparer | None = None
+        self._comparer = Comparer()
         self._pending: list[Future[None]] = []  # each is done when its verdict is told
 
     def __enter__(self) -> Self:
@@ -131,8 +131,7 @@ class Judge:
         finally:
             if self._threads is not None:
                 self._threads.close()
-            if self._comparer is not None:
-                self._comparer.close()
+            self._comparer.close()
 
     def submit(
         self,
@@ -160,8 +159,6 @@ class Judge:
         if compare is not None:  # microseconds; formulas and programs take other processes, so threads wait for them
             judge()
             return
-        if benchmark.kind == "mathematics" and self._comparer is None:
-            self._comparer = Comparer()
         if self._threads is None:
             suitable = default_workers() if benchmark.kind == "code" else os.cpu_count() or 1
             self._threads = DaemonThreads(self._workers or suitable)
@@ -187,7 +184,6 @@ class Judge:
         if compare is not None:
             equal = compare(gold, extraction.answer)
         else:
-            assert self._comparer is not None
             whole = benchmark.prompts.reads_solution
             right = benchmark.prompts.gold_text(row) if whole else gold
             equal, why = self._comparer.compare(right, extraction.answer, whole)
@@ -205,6 +201,76 @@ class Judge:
             raise SandboxError(result.detail)
         reason = f"{extraction.how}; {f'{result.reason} {result.detail}'.strip()}"
         return Verdict(program, _VERDICT_OF_STATUS[result.status], reason, result.tier)
+
+
+class Comparison(NamedTuple):
+    equal: bool
+    reason: str
+
+
+class Comparer:
+    """Compares mathematical answers: by spelling, then by math-verify in child processes. Threads may share it."""
+
+    # The library guards itself with SIGALRM, which works in a main thread only and cannot interrupt everything. Here it
+    # runs in processes that are killed when a comparison takes too long, which counts as unequal. They are kept from
+    # one comparison to the next.
+    def __init__(self, timeout_s: float = 10.0) -> None:
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._idle: list[Child] = []
+        self._busy: set[Child] = set()
+        self._is_closed = False
+
+    def compare(self, gold: str, answer: str, whole: bool = False) -> Comparison:
+        """Compares the contents of two boxes by the values that they list; or (`whole`) a solution and a response."""
+        seconds: list[float] = []
+
+        def ask(gold: str, answer: str) -> bool:
+            equal, seconds_of_answer = self._ask((gold, answer, whole), max(self._timeout_s - sum(seconds), 0))
+            if equal is None:
+                raise TimeoutError
+            seconds.append(seconds_of_answer)
+            return equal
+
+        try:
+            equal = ask(gold, answer) if whole else equal_answers(gold, answer, ask)
+        except TimeoutError:
+            return Comparison(False, f"the comparison took more than {self._timeout_s:g} s or crashed")
+        if not equal:
+            return Comparison(False, "not equal")
+        reason = "equal by math-verify" if seconds else "the same in another spelling"
+        # A percent sign is read as a unit, so answers may be equal although only one of them has it.
+        if not whole and bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)):
+            reason += ", but for a percent sign"
+        return Comparison(True, reason)
+
+    def _ask(self, question: tuple[str, str, bool], timeout_s: float) -> tuple[bool | None, float]:
+        """The library's verdict or None, and its seconds without those of a process that starts."""
+        with self._lock:
+            child = self._idle.pop() if self._idle else Child(_MATH_WORKER, ("1", "1", False))
+            self._busy.add(child)
+        before_s = child.seconds
+        try:
+            equal = child.ask(question, timeout_s)
+        except ChildProcessError as error:
+            raise DataError("math-verify does not run; install it: pip install 'math-verify[antlr4_11_0]'") from error
+        finally:
+            with self._lock:
+                self._busy.discard(child)
+                self._idle.append(child)
+        if self._is_closed:
+            self.close()
+            raise DataError("the comparison was given up")  # the child's death says nothing about the answer
+        return equal, child.seconds - before_s
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            for child in self._busy:
+                child.kill()
+        for child in idle:
+            child.close()
 
 
 class ScoreWriter(Judge):
@@ -262,9 +328,8 @@ class ScoreWriter(Judge):
         rows = [verdict.score(sample.key, sample.item_id, rule)]
         if benchmark.has_strict_score:
             (strict,) = judge_texts(benchmark, [(row, response(sample))], filter_name=STRICT)
-            rows.append(
-                replace(rows[0], metric=STRICT, value=float(strict.passed), extracted=None, verdict="", reason="")
-            )
+            score = Verdict(None, "", "").score(sample.key, sample.item_id, rule, STRICT)
+            rows.append(replace(score, value=float(strict.passed)))
         self._store.append_scores(rows)
         self._count(rows[0])
 

@@ -12,7 +12,7 @@ from math_verify import parse, verify
 from sympy import Eq, Expr, FiniteSet, Float, I, Intersection, MatrixBase, Rational, Set, Symbol, Union
 
 # The script imports nothing of this project, so that it starts quickly. A hostile expression may hang it or use up its
-# memory; then `math_judge` kills it.
+# memory; then `Comparer` kills it.
 _MEMORY_BYTES = 4 << 30
 # The library's own normal form takes any letter behind a number for a unit, so only its spellings of commands are used.
 _SPELLINGS = NormalizationConfig(basic_latex=False, units=False, malformed_operators=True, nits=False, boxed="none")

@@ -49,9 +49,7 @@ def read_outputs(path: Path, benchmark: Benchmark, rows: Mapping[str, Row]) -> d
     items = _Items(benchmark, rows)
     texts: dict[str, list[str]] = {}
     filters: set[object] = set()
-    is_empty = True
     for where, line in _lines(path):
-        is_empty = False
         if not isinstance(line, dict):
             raise DataError(f'{where}: expected an object {{"id": ..., "text": ...}}, found {type(line).__name__}')
         form = next((form for form in _FORMS if form.fits(line)), None)
@@ -70,7 +68,7 @@ def read_outputs(path: Path, benchmark: Benchmark, rows: Mapping[str, Row]) -> d
             must = "be" if form.is_text else "hold"
             raise DataError(f"{where}: {form.texts} must {must} a text, found {type(line[form.texts]).__name__}")
         texts.setdefault(item, []).extend(of_line)
-    if is_empty:
+    if not filters:
         raise DataError(f'{path} is empty; expected lines {{"id": ..., "text": ...}}')
     return texts
 

@@ -17,6 +17,7 @@ from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.metrics import Interval, accuracy
+from refusion_eval.results.compare import ItemChange
 from refusion_eval.results.measured import seed_of
 from refusion_eval.results.measurement import UNISOLATED
 from refusion_eval.results.render import Table, csv_text, interval_text
@@ -83,38 +84,32 @@ def rescore_command(
     sandbox: str = "auto",
     console: Console,
 ) -> int:
-    """Judges recorded texts with a filter, prints the summary, adds the scores to the records and writes a line a text.
-
-    Returns the number of texts for which the filter `OURS` does not give what is recorded; 0 for any other filter.
-    """
+    """Judges recorded texts; returns for how many the filter `OURS` does not give what is recorded, 0 for others."""
 
     def echo(text: str) -> None:
         console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
     selected = _read_runs(run_dirs, answer_filter, tasks)
-    folders = {run_dir: run_dir / FOLDER if out is None else out / run_dir.resolve().name for run_dir in selected}
-    if len(set(folders.values())) < len(folders):
+    folders = [run_dir / FOLDER if out is None else out / run_dir.resolve().name for run_dir in selected]
+    if len(set(folders)) < len(folders):
         raise ConfigError(f"--out {out}: two of the runs have folders of one name; rescore them one by one")
-    if links := [folder for folder in folders.values() if folder.is_symlink()]:
+    if links := [folder for folder in folders if folder.is_symlink()]:
         raise StoreError(f"{links[0]} is a symbolic link, which may lead anywhere; name another folder with --out")
     file_name = re.sub(r"[^\w.-]", "_", answer_filter.name) + ".csv"
-    paths = {run_dir: prepare_output(folder / file_name) for run_dir, folder in folders.items()}
+    paths = [prepare_output(folder / file_name) for folder in folders]
+    kept = [VerdictFile(path, f"filter {answer_filter.name} sandbox {sandbox}") for path in paths]
     rows_of = cache(partial(rows_by_hash, data_dir=data))
-    rule = f"filter {answer_filter.name} sandbox {sandbox}"
-    kept = {run_dir: VerdictFile(path, rule) for run_dir, path in paths.items()}
     results: list[RescoredTask] = []
     differing: list[str] = []
-    for run_dir, (run, groups) in selected.items():
-        judge = partial(judge_extractions, workers=workers, sandbox=sandbox, kept=kept[run_dir])
+    for (run_dir, (run, groups)), path, verdicts in zip(selected.items(), paths, kept, strict=True):
+        judge = partial(judge_extractions, workers=workers, sandbox=sandbox, kept=verdicts)
         rescored, left_out = _rescore_run(run, groups, answer_filter, rows_of, judge)
         if not rescored:
             why = "; ".join(f"{task}: {reason}" for task, reason in left_out.items()) or "no text is recorded yet"
             raise DataError(f"{run_dir}: filter {answer_filter.name} has nothing to score: {why}")
-        cells = (_cells(*scores) for task in rescored for scores in task.scores)
-        write_output(paths[run_dir], csv_text(_COLUMNS, cells))
-        run_id = run.run_id
+        write_output(path, csv_text(_COLUMNS, (_cells(*scores) for task in rescored for scores in task.scores)))
         for why in dict.fromkeys(left_out.values()):
-            echo(f"{run_id}: left out, as {why}: {', '.join(task for task, of in left_out.items() if of == why)}")
+            echo(f"{run.run_id}: left out, as {why}: {', '.join(task for task, of in left_out.items() if of == why)}")
         if answer_filter.name == OURS:
             sentences = _differing_texts(rescored)
             for sentence in sentences[:_MOST_SHOWN]:
@@ -125,15 +120,15 @@ def rescore_command(
                 with RunStore.open(run_dir) as store:
                     store.append_scores([score for task in rescored for score, _ in task.scores])
             except StoreError as problem:  # the lines are written all the same
-                echo(f"{run_id}: table and compare will not show these scores: {problem}")
+                echo(f"{run.run_id}: table and compare will not show these scores: {problem}")
         results += rescored
-    for verdicts in kept.values():  # only now: the same command, killed and run again, begins with the first run
+    for verdicts in kept:  # only now: the same command, killed and run again, begins with the first run
         verdicts.remove()
     console.print(_summary_table(answer_filter.name, results).rich())
     for task in results:
         if task.notes:
             echo(f"{task.run.run_id} {task.task}: {'; '.join(task.notes)}")
-    for path in paths.values():
+    for path in paths:
         echo(f"one line a text: {path}")
     return len(differing)
 
@@ -167,8 +162,7 @@ def _read_runs(
 
 def _rescore_run(
     run: Run, groups: Groups, answer_filter: AnswerFilter, rows_of: RowsOf, judge: Callable[..., list[Verdict]]
-) -> tuple[list[RescoredTask], dict[str, str]]:
-    """The tasks of a run, and why the filter says nothing about the others."""
+) -> tuple[list[RescoredTask], dict[str, str]]:  # the second: why the filter says nothing about a task
     rescored: list[RescoredTask] = []
     left_out: dict[str, str] = {}
     totals = Counter(task for (task, _, _), texts in groups.items() for _ in texts)
@@ -252,8 +246,9 @@ def _summary_table(filter_name: str, results: Sequence[RescoredTask]) -> Table:
         num_items = len({score.key.doc_hash for score, _ in task.scores})
         recorded_and_new = ([then for _, then in task.scores if then], [now for now, _ in task.scores])
         accuracies = (interval_text(task.accuracy(scores), 1, missing="-") for scores in recorded_and_new)
-        changes = Counter((recorded and recorded.value > 0, score.value > 0) for score, recorded in task.scores)
-        rows.append((name, label, str(num_items), *accuracies, str(changes[False, True]), str(changes[True, False])))
+        pairs = [(then.value, now.value) for now, then in task.scores if then]
+        changes = Counter(ItemChange("", *values, same_prompt=True).change for values in pairs)
+        rows.append((name, label, str(num_items), *accuracies, str(changes["gained"]), str(changes["lost"])))
     return Table(
         title=f"filter {filter_name}",
         columns=("Task", "System", "n", "Recorded %", "Rescored %", "wrong to right", "right to wrong"),

@@ -31,21 +31,19 @@ class VerdictFile(UserDict[str, Verdict]):
         super().__init__()
         self._path = result.with_name(f"{result.name}.partial")
         self._scorer = f"{rule} {__version__}"
-        for line in self._lines():
+        try:
+            if self._path.is_symlink():
+                raise OSError("it is a symbolic link, not a plain file")
+            lines = read_plain(self._path).splitlines()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be read ({error.strerror or error}); remove it") from error
+        for line in lines:
             with contextlib.suppress(ValueError, TypeError):  # a part of a line, left by a killed process
                 scorer, key, (extracted, *words) = parse_json(line)
                 if scorer == self._scorer and isinstance(extracted, str | None) and {str} >= set(map(type, words)):
                     self.data[key] = Verdict(extracted, *words)
-
-    def _lines(self) -> list[bytes]:
-        try:
-            if self._path.is_symlink():
-                raise OSError("it is a symbolic link, not a plain file")
-            return read_plain(self._path).splitlines()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StoreError(f"{self._path} cannot be read ({error.strerror or error}); remove it") from error
 
     def __setitem__(self, key: str, verdict: Verdict) -> None:
         if verdict.verdict != ERROR:  # which says nothing about the text, so that it is judged again
@@ -77,25 +75,16 @@ def score_texts(
 
 def index_rows(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, Row]:
     """Returns id -> row, in row order. Raises DataError where two rows have the same id."""
-    by_id: dict[str, Row] = {}
-    for number, row in enumerate(rows):
-        key = benchmark.id_of(row, number)
-        if key in by_id:
-            twice = f"two rows have the id {key!r} (the second is row {number})"
-            raise DataError(f"{benchmark.name}: {twice}; ids must differ")
-        by_id[key] = row
-    return by_id
+    ids = [benchmark.id_of(row, number) for number, row in enumerate(rows)]
+    if twice := [item for item, count in Counter(ids).items() if count > 1]:
+        raise DataError(f"{benchmark.name}: two rows have the id {twice[0]!r}; ids must differ")
+    return dict(zip(ids, rows, strict=True))
 
 
 def default_csv_path(task: str, outputs: str) -> Path:
     path = Path(outputs)
     stem = Path(path.name.removesuffix(".gz")).stem
     return Path(f"{task}.gold.csv") if outputs == GOLD else path.with_name(f"{stem}.scores.csv")
-
-
-def gold_texts(benchmark: Benchmark, rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Returns id -> the row's own answer, written as a model would write it."""
-    return {benchmark.id_of(row, number): [benchmark.prompts.gold_text(row)] for number, row in enumerate(rows)}
 
 
 def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *, allow_partial: bool) -> list[str]:

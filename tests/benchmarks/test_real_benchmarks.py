@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from refusion_eval.benchmarks import BENCHMARKS, get_task
+from refusion_eval.benchmarks import BENCHMARKS, Benchmark, get_task
 from refusion_eval.benchmarks.rows import json_lines
-from refusion_eval.scoring.score import gold_texts, score_texts
+from refusion_eval.scoring.score import score_texts
 
 CODE = [pytest.param(name, marks=pytest.mark.slow) for name in ("humaneval", "mbpp")]
 
@@ -24,6 +24,10 @@ def data(reference_data: Path) -> Path:
 @pytest.fixture(scope="module")
 def recorded(reference_data: Path) -> Recorded:
     return lambda name: (row for _, row in json_lines(reference_data / "outputs" / name))
+
+
+def gold_texts(benchmark: Benchmark, rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    return {benchmark.id_of(row, number): [benchmark.prompts.gold_text(row)] for number, row in enumerate(rows)}
 
 
 @pytest.mark.parametrize("name", ["mmlu_pro", "arc_challenge", "gsm8k", "math", *CODE])

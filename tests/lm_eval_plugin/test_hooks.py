@@ -18,7 +18,7 @@ from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.paths import tasks_path
 from refusion_eval.scoring import judge as score_module
 
-TASKS = {Task(one).name for one in BENCHMARKS.values() if one.is_published}
+TASKS = {Task(one).name for one in BENCHMARKS.values() if one.source.hub}
 MINI = [name for name, one in BENCHMARKS.items() if one.has_mini]
 TASKS |= {f"mini_{name}" for name in MINI}
 TASKS |= {Task(benchmark).name for benchmark in RELEASED.values()}

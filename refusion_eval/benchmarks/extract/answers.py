@@ -2,7 +2,6 @@
 
 import re
 import unicodedata
-from collections import deque
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
@@ -159,23 +158,18 @@ def last_number_stated(text: str, question: str = "") -> Extraction:
 def first_number_stated(text: str, question: str = "") -> Extraction:
     """The number of the first statement of an answer, for text that runs on; no other number counts."""
     plain = plain_numbers(text, question)
-    for lead in islice(_FIRST_LEAD.finditer(plain), MOST_STATEMENTS):
-        stated = _number_after(plain, lead.end())
-        if stated is not None:
-            return stated
-    return NOTHING
+    leads = islice(_FIRST_LEAD.finditer(plain), MOST_STATEMENTS)
+    return next((stated for lead in leads if (stated := _number_after(plain, lead.end())) is not None), NOTHING)
 
 
 def strict_number(text: str) -> Extraction:
-    """The last line that ends in exactly the form the prompt asks for: "The answer is 42."."""
     numbers = _STRICT_NUMBER.findall(text)
     return Extraction(_value(numbers[-1]), "asked-for form") if numbers else NOTHING
 
 
 def last_statements(lead: re.Pattern[str], text: str) -> list[int]:
     """The end offsets of the last statements that a pattern finds, the last one first."""
-    ends = deque((found.end() for found in lead.finditer(text)), maxlen=MOST_STATEMENTS)
-    return list(reversed(ends))
+    return [statement.end() for statement in lead.finditer(text)][: -MOST_STATEMENTS - 1 : -1]
 
 
 def corrections(text: str, start: int) -> list[int]:
@@ -254,31 +248,21 @@ def _arithmetic(expression: str) -> str | None:
 
 def parse_number(text: str) -> Fraction | None:
     """Reads a number as people write it (commas, currency, percent sign, fraction, final dot); None for other text."""
-    plain = text.replace("−", "-").replace("$", "").replace(",", "").replace(" ", "").rstrip("%.")
-    numerator, slash, denominator = plain.partition("/")
-    if len(plain) > LONGEST_NUMBER or not re.fullmatch(r"-?(?:\d+(?:\.\d+)?|\.\d+)", numerator):
+    plain = re.sub("[$, ]", "", text.replace("−", "-")).rstrip("%.")
+    parts = re.fullmatch(r"(-?(?:\d+(?:\.\d+)?|\.\d+))(?:/(\d+))?", plain)
+    if parts is None or len(plain) > LONGEST_NUMBER or not (denominator := int(parts[2] or 1)):
         return None
-    value = Fraction(Decimal(numerator))
-    if not slash:
-        return value
-    if not denominator.isdecimal() or int(Decimal(denominator)) == 0:
-        return None
-    return value / int(Decimal(denominator))
+    return Fraction(parts[1]) / denominator
 
 
 def show_number(value: Fraction) -> str:
     """Writes a number in one way: an integer or an exact decimal if it is one, else a fraction."""
     if value.denominator == 1:
-        return format(Decimal(value.numerator), "f")
-    rest = value.denominator
-    for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    if rest != 1 or value.denominator > 10**20:
+        return format(Decimal(value.numerator), "f")  # which, unlike `str`, writes any number of digits
+    scaled = value * 10**70
+    if scaled.denominator != 1 or value.denominator > 10**20:
         return f"{value.numerator}/{value.denominator}"
-    places = max(len(bin(value.denominator)), 1)
-    scaled = value * 10**places
-    return format(Decimal(scaled.numerator).scaleb(-places).normalize(), "f")
+    return format(Decimal(scaled.numerator).scaleb(-70).normalize(), "f")
 
 
 def plain_numbers(text: str, question: str = "") -> str:

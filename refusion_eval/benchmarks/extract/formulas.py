@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice, product
+from itertools import product
 
 from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract.answers import ANSWER_LEAD, NOTHING, STATEMENT_REACH, last_statements
@@ -125,15 +125,10 @@ _LONGEST_ANSWER = 1_000
 _MOST_DOUBLE_SIGNS = 3
 
 
-def last_box(text: str) -> Extraction:
-    return _boxed(text, last=True)  # of several boxes (an answer in parts, a correction) the last counts
-
-
 def last_box_or_statement(text: str) -> Extraction:
-    """The last box; without any box, what the last "the answer is" says."""
-    box = last_box(text)
-    if box.answer is not None:
-        return box
+    boxed = box(text)
+    if boxed.answer is not None:
+        return boxed
     for start in last_statements(ANSWER_LEAD, text):
         line = text[start : start + STATEMENT_REACH].lstrip(" \t\n*_:").split("\n", 1)[0]
         answer = re.split(r"\.(?=\s|$|\*)", line, maxsplit=1)[0].strip(" \t*$.")
@@ -143,37 +138,28 @@ def last_box_or_statement(text: str) -> Extraction:
     return NOTHING
 
 
-def first_box(text: str) -> Extraction:
-    return _boxed(text, last=False)
-
-
-def _boxed(text: str, *, last: bool) -> Extraction:
-    """Finds a box in one pass over the braces: linear, however many boxes are nested or never closed."""
+def box(text: str, *, last: bool = True) -> Extraction:
+    """The content of the last box, which of several (an answer in parts, a correction) counts, or of the first one."""
+    # One pass over the braces is linear, however many boxes are nested or never closed.
     plain = text
     for escaped in ("\\\\", "\\{", "\\}"):  # these are neither commands nor braces
         plain = plain.replace(escaped, "\0\0")
-    first = _BOX.search(plain)
-    marks = _BRACES.findall(plain, first.start()) if first else []
-    boxes: list[tuple[int, int]] = []  # depth of braces and mark of each open box
+    boxes: list[tuple[int, int]] = []  # depth of braces, and where the content begins, of each open box
     depth = 0
-    whole_box: tuple[int, int] | None = None
-    for number, mark in enumerate(marks):
-        if mark == "{":
-            depth += 1
-        elif mark == "}":
+    whole_box = None
+    for mark in _BRACES.finditer(plain):
+        if mark[0] == "}":
             if boxes and boxes[-1][0] == depth:
-                whole_box = (boxes.pop()[1], number)
+                whole_box = slice(boxes.pop()[1], mark.start())
                 if not last and not boxes:
                     break
             depth -= 1
         else:
             depth += 1
-            boxes.append((depth, number))
-    if first and whole_box is not None:
-        braces = _BRACES.finditer(plain, first.start())
-        start = next(islice(braces, whole_box[0], None)).end()
-        end = next(islice(braces, whole_box[1] - whole_box[0] - 1, None)).start()
-        content = text[start:end].strip()
+            if mark[0] != "{":
+                boxes.append((depth, mark.end()))
+    if whole_box is not None:
+        content = text[whole_box].strip()
         return Extraction(content, "box") if content else NOTHING
     bare = _BARE_BOX.findall(text)
     return Extraction(bare[-1 if last else 0], "box without braces") if bare else NOTHING
@@ -185,10 +171,7 @@ def normalise(answer: str, has_units: bool = False) -> str:
     text = answer.strip()
     if len(text) > _LONGEST_ANSWER:
         return text
-    if not text.isascii():
-        text = _in_ascii(text)
-    marked = _MARKDOWN.match(text)
-    text = marked.group(2) if marked else text
+    text = _MARKDOWN.sub(r"\2", _in_ascii(text))
     if "\\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)
     for pattern, replacement in SPELLINGS:
@@ -196,10 +179,7 @@ def normalise(answer: str, has_units: bool = False) -> str:
     text = text if has_units else _UNIT.sub("", text)
     text = _TEXT.sub(lambda found: _WORD.sub(_word, found.group(1)), text)
     text = _CLOCK.sub(_word, _FORMULA_IN_TEXT.sub("", text))
-    text = _GAP.sub(
-        lambda gap: gap.group(1) + " " if gap.group(1) and gap.group(2) else gap.group(1) or "", text.strip()
-    )
-    return _without_braces(text)
+    return _without_braces(_GAP.sub(lambda gap: (gap[1] or "") + (" " if gap[1] and gap[2] else ""), text.strip()))
 
 
 def _without_braces(form: str) -> str:
@@ -211,6 +191,8 @@ def _without_braces(form: str) -> str:
 
 
 def _in_ascii(text: str) -> str:
+    if text.isascii():
+        return text
     text = _RAISED.sub(lambda run: f"^{{{run.group()}}}", text)
     text = _LOWERED.sub(lambda run: f"_{{{run.group()}}}", text)
     text = _FRACTION_SIGN.sub(
@@ -280,7 +262,7 @@ def _coordinates(form: str) -> list[str]:
 
 
 def _without_name(form: str, other: str) -> str:
-    """Cuts "x=" off a normal form that is an equation, if the other one is none."""
+    """Cuts "x=" off a normal form that is an equation, if the other is not."""
     named = None if _EQUATION.search(other) else _NAMED.match(form)
     return _without_braces(named.group(1) or named.group(2)) if named else form
 

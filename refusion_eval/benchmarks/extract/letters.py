@@ -3,14 +3,7 @@
 import re
 
 from refusion_eval.benchmarks import LETTERS, Extraction
-from refusion_eval.benchmarks.extract.answers import (
-    NOT,
-    NOT_BUT,
-    NOTHING,
-    STATEMENT_REACH,
-    corrections,
-    last_statements,
-)
+from refusion_eval.benchmarks.extract import answers
 
 _BEST = r"(?:most )?(?:correct|right|best|accurate|appropriate)"
 _IS = (
@@ -104,8 +97,6 @@ _LONE_PARAGRAPH = re.compile(rf"\s{{0,9}}{_ALONE}\n[ \t]{{0,9}}\n")
 _LABEL_END = r"(?:[*_]{0,3}[)\].:](?![a-z]\.)|[ \t][-–—][ \t](?![A-Za-z\d]{1,4}[ \t]?[-+*/=^]))"
 _LABELLED_LINE = re.compile(rf"[*_(\[ \t{_SYMBOL}-]{{0,8}}([A-Za-z]){_LABEL_END}")
 _MARKED_LINE = re.compile(rf"[_ \t{_SYMBOL}]{{0,6}}(?=[*(\[]|[A-Z]\))[*(\[]{{0,3}}([A-Z]){_LABEL_END}")
-
-
 # Characters of a text that is a choice with a small letter and nothing else; answers in parts "(a) ..." are longer.
 _LONGEST_CHOICE = 60
 
@@ -113,13 +104,10 @@ _LONGEST_CHOICE = 60
 def last_letter_stated(text: str, num_choices: int) -> Extraction:
     """The letter of the last statement of an answer, else of the last weaker one, else of a choice's label alone."""
     valid = LETTERS[:num_choices]
-    for lead, letters, how in (
-        (_CHOICE_LEAD, valid + valid.lower(), "statement"),
-        (_WEAK_LEAD, valid, "weaker statement"),
-    ):
-        for start in last_statements(lead, text):
-            letter = _letter_after(text, start, letters)
-            if letter is not None:
+    leads = ((_CHOICE_LEAD, valid + valid.lower(), "statement"), (_WEAK_LEAD, valid, "weaker statement"))
+    for lead, letters, how in leads:
+        for start in answers.last_statements(lead, text):
+            if letter := _letter_after(text, start, letters):
                 return Extraction(_corrected(text, start, letters) or letter, how)
     return _letter_line(text, valid)
 
@@ -128,18 +116,17 @@ def first_letter_stated(text: str, num_choices: int) -> Extraction:
     """The first "answer is (X)", by the unchanged pattern of MMLU-Pro's authors, for text that runs on."""
     del num_choices  # the letter may lie outside the row's choices, and is wrong then
     choice = _FIRST_CHOICE.search(text)
-    return Extraction(choice.group(1), "first statement") if choice else NOTHING
+    return Extraction(choice.group(1), "first statement") if choice else answers.NOTHING
 
 
 def strict_letter(text: str, num_choices: int) -> Extraction:
-    """The last "The answer is (X)", exactly as the prompt asks for it."""
     letters = [letter for letter in _STRICT_CHOICE.findall(text) if letter in LETTERS[:num_choices]]
-    return Extraction(letters[-1], "asked-for form") if letters else NOTHING
+    return Extraction(letters[-1], "asked-for form") if letters else answers.NOTHING
 
 
 def _corrected(text: str, start: int, valid: str) -> str | None:
     """The letter of the last correction behind a statement, which nothing but its reason may follow."""
-    for end in corrections(text, start):
+    for end in answers.corrections(text, start):
         choice = _CHOICE.match(text, end)
         if choice and _ENDS_A_CORRECTION.match(text, choice.end()) and (letter := _letter_after(text, end, valid)):
             return letter
@@ -148,11 +135,11 @@ def _corrected(text: str, start: int, valid: str) -> str | None:
 
 def _letter_after(text: str, start: int, valid: str) -> str | None:
     """The letter after a lead, or at the end of its sentence, if it labels one choice and is not a word or formula."""
-    denied = NOT_BUT.match(text, start)
-    if denied is None and NOT.match(text, start):
+    denied = answers.NOT_BUT.match(text, start)
+    if denied is None and answers.NOT.match(text, start):
         return None
     start = denied.end() if denied else start
-    region = text[start : start + STATEMENT_REACH]
+    region = text[start : start + answers.STATEMENT_REACH]
     choice = _CHOICE.match(region)
     if choice is None or choice.group(2) not in valid:
         return _label_behind(region, valid)
@@ -165,14 +152,10 @@ def _letter_after(text: str, start: int, valid: str) -> str | None:
             return label
     if _IN_FORMULA.match(rest):
         return _label_behind(region, valid)
-    if _DENIED.match(rest):
-        return None
     further = _FURTHER_LETTER.match(rest)
-    if further and further.group(1) in valid:
+    if _DENIED.match(rest) or (further and further.group(1) in valid):
         return None
-    if letter.islower() and _is_part(letter, rest):
-        return None
-    return letter.upper()
+    return None if letter.islower() and _is_part(letter, rest) else letter.upper()
 
 
 def _label_behind(region: str, valid: str) -> str | None:
@@ -198,13 +181,13 @@ def _letter_line(text: str, valid: str) -> Extraction:
     """An answer without a statement: a letter alone on the last line or before a blank line, or one label."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if not lines:
-        return NOTHING
+        return answers.NOTHING
     labels = _labels(lines[:-1])
     lone = _LONE_LETTER.match(lines[-1]) if len(lines[-1]) <= 24 else None
     if lone and lone[1] != "i" and lone[1].upper() in valid:
         # After a list of choices the letter is the label of the next one, where the text was cut off.
         is_label = len(labels) > 1 or chr(ord(lone[1]) - 1) in labels
-        return NOTHING if is_label else Extraction(lone[1].upper(), "letter on the last line")
+        return answers.NOTHING if is_label else Extraction(lone[1].upper(), "letter on the last line")
     valid = valid.replace("I", "")
     alone = _LONE_PARAGRAPH.match(text)
     if alone and alone[1] in valid and set(labels) <= {alone[1]}:
@@ -213,7 +196,7 @@ def _letter_line(text: str, valid: str) -> Extraction:
     if label is None or (label[1].islower() and (len(lines) > 1 or len(lines[0]) > _LONGEST_CHOICE)):
         label = _MARKED_LINE.match(lines[-1])
     if label is None or label[1].upper() not in valid or len(_labels(lines)) > 1 or lines.count(lines[0]) > 1:
-        return NOTHING
+        return answers.NOTHING
     return Extraction(label[1].upper(), "label before the choice")
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import os
 import re
 import string
 import symtable
@@ -62,9 +63,7 @@ def fenced(code: str) -> str:
 
 
 class Block(NamedTuple):
-    """The word after an opening fence, the code up to the closing one, and whether there is a closing one."""
-
-    language: str
+    language: str  # the word after the opening fence
     code: str
     is_closed: bool
 
@@ -104,11 +103,7 @@ def _fenced_parts(text: str) -> Iterator[tuple[str, int, int]]:
 def dedented(code: str) -> str:
     """Does what `textwrap.dedent` does, which takes several times as long on endless short lines."""
     code = _BLANK_LINE.sub("", code)
-    indents = set(_INDENT.findall(code))
-    least, most = min(indents, default=""), max(indents, default="")  # the others lie between them
-    margin = least[
-        : next((at for at, pair in enumerate(zip(least, most, strict=False)) if len({*pair}) > 1), len(least))
-    ]
+    margin = os.path.commonprefix(list(set(_INDENT.findall(code))))  # noqa: RUF071 - indents are no paths
     return f"\n{code}".replace(f"\n{margin}", "\n")[1:]
 
 
@@ -188,8 +183,8 @@ def function_code(text: str, row: Row) -> Extraction:
     # completes the function continues the prompt, else the code before the first fence, which the prompt opened.
     name, prompt = row["entry_point"], row["prompt"].replace("\r\n", "\n")
     effort = _Effort()
-    whole_program = _find_program(text, {name}, effort, before=prompt[: _definition_start(prompt, name)])
-    if whole_program:
+    before = re.split(rf"^def {re.escape(name)}\b", prompt, maxsplit=1, flags=re.MULTILINE)[0]
+    if whole_program := _find_program(text, {name}, effort, before=before):
         return Extraction(whole_program, "whole function")
     blocks = [block.code for block in blocks_of(text)]
     unfenced = text.partition("```")[0]
@@ -220,8 +215,7 @@ def module_code(text: str, row: Row) -> Extraction:
     setup = str(row.get("test_setup_code") or "")
     called = _names(tests).unbound - _names(setup).bound
     effort = _Effort()
-    program = _find_program(text, called - _BUILTINS or called, effort, after=f"{setup}\n{tests}")
-    if program:
+    if program := _find_program(text, called - _BUILTINS or called, effort, after=f"{setup}\n{tests}"):
         return Extraction(program, "the tested function")
     blocks = blocks_of(text)
     for block in reversed(blocks or list(_unfenced(text, effort))):
@@ -299,17 +293,15 @@ def _unfenced(text: str, effort: _Effort) -> Iterator[Block]:
 def _before_words(code: str) -> str:
     """Cuts a program off at a line that is only a word or a list, such as `[DONE]`."""
     tree = parse(code)
-    body = tree.body if isinstance(tree, ast.Module) else ()
-    words = (node for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Name | ast.List))
-    word = next(words, None)
-    return code if word is None else "\n".join(code.split("\n")[: word.lineno - 1])
+    for node in tree.body if isinstance(tree, ast.Module) else ():
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Name | ast.List):
+            return "\n".join(code.split("\n")[: node.lineno - 1])
+    return code
 
 
 class _Names(NamedTuple):
-    """The names that source code binds at its top level, and those that it reads without binding them."""
-
-    bound: Set[str]
-    unbound: Set[str]
+    bound: Set[str]  # at the top level of source code
+    unbound: Set[str]  # read without being bound
 
 
 def _names(code: str) -> _Names:
@@ -319,11 +311,8 @@ def _names(code: str) -> _Names:
             module = symtable.symtable(code, "answer", "exec")
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return _Names(frozenset(), frozenset())
-    bound = {
-        symbol.get_name()
-        for symbol in module.get_symbols()
-        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
-    }
+    symbols = module.get_symbols()
+    bound = {name.get_name() for name in symbols if name.is_assigned() or name.is_imported() or name.is_namespace()}
     scopes, read = [module], set()
     for scope in scopes:
         scopes += scope.get_children()
@@ -366,8 +355,3 @@ def _returns(body: Iterable[ast.AST]) -> bool:
         if not isinstance(node, _DEFINITION | ast.Lambda):
             inside += ast.iter_child_nodes(node)
     return False
-
-
-def _definition_start(prompt: str, name: str) -> int:
-    definition = re.search(rf"^def {re.escape(name)}\b", prompt, re.MULTILINE)
-    return definition.start() if definition else len(prompt)

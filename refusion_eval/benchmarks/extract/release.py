@@ -3,19 +3,15 @@
 import ast
 import re
 import string
+from functools import partial
 
-from refusion_eval.benchmarks import Extraction
+from refusion_eval.benchmarks import Extraction, Extractor, Prompts
 from refusion_eval.benchmarks.extract.answers import NOTHING
 from refusion_eval.benchmarks.extract.programs import NO_CODE, parse
 from refusion_eval.benchmarks.rows import Row
 
 _OPENING, _CLOSING = "```python\n", "\n```"
 
-_STRICT_NUMBER = re.compile(r"The answer is (\-?[0-9\.\,]+).")
-_ANY_NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
-_STRICT_CHOICE = re.compile(r"(?<=The answer is )(.*)(?=.)")
-_CHOICE_IN_BRACKETS = re.compile(r"\([A-Z]\)")
-_CHOICE_AFTER_COLON = re.compile(r":\s*([A-D])")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 # Lines of a program that are looked at. The bound on words is this project's: it keeps hostile text from stalling the
@@ -31,34 +27,36 @@ def release_block(text: str) -> str:
     return text if start < 0 or end < 0 else text[start + len(_OPENING) : end]
 
 
-def strict_number(text: str, _row: Row) -> Extraction:
-    """The first number after "The answer is ", which one more character must follow (`strict-match`)."""
-    statement = _STRICT_NUMBER.search(text)
-    return Extraction(statement.group(1), "strict-match") if statement else NOTHING
+prompts = partial(Prompts, clean=release_block)
 
 
-def last_number(text: str, _row: Row) -> Extraction:
-    """The last run of digits, points, commas and dollar signs (`flexible-extract`)."""
-    numbers = _ANY_NUMBER.findall(text)
-    return Extraction(numbers[-1][0] or numbers[-1][1], "flexible-extract") if numbers else NOTHING
+def _rule(how: str, *patterns: str, last: bool = False, is_choice: bool = False) -> Extractor:
+    """Finds the first (or last) match of the first pattern that has any."""
+
+    def extract(text: str, _row: Row) -> Extraction:
+        for pattern in patterns:
+            if matches := [match[match.lastindex or 0] for match in re.finditer(pattern, text)]:
+                answer = matches[-1 if last else 0]
+                return _choice(answer, how) if is_choice else Extraction(answer, how)
+        return NOTHING
+
+    return extract
+
+
+# The first number after "The answer is ", which one more character must follow.
+strict_number = _rule("strict-match", r"The answer is (\-?[0-9\.\,]+).")
+# The last run of digits, points, commas and dollar signs.
+last_number = _rule("flexible-extract", r"(-?[$0-9.,]{2,})|(-?[0-9]+)", last=True)
+# The text behind the first "The answer is " in its line, but for the last character.
+strict_choice = _rule("strict-match", r"(?<=The answer is )(.*)(?=.)", is_choice=True)
+# The last letter in brackets; without any, the last letter after a colon. Between these two the release looks for the
+# words of a choice. These are sealed in records, so that is left out.
+last_choice = _rule("flexible-extract", r"\([A-Z]\)", r":\s*([A-D])", last=True, is_choice=True)
 
 
 def same_number(gold: str, answer: str) -> bool:
     """Whether two numbers are the same text but for commas, dollar signs and a final point: 18.0 is not 18."""
     return answer.replace(",", "").replace("$", "").removesuffix(".") == gold
-
-
-def strict_choice(text: str, _row: Row) -> Extraction:
-    """The text behind the first "The answer is " in its line, but for the last character (`strict-match`)."""
-    statement = _STRICT_CHOICE.search(text)
-    return _choice(statement.group(), "strict-match") if statement else NOTHING
-
-
-def last_choice(text: str, _row: Row) -> Extraction:
-    """The last letter in brackets; without any, the last letter after a colon (`flexible-extract`)."""
-    # Between these two the release looks for the words of a choice. These are sealed in records, so that is left out.
-    letters = _CHOICE_IN_BRACKETS.findall(text) or _CHOICE_AFTER_COLON.findall(text)
-    return _choice(letters[-1], "flexible-extract") if letters else NOTHING
 
 
 def whole_choice(text: str, _row: Row) -> Extraction:
