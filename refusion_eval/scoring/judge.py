@@ -114,12 +114,12 @@ class Judge:
     def __init__(self, *, sandbox: str = "auto", workers: int | None = None, judges_again: bool = False) -> None:
         self._sandbox = sandbox
         self._workers = workers
-        # Whether a text whose sandbox workers were ended from outside, again and again, gets an exception in place of a
-        # verdict, because a later judge will get it.
+        # Whether a text whose sandbox workers were ended from outside, again and again, gets no verdict but an
+        # exception, because a later judge will get it.
         self._judges_again = judges_again
         self._threads: DaemonThreads | None = None  # needed for programs and formulas only
         self._comparer = Comparer()
-        self._pending: list[Future[None]] = []  # each is done when its verdict is told
+        self._pending: set[Future[None]] = set()  # each is done when its verdict is told
 
     def __enter__(self) -> Self:
         return self
@@ -162,12 +162,11 @@ class Judge:
         if self._threads is None:
             suitable = default_workers() if benchmark.kind == "code" else os.cpu_count() or 1
             self._threads = DaemonThreads(self._workers or suitable)
-        self._pending.append(self._threads.submit(judge))
+        self._pending.add(self._threads.submit(judge))
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Waits for the verdicts on all texts; raises what made a verdict, or telling it, impossible."""
-        done, unfinished = wait(self._pending, timeout_s, return_when=FIRST_EXCEPTION)
-        self._pending = list(unfinished)
+        done, self._pending = wait(self._pending, timeout_s, return_when=FIRST_EXCEPTION)
         for future in done:
             future.result()
 
@@ -266,11 +265,10 @@ class Comparer:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            idle, self._idle = self._idle, []
             for child in self._busy:
                 child.kill()
-        for child in idle:
-            child.close()
+            while self._idle:
+                self._idle.pop().close()
 
 
 class ScoreWriter(Judge):

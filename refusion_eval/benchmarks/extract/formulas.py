@@ -264,7 +264,7 @@ def _coordinates(form: str) -> list[str]:
 def _without_name(form: str, other: str) -> str:
     """Cuts "x=" off a normal form that is an equation, if the other is not."""
     named = None if _EQUATION.search(other) else _NAMED.match(form)
-    return _without_braces(named.group(1) or named.group(2)) if named else form
+    return _without_braces(named[1] or named[2]) if named else form
 
 
 def _equal_by_form(gold: str, answer: str) -> bool | None:

@@ -124,7 +124,10 @@ class _Effort:
             self._left = 0
             return None
         tree = parse(code)
-        self._left -= max(_LEAST_PARSED, _num_tokens(_read(code, tree)))
+        # The parser stops at an error, but reads everything where it searches for a closing bracket.
+        if isinstance(tree, SyntaxError) and tree.lineno and "never closed" not in tree.msg:
+            code = "\n".join(code.split("\n")[: tree.lineno])
+        self._left -= max(_LEAST_PARSED, _num_tokens(code))
         return tree
 
 
@@ -132,13 +135,6 @@ def _num_tokens(code: str) -> int:
     """The number of words, signs and line ends of source code, those in strings and comments included."""
     plain = code.encode("ascii", "replace").replace(b"?", b"a")
     return len(plain.translate(_WORDS_ONLY).split()) + len(plain.translate(None, delete=_IN_WORDS + _BETWEEN))
-
-
-def _read(code: str, tree: ast.Module | SyntaxError | None) -> str:
-    """The part that the parser read: up to an error, or everything where it searched for a closing bracket."""
-    if not isinstance(tree, SyntaxError) or not tree.lineno or "never closed" in tree.msg:
-        return code
-    return "\n".join(code.split("\n")[: tree.lineno])
 
 
 @lru_cache(maxsize=8)
