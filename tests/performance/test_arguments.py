@@ -5,9 +5,6 @@ import sandbox
 import scaleout
 import soak
 import train
-from typer.testing import CliRunner
-
-from refusion_eval.cli import app
 
 REFUSED = {
     "no such model of a soak": (soak, ("--model", "MISSING"), ("MISSING",)),
@@ -40,12 +37,3 @@ def test_an_argument_that_cannot_be_used_is_one_error(name, script, tmp_path):
     assert [line for line in errors.splitlines() if line.startswith("error: ")] == [errors.splitlines()[-1]]
     assert all(filled(word) in errors for word in words)
     assert names["FILE"].read_text() == "previous content"
-
-
-@pytest.mark.parametrize("name", ["bench-sandbox", "bench-scaleout", "bench-train", "soak"])
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("--out", "x.json")])
-def test_a_former_command_names_its_script(name, arguments):
-    result = CliRunner().invoke(app, [name, *arguments])
-    assert result.exit_code == 2
-    (line,) = result.output.splitlines()
-    assert f"run `python performance/{name.removeprefix('bench-')}.py`" in line
