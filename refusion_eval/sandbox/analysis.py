@@ -292,7 +292,6 @@ def _needs_one_process(nodes: list[ast.AST], foreign: frozenset[str]) -> str:
 
 
 def _name(node: ast.AST) -> str:
-    """The name of a variable or an attribute."""
     return str(getattr(node, "id", getattr(node, "attr", "")))
 
 

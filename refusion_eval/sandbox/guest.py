@@ -60,7 +60,6 @@ class Guest:
         }
 
     def serve(self) -> None:
-        """Answer requests until the judge closes the connection."""
         wire.send(self._sock, ["ready"])
         with contextlib.suppress(wire.PeerGone):
             while True:

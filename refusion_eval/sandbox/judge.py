@@ -33,7 +33,6 @@ class JudgeResult(NamedTuple):
 
 
 def judge(sock: socket.socket, job: dict[str, Any], case: Case) -> JudgeResult:
-    """Run a job's test against the process at the other end of `sock`."""
     random.seed()  # what a test draws, no program can know
     decimal.setcontext(decimal.Context())  # reckoning with a program's numbers raises flags in it
     if not job["candidate"].strip():

@@ -112,7 +112,6 @@ def install_seccomp(program: bytes) -> None:
 
 
 def landlock_abi() -> int:
-    """Version of Landlock that the kernel offers; 0 for none."""
     try:
         return call("landlock_create_ruleset", None, 0, 1)
     except OSError:

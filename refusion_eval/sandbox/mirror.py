@@ -72,7 +72,6 @@ class _Attribute:  # that is read and written in the guest
 
 
 def class_of(candidate: Asked, name: str, builtin: bool, bases: list[Any], own: list[str], of_class: list[str]) -> Any:
-    """The stand-in for a class of the candidate."""
     # `own` are special methods of its objects, "-__hash__" for none; and all other names it defines, if it is data.
     base = next((real for parent in bases if (real := _real_base(parent)) is not None), object)
     metaclass: Any = type
@@ -142,7 +141,6 @@ def _metaclass_names(candidate: Asked, of_class: list[str]) -> dict[str, Any]:
 
 
 def _attribute(candidate: Asked, value: Any, name: str) -> Any:
-    """An attribute that the stand-in lacks."""
     if name != "__dataclass_fields__":
         return candidate.request("getattr", value, name)
     # The functions of `dataclasses` know fields by objects of that module, which the judge has to make for itself. The
@@ -201,7 +199,6 @@ def value_of(kind: Any, value: Any) -> Any:
 
 
 def exception_of(kind: Any, arguments: tuple[Any, ...]) -> BaseException:
-    """An exception of a stand-in for a class of exceptions."""
     base = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
     made = base.__new__(kind, *arguments)
     if not isinstance(made, BaseException):

@@ -145,7 +145,6 @@ class WorkerProcess:
             return outcome, wire.receive(self._control)
 
     def close(self) -> None:
-        """End the worker and everything it started."""
         self._control.close()
         try:
             self._process.wait(5)
@@ -155,7 +154,6 @@ class WorkerProcess:
 
 
 def _merge(outcome: list[Any] | None, report: dict[str, Any]) -> tuple[str, str]:
-    """Reason and detail from what the judge saw and what the worker did."""
     reason, detail = outcome[:2] if outcome is not None else ("protocol_error", "the judge ended without a verdict")
     stopped, status = report["stopped"], report["status"]
     if outcome is not None and reason not in ("exited", "protocol_error"):

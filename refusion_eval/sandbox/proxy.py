@@ -99,7 +99,6 @@ class Candidate:
         raise result
 
     def _forget_errors(self) -> None:
-        """Forget the errors that the test has caught and holds no more."""
         # Each would keep alive the frames of its traceback, and as an AttributeError the object without the attribute.
         errors = self.remote_errors
         for index in reversed(range(len(errors))):
@@ -195,12 +194,10 @@ class Candidate:
         return getattr(operator, name.strip("_"))(content, of_other[1])
 
     def _content(self, value: Any) -> tuple[str, Any] | None:
-        """As `guest._content`."""
         content = self.request("content", value)
         return content if type(content) is tuple and len(content) == 2 else None
 
     def knows(self, value: Any) -> bool:
-        """Whether an object is one of the candidate's, and not just data."""
         number = self._table.number_of(value)
         return number is not None and number > 0 and type(value) not in CONTAINERS
 

@@ -173,7 +173,6 @@ def _end_of(number: int, allowed: set[int]) -> int:
 
 
 def _check_arguments(restricted: Restricted) -> list[Step]:
-    """Allow a call, or refuse it, by its arguments."""
     steps: list[Step] = []
     for argument in restricted.arguments:
         offset = _OFFSET_ARGUMENTS + _ARGUMENT_BYTES * argument.position

@@ -154,7 +154,6 @@ class JudgeProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the judge has ended, so that the next check needs a new one."""
         if not self.collected and select.select([self._sock], [], [], 0)[0]:
             self.note_end()
         return self.collected
