@@ -13,15 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Of a file that is read whole, and of a JSON text: the largest tokenizers have files of some 35 MB.
-LARGEST = 64 << 20
-# Values of one JSON text: each takes up to 200 bytes once it is parsed.
-MOST_VALUES = 6_000_000
+LARGEST = 64 << 20  # of a file that is read whole, and of a JSON text: the largest tokenizers have files of some 35 MB
+MOST_VALUES = 6_000_000  # of one JSON text: each takes up to 200 bytes once it is parsed
 # Lists and mappings inside each other. Python's own limit is near 1000, and functions that walk through a value need
 # several calls for each level.
 DEEPEST = 64
 
-_LONGEST_LINE = 1 << 16
 _START_SECONDS = 60.0  # the first answer of a process also waits for its imports
 _ATTEMPTS = 2  # where a process dies of itself, because a user's kill says nothing about the question
 
@@ -67,12 +64,6 @@ def read_plain(path: str | os.PathLike[str]) -> bytes:
 def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a UTF-8 file with line feeds as line ends; OSError as `read_plain`, or UnicodeDecodeError."""
     return read_plain(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-
-
-def first_line(path: str | os.PathLike[str]) -> str:
-    """The first line of a plain file, without its end, as far as it is UTF-8; OSError as `open_plain`."""
-    with open_plain(path) as file:
-        return file.readline(_LONGEST_LINE).decode("utf-8", "replace").strip()
 
 
 def parse_json(text: str | bytes, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
@@ -121,7 +112,7 @@ class Child:
             started_s = time.monotonic()
             line = self._ask(process, question, timeout_s)
             self.seconds += time.monotonic() - started_s
-            if line is not None and line.endswith(b"\n"):
+            if line and line.endswith(b"\n"):
                 return json.loads(line)
             # A script may limit itself: SIGPROF, which a timer of its processor time sends, counts as too long.
             if self.close() == -signal.SIGPROF or line is None:
@@ -145,12 +136,9 @@ class Child:
         # After a fork the parent still reads from the pipes of its process, so the fork starts a process of its own.
         if self._process is None or self._owner != os.getpid():
             # -P keeps the modules of the script's folder from shadowing others.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(self._script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
+            command = [sys.executable, "-P", str(self._script)]
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
             self._owner = os.getpid()
             if not self._ask(self._process, self._first, _START_SECONDS):
                 self.close()

@@ -11,8 +11,9 @@ from refusion_eval.errors import DataError
 from refusion_eval.results.measurement import Origin
 from refusion_eval.results.render import csv_records, csv_text
 from refusion_eval.store.atomic_write import write_output
-from refusion_eval.untrusted import first_line
+from refusion_eval.untrusted import open_plain
 
+_LONGEST_LINE = 1 << 16
 OPERATING_POINT, BASELINE = "operating point", "baseline"
 
 
@@ -70,6 +71,12 @@ Row = TypeVar("Row", Point, TokenCell)
 def write_rows(path: Path, kind: type[Row], rows: Iterable[Row]) -> None:
     """Writes rows. Equal rows give equal bytes. Raises StoreError if the file cannot be written."""
     write_output(path, csv_text(list(_types(kind)), map(astuple, rows)))
+
+
+def first_line(path: Path) -> str:
+    """The first line of a plain file, without its end, as far as it is UTF-8."""
+    with open_plain(path) as file:
+        return file.readline(_LONGEST_LINE).decode("utf-8", "replace").strip()
 
 
 def is_rows_file(path: Path, kind: type) -> bool:

@@ -15,13 +15,13 @@ import numpy as np
 from refusion_eval.benchmarks import RELEASE, is_mini
 from refusion_eval.errors import DataError
 from refusion_eval.paper.names import benchmark_of
+from refusion_eval.paper.rows import first_line
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.render import csv_records
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_store import RunReader
 from refusion_eval.types import Fix, Select
-from refusion_eval.untrusted import first_line
 
 SWEEP, POINTS = "sweep.csv", "points.csv"
 SWEPT_BENCHMARK = "mbpp"  # of the paper's sweeps; the synthetic ones may be of any

@@ -31,7 +31,7 @@ def check_program(
 ) -> CheckResult:
     """Check one program; arguments as in `Program` and `check_programs`, and the same error."""
     program = Program(candidate=candidate, test=test, timeout_s=timeout_s, memory_mb=memory_mb, helpers=helpers)
-    return pool.check_on(*_profile(sandbox), program)
+    return pool.check_on(_profile(sandbox), program)
 
 
 def check_programs(
@@ -52,18 +52,16 @@ def check_programs(
     Raises:
         SandboxError: nothing on this machine isolates a program; the message says what to do.
     """
-    return pool.check_all(programs, *_profile(sandbox), workers, on_done)
+    return pool.check_all(programs, _profile(sandbox), workers, on_done)
 
 
-def _profile(sandbox: str) -> tuple[str, str]:
-    """Name and tier of the profile to use."""
+def _profile(sandbox: str) -> str:
     if sandbox not in ("auto", "none"):
         raise SandboxError(f"sandbox={sandbox!r} is unknown: use 'auto', or 'none' to run programs without isolation")
     if sandbox == "none" and sys.platform == "linux":
-        return "none", "none"
+        return "none"
     report = probe()
     if report.tier == "D":
-        reasons = "; ".join(f"{name}: {why}" for name, why in report.missing.items())
-        advice = "; or ".join(report.advice)
+        reasons, advice = "; ".join(map(": ".join, report.missing.items())), "; or ".join(report.advice)
         raise SandboxError(f"programs cannot be isolated here ({reasons}). To change that: {advice}")
-    return report.profile, report.tier
+    return report.profile

@@ -1,4 +1,4 @@
-"""Analysis of a test's text: what the program must define for it, and what the test does that is special."""
+"""Analysis of a test's text: the names that the program must define for it, and what may need one process for both."""
 
 import ast
 import builtins
@@ -15,28 +15,26 @@ from refusion_eval.sandbox.containers import DATA
 TEST_FILE, HELPERS_FILE = "<test>", "<helpers>"
 
 # A judge that is kept from check to check must not carry anything from one test to the next. So it runs by itself only
-# tests that can be seen to work on their own names alone, and forks for all others.
-
-# Modules whose functions keep no state but caches. The numbers of `random` begin anew with every check.
+# tests that can be seen to work on their own names alone, and forks for all others. These modules keep no state but
+# caches; the numbers of `random` begin anew with every check.
 # fmt: off
 _STATELESS_MODULES = frozenset((
     "bisect", "cmath", "collections", "copy", "datetime", "fractions", "functools", "hashlib", "heapq", "itertools",
     "json", "math", "numbers", "operator", "random", "re", "statistics", "string", "typing",
 ))
-# Names that reach further, wherever they are read from and whatever they are called afterwards; below, with those under
-# which the stateless modules hold objects that can be changed: other modules, and containers.
-_REACHING_NAMES = frozenset((
+# Names that reach further, wherever they are read from and whatever they are called afterwards, with those under which
+# the stateless modules hold objects that can be changed: other modules, and containers.
+_REACHING = frozenset((
     "breakpoint", "compile", "delattr", "eval", "exec", "exit", "getattr", "globals", "help", "input", "locals", "open",
     "quit", "setattr", "vars", "attrgetter", "get_type_hints", "gi_frame", "methodcaller", "register",
     "total_ordering", "update_wrapper", "wraps",
-))
-# fmt: on
-_REACHING = _REACHING_NAMES | {
+)) | {
     name
     for module in _STATELESS_MODULES
     for name, value in vars(importlib.import_module(module)).items()
     if isinstance(value, ModuleType | list | dict | set) and name not in _STATELESS_MODULES | {"abc"}
 }
+# fmt: on
 _BUILTINS = frozenset(vars(builtins))
 _ATTRIBUTES_OF_DATA = frozenset(
     name
@@ -44,7 +42,6 @@ _ATTRIBUTES_OF_DATA = frozenset(
     for name in dir(kind)
 )
 _NAMES_OF_DATA = frozenset(kind.__name__ for kind in DATA)
-_MAY_BE_CHANGED = (("sys", "stdout"),)  # what is printed comes to the judge
 _INTO_PROGRAMS = ("unittest.mock.", "inspect.", "dis.", "gc.", "tracemalloc.", "warnings.", "weakref.")
 _KIND_TESTS = ("isinstance", "issubclass", "assertIsInstance")
 _INTERPRETERS = ("pickle.", "marshal.", "shelve.", "code.", "codeop.", "runpy.")
@@ -60,22 +57,18 @@ _OF_ONE_PROCESS = frozenset((
 # fmt: on
 
 
-class Analysis(NamedTuple):
-    """Analysis of a test, or of its helpers."""
+class Case(NamedTuple):
+    """A parsed test and its helpers, and what the test does that is special."""
 
-    foreign: frozenset[str]  # names that it reads before it binds them, or does not bind
+    test: ast.Module
+    helpers: ast.Module  # without placeholders, which have a docstring and imports only
+    foreign: frozenset[str]  # names that the test reads before it binds them, or does not bind
     owners: frozenset[str]  # names whose attributes it reads
-    reaches_out: bool  # whether a statement may change more than names of the source, whatever these names are
     classes: frozenset[str]
     own: frozenset[str]  # names that it binds
     needs_one_process: str  # reason why test and program must share a process, or ""
     runs_texts: str  # what may run a text of a program, or ""
-
-    @property
-    def may_leave_traces(self) -> bool:
-        """Whether running the source may change more than its own names."""
-        modules = self.foreign & self.owners & sys.stdlib_module_names
-        return self.reaches_out or not modules <= _STATELESS_MODULES
+    may_leave_traces: bool  # whether running the test may change more than its own names
 
     def names(self, defined: set[str]) -> tuple[list[str], list[str]]:
         """Names that only the program can supply, and standard modules, besides what trusted helpers define."""
@@ -86,47 +79,61 @@ class Analysis(NamedTuple):
         wanted = read - modules - _BUILTINS or read & _BUILTINS
         return sorted(wanted), sorted(modules)
 
+    @property
+    def raises(self) -> frozenset[int]:
+        """Lines of `raise` statements that stand directly in a `with`: what its context manager is to see."""
+        withs = [node for node in ast.walk(self.test) if isinstance(node, ast.With | ast.AsyncWith)]
+        return frozenset(step.lineno for node in withs for step in node.body if isinstance(step, ast.Raise))
 
-def analyse(tree: ast.Module, source: str = "") -> Analysis:
-    """Analyse a parsed test, or its helpers; `source` is its text, which saves the time of writing it anew."""
-    used: set[str] = set()
-    owners: set[str] = set()
-    reaches_out = False
+    @property
+    def imports(self) -> str:
+        """The import statements of the test: a program in one file with it would find them done."""
+        return "\n".join(ast.unparse(node) for node in self.test.body if isinstance(node, ast.Import | ast.ImportFrom))
+
+
+def case_of(test: str, helpers: str = "") -> Case:
+    """Parse and analyse trusted texts; any exception is a fault of the dataset."""
+    tree, helping = ast.parse(test, TEST_FILE), ast.parse(helpers)
+    helping.body = [node for node in helping.body if not _is_placeholder(node)]
     nodes = list(ast.walk(tree))
-    for node in nodes:
-        if isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Load):
-                used.add(node.id)
-            reaches_out |= node.id.startswith("__") or node.id in _REACHING
-        elif isinstance(node, ast.Attribute):
-            if isinstance(node.value, ast.Name):
-                owners.add(node.value.id)
-            # An attribute that is changed, or a private one.
-            reaches_out |= not isinstance(node.ctx, ast.Load) or node.attr.startswith("_") or node.attr in _REACHING
-        elif isinstance(node, ast.ClassDef | ast.AsyncFunctionDef):
-            reaches_out = True  # not followed
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            for module, *parts in (name.split(".") for name in _imported(node)):
-                reaches_out |= module not in _STATELESS_MODULES
-                reaches_out |= any(part.startswith("_") or part in _REACHING for part in parts)
-    foreign, own = map(frozenset, _foreign(tree, source or ast.unparse(tree)))
+    owners = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    foreign, own = map(frozenset, _foreign(tree, test))
     callees = _callees(nodes)
-    classes = foreign & _class_names(nodes, callees, any(name[0].isupper() for name in used))
+    classes = foreign & _class_names(nodes, callees)
     needs = _needs_one_process(nodes, foreign) or _compared_with_data(nodes, callees, classes)
-    return Analysis(foreign, frozenset(owners), reaches_out, classes, own, needs, _runs_texts(nodes))
+    reaches_out = any(map(_reaches_out, (*nodes, *ast.walk(helping))))
+    return Case(tree, helping, foreign, frozenset(owners), classes, own, needs, _runs_texts(nodes), reaches_out)
+
+
+def _reaches_out(node: ast.AST) -> bool:
+    """Whether a part of a source may change more than names of the source, whatever these names are."""
+    if isinstance(node, ast.Name):
+        return node.id.startswith("__") or node.id in _REACHING
+    if isinstance(node, ast.Attribute):  # of another module, changed, or private
+        of_module = getattr(node.value, "id", "") in sys.stdlib_module_names - _STATELESS_MODULES
+        return of_module or not isinstance(node.ctx, ast.Load) or node.attr.startswith("_") or node.attr in _REACHING
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return any(
+            module not in _STATELESS_MODULES or any(part.startswith("_") or part in _REACHING for part in parts)
+            for module, *parts in (name.split(".") for name in _imported(node))
+        )
+    return isinstance(node, ast.ClassDef | ast.AsyncFunctionDef)  # not followed
+
+
+def _is_placeholder(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(
+        isinstance(step, ast.Pass | ast.Import | ast.ImportFrom)
+        or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant))
+        for step in node.body
+    )
 
 
 def _runs_texts(nodes: list[ast.AST]) -> str:
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for name in _imported(node):
-                if f"{name}.".startswith(_INTERPRETERS):
-                    return name
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("eval", "exec"):
-            is_known = node.args and isinstance(node.args[0], ast.Constant)
-            if not is_known:
-                return _name(node.func)
-    return ""
+    imports = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in _imported(node)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("eval", "exec")]
+    names = [name for name in imports if f"{name}.".startswith(_INTERPRETERS)]
+    names += [_name(call.func) for call in calls if not any(isinstance(part, ast.Constant) for part in call.args[:1])]
+    return names[0] if names else ""
 
 
 def _foreign(tree: ast.Module, source: str) -> tuple[set[str], set[str]]:
@@ -203,7 +210,7 @@ def _callees(nodes: list[ast.AST]) -> dict[str, str]:
     }
 
 
-def _class_names(nodes: list[ast.AST], callees: dict[str, str], capitalised: bool) -> set[str]:
+def _class_names(nodes: list[ast.AST], callees: dict[str, str]) -> set[str]:
     """Names that are used as only those of classes are; names of variables may be among them."""
     names: set[str] = set()
     for node in nodes:
@@ -215,7 +222,7 @@ def _class_names(nodes: list[ast.AST], callees: dict[str, str], capitalised: boo
             called = _name(node.func)
             if called in (*_KIND_TESTS, "assertRaises"):
                 names |= _names_in(node.args[0 if called == "assertRaises" else -1])
-        elif isinstance(node, ast.Compare) and capitalised:  # calls of a capitalised name stand on both sides
+        elif isinstance(node, ast.Compare):  # calls of a capitalised name stand on both sides
             sides = (node.left, *node.comparators)
             names |= set.intersection(*({name for name in _called_in(side) if name[0].isupper()} for side in sides))
         elif isinstance(node, ast.Attribute):
@@ -277,7 +284,7 @@ def _needs_one_process(nodes: list[ast.AST], foreign: frozenset[str]) -> str:
             return f"a class of the test derives from the program's {base}"
         elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
             owner = getattr(node.value, "id", "")
-            if owner in modules and (owner, node.attr) not in _MAY_BE_CHANGED:
+            if owner in modules and (owner, node.attr) != ("sys", "stdout"):  # what is printed comes to the judge
                 return f"the test changes {owner}.{node.attr}, which the program would see in one process with it"
         elif (name := _name(node)) in _OF_ONE_PROCESS:
             return f"the test uses {name}, which is its own process's"
@@ -285,7 +292,6 @@ def _needs_one_process(nodes: list[ast.AST], foreign: frozenset[str]) -> str:
 
 
 def _name(node: ast.AST) -> str:
-    """The name of a variable or an attribute."""
     return str(getattr(node, "id", getattr(node, "attr", "")))
 
 
@@ -297,44 +303,3 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 def _imported_as(node: ast.Import | ast.ImportFrom) -> set[str]:
     return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-
-
-class Case(NamedTuple):
-    """A parsed test and its helpers. Helpers that are placeholders (a docstring and imports only) are left out."""
-
-    test: ast.Module
-    helpers: ast.Module
-    analysis: Analysis
-
-    @property
-    def may_leave_traces(self) -> bool:
-        """Whether running the test may change the judge's process."""
-        return self.analysis.may_leave_traces or analyse(self.helpers).may_leave_traces
-
-    @property
-    def raises(self) -> frozenset[int]:
-        """Lines of `raise` statements that stand directly in a `with`: what its context manager is to see."""
-        withs = [node for node in ast.walk(self.test) if isinstance(node, ast.With | ast.AsyncWith)]
-        return frozenset(step.lineno for node in withs for step in node.body if isinstance(step, ast.Raise))
-
-    @property
-    def imports(self) -> str:
-        """The import statements of the test: a program in one file with it would find them done."""
-        nodes = [node for node in self.test.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        return "\n".join(map(ast.unparse, nodes))
-
-
-def case_of(job: dict[str, str]) -> Case:
-    """Parse a job's trusted texts; any exception is a fault of the dataset."""
-    test = ast.parse(job["test"], TEST_FILE)
-    helpers = ast.parse(job["helpers"])
-    helpers.body = [node for node in helpers.body if not _is_placeholder(node)]
-    return Case(test, helpers, analyse(test, job["test"]))
-
-
-def _is_placeholder(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(
-        isinstance(step, ast.Pass | ast.Import | ast.ImportFrom)
-        or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant))
-        for step in node.body
-    )

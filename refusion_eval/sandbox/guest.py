@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Any
 
 from refusion_eval.sandbox import wire
-from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class
+from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
 from refusion_eval.sandbox.mirror import SPECIAL
 from refusion_eval.sandbox.table import ObjectTable, exception_of
 
@@ -60,14 +60,12 @@ class Guest:
         }
 
     def serve(self) -> None:
-        """Answer requests until the judge closes the connection."""
         wire.send(self._sock, ["ready"])
         with contextlib.suppress(wire.PeerGone):
             while True:
                 self._answer(*self._receive())
 
     def _receive(self) -> tuple[str, str, list[Any], bool]:
-        """Nonce, operation and operands of the judge's next message, and whether to return what is printed."""
         nonce, name, packed, entries, forgotten, captures = wire.receive(self._sock)
         self._table.forget(forgotten)
         return nonce, name, self._table.unpack_all(packed, entries), captures
@@ -77,9 +75,8 @@ class Guest:
         changed = {name: value for name, value in bound.items() if value is not self._bound.get(name, self)}
         self._bound |= changed
         printed = self._printed.getvalue()
-        if printed:
-            self._printed.seek(0)
-            self._printed.truncate()
+        self._printed.seek(0)
+        self._printed.truncate()
         packed, entries = self._table.pack_all((tuple(changed.items()), *values))
         wire.send(self._sock, [nonce, how, packed, entries, printed])
 
@@ -153,7 +150,7 @@ class Guest:
         if base in CONTAINERS:
             return self._table.add_container(value, base, self._mirrored(kind))
         if base is not None:
-            return self._table.add(value, "v", self._mirrored(kind), self._table.pack_as(value, base))
+            return self._table.add(value, "v", self._mirrored(kind), self._table.pack(plain(value)))
         mirrored = self._mirrored(kind)
         if issubclass(kind, BaseException):
             return self._table.add(value, "x", mirrored, self._table.pack(value.args))
@@ -214,14 +211,13 @@ class _Iterator:  # of the test
 @functools.cache
 def _special_names(kind: type) -> list[str]:
     """Special methods of a class's objects that are not those of every object or data; "-__hash__" for no hash."""
-    names = []
     of_all = (type, *(data_class(kind) or object).__mro__)
-    for name in SPECIAL:
-        owner = next((base for base in kind.__mro__ if name in vars(base)), object)
-        is_builtin_error = issubclass(owner, BaseException) and owner.__module__ == "builtins"
-        if owner not in of_all and not is_builtin_error:
-            names.append(name if vars(owner)[name] is not None else f"-{name}")
-    return names
+    owners = {name: next((base for base in kind.__mro__ if name in vars(base)), object) for name in SPECIAL}
+    return [
+        name if vars(owner)[name] is not None else f"-{name}"
+        for name, owner in owners.items()
+        if owner not in of_all and not (issubclass(owner, BaseException) and owner.__module__ == "builtins")
+    ]
 
 
 for _kind in (types.FunctionType, type):  # of every program, so found once for all

@@ -1,9 +1,8 @@
 """The ways to isolate a program, as data (`PROFILES`; `probe` finds one that holds), and the steps that lock it in."""
 
-# Namespaces and a small root are made once per worker, everything else once per program. The order of the steps
-# matters: each gives up a right that no later step needs.
+# Namespaces and a small root are made once per worker, everything else once per program. Each step gives up a right
+# that no later step needs.
 
-import contextlib
 import errno
 import os
 import resource
@@ -40,6 +39,7 @@ class Profile:
 
 
 _COMMON = ("seccomp filter", "resource limits", "memory and time watchdog", "empty environment")
+_NO_FOLDER = ("no writable folder", *_COMMON)
 _ROOT = ("mount, pid, network, ipc and uts namespaces", "read-only root with the standard library", "private /tmp")
 PROFILES = {
     "namespaces": Profile(tier="A", layers=(*_ROOT, "unprivileged uid", *_COMMON), namespaces=True, change_uid=True),
@@ -47,14 +47,9 @@ PROFILES = {
         tier="A", layers=("user namespace", *_ROOT, *_COMMON), namespaces=True, user_namespace=True
     ),
     "root-landlock": Profile(
-        tier="B",
-        layers=("unprivileged uid", "Landlock", "no writable folder", *_COMMON),
-        change_uid=True,
-        restrict_files=True,
+        tier="B", layers=("unprivileged uid", "Landlock", *_NO_FOLDER), change_uid=True, restrict_files=True
     ),
-    "landlock": Profile(
-        tier="C", layers=("Landlock with signal scope", "no writable folder", *_COMMON), restrict_files=True
-    ),
+    "landlock": Profile(tier="C", layers=("Landlock with signal scope", *_NO_FOLDER), restrict_files=True),
     "none": Profile(tier="none", layers=("resource limits", "memory and time watchdog"), filter_calls=False),
 }
 
@@ -88,12 +83,8 @@ def enter_namespaces(profile: Profile) -> None:
 
 def _why_no_user_namespace(error: OSError) -> str:
     """The setting to look at, which the kernel's own message ("no space left on device") does not name."""
-    off = []
-    for name in ("user/max_user_namespaces", "kernel/unprivileged_userns_clone"):
-        with contextlib.suppress(OSError):  # not every kernel has both
-            if Path(f"/proc/sys/{name}").read_text().strip() == "0":
-                off.append(name.replace("/", "."))
-    if off:
+    settings = map(Path, ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone"))
+    if off := [".".join(path.parts[3:]) for path in settings if path.exists() and path.read_text().strip() == "0"]:
         return f"user namespaces are switched off: {' and '.join(off)} = 0"
     if error.errno == errno.ENOSPC:
         return "user namespaces are used up, or limited to none by the container around this one"
@@ -106,14 +97,13 @@ def build_root(folders: list[str]) -> None:
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", base, "tmpfs", linux.MS_NOSUID, "size=1m,mode=755")
     for folder in folders:
-        hidden = [name for name in layout.HIDDEN_NAMES if os.path.isdir(f"{folder}/{name}")]
-        _bind(base, folder, folder, hidden)
+        _bind(base, folder, folder, [name for name in layout.HIDDEN_NAMES if os.path.isdir(f"{folder}/{name}")])
     for path in ("/lib", "/lib64"):  # links through which the loader finds libraries
         if os.path.islink(path):
             os.symlink(os.readlink(path), base + path)
     os.mkdir(f"{base}/dev", 0o755)
     for device in layout.DEVICES:
-        os.close(os.open(base + device, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+        Path(base + device).touch(0o666)
         linux.mount(device, base + device, flags=linux.MS_BIND)
         # Read-only devices can be written to; their times and owners cannot be changed.
         linux.set_mount_attributes(base + device, _READ_ONLY, recursive=False)
@@ -163,13 +153,12 @@ class PrivateTmp:
 
     @staticmethod
     def _state() -> tuple[object, ...]:
-        """Differs after any change: nobody sets the time of the last change back."""
+        # Differs after any change: nobody sets the time of the last change back.
         folder, space = os.stat("/tmp"), os.statvfs("/tmp")
         times = (folder.st_ctime_ns, folder.st_mtime_ns, folder.st_atime_ns)
         return times, folder.st_mode, os.listxattr("/tmp"), space.f_ffree, space.f_bfree
 
     def renew(self) -> None:
-        """Make it as new; nobody may be using it."""
         if self._state() != self._pristine:
             linux.call("umount2", "/tmp", linux.MNT_DETACH)
             self._mount()
@@ -183,7 +172,6 @@ def become(uid: int) -> None:
 
 
 def make_ruleset(profile: Profile, folders: list[str]) -> int | None:
-    """Landlock ruleset that leaves these folders readable; None where the profile has none."""
     if not profile.restrict_files:
         return None
     if not profile.change_uid and linux.landlock_abi() < linux.LANDLOCK_ABI_SIGNALS:

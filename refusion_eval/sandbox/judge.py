@@ -13,14 +13,13 @@ import random
 import resource
 import socket
 import sys
-import traceback
 import types
 from typing import Any, NamedTuple
 
 from refusion_eval.sandbox import wire
 from refusion_eval.sandbox.analysis import HELPERS_FILE, TEST_FILE, Case, case_of
 from refusion_eval.sandbox.layout import ForkHooks
-from refusion_eval.sandbox.proxy import Broken, Candidate
+from refusion_eval.sandbox.proxy import Broken, Candidate, place_in_test
 from refusion_eval.sandbox.watch import GOES_ON, KEPT_JUDGE_BYTES
 
 _MAX_DETAIL_CHARS = 300
@@ -33,32 +32,32 @@ class JudgeResult(NamedTuple):
     passed_over: bool = False  # as `Candidate.passed_over`, without success
 
 
-def judge(sock: socket.socket, program: str, case: Case, asks_data: bool) -> JudgeResult:
-    """Run a test against the process at the other end of `sock`; with `asks_data`, as `Candidate.is_asked` says."""
-    main = types.ModuleType("__main__")  # in which `unittest.main` looks for tests
+def judge(sock: socket.socket, job: dict[str, Any], case: Case) -> JudgeResult:
+    random.seed()  # what a test draws, no program can know
+    decimal.setcontext(decimal.Context())  # reckoning with a program's numbers raises flags in it
+    if not job["candidate"].strip():
+        return JudgeResult("no_code", "the program is empty")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")  # in which `unittest.main` looks for tests
     namespace = vars(main)
-    if case.analysis.runs_texts:
-        return JudgeResult("inseparable", f"the test may run a text of the program by {case.analysis.runs_texts}")
     try:
         code = compile(case.test, TEST_FILE, "exec", dont_inherit=True)
         exec(compile(case.helpers, HELPERS_FILE, "exec", dont_inherit=True), namespace)  # the dataset's prompt, trusted
     except Exception as error:  # noqa: BLE001 - any fault in trusted text is one of the dataset
         return _unusable(error)
-    wanted, modules = case.analysis.names(set(namespace))
-    candidate = Candidate(sock, case, wanted, namespace, asks_data)
-    own_main = sys.modules["__main__"]
-    sys.modules["__main__"] = main
-    try:
-        outcome = _run(candidate, program, code, modules, namespace)
-    finally:
-        sys.modules["__main__"] = own_main
-    if outcome.reason == "passed" and candidate.broken:
-        outcome = JudgeResult(*candidate.broken.args)
-    elif outcome.reason == "passed" and candidate.failed_inside:
-        outcome = JudgeResult("failed_assertion", f"{_where(candidate.failed_inside)}, called by the program")
+    if case.runs_texts:
+        return JudgeResult("inseparable", f"the test may run a text of the program by {case.runs_texts}")
+    wanted, modules = case.names(set(namespace))
+    candidate = Candidate(sock, case, wanted, namespace, job["asks_data"])
+    outcome = _run(candidate, job["candidate"], code, modules, namespace)
+    sys.modules.pop("__main__", None)
     if outcome.reason == "passed":
-        return outcome
-    needs = case.analysis.needs_one_process if outcome.reason in _BY_VALUE else ""
+        if candidate.broken:
+            outcome = JudgeResult(*candidate.broken.args)
+        elif candidate.failed_inside:
+            outcome = JudgeResult("failed_assertion", f"{candidate.failed_inside}, called by the program")
+        else:
+            return outcome
+    needs = case.needs_one_process if outcome.reason in _BY_VALUE else ""
     if why := needs or candidate.inseparable:
         return JudgeResult("inseparable", f"{why} ({outcome.detail})")
     return outcome._replace(passed_over=candidate.passed_over)
@@ -93,25 +92,19 @@ def _raised(candidate: Candidate, error: BaseException) -> JudgeResult:
     for remote, text in candidate.remote_errors:
         if remote is error:
             return JudgeResult("memory" if isinstance(error, MemoryError) else "raised", text)
+    place = place_in_test(error)
     if isinstance(error, AssertionError):
-        return JudgeResult("wrong_type" if candidate.compared_with_data else "failed_assertion", _where(error))
+        return JudgeResult("wrong_type" if candidate.compared_with_data else "failed_assertion", place)
     if isinstance(error, MemoryError):
         return JudgeResult("output_limit", "the values are too large for the judge")
-    reason, why = "raised", _where(error)
+    text = _one_line(error)
     if isinstance(error, ImportError):
-        reason, why = "sandbox_error", "the test needs what is not here"
-    elif isinstance(error, OSError) and error.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
-        reason, why = "inseparable", "the test needs what no program has here"
-    elif isinstance(error, NameError):
-        reason, why = "no_code", "the program does not define it"
-    elif isinstance(error, TypeError | AttributeError):
-        reason = "wrong_type"
-    return JudgeResult(reason, f"{why}: {_one_line(error)}")
-
-
-def _where(error: BaseException) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == TEST_FILE]
-    return f"line {lines[-1]} of the test" if lines else "the test"
+        return JudgeResult("sandbox_error", f"the test needs what is not here: {text}")
+    if isinstance(error, OSError) and error.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
+        return JudgeResult("inseparable", f"the test needs what no program has here: {text}")
+    if isinstance(error, NameError):
+        return JudgeResult("no_code", f"the program does not define it: {text}")
+    return JudgeResult("wrong_type" if isinstance(error, TypeError | AttributeError) else "raised", f"{place}: {text}")
 
 
 def _one_line(error: BaseException) -> str:
@@ -122,10 +115,8 @@ def _one_line(error: BaseException) -> str:
 
 
 def serve(control: socket.socket, fork_hooks: ForkHooks, folder: str) -> None:
-    """Judge one job after another until `control` is closed, or until this process has grown too large to be kept.
-
-    `fork_hooks` are for tests that fork, and tests that use files run in `folder`.
-    """
+    """Judge one job after another until `control` is closed, or until this process has grown too large to be kept."""
+    # `fork_hooks` are for tests that fork, and tests that use files run in `folder`.
     while True:
         # Two descriptors: the job is read from the first and its outcome is written to it; the candidate has the other.
         message, fds, _, _ = socket.recv_fds(control, 1, 2)
@@ -143,18 +134,13 @@ def _serve_one(
     control: socket.socket, result: socket.socket, candidate: socket.socket, fork_hooks: ForkHooks, folder: str
 ) -> None:
     job = wire.receive(result)
-    random.seed()  # what a test draws, no program can know
-    decimal.setcontext(decimal.Context())  # reckoning with a program's numbers raises flags in it
-    if not job["candidate"].strip():
-        wire.send(result, JudgeResult("no_code", "the program is empty"))
-        return
     try:
-        case = case_of(job)
+        case = case_of(job["test"], job["helpers"])
     except Exception as error:  # noqa: BLE001 - any fault in trusted text is one of the dataset
         wire.send(result, _unusable(error))
         return
     if not case.may_leave_traces:
-        wire.send(result, judge(candidate, job["candidate"], case, job["asks_data"]))
+        wire.send(result, judge(candidate, job, case))
         return
     pid = os.fork()
     if pid:
@@ -168,6 +154,6 @@ def _serve_one(
             os.register_at_fork(**hooks)
         os.chdir(folder)  # not in the judge, which would hold the files of the last program there
         os.umask(0)  # the program may have another uid, and may change what the test has written for it
-        wire.send(result, judge(candidate, job["candidate"], case, job["asks_data"]))
+        wire.send(result, judge(candidate, job, case))
     finally:
         os._exit(0)

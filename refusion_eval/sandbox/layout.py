@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 HIDDEN_NAMES = frozenset({"site-packages", "dist-packages"})
 # Not /dev/zero: a shared mapping of it is memory that outlives the mapping and that nobody counts.
@@ -11,8 +12,7 @@ DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 
 ForkHooks = list[dict[str, Callable[[], object]]]  # arguments of calls of `os.register_at_fork`
 
-# Imported before the first fork, so that every program finds them loaded; the rest of the standard library is read
-# when it is asked for.
+# Imported before the first fork, so that every program finds them loaded.
 # fmt: off
 _PRELOADED = (
     "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses", "datetime",
@@ -40,22 +40,13 @@ def preload() -> ForkHooks:
 
 def readable_folders() -> list[str]:
     """Absolute paths of the folders that Python needs to go on importing."""
-    stdlib = {path for path in search_path() if os.path.isdir(path)}
-    folders = set(stdlib)
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            path = line.split(maxsplit=5)[-1].strip()
-            if path.startswith("/") and ".so" in os.path.basename(path):
-                folders.add(os.path.dirname(path))
+    stdlib = {Path(path) for path in search_path() if os.path.isdir(path)}
+    mapped = [Path(line.split(maxsplit=5)[-1]) for line in Path("/proc/self/maps").read_text().splitlines()]
+    libraries = {path.parent for path in mapped if path.is_absolute() and ".so" in path.name}
     # A library folder that contains the standard library is left out: it would bring the installed packages with it,
     # and what was loaded from it stays loaded.
-    libraries = {folder for folder in folders - stdlib if not any(_within(inner, folder) for inner in stdlib)}
-    wanted = stdlib | libraries
-    return sorted(path for path in wanted if not any(path != other and _within(path, other) for other in wanted))
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
+    wanted = stdlib | {folder for folder in libraries if not any(inner.is_relative_to(folder) for inner in stdlib)}
+    return sorted(str(path) for path in wanted if wanted.isdisjoint(path.parents))
 
 
 def search_path() -> list[str]:

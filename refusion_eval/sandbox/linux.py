@@ -1,8 +1,7 @@
 """The few Linux calls that Python's standard library lacks, through ctypes; each raises OSError like its own."""
 
 import ctypes
-import errno
-import functools
+import itertools
 import os
 import signal
 import stat
@@ -21,10 +20,9 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 0x1, 0x2, 0x4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
-_PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 22, 24, 47, 4
+_PR_SET_SECCOMP, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 22, 23, 24, 47, 4
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
-_NUM_CAPABILITIES = 64
 
 _SYSTEM_CALLS = {
     "pivot_root": {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1),
@@ -41,12 +39,10 @@ _READ_FILE, _READ_DIR, _WRITE_FILE = 1 << 2, 1 << 3, 1 << 1
 _FIRST_RIGHTS = (1 << 13) - 1
 _LATER_RIGHTS = ((2, 1 << 13), (3, 1 << 14), (5, 1 << 15))  # since version: move between folders, truncate, ioctl
 _BOTH_TCP, _BOTH_SCOPES = 3, 3
-_SIGNALS = 2  # one of the scopes
+LANDLOCK_SIGNALS = 2  # the scope that leaves a process signals to what it starts from then on
 
 
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _check(result: int, what: str) -> int:
@@ -58,11 +54,8 @@ def _check(result: int, what: str) -> int:
 
 def call(name: str, *args: int | str | bytes | None) -> int:
     """Call a function of the C library, or make a system call for which older versions have none."""
-    if name in _SYSTEM_CALLS:
-        function = functools.partial(_libc().syscall, ctypes.c_long(_SYSTEM_CALLS[name]))
-    else:
-        function = getattr(_libc(), name)
-    encoded = [os.fsencode(arg) if isinstance(arg, str) else arg for arg in args]
+    function, numbers = (_libc.syscall, [_SYSTEM_CALLS[name]]) if name in _SYSTEM_CALLS else (getattr(_libc, name), [])
+    encoded = [os.fsencode(arg) if isinstance(arg, str) else arg for arg in (*numbers, *args)]
     return _check(function(*[ctypes.c_ulong(arg) if isinstance(arg, int) else arg for arg in encoded]), name)
 
 
@@ -72,15 +65,15 @@ def start_first_process() -> int:
     # with it. This one has the memory and the open files of its parent, because a copy would take forty times as long;
     # it never comes back from the C library's pause(), because it takes no signals.
     top = (ctypes.addressof(_STACK) + _STACK_BYTES) // _STACK_ALIGNMENT * _STACK_ALIGNMENT
-    pause = ctypes.cast(_libc().pause, ctypes.c_void_p)
+    pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
     flags = _CLONE_VM | _CLONE_FILES | signal.SIGCHLD
     before = ctypes.create_string_buffer(_SIGNAL_SET_BYTES)
     # Directly, because the function of the standard library takes half a millisecond.
-    _libc().sigprocmask(signal.SIG_SETMASK, b"\xff" * _SIGNAL_SET_BYTES, before)
+    _libc.sigprocmask(signal.SIG_SETMASK, b"\xff" * _SIGNAL_SET_BYTES, before)
     try:
-        return _check(_libc().clone(pause, ctypes.c_void_p(top), flags, None), "clone")
+        return _check(_libc.clone(pause, ctypes.c_void_p(top), flags, None), "clone")
     finally:
-        _libc().sigprocmask(signal.SIG_SETMASK, before, None)
+        _libc.sigprocmask(signal.SIG_SETMASK, before, None)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
@@ -90,42 +83,35 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 def set_mount_attributes(target: str, attributes: int, *, recursive: bool) -> None:
     """Add MOUNT_ATTR_* to a mount, or to all mounts below a path as well (kernel 5.12 or newer)."""
     structure = struct.pack("=QQQQ", attributes, 0, 0, 0)
-    flags = _AT_RECURSIVE if recursive else 0
-    call("mount_setattr", _AT_FDCWD, target, flags, structure, len(structure))
+    call("mount_setattr", _AT_FDCWD, target, _AT_RECURSIVE if recursive else 0, structure, len(structure))
 
 
 def prctl(option: int, value: int) -> None:
-    """Change this process: PR_SET_PDEATHSIG is lost on a change of uid, PR_SET_NO_NEW_PRIVS is for good."""
+    # PR_SET_PDEATHSIG is lost on a change of uid, PR_SET_NO_NEW_PRIVS is for good.
     call("prctl", option, value, 0, 0, 0)
 
 
 def drop_bounding_capabilities() -> None:
     """Empty the bounding set; needs CAP_SETPCAP, so it comes before a change of uid."""
-    for capability in range(_NUM_CAPABILITIES):
-        try:
-            prctl(_PR_CAPBSET_DROP, capability)
-        except OSError as error:
-            if error.errno == errno.EINVAL:  # past the last capability this kernel knows
-                return
-            raise
+    known = itertools.takewhile(lambda number: _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0, itertools.count())
+    for capability in known:
+        prctl(_PR_CAPBSET_DROP, capability)
 
 
 def drop_capabilities() -> None:
     """Empty the effective, permitted, inheritable and ambient sets."""
-    call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    call("capset", header, bytes(24))
+    prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    call("capset", struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
 
 
 def install_seccomp(program: bytes) -> None:
     """Install a BPF program (8-byte instructions); needs PR_SET_NO_NEW_PRIVS first."""
     buffer = ctypes.create_string_buffer(program, len(program))
-    filter_header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
-    call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(filter_header), 0, 0)
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
+    call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header), 0, 0)
 
 
 def landlock_abi() -> int:
-    """Version of Landlock that the kernel offers; 0 for none."""
     try:
         return call("landlock_create_ruleset", None, 0, 1)
     except OSError:
@@ -133,14 +119,11 @@ def landlock_abi() -> int:
 
 
 def landlock_ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
-    """Descriptor of a ruleset that refuses all rights but to read folders, and to read and write devices (`readable`).
-
-    Entries of these folders with one of the hidden names (installed packages) stay unreadable.
-    """
+    """Descriptor of a ruleset that refuses all but to read folders, without hidden names, and to use devices."""
     abi = landlock_abi()
     files = sum((right for version, right in _LATER_RIGHTS if abi >= version), _FIRST_RIGHTS)
     tcp = _BOTH_TCP if abi >= _LANDLOCK_ABI_TCP else 0
-    ruleset_fd = _landlock_create(files, tcp, _BOTH_SCOPES if abi >= LANDLOCK_ABI_SIGNALS else 0)
+    ruleset_fd = create_landlock_ruleset(files, tcp, _BOTH_SCOPES if abi >= LANDLOCK_ABI_SIGNALS else 0)
     for path in readable:
         if not stat.S_ISDIR(os.stat(path).st_mode):
             _landlock_allow(ruleset_fd, _READ_FILE | _WRITE_FILE, path)
@@ -153,22 +136,14 @@ def landlock_ruleset(readable: list[str], hidden_names: frozenset[str]) -> int:
     return ruleset_fd
 
 
-def landlock_own_signals_only() -> int:
-    """Make a ruleset that leaves a process signals to what it starts from then on, and restricts nothing else."""
-    return _landlock_create(0, 0, _SIGNALS)
-
-
-def _landlock_create(files: int, tcp: int, scopes: int) -> int:
-    attributes = struct.pack(
-        "=QQQ", files, tcp, scopes
-    )  # older kernels take fields that they do not know if they are 0
+def create_landlock_ruleset(files: int = 0, tcp: int = 0, scopes: int = 0) -> int:
+    attributes = struct.pack("=QQQ", files, tcp, scopes)  # older kernels take fields that they do not know if 0
     return call("landlock_create_ruleset", attributes, len(attributes), 0)
 
 
 def _landlock_allow(ruleset_fd: int, rights: int, path: str) -> None:
     path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        rule = struct.pack("=Qi", rights, path_fd)
-        call("landlock_add_rule", ruleset_fd, 1, rule, 0)
+        call("landlock_add_rule", ruleset_fd, 1, struct.pack("=Qi", rights, path_fd), 0)
     finally:
         os.close(path_fd)

@@ -1,13 +1,11 @@
-"""The judge's stand-ins for the candidate's classes and objects.
+"""The judge's stand-ins for the candidate's classes and objects."""
 
-A class of the candidate becomes a class here, with stand-ins for its bases, so that `isinstance`, `type` and `except`
-work as in one process; it has the special methods that the class has there, and no others.
-"""
-
+# A class of the candidate becomes a class here, with stand-ins for its bases, so that `isinstance`, `type` and `except`
+# work as in one process; it has the special methods that the class has there, and no others.
 # The judge asks no object of a program how it relates to the test's data (is it equal, does it contain, what is the
 # difference?), because it could claim what the test expects; and the test's data is not told to it. So an object whose
 # class derives from data is that data here, past all methods, and an object of another class is compared by its
-# content, if it has one. An object answers questions about itself, unless its class of data can (`Asked.is_asked`).
+# content, if it has one. An object answers questions about itself, unless its class of data can (`Candidate.is_asked`).
 # docs/explanations/sandbox.md has all rules.
 
 import dataclasses
@@ -15,7 +13,7 @@ import inspect
 import types
 from collections.abc import Callable, Generator
 from datetime import date, time, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
 
@@ -42,7 +40,7 @@ UNARY = (
 )
 # fmt: on
 SPECIAL = frozenset((*BINARY, *UNARY, "__await__", "__call__"))
-# What an object of these classes is here, by their names there.
+# What objects of these classes are here, by their names there.
 _KNOWN = {
     kind.__name__: kind
     for kind in (
@@ -52,19 +50,7 @@ _KNOWN = {
 }  # fmt: skip
 
 
-class Asked(Protocol):
-    """The candidate, as its stand-ins see it (`proxy.Candidate`)."""
-
-    def request(self, name: str, *operands: Any) -> Any: ...
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def operate(self, name: str, value: Any, *operands: Any) -> Any: ...
-    def was_made(self, value: Any) -> bool: ...
-    def is_asked(self, value: Any) -> bool: ...
-    def note_inseparable(self, why: str) -> None: ...
-    def may_decide(self, name: str, value: Any, other: Any) -> bool: ...
-    def compare(self, name: str, value: Any, other: Any) -> Any: ...
-    def knows(self, value: Any) -> bool: ...
-    def wait_for(self, value: Any) -> Any: ...
+Asked = Any  # the candidate, as its stand-ins see it: `proxy.Candidate`
 
 
 class _Attribute:  # that is read and written in the guest
@@ -77,26 +63,16 @@ class _Attribute:  # that is read and written in the guest
 
     def __get__(self, value: Any, owner: Any) -> Any:
         native = None if value is None or self._candidate.was_made(value) else self._native
-        if native is not None and not callable(native):
-            return _bound(native, value)
-        attribute = self._candidate.request("getattr", owner if value is None else value, self._name)
-        if native is None or not callable(attribute):
-            return attribute
-        self._candidate.note_inseparable(f"the program's class has a method {self._name} of its own")
-        return _bound(native, value)
-
-
-def _bound(member: Any, value: Any) -> Any:
-    """A member of a class, as an attribute of an object."""
-    return member.__get__(value, type(value)) if hasattr(member, "__get__") else member
+        if native is None or callable(native):
+            attribute = self._candidate.request("getattr", owner if value is None else value, self._name)
+            if native is None or not callable(attribute):
+                return attribute
+            self._candidate.note_inseparable(f"the program's class has a method {self._name} of its own")
+        return native.__get__(value, type(value)) if hasattr(native, "__get__") else native
 
 
 def class_of(candidate: Asked, name: str, builtin: bool, bases: list[Any], own: list[str], of_class: list[str]) -> Any:
-    """The stand-in for a class of the candidate.
-
-    Args:
-        own: special methods of its objects, "-__hash__" for none; and all other names it defines, if it is data.
-    """
+    # `own` are special methods of its objects, "-__hash__" for none; and all other names it defines, if it is data.
     base = next((real for parent in bases if (real := _real_base(parent)) is not None), object)
     metaclass: Any = type
     if not builtin:
@@ -165,7 +141,6 @@ def _metaclass_names(candidate: Asked, of_class: list[str]) -> dict[str, Any]:
 
 
 def _attribute(candidate: Asked, value: Any, name: str) -> Any:
-    """An attribute that the stand-in lacks."""
     if name != "__dataclass_fields__":
         return candidate.request("getattr", value, name)
     # The functions of `dataclasses` know fields by objects of that module, which the judge has to make for itself. The
@@ -224,7 +199,6 @@ def value_of(kind: Any, value: Any) -> Any:
 
 
 def exception_of(kind: Any, arguments: tuple[Any, ...]) -> BaseException:
-    """An exception of a stand-in for a class of exceptions."""
     base = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
     made = base.__new__(kind, *arguments)
     if not isinstance(made, BaseException):

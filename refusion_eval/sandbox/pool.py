@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
 from functools import partial
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import wire
+from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.sandbox.result import CheckResult, Program, hard_wall_s, result_of
 from refusion_eval.sandbox.watch import JUDGE_KILLED
 
@@ -67,8 +69,8 @@ def _interpreter(profile_name: str) -> str:
 class WorkerProcess:
     """A worker process under one of `jail.PROFILES`, or SandboxError with the reason why it cannot be set up here."""
 
-    def __init__(self, profile_name: str, tier: str) -> None:
-        self._tier = tier
+    def __init__(self, profile_name: str) -> None:
+        self._tier = PROFILES[profile_name].tier
         self._control, other = socket.socketpair()
         package = Path(__file__).parents[1]
         packages = [("refusion_eval", str(package)), ("refusion_eval.sandbox", str(package / "sandbox"))]
@@ -143,7 +145,6 @@ class WorkerProcess:
             return outcome, wire.receive(self._control)
 
     def close(self) -> None:
-        """End the worker and everything it started."""
         self._control.close()
         try:
             self._process.wait(5)
@@ -153,7 +154,6 @@ class WorkerProcess:
 
 
 def _merge(outcome: list[Any] | None, report: dict[str, Any]) -> tuple[str, str]:
-    """Reason and detail from what the judge saw and what the worker did."""
     reason, detail = outcome[:2] if outcome is not None else ("protocol_error", "the judge ended without a verdict")
     stopped, status = report["stopped"], report["status"]
     if outcome is not None and reason not in ("exited", "protocol_error"):
@@ -164,88 +164,69 @@ def _merge(outcome: list[Any] | None, report: dict[str, Any]) -> tuple[str, str]
         number = os.WTERMSIG(status)
         names = {member.value: member.name for member in signal.Signals}  # most of the real-time signals have none
         return "signal", f"the program ended by {names.get(number, f'signal {number}')}"
-    if reason == "exited" and status is not None:
-        return reason, detail or f"exit code {os.waitstatus_to_exitcode(status)}"
     return reason, detail
 
 
-class _IdleWorkers:
-    """Workers that wait for the next call, by profile, because a start takes about a fifth of a second."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: dict[str, list[WorkerProcess]] = {}
-        self._owner_pid = os.getpid()
-
-    def take(self, profile_name: str, tier: str) -> WorkerProcess:
-        with self._lock:
-            if self._owner_pid != os.getpid():  # after a fork they belong to the parent
-                self._idle, self._owner_pid = {}, os.getpid()
-            idle = self._idle.get(profile_name, [])
-            while idle:
-                worker = idle.pop()
-                if worker.alive:
-                    return worker
-                worker.close()
-        return WorkerProcess(profile_name, tier)
-
-    def give_back(self, profile_name: str, worker: WorkerProcess) -> None:
-        with self._lock:
-            self._idle.setdefault(profile_name, []).append(worker)
-
-    def close(self) -> None:
-        if self._owner_pid == os.getpid():
-            for worker in [worker for idle in self._idle.values() for worker in idle]:
-                worker.close()
+# Workers that wait for the next call, because a start takes about a fifth of a second; threads share them.
+_idle_workers: defaultdict[str, deque[WorkerProcess]] = defaultdict(deque)
+os.register_at_fork(after_in_child=_idle_workers.clear)  # they belong to the parent
 
 
-_idle_workers = _IdleWorkers()
-atexit.register(_idle_workers.close)
+def _take_worker(profile_name: str) -> WorkerProcess:
+    with contextlib.suppress(IndexError):  # no worker is idle
+        while not (worker := _idle_workers[profile_name].pop()).alive:
+            worker.close()
+        return worker
+    return WorkerProcess(profile_name)
+
+
+@atexit.register
+def _close_workers() -> None:
+    for worker in [worker for idle in _idle_workers.values() for worker in idle]:
+        worker.close()
 
 
 def default_workers() -> int:
     return _WORKERS_PER_PROCESSOR * len(os.sched_getaffinity(0))
 
 
-def check_on(profile_name: str, tier: str, program: Program) -> CheckResult:
+def check_on(profile_name: str, program: Program) -> CheckResult:
     """Check one program under one profile; SandboxError if no worker can be started."""
     # A broken worker is replaced and the check repeated, twice at most; one that says "sandbox_error" is repeated once.
     # Whatever else goes wrong becomes a verdict, because a program may be the cause.
-    detail, reason = "", "worker_broke"
     for attempt in range(_ATTEMPTS):
-        worker = _idle_workers.take(profile_name, tier)
+        worker = _take_worker(profile_name)
         try:
             verdict = worker.check(program)
         except Exception as error:  # noqa: BLE001
             worker.close()
-            detail = str(error)
-            if not isinstance(error, SandboxError):
-                detail, reason = f"{type(error).__name__}: {error}", "sandbox_error"
+            if isinstance(error, SandboxError):
+                reason, detail = "worker_broke", str(error)
+            else:
+                reason, detail = "sandbox_error", f"{type(error).__name__}: {error}"
             continue
         except BaseException:
             worker.close()
             raise
-        _idle_workers.give_back(profile_name, worker)
+        _idle_workers[profile_name].append(worker)
         if verdict.reason != "sandbox_error" or attempt:
             return verdict
-    return result_of(reason, detail, 0.0, tier)
+    return result_of(reason, detail, 0.0, PROFILES[profile_name].tier)
 
 
 def check_all(
     programs: Iterable[Program],
     profile_name: str,
-    tier: str,
-    workers: int | None,
-    on_done: Callable[[int, CheckResult], None] | None,
+    workers: int | None = None,
+    on_done: Callable[[int, CheckResult], None] | None = None,
 ) -> list[CheckResult]:
     threads = DaemonThreads(workers or default_workers())
     try:
-        futures = [threads.submit(partial(check_on, profile_name, tier, program)) for program in programs]
-        indices = {future: index for index, future in enumerate(futures)}
+        futures = [threads.submit(partial(check_on, profile_name, program)) for program in programs]
         for future in as_completed(futures):
             verdict = future.result()
             if on_done is not None:
-                on_done(indices[future], verdict)
+                on_done(futures.index(future), verdict)
         return [future.result() for future in futures]
     finally:
         threads.close()  # after an exception of the caller, too

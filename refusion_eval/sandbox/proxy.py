@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from refusion_eval.sandbox import mirror, wire
 from refusion_eval.sandbox.analysis import HELPERS_FILE, TEST_FILE, Case
 from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
-from refusion_eval.sandbox.table import ObjectTable
+from refusion_eval.sandbox.table import ONLY_OURS, ObjectTable
 
 _NUM_VALUES = {"ok": 1, "raised": 3, "exited": 3, "oversized": 3, "ask": 4}  # of each form of answer
 # Loaded before any test, so that a program can name no exception that means something to a framework of tests.
@@ -50,7 +50,7 @@ class Candidate:
         self.broken: Broken | None = None
         self.remote_errors: list[tuple[BaseException, str]] = []  # raised again here, each with class name and message
         self.compared_with_data = False
-        self.failed_inside: AssertionError | None = None
+        self.failed_inside = ""  # where an assertion of the test failed that the program had called
         self.passed_over = False  # whether data told something about itself past a method that its class has for that
         self.inseparable = ""
 
@@ -65,10 +65,7 @@ class Candidate:
         self.request("load", source, tuple(self._wanted), self._case.imports)
 
     def request(self, name: str, *operands: Any) -> Any:
-        """Ask for one operation; raises what the operation raised.
-
-        It raises Broken if the candidate is gone, sends malformed or too large answers, or alone could tell the result.
-        """
+        """Ask for one operation; raises what it raised, or Broken if the candidate is gone or its answer malformed."""
         if self.broken:
             raise self.broken
         self._num_waiting += 1
@@ -79,6 +76,7 @@ class Candidate:
     def _request(self, name: str, operands: tuple[Any, ...]) -> Any:
         if not (name == "special" and operands[1] in mirror.CONVERSIONS):
             self._told.clear()
+        self._forget_errors()
         try:
             how, result, *about = self._exchange(name, operands)
         except (wire.PeerGone, OSError):
@@ -100,23 +98,31 @@ class Candidate:
         self.remote_errors.append((result, text))
         raise result
 
+    def _forget_errors(self) -> None:
+        # Each would keep alive the frames of its traceback, and as an AttributeError the object without the attribute.
+        errors = self.remote_errors
+        for index in reversed(range(len(errors))):
+            BaseException.with_traceback(errors[index][0], None)
+            in_table = self._table.number_of(errors[index][0]) is not None
+            if sys.getrefcount(errors[index][0]) <= ONLY_OURS + in_table:
+                del errors[index]
+
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         newest = self._table.newest
         result = self.request("call", function, args, tuple(kwargs.items()))
         number = self._table.number_of(result) or 0
         is_new = number > newest and self._mentioned[number] == 1  # else a list or an attribute may hold it, too
-        named = any(self._namespace.get(name) is function for name in self._case.analysis.classes)
+        named = any(self._namespace.get(name) is function for name in self._case.classes)
         if is_new and named and isinstance(function, type) and type.__instancecheck__(function, result):
             self._made.add(number)
         return result
 
     def operate(self, name: str, value: Any, *operands: Any) -> Any:
-        if name == "__exit__":
+        if name in ("__exit__", "__aexit__"):
             *error, trace = operands
             swallows = self.request("special", value, name, *error, None)
-            return swallows if _is_raised_by(trace, self._case.raises) else False
-        if name == "__aexit__":
-            return self._leave_async(value, *operands)
+            seen = _is_raised_by(trace, self._case.raises)
+            return self._and_waited(swallows, seen) if name == "__aexit__" else seen and swallows
         if name in mirror.CONVERSIONS and not self.was_made(value):
             told = (self._table.number_of(value), name, *map(repr, operands))
             if told not in self._told:
@@ -127,9 +133,8 @@ class Candidate:
             self._made.add(self._table.number_of(result) or 0)
         return result
 
-    async def _leave_async(self, value: Any, kind: Any, raised: Any, trace: TracebackType | None) -> Any:
-        swallows = await self.request("special", value, "__aexit__", kind, raised, None)
-        return swallows if _is_raised_by(trace, self._case.raises) else False
+    async def _and_waited(self, swallows: Any, seen: bool) -> Any:
+        return await swallows and seen
 
     def wait_for(self, value: Any) -> Any:
         """Have an awaitable run to its end in an event loop of the candidate; returns its result."""
@@ -189,12 +194,10 @@ class Candidate:
         return getattr(operator, name.strip("_"))(content, of_other[1])
 
     def _content(self, value: Any) -> tuple[str, Any] | None:
-        """Kind and content of an object whose class says how it compares, if it has a content; else None."""
         content = self.request("content", value)
         return content if type(content) is tuple and len(content) == 2 else None
 
     def knows(self, value: Any) -> bool:
-        """Whether an object is one of the candidate's, and not just data."""
         number = self._table.number_of(value)
         return number is not None and number > 0 and type(value) not in CONTAINERS
 
@@ -240,7 +243,7 @@ class Candidate:
         if not bound.keys() <= self._wanted:
             raise wire.WireError("names that nobody asked for")
         for name, value in bound.items():
-            if name in self._case.analysis.own and name in self._bound:
+            if name in self._case.own and name in self._bound:
                 continue  # the test binds it, maybe to an object that the candidate has as well
             if self._namespace.get(name, self) is self._bound.get(name, self):  # else the test has bound it since
                 self._namespace[name] = self._bound[name] = value
@@ -254,7 +257,7 @@ class Candidate:
             result = lent(*args, **dict(kwargs)) if how == "call" else next(lent)
         except Exception as error:  # noqa: BLE001 - the program may expect it
             if isinstance(error, AssertionError):
-                self.failed_inside = self.failed_inside or error
+                self.failed_inside = self.failed_inside or place_in_test(error)
             self._send(nonce, "raise", (error,))
         else:
             self._send(nonce, "told", (result,))
@@ -272,7 +275,7 @@ class Candidate:
                 self.note_inseparable(f"the test passes a {name} to the program, which gets a {base.__name__}")
             if base in CONTAINERS:
                 return self._table.add_container(value, base, None)
-            return self._table.pack_as(value, base)
+            return self._table.pack(plain(value))
         if isinstance(value, Iterator):
             if type(value).__module__ not in ("builtins", "itertools"):
                 self.note_inseparable(f"the test passes a {name} to the program, which gets an iterator")
@@ -319,7 +322,7 @@ class Candidate:
 
 
 def _name_in_library(value: Any) -> tuple[str, str] | None:
-    """Module and name of a function or class of the standard library, which the candidate has too."""
+    # The candidate has the functions and classes of the standard library too.
     owner = getattr(value, "__objclass__", value)
     module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
     if module not in sys.stdlib_module_names or not isinstance(name, str):
@@ -334,3 +337,8 @@ def _is_raised_by(trace: TracebackType | None, lines: frozenset[int]) -> bool:
     """Whether an exception comes from one of these lines of the test."""
     last = [*traceback.walk_tb(trace)][-1:]
     return any(frame.f_code.co_filename == TEST_FILE and line in lines for frame, line in last)
+
+
+def place_in_test(error: BaseException) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == TEST_FILE]
+    return f"line {lines[-1]} of the test" if lines else "the test"

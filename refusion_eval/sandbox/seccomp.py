@@ -18,12 +18,11 @@ Numbers = tuple[int | None, int | None]
 # fmt: off
 ALLOWED: dict[str, Numbers] = {
     # Open files.
-    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
-    "pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70), "preadv2": (327, 286), "pwritev2": (328, 287),
-    "lseek": (8, 62), "close": (3, 57), "dup": (32, 23), "dup2": (33, None),
-    "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59), "fsync": (74, 82), "fdatasync": (75, 83),
-    "ftruncate": (77, 46), "fallocate": (285, 47), "copy_file_range": (326, 285),
-    "fstat": (5, 80), "fstatfs": (138, 44), "getdents64": (217, 61), "fchdir": (81, 50),
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67), "pwrite64": (18, 68),
+    "preadv": (295, 69), "pwritev": (296, 70), "preadv2": (327, 286), "pwritev2": (328, 287), "lseek": (8, 62),
+    "close": (3, 57), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59),
+    "fsync": (74, 82), "fdatasync": (75, 83), "ftruncate": (77, 46), "fallocate": (285, 47),
+    "copy_file_range": (326, 285), "fstat": (5, 80), "fstatfs": (138, 44), "getdents64": (217, 61), "fchdir": (81, 50),
     # Files by name; which ones is up to namespaces and Landlock.
     "open": (2, None), "openat": (257, 56), "creat": (85, None), "stat": (4, None), "lstat": (6, None),
     "newfstatat": (262, 79), "statx": (332, 291), "access": (21, None), "faccessat": (269, 48),
@@ -36,43 +35,41 @@ ALLOWED: dict[str, Numbers] = {
     "brk": (12, 214), "munmap": (11, 215), "mremap": (25, 216), "mprotect": (10, 226), "msync": (26, 227),
     "getrandom": (318, 278), "uname": (63, 160), "sysinfo": (99, 179),
     # Signals and timers.
-    "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
-    "rt_sigtimedwait": (128, 137), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132), "kill": (62, 129), "tkill": (200, 130),
-    "tgkill": (234, 131), "pidfd_send_signal": (424, 424), "pause": (34, None), "restart_syscall": (219, 128),
-    "alarm": (37, None), "setitimer": (38, 103), "getitimer": (36, 102), "timer_create": (222, 107),
-    "timer_settime": (223, 110), "timer_gettime": (224, 108), "timer_getoverrun": (225, 109),
-    "timer_delete": (226, 111), "timerfd_create": (283, 85), "timerfd_settime": (286, 86),
-    "timerfd_gettime": (287, 87),
+    "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137),
+    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "rt_sigsuspend": (130, 133),
+    "sigaltstack": (131, 132), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
+    "pidfd_send_signal": (424, 424), "pause": (34, None), "restart_syscall": (219, 128), "alarm": (37, None),
+    "setitimer": (38, 103), "getitimer": (36, 102), "timer_create": (222, 107), "timer_settime": (223, 110),
+    "timer_gettime": (224, 108), "timer_getoverrun": (225, 109), "timer_delete": (226, 111),
+    "timerfd_create": (283, 85), "timerfd_settime": (286, 86), "timerfd_gettime": (287, 87),
     # Processes and threads.
     "fork": (57, None), "vfork": (58, None), "wait4": (61, 260), "waitid": (247, 95), "exit": (60, 93),
     "exit_group": (231, 94), "pidfd_open": (434, 434), "set_tid_address": (218, 96), "set_robust_list": (273, 99),
     "futex": (202, 98), "rseq": (334, 293), "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178),
     "getpgid": (121, 155), "getpgrp": (111, None), "getsid": (124, 156), "setsid": (112, 157), "setpgid": (109, 154),
-    "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
-    "getresuid": (118, 148), "getresgid": (120, 150), "getgroups": (115, 158), "capget": (125, 90),
-    "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "sched_getparam": (143, 121),
-    "sched_getscheduler": (145, 120), "sched_get_priority_max": (146, 125), "sched_get_priority_min": (147, 126),
-    "getpriority": (140, 141), "getcpu": (309, 168), "getrlimit": (97, 163), "setrlimit": (160, 164),
-    "getrusage": (98, 165), "times": (100, 153),
+    "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148),
+    "getresgid": (120, 150), "getgroups": (115, 158), "capget": (125, 90), "sched_yield": (24, 124),
+    "sched_getaffinity": (204, 123), "sched_getparam": (143, 121), "sched_getscheduler": (145, 120),
+    "sched_get_priority_max": (146, 125), "sched_get_priority_min": (147, 126), "getpriority": (140, 141),
+    "getcpu": (309, 168), "getrlimit": (97, 163), "setrlimit": (160, 164), "getrusage": (98, 165), "times": (100, 153),
     # Time, and waiting.
     "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "nanosleep": (35, 101),
     "gettimeofday": (96, 169), "time": (201, None), "select": (23, None), "pselect6": (270, 72), "poll": (7, None),
     "ppoll": (271, 73), "epoll_create": (213, None), "epoll_create1": (291, 20), "epoll_ctl": (233, 21),
     "epoll_wait": (232, None), "epoll_pwait": (281, 22), "eventfd": (284, None), "eventfd2": (290, 19),
     # A connected pair of sockets.
-    "sendto": (44, 206), "recvfrom": (45, 207), "recvmsg": (47, 212), "shutdown": (48, 210),
-    "getsockname": (51, 204), "getpeername": (52, 205), "getsockopt": (55, 209),
+    "sendto": (44, 206), "recvfrom": (45, 207), "recvmsg": (47, 212), "shutdown": (48, 210), "getsockname": (51, 204),
+    "getpeername": (52, 205), "getsockopt": (55, 209),
 }
 
 # Properties of files, which Landlock does not guard; where it is in force a program has no file of its own to give any.
 ALLOWED_WITHOUT_LANDLOCK: dict[str, Numbers] = {
-    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
-    "chown": (92, None), "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54),
-    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
-    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "getxattr": (191, 8), "lgetxattr": (192, 9),
-    "fgetxattr": (193, 10), "listxattr": (194, 11), "llistxattr": (195, 12), "flistxattr": (196, 13),
-    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
+    "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
+    "llistxattr": (195, 12), "flistxattr": (196, 13), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
 }
 # fmt: on
 
@@ -176,12 +173,11 @@ def _end_of(number: int, allowed: set[int]) -> int:
 
 
 def _check_arguments(restricted: Restricted) -> list[Step]:
-    """Allow a call, or refuse it, by its arguments."""
     steps: list[Step] = []
     for argument in restricted.arguments:
-        steps.append((_LOAD, 0, 0, _OFFSET_ARGUMENTS + _ARGUMENT_BYTES * argument.position))
-        steps.append((_AND, 0, 0, argument.mask))
-        for number, value in enumerate(argument.values):
-            steps.append((_JUMP_EQUAL, len(argument.values) - number, 0, value))  # behind the refusal
+        offset = _OFFSET_ARGUMENTS + _ARGUMENT_BYTES * argument.position
+        behind_refusal = range(len(argument.values), 0, -1)
+        steps += [(_LOAD, 0, 0, offset), (_AND, 0, 0, argument.mask)]
+        steps += [(_JUMP_EQUAL, skip, 0, value) for skip, value in zip(behind_refusal, argument.values, strict=True)]
         steps.append((_RETURN, 0, 0, _ERRNO | restricted.error))
     return [*steps, (_RETURN, 0, 0, _ALLOW)]

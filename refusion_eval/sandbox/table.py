@@ -16,22 +16,17 @@ from refusion_eval.sandbox.wire import WireError
 
 _MAX_NAME_CHARS = 40
 _MAX_DEPTH = 100  # of tuples and frozen sets
-_ONLY_OURS = 2  # references to an object that nobody holds but a table: the table's and that of the count's argument
+ONLY_OURS = 2  # references to an object that nobody else holds: one, and that of the count's argument
 
 
 class ObjectTable:
-    """One side's objects by number.
+    """One side's objects by number."""
 
-    Args:
-        describe: returns a packed value for an object that is not data; it may call `add`, or raise to refuse.
-        build: makes the object that an entry of the other side describes, from its tag and its other fields.
-    """
-
+    # `describe` returns a packed value for an object that is not data; it may call `add`, or raise to refuse. `build`
+    # makes the object that an entry of the other side describes, from its tag and its other fields.
     def __init__(self, sign: int, describe: Callable[[Any], Any], build: Callable[[str, list[Any]], Any]) -> None:
-        self._sign = sign
-        self._describe = describe
-        self._build = build
-        self._next = sign
+        self._sign = self._next = sign
+        self._describe, self._build = describe, build
         self._objects: dict[int, Any] = {}
         self._number_of: dict[int, int] = {}
         self._contents: dict[int, tuple[str, list[Any]]] = {}  # of containers, as both sides know them
@@ -40,8 +35,7 @@ class ObjectTable:
         self.mentioned: Counter[int] = Counter()
         self.newest = 0
 
-    def number_of(self, value: Any) -> int | None:
-        """Number of an object; None if the other side does not know it."""
+    def number_of(self, value: Any) -> int | None:  # None if the other side does not know it
         return self._number_of.get(id(value))
 
     def pack_all(self, values: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
@@ -78,14 +72,11 @@ class ObjectTable:
             return [VIEW_TAGS[kind], *[self.pack(item, depth + 1) for item in value]]
         if kind.__module__ == "builtins" and issubclass(kind, BaseException) and not value.__dict__:
             return ["X", kind.__name__, [self.pack(item, depth + 1) for item in value.args]]
-        packed = wire.pack(value)
-        return self._describe(value) if packed is None else packed
-
-    def pack_as(self, value: Any, base: type) -> Any:
-        """Pack a value of a subclass of immutable data as the plain value that it is."""
-        if base is tuple or base is frozenset:
-            return self.pack(base(base.__iter__(value)))  # type: ignore[attr-defined]
-        return wire.PACKERS[base](value)
+        if value is Ellipsis or value is NotImplemented:
+            return ["E" if value is Ellipsis else "N"]
+        if kind is type and vars(builtins).get(name := str(value.__name__)) is value:
+            return ["T", name]
+        return self._describe(value)
 
     def add_container(self, value: Any, base: type, kind: Any) -> list[Any]:
         """Begin to share a container; `kind` is its packed class where that is a subclass of `base`."""
@@ -102,9 +93,8 @@ class ObjectTable:
         return ["@", number]
 
     def _number(self, value: Any) -> int:
-        number = self._next
+        self._keep(number := self._next, value)
         self._next += self._sign
-        self._keep(number, value)
         return number
 
     def _keep(self, number: int, value: Any) -> None:
@@ -183,7 +173,7 @@ class ObjectTable:
         """Stop sharing what nobody on this side can see any more, except some numbers; returns what was forgotten."""
         forgotten: list[int] = []
         for number in [] if self._filling else list(self._objects):
-            unused = sys.getrefcount(self._objects[number]) <= _ONLY_OURS and number not in kept
+            unused = sys.getrefcount(self._objects[number]) <= ONLY_OURS and number not in kept
             # The other side has to hear of changes first.
             if unused and (number not in self._contents or self._changed(number) is None):
                 forgotten.append(number)

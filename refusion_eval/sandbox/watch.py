@@ -1,4 +1,4 @@
-"""The watchdog: reads the usage of processes from the kernel, and decides when a check has to be stopped."""
+"""The watchdog: reads from /proc what processes use, and decides when a check has to be stopped."""
 
 # The time of a check is the wall clock less the time that its processes were ready to run and had no processor. So a
 # busy machine changes no verdict, and a program that sleeps is stopped as soon as one that computes. A program that
@@ -13,8 +13,8 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from refusion_eval.sandbox.procfs import Proc, Usage
 from refusion_eval.sandbox.result import hard_wall_s
 
 JUDGE_KILLED = "judge_killed"
@@ -25,6 +25,117 @@ _GRACE_S = 0.5  # for a judge to end by itself once its guest was stopped
 # Peak resident memory; the allocator does not always return that of a large value. A judge that has had more is not
 # kept for the next check, so one that is killed with more was killed for its size.
 KEPT_JUDGE_BYTES = 256 << 20
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PIPE_PAGES = 16
+_EXITING = 0x4  # PF_EXITING of the kernel
+_LAST_MESSAGE_BYTES = 64 << 10  # a socket takes one more message when its buffer is almost full
+
+
+class Usage(NamedTuple):
+    cpu_s: float  # processor seconds, ended and waited-for children included
+    memory_bytes: int  # resident memory and page tables now, and what the open pipes and sockets may hold
+    starved_s: float  # seconds the first process was ready to run and had no processor
+    num_tasks: int  # processes and threads
+
+
+class Proc:
+    """The /proc of the machine, kept open so that it can be read from inside another root."""
+
+    def __init__(self) -> None:
+        self._fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        left, right = socket.socketpair()
+        with left, right:
+            socket_bytes = left.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) + _LAST_MESSAGE_BYTES
+        self._file_bytes = max(socket_bytes, _PIPE_PAGES * _PAGE_BYTES)
+
+    def open(self, path: str, flags: int = os.O_RDONLY) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, dir_fd=self._fd)
+
+    def _read(self, path: str) -> str:
+        with os.fdopen(self.open(path), "rb", 0) as file:
+            return file.read(65536).decode("ascii", "replace")
+
+    def own_number(self) -> int:  # another than os.getpid() in a pid namespace
+        return int(os.readlink("self", dir_fd=self._fd))
+
+    def _list(self, path: str) -> list[str]:
+        with contextlib.suppress(OSError):  # it is gone
+            fd = self.open(path)
+            try:
+                return os.listdir(fd)
+            finally:
+                os.close(fd)
+        return []
+
+    def children(self, pid: int) -> list[int]:
+        """Child processes of all threads of a process; none if it is gone."""
+        children: list[int] = []
+        for thread in self._list(f"{pid}/task"):
+            with contextlib.suppress(OSError):
+                children += [int(word) for word in self._read(f"{pid}/task/{thread}/children").split()]
+        return children
+
+    def tree(self, pid: int) -> list[int]:
+        members = [pid]
+        for member in members:
+            members += [child for child in self.children(member) if child not in members]
+        return members
+
+    def usage(self, pids: list[int]) -> Usage:
+        """Sums over processes; those that are gone count nothing."""
+        cpu_ticks = memory_bytes = num_tasks = 0
+        starved_s = 0.0
+        files: set[tuple[int, int]] = set()
+        for index, pid in enumerate(pids):
+            try:
+                after_name = self._read(f"{pid}/stat").rpartition(")")[2].split()
+                cpu_ticks += sum(int(word) for word in after_name[11:15])
+                num_tasks += int(after_name[17])
+                # All threads have the same memory and files, and those that have ended none: the first one may be such.
+                threads = self._list(f"{pid}/task") if after_name[0] == "Z" else [str(pid)]
+                memory_bytes += max((self._memory_bytes(f"{pid}/task/{thread}") for thread in threads), default=0)
+                files.update(*(self._files(f"{pid}/task/{thread}/fd") for thread in threads))
+                if index == 0:
+                    starved_s = int(self._read(f"{pid}/schedstat").split()[1]) / 1e9
+            except (OSError, IndexError):
+                continue
+        memory_bytes += len(files) * self._file_bytes
+        return Usage(cpu_ticks / _TICKS_PER_SECOND, memory_bytes, starved_s, num_tasks)
+
+    def _memory_bytes(self, thread: str) -> int:
+        # Pages, those swapped out, and page tables, which count pages only read, too.
+        lines = self._read(f"{thread}/status").splitlines()
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("VmRSS:", "VmSwap:", "VmPTE:")))
+
+    def _files(self, folder: str) -> set[tuple[int, int]]:
+        """Device and inode of the open files of a process, so that a file that several have open counts once."""
+        files = set()
+        for name in self._list(folder):
+            with contextlib.suppress(OSError):
+                status = os.stat(f"{folder}/{name}", dir_fd=self._fd)
+                files.add((status.st_dev, status.st_ino))
+        return files
+
+    def is_ending(self, pid: int) -> bool:
+        """Whether a child of this process, not waited for yet, has begun to end."""
+        return bool(int(self._read(f"{pid}/stat").rpartition(")")[2].split()[6]) & _EXITING)
+
+    def address_space_bytes(self, pid: int) -> int:
+        return int(self._read(f"{pid}/statm").split()[0]) * _PAGE_BYTES
+
+    def die_first(self) -> None:
+        """Offer this process to the kernel when memory runs out."""
+        with os.fdopen(self.open("self/oom_score_adj", os.O_WRONLY), "wb", 0) as file:
+            file.write(b"1000")
+
+    def num_tasks_of(self, uid: int) -> int:
+        total = 0
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    total += len(os.listdir(f"/proc/{name}/task"))
+        return total
 
 
 class JudgeProcess:
@@ -43,7 +154,6 @@ class JudgeProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the judge has ended, so that the next check needs a new one."""
         if not self.collected and select.select([self._sock], [], [], 0)[0]:
             self.note_end()
         return self.collected
@@ -70,12 +180,8 @@ class JudgeProcess:
     def usage(self) -> Usage:
         """Usage of this check so far, including the process that the judge may have forked for it."""
         now, base = self._total(), self._base
-        return Usage(
-            now.cpu_s - base.cpu_s,
-            max(0, now.memory_bytes - base.memory_bytes),
-            now.starved_s - base.starved_s,
-            now.num_tasks,
-        )
+        grown_bytes = max(0, now.memory_bytes - base.memory_bytes)
+        return Usage(now.cpu_s - base.cpu_s, grown_bytes, now.starved_s - base.starved_s, now.num_tasks)
 
     def _total(self) -> Usage:
         """Sums over the judge and its child; their memory is that of the larger one, because they share most of it."""
@@ -122,22 +228,20 @@ class Watched:
         poller = select.poll()
         for fd in (guest_fd, self.judge.fileno(), control.fileno()):
             poller.register(fd, select.POLLIN)
-        pool_gone = False
         try:
-            while self._judge_busy and not pool_gone:
+            while self._judge_busy:
                 events = poller.poll(_TICK_MS)
                 for fd, _ in events:
                     poller.unregister(fd)
                     if fd == guest_fd:
                         _, self.guest_status = os.waitpid(self.guest_pid, 0)
                     elif fd == control.fileno():
-                        pool_gone = True
+                        return
                     else:
                         self._judge_busy = False
                         self.judge.note_end()
                         if self.judge.killed:
-                            too_large = self.judge.peak_bytes > KEPT_JUDGE_BYTES
-                            self.stopped = "memory" if too_large else JUDGE_KILLED
+                            self.stopped = "memory" if self.judge.peak_bytes > KEPT_JUDGE_BYTES else JUDGE_KILLED
                 if not events:
                     self._enforce()
         finally:

@@ -71,11 +71,6 @@ def _pack_float(value: float) -> Any:
     return real if math.isfinite(real) else ["f", repr(real)]
 
 
-def _pack_complex(value: complex) -> Any:
-    plain = complex.__pos__(value)
-    return ["c", _pack_float(plain.real), _pack_float(plain.imag)]
-
-
 def _pack_delta(value: datetime.timedelta) -> list[Any]:
     parts = ("days", "seconds", "microseconds")
     return ["td", *[vars(datetime.timedelta)[part].__get__(value) for part in parts]]
@@ -87,7 +82,7 @@ PACKERS: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
     int: _pack_int,
     float: _pack_float,
-    complex: _pack_complex,
+    complex: lambda value: ["c", _pack_float(complex.__pos__(value).real), _pack_float(complex.__pos__(value).imag)],
     bytes: lambda value: ["b", bytes.hex(value)],
     Decimal: lambda value: ["D", Decimal.__str__(value)],
     datetime.datetime: lambda value: ["ts", datetime.datetime.isoformat(value)],
@@ -98,24 +93,9 @@ PACKERS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def pack(value: Any) -> Any:
-    """Turn a value without parts that may be objects into JSON types; None stands for any other value too."""
-    if (packer := PACKERS.get(type(value))) is not None:
-        return packer(value)
-    if value is Ellipsis or value is NotImplemented:
-        return ["E" if value is Ellipsis else "N"]
-    if type(value) is type and vars(builtins).get(name := str(value.__name__)) is value:
-        return ["T", name]
-    return None
-
-
 def _float_of(text: str) -> float:
     real = float(text)
     return math.nan if math.isnan(real) else real  # a list is equal to another one with the same NaN only
-
-
-def _complex_of(*parts: Any) -> complex:
-    return complex(*(float(part if isinstance(part, float) else part[1]) for part in parts))
 
 
 def _timezone_of(days: int, seconds: int, microseconds: int, name: str) -> datetime.timezone:
@@ -133,7 +113,7 @@ def _builtin_class(name: str) -> type:
 _UNPACKERS: dict[str, Callable[..., Any]] = {
     "i": lambda text: int(text, 16),
     "f": _float_of,
-    "c": _complex_of,
+    "c": lambda *parts: complex(*(float(part if isinstance(part, float) else part[1]) for part in parts)),
     "b": bytes.fromhex,
     "D": Decimal,
     "ts": datetime.datetime.fromisoformat,
@@ -148,7 +128,7 @@ _UNPACKERS: dict[str, Callable[..., Any]] = {
 
 
 def unpack(tag: str, items: list[Any]) -> Any:
-    """The inverse of `pack`; WireError for an unknown tag, any exception for hostile items."""
+    """The value of a tag and its items; WireError for an unknown tag, any exception for hostile items."""
     if tag not in _UNPACKERS:
         raise WireError(f"unknown tag {str(tag)[:20]!r}")
     return _UNPACKERS[tag](*items)

@@ -1,8 +1,7 @@
 """The worker process: a warm Python that forks a judge and a locked-in guest for every check and watches both."""
 
 # It never sees a program or a test, and a guest begins as its copy, so a guest knows none but its own. It runs in the
-# bare interpreter (`python -S`, empty environment), is started by `pool.WorkerProcess`, and ends when that closes the
-# connection.
+# bare interpreter (`python -S`, empty environment), and ends when `pool.WorkerProcess` closes the connection.
 
 import contextlib
 import gc
@@ -23,8 +22,7 @@ from typing import Any, NoReturn
 from refusion_eval.sandbox import guest, jail, judge, layout, linux, seccomp, wire
 from refusion_eval.sandbox.jail import PROFILES, Profile
 from refusion_eval.sandbox.layout import ForkHooks
-from refusion_eval.sandbox.procfs import Proc
-from refusion_eval.sandbox.watch import JudgeProcess, Watched
+from refusion_eval.sandbox.watch import JudgeProcess, Proc, Watched
 
 _CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watchdog's
 _JUDGE_MIB = 2048
@@ -44,9 +42,7 @@ class Worker:
         self, control: socket.socket, profile: Profile, proc: Proc, folders: list[str], fork_hooks: ForkHooks
     ) -> None:
         random.seed(0)  # for all guests, which are copies: the same program gives the same verdict
-        self._control = control
-        self._profile = profile
-        self._proc = proc
+        self._control, self._profile, self._proc, self._fork_hooks = control, profile, proc, fork_hooks
         self._own_number = proc.own_number()
         self._guest_uid, self._judge_uid = jail.unprivileged_ids(self._own_number)
         self._filter = seccomp.allow_program(profile.restrict_files) if profile.filter_calls else b""
@@ -54,13 +50,10 @@ class Worker:
         self._base = proc.usage([self._own_number])
         self._base_bytes = proc.address_space_bytes(self._own_number)
         self._path = layout.search_path()
-        self._fork_hooks = fork_hooks
-        self._num_other_processes = 0
-        if profile.user_namespace:
-            self._num_other_processes = _NUM_OWN_PROCESSES
-        elif not profile.change_uid:
-            self._num_other_processes = proc.num_tasks_of(os.getuid())
-        self._pid_namespace_fd = proc.open_pid_namespace() if profile.namespaces else -1
+        # Those that count with the processes of a program.
+        own, of_user = profile.user_namespace, not (profile.user_namespace or profile.change_uid)
+        self._num_other_processes = _NUM_OWN_PROCESSES if own else proc.num_tasks_of(os.getuid()) if of_user else 0
+        self._pid_namespace_fd = proc.open("self/ns/pid") if profile.namespaces else -1
         self._folder = "/tmp" if profile.namespaces else "/"  # in which programs and tests run
         self._tmp = jail.PrivateTmp(folders) if profile.namespaces else None
         self._sweeper = Sweeper(profile, proc, self._guest_uid)
@@ -85,32 +78,20 @@ class Worker:
             self._judge = JudgeProcess(self._proc, *self._start(_fork, partial(self._be_judge, theirs)), ours)
             theirs.close()
         guest_end, judge_end = socket.socketpair()
-        limits = jail.limits_of(
-            self._base_bytes + memory_mb * _MIB,
-            math.ceil(timeout_s) + _CPU_SLACK_S,
-            self._num_other_processes + jail.NUM_PROCESSES,
-        )
-        be_guest = partial(self._be_guest, guest_end, limits, [result_fd, judge_end.fileno()])
+        cpu_s, num_processes = math.ceil(timeout_s) + _CPU_SLACK_S, self._num_other_processes + jail.NUM_PROCESSES
+        limits = jail.limits_of(self._base_bytes + memory_mb * _MIB, cpu_s, num_processes)
         if self._profile.namespaces:
             linux.call("unshare", linux.CLONE_NEWPID)  # takes the next child
             self._first = self._start(linux.start_first_process)
+        be_guest = partial(self._be_guest, guest_end, limits, [result_fd, judge_end.fileno()])
         guest_pid, guest_number = self._start(_fork, be_guest)
         if self._profile.namespaces:
             linux.call("setns", self._pid_namespace_fd, linux.CLONE_NEWPID)  # or a new judge would be born inside
-        self._judge.begin(result_fd, judge_end)
-        guest_end.close()
-        judge_end.close()
-        os.close(result_fd)
-        watched = Watched(
-            self._proc,
-            self._judge,
-            guest_pid,
-            guest_number,
-            self._first[1],
-            timeout_s=timeout_s,
-            memory_bytes=memory_mb * _MIB + self._base.memory_bytes,
-            started_s=started_s,
-        )
+        with guest_end, judge_end, socket.socket(fileno=result_fd):
+            self._judge.begin(result_fd, judge_end)
+        memory_bytes = memory_mb * _MIB + self._base.memory_bytes
+        processes = (self._judge, guest_pid, guest_number, self._first[1])
+        watched = Watched(self._proc, *processes, timeout_s, memory_bytes, started_s)
         try:
             watched.wait(self._control)
         finally:
@@ -157,11 +138,9 @@ class Worker:
 
     def _be_judge(self, sock: socket.socket) -> None:
         # Rows of a benchmark come from elsewhere, so their tests have no more rights than programs.
-        limits = jail.limits_of(
-            self._base_bytes + _JUDGE_MIB * _MIB,
-            resource.RLIM_INFINITY,  # a judge is kept; the watchdog sees to the time of each check
-            self._num_other_processes + _NUM_JUDGE_PROCESSES,
-        )
+        cpu_s = resource.RLIM_INFINITY  # a judge is kept; the watchdog sees to the time of each check
+        num_processes = self._num_other_processes + _NUM_JUDGE_PROCESSES
+        limits = jail.limits_of(self._base_bytes + _JUDGE_MIB * _MIB, cpu_s, num_processes)
         self._lock_down(sock, self._judge_uid, limits)
         judge.serve(socket.socket(fileno=_ONLY_FD), self._fork_hooks, self._folder)
 
@@ -169,14 +148,13 @@ class Worker:
 class Sweeper:
     """Ends every process that a check left running, however fast it forks."""
 
-    # A process that forks and ends at once, again and again, is gone before a list with its number has been read, so it
-    # cannot be killed by its number. One signal to all processes that the sender may signal does end it, because the
-    # kernel sends that signal in one step. Before a worker starts anything, the processes that it may signal are
-    # therefore reduced to those that it starts.
+    # A process that forks and ends at once, again and again, is gone before a list with its number has been read. One
+    # signal to all processes that the sender may signal does end it, because the kernel sends that in one step. So
+    # before a worker starts anything, the processes that it may signal are reduced to those that it starts.
     def __init__(self, profile: Profile, proc: Proc, guest_uid: int) -> None:
         self._proc = proc
         self._own_number = proc.own_number()
-        # The first process of a pid namespace reaches that namespace and nothing else.
+        # The first process of a pid namespace reaches nothing else.
         self._reaches_own_only = os.getpid() == 1 if profile.namespaces else _confined(profile)
         by_uid = profile.change_uid and not self._reaches_own_only and _is_nobodys(guest_uid, proc)
         self._uid = guest_uid if by_uid else None
@@ -220,7 +198,7 @@ def _confined(profile: Profile) -> bool:
     if not profile.restrict_files or linux.landlock_abi() < linux.LANDLOCK_ABI_SIGNALS:
         return False
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    linux.call("landlock_restrict_self", linux.landlock_own_signals_only(), 0)
+    linux.call("landlock_restrict_self", linux.create_landlock_ruleset(scopes=linux.LANDLOCK_SIGNALS), 0)
     try:
         os.kill(os.getppid(), 0)
     except PermissionError:

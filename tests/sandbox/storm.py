@@ -68,7 +68,7 @@ def _check(profile: str, programs: list[Program]) -> list[CheckResult]:
         return check_programs(programs, sandbox="none")
     if profile == probe().profile:
         return check_programs(programs)
-    return pool.check_all(programs, profile, PROFILES[profile].tier, None, None)
+    return pool.check_all(programs, profile)
 
 
 def storm(profile: str, chosen: dict[str, Case]) -> Storm:
@@ -101,7 +101,7 @@ def storm(profile: str, chosen: dict[str, Case]) -> Storm:
         verdicts = dict(zip(chosen, _check(profile, programs), strict=True))
         for (name, verdict), program in zip(verdicts.items(), programs, strict=True):
             if tier == "C" and verdict.detail.endswith(_CROWDED):
-                verdicts[name] = pool.check_on(profile, tier, program)
+                verdicts[name] = pool.check_on(profile, program)
         seconds = time.monotonic() - started_s
         metronome.stop.set()
         return Storm(

@@ -3,7 +3,6 @@ import functools
 import pytest
 
 from refusion_eval.sandbox import CheckResult, Program, probe
-from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.sandbox.pool import check_on
 from refusion_eval.sandbox.probe import self_test
 
@@ -24,7 +23,7 @@ class Judge:
 
     def __call__(self, candidate: str, test: str, timeout_s: float = 5) -> CheckResult:
         program = Program(candidate=candidate, test=test, timeout_s=timeout_s, memory_mb=256)
-        return check_on(self.profile, PROFILES[self.profile].tier, program)
+        return check_on(self.profile, program)
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
 """What a test is given, and how its end is named."""
 
-import ast
-
 import pytest
 
 from refusion_eval.sandbox import Program, check_program, probe
-from refusion_eval.sandbox.analysis import analyse
-from refusion_eval.sandbox.jail import PROFILES
+from refusion_eval.sandbox.analysis import case_of
 from refusion_eval.sandbox.pool import check_on
 from tests.sandbox.unit.conftest import skip_without
 
@@ -32,7 +29,7 @@ for thread in threads:
 
 
 def _names(test: str, defined: set[str] | None = None):
-    return analyse(ast.parse(test)).names(defined or set())
+    return case_of(test).names(defined or set())
 
 
 def test_a_test_is_given_the_names_it_does_not_define():
@@ -119,7 +116,7 @@ def test_what_only_one_process_could_tell_is_an_error_and_not_a_failure(judge, p
 def test_a_test_has_no_more_rights_than_a_program(profile, attempt):
     skip_without(profile)
     program = Program(candidate="def f():\n    return 1", test=f"f()\n{attempt}", timeout_s=5)
-    assert not check_on(profile, PROFILES[profile].tier, program).passed
+    assert not check_on(profile, program).passed
 
 
 def test_a_program_reads_and_changes_the_files_of_its_test():
@@ -162,7 +159,7 @@ assert os.listdir() == ['c.txt']
     ],
 )
 def test_a_class_is_known_by_its_use(test, classes):
-    assert analyse(ast.parse(test)).classes == classes
+    assert case_of(test).classes == classes
 
 
 def test_no_program_knows_the_random_numbers_of_a_test(judge):
@@ -185,3 +182,35 @@ def test_the_detail_names_the_signal(judge):
 
 def test_the_detail_names_the_exception(judge):
     assert judge("def f(x):\n    return {}['a']", "assert f(1)").detail.startswith("KeyError")
+
+
+_COUNTED = """
+import weakref
+alive = weakref.WeakSet()
+class Made:
+    def fail(self):
+        raise KeyError(self)
+def make():
+    made = Made()
+    alive.add(made)
+    return made
+def count():
+    return len(alive)
+"""
+
+
+@pytest.mark.parametrize(("error", "act"), [("AttributeError", "made.missing"), ("KeyError", "made.fail()")])
+def test_an_error_that_the_test_has_caught_keeps_no_object(judge, error, act):
+    test = f"""
+def catch():
+    made = make()
+    try:
+        {act}
+    except {error}:
+        return 1
+assert sum(catch() for _ in range(20)) == 20
+make()
+assert count() <= 3, count()
+"""
+    verdict = judge(_COUNTED, test)
+    assert verdict.passed, verdict

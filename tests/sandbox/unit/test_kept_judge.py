@@ -1,6 +1,5 @@
 """A judge is kept from check to check, and nothing of one check is found in the next."""
 
-import ast
 import os
 import signal
 import threading
@@ -11,7 +10,7 @@ import pytest
 
 from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import Program, probe
-from refusion_eval.sandbox.analysis import analyse
+from refusion_eval.sandbox.analysis import case_of
 from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.sandbox.pool import WorkerProcess
 
@@ -24,7 +23,7 @@ def worker():
     report = probe()
     if report.tier == "D":
         pytest.skip(f"programs cannot be isolated here: {report.missing}")
-    started = WorkerProcess(report.profile, report.tier)
+    started = WorkerProcess(report.profile)
     yield started
     started.close()
 
@@ -55,7 +54,7 @@ def _judge_pid(worker: WorkerProcess) -> int:
     ],
 )
 def test_tests_on_their_own_names_need_no_process_of_their_own(text):
-    assert not analyse(ast.parse(text)).may_leave_traces
+    assert not case_of(text).may_leave_traces
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_tests_on_their_own_names_need_no_process_of_their_own(text):
     ],
 )
 def test_tests_that_may_reach_further_get_one(text):
-    assert analyse(ast.parse(text)).may_leave_traces
+    assert case_of(text).may_leave_traces
 
 
 @pytest.mark.parametrize(

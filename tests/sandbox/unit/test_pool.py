@@ -76,7 +76,7 @@ def test_an_unknown_sandbox_is_refused():
 
 
 def test_a_worker_killed_from_outside_is_replaced():
-    worker = WorkerProcess(probe().profile, probe().tier)
+    worker = WorkerProcess(probe().profile)
     os.kill(worker._process.pid, signal.SIGKILL)
     with pytest.raises(SandboxError, match="worker"):
         worker.check(_program(0))
@@ -102,7 +102,7 @@ def test_whatever_a_check_raises_becomes_a_verdict(monkeypatch):
 
 def test_idle_workers_that_died_cost_no_verdict():
     check_programs([_program(0)] * 16, workers=8)
-    died = list(pool._idle_workers._idle[probe().profile])
+    died = list(pool._idle_workers[probe().profile])
     assert len(died) > pool._ATTEMPTS
     for worker in died:
         os.kill(worker._process.pid, signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_idle_workers_that_died_cost_no_verdict():
 
 
 def test_later_checks_leave_no_more_than_the_first():
-    worker = WorkerProcess(probe().profile, probe().tier)
+    worker = WorkerProcess(probe().profile)
     try:
         worker.check(_program(0))
         before = _footprint(worker._process.pid)

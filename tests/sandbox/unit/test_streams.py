@@ -9,7 +9,6 @@ from tests.sandbox.conftest import CALLERS, Caller, run_as
 _CHECK = """
 import os, sys
 from refusion_eval.errors import SandboxError
-from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.sandbox.pool import WorkerProcess
 from refusion_eval.sandbox.result import Program
 program = '''
@@ -22,7 +21,7 @@ def change():
 '''
 profile = sys.argv[1]
 try:
-    worker = WorkerProcess(profile, PROFILES[profile].tier)
+    worker = WorkerProcess(profile)
 except SandboxError as error:
     sys.exit(f"does not hold here: {error}")
 test = f"assert flags() == [{os.O_RDWR}] * 3; change()"

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from refusion_eval.sandbox.jail import unprivileged_ids
-from refusion_eval.sandbox.procfs import Proc
+from refusion_eval.sandbox.watch import Proc
 from refusion_eval.sandbox.worker import _is_nobodys
 
 

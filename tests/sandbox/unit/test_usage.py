@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from refusion_eval.sandbox.procfs import Proc
+from refusion_eval.sandbox.watch import Proc
 
 _MIB = 1 << 20
 _HOLDERS = {
