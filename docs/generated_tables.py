@@ -105,8 +105,8 @@ def training_memory_table(_: Sequence[str]) -> str:
     """GB on each GPU, computed from the shapes of Qwen3-8B."""
     from refusion_eval.bench.checkpoints import SHAPES  # transformers loads slowly
     from refusion_eval.models.checkpoint import parse_model_config
-    from refusion_eval.training.config_files import read_run_config
-    from refusion_eval.training.memory import GB, training_memory
+    from refusion_eval.training.config import read_run_config
+    from refusion_eval.training.cost import GB, training_memory
 
     settings = {
         "`refusion_8b` as it is (`zero2`, all weights)": (),

@@ -5,9 +5,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from refusion_eval.training.checkpoints.backbone import load_backbone
+from refusion_eval.training.checkpoints.backbone import load_backbone, load_tokenizer
 from refusion_eval.training.checkpoints.save import save_backbone
-from refusion_eval.training.checkpoints.special_tokens import load_tokenizer
 from refusion_eval.training.config import BackboneConfig
 
 # Share and gain of the fastest rotary pairs, which encode distance rather than content.

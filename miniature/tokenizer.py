@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from refusion_eval.training.checkpoints.special_tokens import MASK, START
+from refusion_eval.training.checkpoints.backbone import MASK, START
 
 PAD, TURN_START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (PAD, TURN_START, END, START, MASK)

@@ -35,7 +35,7 @@ from refusion_eval.decoders import trained_decoders
 from refusion_eval.errors import ConfigError
 from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.training.checkpoints.save import replacing, save_backbone
-from refusion_eval.training.config_files import read_run_config
+from refusion_eval.training.config import read_run_config
 
 BACKBONE = "autoregressive"
 ROWS, TWICE = "train.jsonl", "results_twice.jsonl"

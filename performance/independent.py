@@ -17,7 +17,7 @@ from refusion_eval import api
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout.worker import WIDTH_COST, Setup, decode, job_from_json, job_to_json, own_device
+from refusion_eval.scaleout.messages import WIDTH_COST, Setup, decode, job_from_json, job_to_json, own_device
 
 # Tokens of each response, by the id of the request.
 Tokens = dict[str, list[int] | None]

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
-from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives.corrupt import draw, draw_slot_size
+from refusion_eval.training.objectives.example import TrainingSample
 
 IGNORED = -100
 

@@ -26,9 +26,9 @@ from refusion_eval.runs.job import Job, JobRunner
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System, machine
 from refusion_eval.scaleout.channel import num_local_processes, open_channel
+from refusion_eval.scaleout.messages import Register, decode
 from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.scaleout.torchrun import TorchrunRunner, run_worker_or_return
-from refusion_eval.scaleout.worker import Register, decode
 from refusion_eval.store.records import Hardware, Sample, SampleKey
 
 SECONDS_TO_START = 600

@@ -30,7 +30,7 @@ from train_contestant import (
 
 from refusion_eval.cli import numbers_of
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.data.samples import TrainingSample
+from refusion_eval.training.objectives.example import TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import synchronize
 from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import PackedBatch, collate
-from refusion_eval.training.data.samples import TrainingSample
+from refusion_eval.training.objectives.example import TrainingSample
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 
@@ -151,7 +151,7 @@ def packed_batch(shape: Shape, samples: list[TrainingSample], rng: np.random.Gen
     """A packed batch of our implementation; a generator in the same state gives the plain loop the same draws."""
     ids = special_ids(shape)
     make, specials = OBJECTIVES["refusion"], SpecialIds(ids["eos"], ids["mask"])
-    return collate([make(sample, rng, TRAINING, specials) for sample in samples])
+    return collate([[make(sample, rng, TRAINING, specials) for sample in samples]])
 
 
 def batches_of(settings: TrainBenchSettings) -> list[list[TrainingSample]]:

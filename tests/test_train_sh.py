@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
-from refusion_eval.training.config_files import config_names
+from refusion_eval.training.config import config_names
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNNER = CliRunner()

@@ -381,7 +381,7 @@ class Session:
             )
 
     def _check_lengths(self, jobs: Sequence[Job]) -> None:
-        refusals = [(job, reason) for job in jobs if (reason := self.runner.refusal(job))]
+        refusals = [(job, reason) for job in jobs if (reason := self.system.refusal(job))]
         if refusals:
             job, reason = refusals[0]
             more = f" ({len(refusals)} of {len(jobs)} prompts are refused; this is the first)" if refusals[1:] else ""

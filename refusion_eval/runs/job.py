@@ -196,9 +196,6 @@ def _without_tokens(trace: Trace) -> Trace:
 
 
 class JobRunner(Protocol):
-    def refusal(self, job: Job) -> str | None:
-        """The reason why a job cannot be decoded, if it is known before anything is computed."""
-
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
         """Yields the record of each job as it ends. The jobs that are decoded alone come first in `jobs`."""
 

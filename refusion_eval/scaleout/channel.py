@@ -30,17 +30,13 @@ from refusion_eval.store.records import dump
 
 REQUIRED_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-# Time limit of one call of the store; a store that takes longer is on a machine that is gone.
-CALL_TIMEOUT = timedelta(minutes=5)
+CALL_TIMEOUT = timedelta(minutes=5)  # of one call of the store; one that takes longer is on a machine that is gone
 POLL_SECONDS = 0.02
 IDLE_SECONDS = 0.05  # between two looks of a worker that has nothing to do
 HEARTBEAT_SECONDS = 5.0
-
 # At the end of a run no record can be lost any more, so that few missed heartbeats of a worker are enough.
 LEAVE_SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
-
-# How long rank 0 waits for the other ranks to leave, where the key-value store that they read lives in rank 0.
-LEAVE_SECONDS = 120.0
+LEAVE_SECONDS = 120.0  # rank 0 waits so long for the others to leave, where the store that they read lives in rank 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +71,6 @@ def open_channel() -> "Channel | None":
     """Joins the processes of this run, once, as the address of the store can be bound only once; None if alone.
 
     When rank 0 exits, for whatever reason, it tells all other ranks to exit.
-
-    Raises:
-        ScaleOutError: rank 0 cannot be reached.
     """
     info = ProcessInfo.from_environment(os.environ)
     if info is None:
@@ -105,11 +98,9 @@ def _store_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ScaleOutError(
-            f"the process that drives this run cannot be reached any more ({first_line}); run the same command "
-            "again to continue"
-        ) from error
+        (reason, *_) = str(error).strip().splitlines() or [type(error).__name__]
+        gone = f"the process that drives this run cannot be reached any more ({reason})"
+        raise ScaleOutError(f"{gone}; run the same command again to continue") from error
 
 
 class Channel:
@@ -140,7 +131,6 @@ class Channel:
     # Methods for the driver.
 
     def open_round(self, header: Mapping[str, Any], jobs: Sequence[Any]) -> int:
-        """Opens a round of jobs and returns its number."""
         number = self._count("rounds")
         for index, job in enumerate(jobs):
             self._write(f"job/{number}/{index}", job)

@@ -3,39 +3,29 @@
 Ray places workers and restarts those that die (`max_restarts`); `ray.util.ActorPool` waits for the next answer of any
 worker. A request belongs to one worker until its record arrives or the worker dies, so that it has exactly one record.
 A worker has at most as many requests as it decodes together. Each of its calls returns one record, and the next call
-brings the request that takes the place of the ended one. A worker idles between the two calls, for milliseconds where
-a request takes seconds; in return no request waits at a busy worker while another worker is idle.
+brings the request that takes the place of the ended one, so that no request waits at a busy worker while another idles.
 """
 
 import itertools
 import logging
 import math
+import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from operator import length_hint
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from refusion_eval import api
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.job import Job, record_error
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import System, run_arguments
-from refusion_eval.scaleout import ray_worker
-from refusion_eval.scaleout.ray_cluster import Cluster, Node
-from refusion_eval.scaleout.worker import (
-    ATTENTION,
-    STOP_SECONDS,
-    WIDTH_COST,
-    RecordReader,
-    Register,
-    Setup,
-    job_to_json,
-    stop_requested,
-)
+from refusion_eval.scaleout import messages, ray_worker
 from refusion_eval.store.records import Manifest, Sample, SampleKey, as_json
 
 log = logging.getLogger(__name__)
@@ -46,12 +36,76 @@ ROOM_SECONDS = 900.0  # longest wait for room: machines that are rented on deman
 MEASURING_SECONDS = 300.0  # a worker that measures the width cost for longer hangs: it takes seconds
 SILENCE_SECONDS = 60.0  # a run without answers says this often for what it waits
 
-# A worker that fails so often before it decodes takes no part in the run.
-MAX_FAILED_STARTS = 3
-
+MAX_FAILED_STARTS = 3  # a worker that fails so often before it decodes takes no part in the run
 # A request over which so many workers died is decoded last and alone, so that it costs no other request its worker;
 # after `MAX_LOSSES` it gets an error record, because it probably kills workers.
 LOSSES_BEFORE_ISOLATION, MAX_LOSSES = 2, 3
+
+# Requests and records are small; Ray's own default takes a third of the memory.
+OBJECT_STORE_BYTES = 200 * 2**20
+
+# Ray reads these when it is imported. It sends no usage statistics, keeps the output of workers in its log files, and
+# gives workers of a cluster that starts here the normal priority instead of the lowest.
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_worker_niceness": "0"}
+
+
+def import_ray() -> Any:
+    os.environ.update(ENVIRONMENT | os.environ)
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"engine=ray needs Ray on every machine ({error}): pip install '.[ray]' in a checkout"
+        ) from error
+    return ray
+
+
+class Node(NamedTuple):
+    node_id: str
+    label: str
+    num_gpus: int
+    num_cpus: int
+
+
+class Cluster:
+    """A connection to the Ray cluster at "HOST:PORT", or to that of this machine ("auto"); all runs share it.
+
+    None starts a cluster here, unless RAY_ADDRESS names one, as in a job that Ray itself started.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self.ray = import_ray()
+        self._owns_connection = not self.ray.is_initialized()
+        if not self._owns_connection:
+            return
+        target = address or os.environ.get("RAY_ADDRESS") or "local"
+        memory = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False} if target == "local" else {}
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            self.ray.init(address=target, log_to_driver=False, logging_level=logging.ERROR, **memory)
+        except Exception as error:  # ray raises a plain Exception if a start takes too long
+            raise ScaleOutError(
+                f"no Ray cluster at {target} ({error}); start one with `ray start`, give its HOST:PORT as ray_address, "
+                "and the same token (RAY_AUTH_TOKEN) on every machine where Ray asks for one"
+            ) from error
+        finally:
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # ray replaces it
+        log.info("connected to the Ray cluster at %s", self.ray.get_runtime_context().gcs_address)
+
+    def nodes(self) -> list[Node]:
+        nodes = []
+        for node in self.ray.nodes():
+            host, address, resources = str(node["NodeManagerHostname"]), node["NodeManagerAddress"], node["Resources"]
+            if node["Alive"]:
+                label = host if host == address else f"{host} ({address})"
+                nodes.append(Node(node["NodeID"], label, int(resources.get("GPU", 0)), int(resources.get("CPU", 0))))
+        return nodes
+
+    def close(self) -> None:
+        """Disconnects from the cluster, which ends a cluster that was started here."""
+        if self._owns_connection:
+            self.ray.shutdown()
 
 
 @dataclass(slots=True, eq=False)
@@ -86,63 +140,43 @@ def driver_args(args: ModelArgs) -> ModelArgs:
 
 
 class RayRunner:
-    """A `JobRunner` whose workers are processes of a Ray cluster; `keep_workers` keeps them for another `run`.
+    """A `JobRunner` whose workers are processes of a Ray cluster; `keep_workers` keeps them for another `run`."""
 
-    Raises:
-        ConfigError: ray is missing, or an argument means one process only.
-        ScaleOutError: the cluster cannot be reached.
-    """
-
-    def __init__(self, args: ModelArgs, system: System, register: Register, *, keep_workers: bool = False) -> None:
+    def __init__(
+        self, args: ModelArgs, system: System, register: messages.Register, *, keep_workers: bool = False
+    ) -> None:
         if args.device.startswith("cuda:"):
-            raise ConfigError(
-                f"device={args.device} names one GPU, and with engine=ray each worker has its own: say cuda"
-            )
+            raise ConfigError(f"device={args.device} names one GPU; with engine=ray each worker has its own: say cuda")
         self._args, self._system, self._keep_workers = args, system, keep_workers
-        self._records = RecordReader(register)
+        self._records = messages.RecordReader(register)
         self.cluster = Cluster(args.ray_address)
         self._ray = self.cluster.ray
         has_gpu = any(node.num_gpus for node in self.cluster.nodes())
         self._use_gpu = args.device == "cuda" or (args.device == "auto" and has_gpu)
         attention = System(args).wanted_attention()
-        self._run_facts: dict[str, Any] = {} if attention == "auto" else {ATTENTION: attention}
+        self._run_facts: dict[str, Any] = {} if attention == "auto" else {messages.ATTENTION: attention}
         self._manifest: Manifest | None = None  # description of the run by the first worker that loads the checkpoint
         self._workers: list[Worker] = []
         self._next_look = self._last_report = 0.0
         self._stop_all()
 
-    def refusal(self, job: Job) -> str | None:
-        return self._system.refusal(job)
-
     def manifest(self, task_versions: Mapping[str, str]) -> Manifest:
-        """Describes this run. The device and all that depends on it are those of the first worker, which this awaits.
-
-        Raises:
-            ScaleOutError: no worker can be started, or none can load the checkpoint.
-        """
+        """Describes this run; the device and all that depends on it are those of the first worker, which it awaits."""
         while self._manifest is None:
             self._advance()
-        return replace(
-            self._manifest,
-            tasks=dict(task_versions),
-            checkpoint=self._args.pretrained,
-            command=sys.argv,
-            arguments=run_arguments(self._args) | {"cuda_graphs": self._manifest.arguments["cuda_graphs"]},
-        )
+        arguments = run_arguments(self._args) | {"cuda_graphs": self._manifest.arguments["cuda_graphs"]}
+        own: dict[str, Any] = {"checkpoint": self._args.pretrained, "command": sys.argv, "arguments": arguments}
+        return replace(self._manifest, tasks=dict(task_versions), **own)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
-        """Decodes jobs with different keys on all workers and yields the record of each job as it arrives.
+        """Decodes jobs with different keys, those that are timed alone first; yields each record as it arrives.
 
-        Jobs to be decoded alone come first. After a signal only records of jobs that a worker has begun are yielded.
-
-        Raises:
-            ScaleOutError: no worker can decode, or the cluster failed.
+        After a signal it yields the records of the jobs that a worker has begun.
         """
         self._jobs = iter(jobs)
         self._waiting: list[HeldJob] = []  # requests that no worker has
-        stopped_at, last_record, longest_gap = math.inf, math.inf, 0.0
+        stopped_at, last_record, longest_gap, is_complete = math.inf, math.inf, 0.0, False
         self._last_answer = time.monotonic()
-        is_complete = False
         try:
             while self._has_requests():
                 self._assign()
@@ -152,18 +186,17 @@ class RayRunner:
                 for sample in samples:
                     longest_gap, last_record = max(longest_gap, now - last_record), now
                     yield sample
-                if stop_requested(self._jobs):
+                if messages.stop_requested(self._jobs):
                     stopped_at = min(stopped_at, time.monotonic())
                 # A worker may hang; it is waited for longer where records came further apart before.
                 silence = time.monotonic() - max(self._last_answer, stopped_at)
-                if silence > max(STOP_SECONDS, 2 * longest_gap):
-                    missing = "records are missing, as nothing came for %.0f s after the signal: %s"
-                    log.warning(missing, silence, self._status())
+                if silence > max(messages.STOP_SECONDS, 2 * longest_gap):
+                    log.warning("records are missing: nothing for %.0f s after the signal; %s", silence, self._status())
                     return
             is_complete = True
         except self._ray.exceptions.RayError as error:
-            reason = in_short(error)
-            raise ScaleOutError(f"the Ray cluster failed ({reason}); run the same command again to continue") from error
+            message = f"the Ray cluster failed ({in_short(error)}); run the same command again to continue"
+            raise ScaleOutError(message) from error
         finally:
             if not (self._keep_workers and is_complete):
                 self._stop_all()
@@ -175,7 +208,6 @@ class RayRunner:
     # Workers: their start, their calls and their answers.
 
     def _room(self, node: Node) -> int:
-        """Number of workers that fit on a machine."""
         return node.num_gpus if self._use_gpu else node.num_cpus // self._args.worker_cpus
 
     def _usable(self) -> list[Worker]:
@@ -192,7 +224,7 @@ class RayRunner:
         wanted = 1 if self._manifest is None else self._args.workers or math.inf
         while len(self._usable()) < wanted and len(self._workers) < room:
             self._workers.append(Worker(f"worker {len(self._workers) + 1}", self._new_actor()))
-            self._await_start(self._workers[-1])
+            self._start(self._workers[-1])
         if self._workers and not self._usable():
             raise ScaleOutError(f"no machine can decode; {self._workers[0].problem}")
         if not self._workers and now - self._last_answer > ROOM_SECONDS:
@@ -200,31 +232,26 @@ class RayRunner:
 
     def _new_actor(self) -> Any:
         arguments = run_arguments(self._args)
-        for name in ("pretrained", "adapter", "chat_template"):
-            # Ray starts workers in another working directory.
-            if name in arguments and (path := Path(str(arguments[name])).expanduser()).exists():
-                arguments[name] = str(path.absolute())
-        setup = asdict(Setup(arguments=as_json(arguments), run_facts=self._run_facts))
+        for name in arguments.keys() & {"pretrained", "adapter", "chat_template"}:
+            if (path := Path(str(arguments[name])).expanduser()).exists():
+                arguments[name] = str(path.absolute())  # Ray starts workers in another working directory
+        setup = asdict(messages.Setup(arguments=as_json(arguments), run_facts=self._run_facts))
         most = self._args.workers or sys.maxsize
         num_processes = {node.node_id: min(self._room(node), most) for node in self.cluster.nodes()}
-        actor = self._ray.remote(ray_worker.RayWorker).options(
-            num_cpus=1 if self._use_gpu else self._args.worker_cpus,
-            num_gpus=1 if self._use_gpu else 0,
-            max_restarts=MAX_FAILED_STARTS,
-        )
-        return actor.remote(setup, "cuda" if self._use_gpu else "cpu", num_processes)
+        device, num_cpus = ("cuda", 1) if self._use_gpu else ("cpu", self._args.worker_cpus)
+        options = {"num_cpus": num_cpus, "num_gpus": int(self._use_gpu), "max_restarts": MAX_FAILED_STARTS}
+        return self._ray.remote(ray_worker.RayWorker).options(**options).remote(setup, device, num_processes)
 
-    def _await_start(self, worker: Worker) -> None:
+    def _start(self, worker: Worker) -> None:
         fingerprint = {} if self._manifest is None else self._manifest.fingerprint()
         # Ray repeats this call, and no other, so that it is answered once the worker has been restarted.
-        describe = worker.actor.describe.options(max_task_retries=-1)
-        self._call(worker, "starting", partial(describe.remote, fingerprint))
+        self._call(worker, "starting", worker.actor.load.options(max_task_retries=-1), fingerprint)
 
-    def _call(self, worker: Worker, state: str, method: Callable[[], Any]) -> None:
+    def _call(self, worker: Worker, state: str, method: Any, *arguments: Any) -> None:
         worker.state = state
         # Idle workers are kept outside of the pool, so that the pool gives the call to this worker.
         self._pool.push(worker.actor)
-        self._pool.submit(lambda actor, _: method(), None)
+        self._pool.submit(lambda actor, _: method.remote(*arguments), None)
 
     def _advance(self) -> list[Sample]:
         """Starts workers where there is room, and handles the next answer; returns the records that it brings."""
@@ -248,28 +275,26 @@ class RayRunner:
         (worker,) = (w for w in self._workers if w.actor == actor or w.actor._actor_id.hex() == dead)
         if isinstance(answer, self._ray.exceptions.RayError):
             return self._lose(worker, answer)
-        is_record, worker.state = worker.state == "decoding", "idle"
-        if not is_record:
+        if worker.state == "starting":
             self._take_in(worker, answer)
             return []
-        worker.num_failures = 0
+        worker.state, worker.num_failures = "idle", 0
         sample = self._records.read((worker.name, answer["pid"]), answer)
         del worker.requests[sample.key]
         return [sample]
 
     def _take_in(self, worker: Worker, facts: Mapping[str, Any]) -> None:
-        """Takes a worker into the run if it could load the checkpoint."""
         labels = [node.label for node in self.cluster.nodes() if node.node_id == facts["node_id"]]
         worker.name = " on ".join([worker.name.partition(" on ")[0], *labels])
         if "problem" in facts:
             self._fail(worker, facts["problem"])
             return
-        worker.batch_size = facts["batch_size"]
+        worker.state, worker.batch_size = "idle", facts["batch_size"]
         log.info("%s is ready", worker.name)
         if self._manifest is None:
             self._manifest, self._next_look = Manifest.from_json(facts["manifest"]), 0.0
             if self._args.loop == "engine":
-                self._run_facts[ATTENTION] = facts["attention"]
+                self._run_facts[messages.ATTENTION] = facts["attention"]
 
     def _lose(self, worker: Worker, error: Exception) -> list[Sample]:
         """Puts the requests of a dead worker back, except those over which `MAX_LOSSES` workers died."""
@@ -286,7 +311,7 @@ class RayRunner:
             self._ray.kill(worker.actor)
             worker.actor = self._new_actor()
         if worker.num_failures < MAX_FAILED_STARTS:
-            self._await_start(worker)
+            self._start(worker)
         else:
             self._fail(worker, f"it ended {MAX_FAILED_STARTS} times before it decoded, the last time with {reason}")
         message = f"{MAX_LOSSES} workers ended while they decoded it, the last was {worker.name} ({reason})"
@@ -320,7 +345,7 @@ class RayRunner:
 
     def _has_requests(self) -> bool:
         """Whether a request waits or is decoded; takes the next job unless one waits that is not a suspect."""
-        if stop_requested(self._jobs):
+        if messages.stop_requested(self._jobs):
             self._waiting.clear()
         elif all(request.is_suspect for request in self._waiting):
             self._waiting += map(HeldJob, itertools.islice(self._jobs, 1))
@@ -338,26 +363,25 @@ class RayRunner:
             try:
                 while len(worker.requests) < min(worker.batch_size, share) and (request := self._claim(worker)):
                     worker.requests[request.job.key] = request
-                    jobs.append(job_to_json(request.job))
+                    jobs.append(messages.job_to_json(request.job))
             except self._ray.exceptions.RayError as error:
                 self._lose(worker, error)
                 continue
             if worker.requests:
-                self._call(worker, "decoding", partial(worker.actor.decode.remote, jobs, self._run_facts))
+                self._call(worker, "decoding", worker.actor.decode, jobs, self._run_facts)
 
     def _claim(self, worker: Worker) -> HeldJob | None:
         """Takes the next request for a worker: timed requests first, suspects last, both only for a free worker."""
         self._has_requests()
         request = min(self._waiting, key=lambda waiting: (waiting.is_suspect, not waiting.job.alone), default=None)
         # While timed requests wait, a worker that is busy gets nothing, so that it becomes free for them.
-        if request is None or (
-            worker.requests and any(other.is_solo for other in (request, *worker.requests.values()))
-        ):
+        held = worker.requests.values()
+        if request is None or (held and any(other.is_solo for other in (request, *held))):
             return None
-        if WIDTH_COST not in self._run_facts and api.needs_width_cost(request.job.resolved.settings):
+        if messages.WIDTH_COST not in self._run_facts and api.needs_width_cost(request.job.resolved.settings):
             # Measured once for the whole run, before the first request that needs it; the run directory may hold it.
-            self._run_facts[WIDTH_COST] = self._system.get_or_compute(
-                WIDTH_COST, lambda: self._ray.get(worker.actor.width_cost.remote(), timeout=MEASURING_SECONDS)
+            self._run_facts[messages.WIDTH_COST] = self._system.get_or_compute(
+                messages.WIDTH_COST, lambda: self._ray.get(worker.actor.width_cost.remote(), timeout=MEASURING_SECONDS)
             )
         self._waiting.remove(request)
         return request

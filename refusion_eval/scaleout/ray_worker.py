@@ -8,67 +8,54 @@ from typing import Any
 from refusion_eval.errors import RefusionEvalError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.system import build_manifest, machine
-from refusion_eval.scaleout.ray_cluster import import_ray
-from refusion_eval.scaleout.worker import RecordWriter, Setup, decode, job_from_json
+from refusion_eval.scaleout.messages import Setup, decode, job_from_json, record_to_json
 from refusion_eval.store.records import Sample
 
 
 class RayWorker:
-    """A worker in a process of its own, which loads the checkpoint when it starts. Ray calls one method at a time.
+    """A worker in a process of its own, of which Ray calls one method at a time.
 
-    Args:
-        setup: `Setup` as JSON, without a fingerprint.
-        num_processes: number of workers on each machine, by the id of its node.
+    `setup` is a `Setup` as JSON without a fingerprint; `num_processes` has the workers of each machine by its node id.
     """
 
     def __init__(self, setup: Mapping[str, Any], device: str, num_processes: Mapping[str, int]) -> None:
-        self._node_id: str = import_ray().get_runtime_context().get_node_id()
+        self._setup, self._device, self._num_processes = Setup(**setup), device, num_processes
         self._inbox: deque[Mapping[str, Any]] = deque()
         self._samples: Iterator[Sample] = iter(())
-        self._setup = Setup(**setup)
-        self._problem = ""
-        try:
-            self._system = self._setup.open_system(device, num_processes.get(self._node_id, 1))
-            _ = self._system.model.engine  # loads the weights, so that errors appear before a request is handed out
-            self._records = RecordWriter(machine(self._system))
-        # Any other error, such as a device that is out of memory now, ends this worker; another worker may succeed.
-        except RefusionEvalError as error:
-            self._problem = str(error)
 
-    def describe(self, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-        """Tells the driver that the checkpoint is loaded, or as `problem` why no worker of this machine can decode.
+    def load(self, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+        """Loads the checkpoint; returns facts about the worker, or as `problem` why no worker of its machine can.
 
         The `fingerprint` of the run is empty for the first worker, whose answer holds the `manifest`.
         """
-        facts: dict[str, Any] = {"node_id": self._node_id}
+        import ray
+
+        facts: dict[str, Any] = {"node_id": ray.get_runtime_context().get_node_id()}
         try:
-            if self._problem:
-                return facts | {"problem": self._problem}
+            self._system = self._setup.open_system(self._device, self._num_processes.get(facts["node_id"], 1))
+            _ = self._system.model.engine  # loads the weights, so that errors appear before a request is handed out
             if fingerprint:
                 replace(self._setup, fingerprint=fingerprint).check(self._system)
+        # Any other error, such as a device that is out of memory now, ends this worker; another worker may succeed.
         except RefusionEvalError as error:
             return facts | {"problem": str(error)}
+        self._hardware = machine(self._system)
         if not fingerprint:
             facts["manifest"] = build_manifest(self._system, {}).to_json()
         return facts | {"batch_size": self._system.batch_size, "attention": self._system.model.attention}
 
     def width_cost(self) -> dict[str, Any]:
-        """Measures how the time of a forward grows with its rows on this machine."""
         return dict(self._system.model.width_cost._asdict())
 
     def decode(self, jobs: Sequence[Mapping[str, Any]], run_facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Decodes until the next request of this worker ends, and returns its record as a message.
-
-        The new requests, as JSON, join the batch of earlier requests that have not ended. There may be no new ones as
-        long as an earlier request has not ended.
-        """
+        """Decodes new and earlier requests together until one of them ends, and returns its record as a message."""
         self._setup.run_facts.update(run_facts)
         self._inbox.extend(jobs)
         sample = next(self._samples, None)
         if sample is None:  # the iterator had ended before these requests came
             self._samples = decode(self._system, self._jobs())
             sample = next(self._samples)
-        return self._records.write(sample)
+        return record_to_json(sample, self._hardware)
 
     def _jobs(self) -> Iterator[Job]:
         """Yields the jobs in the inbox; ends when the decoder asks for a job and the inbox is empty."""

@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from itertools import chain
+from typing import Any, NoReturn
 
 from refusion_eval import api
 from refusion_eval.engine.scoring import TokenScore
@@ -21,42 +22,21 @@ from refusion_eval.errors import ConfigError, RefusionEvalError, ScaleOutError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import Part, System, machine
-from refusion_eval.runs.terminal import Interrupted, Interruption
+from refusion_eval.runs.terminal import Interruption
+from refusion_eval.scaleout import messages
 from refusion_eval.scaleout.channel import POLL_SECONDS, Channel, Finished, open_channel
-from refusion_eval.scaleout.worker import (
-    STOP_SECONDS,
-    WIDTH_COST,
-    RecordReader,
-    RecordWriter,
-    Register,
-    Setup,
-    decode,
-    job_from_json,
-    job_to_json,
-    own_device,
-    stop_requested,
-)
 from refusion_eval.store.records import Sample
-
-# Kinds of rounds: whether its jobs are decoded or scored.
-SAMPLES = "samples"
-SCORES = "scores"
 
 # A worker whose heartbeat stops for so long while its records are awaited is lost with its machine, which torchrun does
 # not notice.
 SILENCE_SECONDS = 60.0
 
 Claims = Iterator[tuple[int, Any]]
+Work = Callable[[Claims], Iterator[Any]]
 
 
 def run_worker_or_return(args: ModelArgs) -> None:
-    """Returns immediately on rank 0 and without a launcher. On any other rank, runs the worker loop and exits.
-
-    Raises:
-        ConfigError: the run would start workers of its own as well.
-        ScaleOutError: the processes cannot reach each other.
-        SystemExit: the run is over, with status 1 where this rank had to give up.
-    """
+    """Returns on rank 0 and without a launcher; on any other rank, runs the worker loop and raises SystemExit."""
     channel = open_channel()
     if channel is None:
         return
@@ -70,56 +50,44 @@ def run_worker_or_return(args: ModelArgs) -> None:
 class TorchrunRunner:
     """Decodes or scores in all processes of a launcher; this is the side of rank 0, the driver."""
 
-    def __init__(self, channel: Channel, system: System, register: Register) -> None:
-        self._channel = channel
-        self._system = system
-        self._records = RecordReader(register)
-
-    def refusal(self, job: Job) -> str | None:
-        return self._system.refusal(job)
+    def __init__(self, channel: Channel, system: System, register: messages.Register) -> None:
+        self._channel, self._system, self._records = channel, system, messages.RecordReader(register)
 
     def close(self) -> None:
         """Does nothing: the other ranks stay for the next evaluation of this process, and exit when it exits."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
-        """Yields the record of each job as it ends; jobs to be decoded alone come before all others.
-
-        Raises:
-            ScaleOutError: another process failed, or its heartbeat stopped while its records are awaited.
-        """
+        """Yields the record of each job as it ends; jobs to be decoded alone come before all others."""
         listed = list(jobs)
         if not listed:
             return
         max_batch_size = math.ceil(len(listed) / self._channel.info.num_processes)
         needs_width_cost = any(api.needs_width_cost(job.resolved.settings) for job in listed)
-        run_facts = {WIDTH_COST: self._system.width_cost._asdict()} if needs_width_cost else {}
-        header = {"kind": SAMPLES, "max_batch_size": max_batch_size, "run_facts": run_facts}
+        run_facts = {messages.WIDTH_COST: self._system.width_cost._asdict()} if needs_width_cost else {}
+        header = {"scores": False, "max_batch_size": max_batch_size, "run_facts": run_facts}
 
-        def decode_own(claims: Claims) -> Iterator[Sample]:
-            return decode(self._system, (listed[number] for number, _ in claims), max_batch_size)
-
-        messages = [job_to_json(job) for job in listed]
-        yield from self._round(header, messages, decode_own, lambda: stop_requested(jobs))
+        yield from self._round(
+            header,
+            [messages.job_to_json(job) for job in listed],
+            lambda claims: messages.decode(self._system, (listed[number] for number, _ in claims), max_batch_size),
+            lambda: messages.stop_requested(jobs),
+        )
 
     def score(self, parts: Sequence[Part]) -> Iterator[tuple[int, list[TokenScore]]]:
-        """Yields number and log-likelihoods of each part as a process has scored it; raises as `run` does."""
-
-        def score_own(claims: Claims) -> Iterator[tuple[int, list[TokenScore]]]:
-            return ((number, self._system.score_part(part)) for number, part in claims)
-
+        """Yields number and log-likelihoods of each part as a process has scored it."""
         if parts:
-            yield from self._round({"kind": SCORES, "run_facts": {}}, parts, score_own, lambda: False)
+            yield from self._round(
+                {"scores": True, "run_facts": {}},
+                parts,
+                lambda claims: ((number, self._system.score_part(part)) for number, part in claims),
+                lambda: False,
+            )
 
     def _round(
-        self,
-        header: Mapping[str, Any],
-        messages: Sequence[Any],
-        work: Callable[[Claims], Iterator[Any]],
-        must_stop: Callable[[], bool],
+        self, header: Mapping[str, Any], encoded: Sequence[Any], work: Work, must_stop: Callable[[], bool]
     ) -> Iterator[Any]:
-        """Yields the results of one round, of this process and of the others."""
-        channel, num_jobs = self._channel, len(messages)
-        number = channel.open_round({"setup": asdict(Setup.of(self._system)), **header}, messages)
+        channel, num_jobs = self._channel, len(encoded)
+        number = channel.open_round({"setup": asdict(messages.Setup.of(self._system)), **header}, encoded)
         num_done, num_expected, deadline = 0, num_jobs, math.inf
 
         def end_claims() -> None:
@@ -133,20 +101,21 @@ class TorchrunRunner:
                     end_claims()
 
         try:
-            for result in work(own_claims()):
-                num_done += 1
-                yield result
-                for other in self._received(number):
+            for own in work(own_claims()):
+                for result in chain([own], self._received(number)):
                     num_done += 1
-                    yield other
+                    yield result
             while num_done < num_expected and time.monotonic() < deadline:
                 for result in self._received(number):
                     num_done += 1
                     yield result
                 if must_stop():
                     end_claims()
-                    deadline = min(deadline, time.monotonic() + STOP_SECONDS)
-                self._wait_for_others()
+                    deadline = min(deadline, time.monotonic() + messages.STOP_SECONDS)
+                for rank in channel.silent_workers(SILENCE_SECONDS):
+                    silence = f"process {rank} has not answered for {SILENCE_SECONDS:g} s"
+                    raise ScaleOutError(f"{silence}; what is recorded stays: run the same command again to continue")
+                time.sleep(POLL_SECONDS)
         finally:
             with contextlib.suppress(ScaleOutError):
                 end_claims()
@@ -164,14 +133,6 @@ class TorchrunRunner:
             else:
                 yield self._records.read(rank, message["record"])
 
-    def _wait_for_others(self) -> None:
-        for rank in self._channel.silent_workers(SILENCE_SECONDS):
-            raise ScaleOutError(
-                f"process {rank} has not answered for {SILENCE_SECONDS:g} s; what is recorded stays: run the same "
-                "command again to continue"
-            )
-        time.sleep(POLL_SECONDS)
-
 
 def serve(channel: Channel, device: str) -> int:
     """Decodes on a rank above 0 until the driver declares the run over, and returns the exit status of this process."""
@@ -180,45 +141,41 @@ def serve(channel: Channel, device: str) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the driver handles it
     try:
         with channel.heartbeat():
-            _serve(channel, own_device(device, channel.info.local_rank))
+            _serve(channel, messages.own_device(device, channel.info.local_rank))
     except Finished:
-        channel.leave()
+        return 0
     except RefusionEvalError as error:
         print(f"error: process {rank}: {error}", file=sys.stderr, flush=True)
         with contextlib.suppress(ScaleOutError):  # if the driver is gone, nobody can receive the message
             channel.send({"error": str(error)})
-            channel.leave()
         return 1
-    except Interrupted:
+    finally:
         with contextlib.suppress(ScaleOutError):
             channel.leave()
-        raise
-    return 0
 
 
-def _serve(channel: Channel, device: str) -> None:
+def _serve(channel: Channel, device: str) -> NoReturn:
     """Works through the rounds of the driver; ends with an exception."""
-    setup: Setup | None = None
+    setup: messages.Setup | None = None
     system: System | None = None
     number = -1
     ending = f"process {channel.info.rank} has sent all of its records"
     while True:
         number, header = channel.wait_for_round(number + 1)
-        wanted = Setup(**header["setup"])
+        wanted = messages.Setup(**header["setup"])
         if setup is None or system is None or wanted != setup:
             system = None  # frees one model before another is loaded
             setup = wanted
             system = setup.open_system(device, channel.info.num_local)
             setup.check(system)
-            records = RecordWriter(machine(system))
+            hardware = machine(system)
         setup.run_facts.update(header["run_facts"])
         with Interruption(lambda: ending, finish_first=True) as stopping:
             claims = stopping.stoppable(channel.claims(number, header["num_jobs"]))
-            if header["kind"] == SCORES:
+            if header["scores"]:
                 for claimed, part in claims:
                     channel.send({"round": number, "number": claimed, "scores": system.score_part(part)})
             else:
-                settings_type = system.entry.Settings
-                jobs = (job_from_json(message, settings_type) for _, message in claims)
-                for sample in decode(system, jobs, header["max_batch_size"]):
-                    channel.send({"round": number, "record": records.write(sample)})
+                jobs = (messages.job_from_json(message, system.entry.Settings) for _, message in claims)
+                for sample in messages.decode(system, jobs, header["max_batch_size"]):
+                    channel.send({"round": number, "record": messages.record_to_json(sample, hardware)})

@@ -1,12 +1,15 @@
 """Settings of a training run: backbone, data, objective, optimisation, output.
 
-A configuration file (`config_files`) has one section for each attribute of `RunConfig`.
+A configuration file, named in the package or YAML elsewhere, has one section for each attribute of `RunConfig`.
+`base: other.yaml` takes the settings of another file, relative to this file, and replaces those that this file names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
+import yaml
 from annotated_types import Ge, Gt, Le, Lt
 
 from refusion_eval.config import (
@@ -15,12 +18,15 @@ from refusion_eval.config import (
     PositiveFloat,
     PositiveInt,
     added_setting,
+    build,
+    check_keys,
+    read_yaml,
     recorded_values,
     settings_class,
 )
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.data.collate import Normalisation
-from refusion_eval.training.data.rows import OnBad
+from refusion_eval.training.data.rows import OnBad, is_hub_id
 from refusion_eval.training.objectives.corrupt import SLOT_SIZES, Masking
 
 Objective = Literal["pretrain", "sft", "refusion", "llada", "bd3lm"]
@@ -31,6 +37,7 @@ NewRows = Literal["spare", "mean"]
 Matrix = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 
+FOLDER = Path(__file__).parent / "configs"
 MASKED_OBJECTIVES: tuple[Objective, ...] = ("llada", "bd3lm")  # not causal
 
 
@@ -88,9 +95,7 @@ class BackboneConfig:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.shape is None):
             given = "neither" if self.model is None else "both"
-            raise ConfigError(
-                f"backbone: {given} of model and shape given; name a checkpoint (model), or the shape of random weights"
-            )
+            raise ConfigError(f"backbone: {given} of model and shape given; give the one or the other")
         if self.shape is not None and self.tokenizer is None:
             raise ConfigError("backbone: random weights have no tokenizer; name one (tokenizer)")
         if self.revision is not None and self.model is None:
@@ -125,9 +130,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if not self.files:
-            raise ConfigError(
-                "data.files is empty; name files of rows, such as data.files=train.jsonl, or a data set of the hub"
-            )
+            raise ConfigError("data.files is empty; name files, such as train.jsonl, or a data set of the hub")
         if self.max_samples is not None and self.share is not None:
             raise ConfigError(f"data: max_samples is {self.max_samples} and share {self.share}; give one of them")
 
@@ -161,27 +164,20 @@ class ObjectiveConfig:
         if not self.slot_sizes:
             raise ConfigError("slot_sizes is empty; name one or more sizes of at least 1")
         if self.objective == "bd3lm":
-            if self.block_size < 1:
-                raise ConfigError(f"block_size is {self.block_size}; objective=bd3lm needs blocks of at least 1 token")
-            if not self.eos_multiple or self.eos_multiple % self.block_size:
+            if not self.block_size or not self.eos_multiple or self.eos_multiple % self.block_size:
                 raise ConfigError(
                     f"eos_multiple is {self.eos_multiple} and block_size {self.block_size}; objective=bd3lm fills "
-                    "answers up to whole blocks, so set eos_multiple to a multiple of block_size"
+                    "answers up to whole blocks, so set eos_multiple to a multiple of a block_size of at least 1"
                 )
         elif self.block_size:
-            raise ConfigError(
-                f"block_size is {self.block_size}; only objective=bd3lm has blocks, so leave it out of {self.objective}"
-            )
+            raise ConfigError(f"block_size is {self.block_size}; only objective=bd3lm has blocks, so leave it out")
+        unused = f"; objective={self.objective} has"
         if self.objective in MASKED_OBJECTIVES and self.normalisation != "release":
-            raise ConfigError(
-                f"normalisation={self.normalisation}; objective={self.objective} has its own, so leave it out"
-            )
+            raise ConfigError(f"normalisation={self.normalisation}{unused} its own, so leave it out")
         if self.objective != "refusion" and self.masking != "bernoulli":
-            raise ConfigError(f"masking={self.masking}; objective={self.objective} has no slots, so leave it out")
+            raise ConfigError(f"masking={self.masking}{unused} no slots, so leave it out")
         if self.objective != "refusion" and self.mdm_weight != 1:
-            raise ConfigError(
-                f"mdm_weight is {self.mdm_weight}; objective={self.objective} has one term only, so leave it out"
-            )
+            raise ConfigError(f"mdm_weight={self.mdm_weight}{unused} one term only, so leave it out")
 
 
 @settings_class("optimisation")
@@ -225,14 +221,11 @@ class OptimisationConfig:
             raise ConfigError(f"optimisation: epochs is {self.epochs} and max_steps {self.max_steps}; give one of them")
         batch, micro = self.global_batch_size, self.micro_batch_size
         if batch % micro:
-            raise ConfigError(
-                f"global_batch_size is {batch} and micro_batch_size {micro}; a step consists of whole micro-batches, "
-                "so make the first a multiple of the second"
-            )
+            raise ConfigError(f"global_batch_size is {batch} and micro_batch_size {micro}, not a divisor of it")
         if self.forwards_of_step > batch // micro:
             raise ConfigError(
-                f"num_forwards is {self.num_forwards}; a step of {batch} samples has {batch // micro} micro-batches of "
-                f"{micro}, and every forward needs at least one of them"
+                f"num_forwards is {self.num_forwards}; a step of {batch} samples has {batch // micro} micro-batches, "
+                "and every forward needs one"
             )
 
     @property
@@ -260,10 +253,8 @@ class OutputConfig:
 
     def __post_init__(self) -> None:
         if self.save_every % self.log_every:
-            raise ConfigError(
-                f"output: save_every is {self.save_every} and log_every {self.log_every}; make the first a multiple of "
-                "the second, so that no line of the log is lost when a run continues from a checkpoint"
-            )
+            # A line of the log would be lost when a run continues from a checkpoint.
+            raise ConfigError(f"save_every is {self.save_every} and log_every {self.log_every}, not a divisor of it")
 
 
 @settings_class()
@@ -293,30 +284,20 @@ class RunConfig:
     def __post_init__(self) -> None:
         objective, backbone, compute = self.objective, self.backbone, self.optimisation.compute_dtype
         if objective.objective == "refusion" and 0 < objective.eos_multiple < max(objective.slot_sizes):
-            raise ConfigError(
-                f"objective: eos_multiple is b={objective.eos_multiple} and slot_sizes go up to "
-                f"k={max(objective.slot_sizes)}; the paper needs b >= k (App. C.4): raise eos_multiple, set it to 0 "
-                "for no filling, or leave out larger slots"
-            )
+            sizes = f"b={objective.eos_multiple} and slot_sizes go up to k={max(objective.slot_sizes)}"
+            raise ConfigError(f"eos_multiple is {sizes}; the paper needs b >= k (App. C.4), or b=0 for no filling")
         if self.attention == "flash" and objective.objective in MASKED_OBJECTIVES:
-            raise ConfigError(
-                f"attention=flash cannot mask as objective={objective.objective} needs it; use attention=auto"
-            )
+            raise ConfigError(f"attention=flash cannot mask as objective={objective.objective} needs; use auto")
         if self.attention == "flash" and compute != "bfloat16":
             raise ConfigError("attention=flash computes in half precision; set optimisation.compute_dtype=bfloat16")
         if self.optimisation.offload_optimizer and self.parallelism != "zero2":
-            raise ConfigError(
-                f"optimisation.offload_optimizer needs parallelism=zero2, not {self.parallelism}; set one of the two"
-            )
+            raise ConfigError(f"optimisation.offload_optimizer needs parallelism=zero2, not {self.parallelism}")
         if backbone.dtype == "bfloat16" and compute == "float32":
-            raise ConfigError(
-                "optimisation.compute_dtype=float32 needs weights in float32; set backbone.dtype=float32 as well"
-            )
+            raise ConfigError("compute_dtype=float32 needs float32 weights; set backbone.dtype=float32 as well")
         if backbone.dtype == "bfloat16" and backbone.lora is None and self.parallelism != "zero2":
             raise ConfigError(
                 f"backbone.dtype=bfloat16 with parallelism={self.parallelism} would round most of AdamW's steps to "
-                "nothing; set backbone.dtype=float32 (matrix products stay in optimisation.compute_dtype), or "
-                "parallelism=zero2, which keeps float32 copies"
+                "nothing; set backbone.dtype=float32, or parallelism=zero2, which keeps float32 copies"
             )
 
     def check_world(self, world_size: int) -> None:
@@ -324,8 +305,8 @@ class RunConfig:
         num_forwards = self.optimisation.forwards_of_step
         if world_size < 1 or num_forwards % world_size:
             raise ConfigError(
-                f"a step of {num_forwards} forwards cannot be shared evenly by {world_size} processes; start a number "
-                "of processes that divides it, or set optimisation.num_forwards to a multiple of them"
+                f"a step of {num_forwards} forwards cannot be shared evenly by {world_size} processes; change their "
+                "number, or set optimisation.num_forwards to a multiple of it"
             )
 
     def identity(self) -> dict[str, Any]:
@@ -338,3 +319,75 @@ class RunConfig:
         for name in ("workers", "loader_workers", "cache_dir"):
             del settings["data"][name]
         return settings
+
+
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def config_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def read_run_config(
+    name_or_path: str,
+    overrides: Sequence[str] = (),
+    settings: type[Config] = RunConfig,  # type: ignore[assignment]  # the bound is the default
+) -> Config:
+    """Reads a named configuration or a YAML file, and replaces "section.key=value" in it; later overrides win."""
+    path = Path(name_or_path).expanduser()
+    if not path.is_file():
+        if path.suffix in (".yaml", ".yml"):
+            raise ConfigError(f"--config: there is no file {path}; the named ones are {', '.join(config_names())}")
+        check_keys([name_or_path], config_names(), "--config", what="configuration")
+        path = FOLDER / f"{name_or_path}.yaml"
+    values = _read(path)
+    for override in overrides:
+        _apply(values, override)
+    data = values.get("data")
+    if isinstance(data, dict) and isinstance(data.get("files"), str):
+        data["files"] = [data["files"]]  # the name of a file may hold a comma, which separates the items of other lists
+    return build(settings, values, path.name)
+
+
+def _read(path: Path, *including: Path) -> dict[str, Any]:
+    """Values of a file over those of its base; `including` are the files whose bases led to this one."""
+    if path in including:
+        raise ConfigError(f"{path} is its own base, by way of {including[-1]}; correct base:")
+    values = _absolute(read_yaml(path, str(path)), path.resolve().parent)
+    base = values.pop("base", None)
+    return values if base is None else _merged(_read(path.parent / str(base), *including, path), values)
+
+
+def _merged(lower: Any, upper: Any) -> Any:
+    if not (isinstance(lower, dict) and isinstance(upper, dict)):
+        return upper
+    return lower | {name: _merged(lower.get(name), value) for name, value in upper.items()}
+
+
+def _absolute(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Values with absolute paths in place of those that are relative to the file."""
+    data, backbone = values.get("data"), values.get("backbone")
+    if isinstance(data, dict) and isinstance(data.get("files"), list):
+        files = {file: folder / Path(file).expanduser() for file in data["files"]}
+        data["files"] = [file if is_hub_id(file) and not path.exists() else str(path) for file, path in files.items()]
+    for name in ("model", "tokenizer"):
+        if isinstance(backbone, dict) and str(backbone.get(name)).startswith(("./", "../")):
+            backbone[name] = str((folder / backbone[name]).resolve())
+    return values
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"--set {override}: write section.key=value, such as optimisation.lr=1e-5")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as problem:
+        raise ConfigError(f"--set {override}: {text!r} is not YAML ({problem})") from problem
+    *sections, name = key.strip().split(".")
+    for section in sections:
+        values[section] = {} if values.get(section) is None else values[section]
+        values = values[section]
+        if not isinstance(values, dict):
+            raise ConfigError(f"--set {override}: {section} is one value, not a section")
+    values[name] = value

@@ -1,7 +1,6 @@
-"""`python -m refusion_eval.training.run`: one process of a training run; torchrun starts several of them.
+"""`python -m refusion_eval.training.run`: one process of a training run; the same command continues an interrupted run.
 
-The folder of the run contains `run.json` (settings, data, versions), `log.csv`, `checkpoints/` and at the end `model/`,
-which transformers and this project can load. The same command continues an interrupted run.
+The folder of the run contains `run.json` (settings, data, versions), `log.csv`, `checkpoints/` and at the end `model/`.
 """
 
 import argparse
@@ -26,25 +25,15 @@ from refusion_eval.models.device import choose_device
 from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.store.records import PACKAGES, flat, git_commit, package_versions
 from refusion_eval.store.run_store import DirectoryLock
-from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone
+from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone, load_tokenizer
 from refusion_eval.training.checkpoints.save import save_backbone
-from refusion_eval.training.checkpoints.special_tokens import load_tokenizer
-from refusion_eval.training.config import Parallelism, RunConfig
-from refusion_eval.training.config_files import config_names, read_run_config
+from refusion_eval.training.config import Parallelism, RunConfig, config_names, read_run_config
+from refusion_eval.training.cost import check_memory
 from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPlan
 from refusion_eval.training.data.rows import check_rows
 from refusion_eval.training.data.token_cache import TokenCache, build_cache
-from refusion_eval.training.memory import check_memory
 from refusion_eval.training.objectives.table import SpecialIds, filled_lengths, num_rows
-from refusion_eval.training.run_log import RunLog
-from refusion_eval.training.trainer import (
-    CHECKPOINTS,
-    LossModel,
-    RefusionTrainer,
-    checkpoints,
-    remove_leftovers,
-    training_arguments,
-)
+from refusion_eval.training.trainer import LossModel, RefusionTrainer, training_arguments
 
 RUN_FILE, MODEL_FOLDER = "run.json", "model"
 
@@ -57,13 +46,9 @@ def process_from_environment(parallelism: Parallelism) -> ProcessRank:
     if parallelism != "ddp" and "RANK" not in os.environ:
         raise ConfigError(f"parallelism={parallelism} needs torchrun, for one process too; start the run with train.sh")
     rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    try:
-        process = ProcessRank(rank=int(rank), world_size=int(world_size))
-    except ValueError as problem:
-        raise ConfigError(f"RANK and WORLD_SIZE are not numbers ({problem}); start the run with torchrun") from problem
-    if not 0 <= process.rank < process.world_size:
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
         raise ConfigError(f"RANK is {rank} and WORLD_SIZE {world_size}; start the run with torchrun")
-    return process
+    return ProcessRank(int(rank), int(world_size))
 
 
 def check_run(config: RunConfig, world_size: int) -> str:
@@ -86,11 +71,7 @@ def check_run(config: RunConfig, world_size: int) -> str:
     return check_memory(config, shapes, world_size, available)
 
 
-def _as_it_is(model: LossModel, config: RunConfig, num_steps: int) -> None:
-    """The `Prepare` of the package: the model does not change, and AdamW trains it."""
-
-
-def run(config: RunConfig, process: ProcessRank, prepare: Prepare = _as_it_is) -> None:
+def run(config: RunConfig, process: ProcessRank, prepare: Prepare | None) -> None:
     """Starts or continues a training run and writes the model; raises RefusionEvalError."""
     check_run(config, process.world_size)
     try:
@@ -105,24 +86,17 @@ def run(config: RunConfig, process: ProcessRank, prepare: Prepare = _as_it_is) -
         tokenizer = load_tokenizer(config.backbone)
         samples = _samples(config, tokenizer, is_first)
         optimisation = config.optimisation
-        plan = StepPlan(
-            num_rows(config.objective, samples.prompt_lengths, samples.lengths - samples.prompt_lengths),
-            global_batch_size=optimisation.global_batch_size,
-            micro_batch_size=optimisation.micro_batch_size,
-            num_forwards=optimisation.forwards_of_step,
-            seed=optimisation.seed,
-        )
+        rows = num_rows(config.objective, samples.prompt_lengths, samples.lengths - samples.prompt_lengths)
+        plan = StepPlan(rows, optimisation)
         arguments.max_steps = optimisation.max_steps or plan.num_steps(optimisation.epochs or 0)
         if not arguments.max_steps:
             raise ConfigError(
                 f"{len(samples)} samples in {optimisation.epochs:g} epochs are fewer than one step of "
-                f"{optimisation.global_batch_size}; lower optimisation.global_batch_size, or train longer or on more "
-                "data"
+                f"{optimisation.global_batch_size}; lower optimisation.global_batch_size, or train on more data"
             )
         finished = [False]
         if is_first:
             _open_run(run_dir, config, samples, arguments.max_steps, process)
-            remove_leftovers(run_dir / CHECKPOINTS)
             finished = [(run_dir / MODEL_FOLDER).exists()]
         broadcast_object_list(finished)
         if not finished[0]:
@@ -135,14 +109,8 @@ def _samples(config: RunConfig, tokenizer: PreTrainedTokenizerFast, is_first: bo
     """Rank 0 builds or opens the token cache; the other ranks wait and open the same folder."""
     data, directory = config.data, [Path()]
     if is_first:
-        cache = build_cache(
-            data.files,
-            tokenizer,
-            Path(data.cache_dir),
-            max_length=data.max_length,
-            on_bad=data.on_bad,
-            workers=data.workers,
-        )
+        options: Any = {"max_length": data.max_length, "on_bad": data.on_bad, "workers": data.workers}
+        cache = build_cache(data.files, tokenizer, Path(data.cache_dir), **options)
         print(cache.report.summary(), file=sys.stderr)
         directory = [cache.directory.resolve()]
     broadcast_object_list(directory)
@@ -158,12 +126,12 @@ def _open_run(run_dir: Path, config: RunConfig, samples: TokenCache, num_steps: 
     path = run_dir / RUN_FILE
     if path.exists():
         now, before = flat(identity), flat(json.loads(path.read_text(encoding="utf-8"))["identity"])
-        changed = next((key for key in now | before if now.get(key) != before.get(key)), None)
-        if changed is not None:
-            raise ConfigError(
-                f"{run_dir} holds a run with other settings ({changed} was {before.get(changed)}, is "
-                f"{now.get(changed)}); choose another output.run_dir, or remove the folder"
-            )
+        for key in now | before:
+            if now.get(key) != before.get(key):
+                raise ConfigError(
+                    f"{run_dir} holds a run with other settings ({key} was {before.get(key)}, is {now.get(key)}); "
+                    "choose another output.run_dir, or remove the folder"
+                )
         if (run_dir / MODEL_FOLDER).exists():
             return  # the record says what trained this model
     answers = samples.lengths - samples.prompt_lengths
@@ -195,20 +163,13 @@ def _train(
     tokenizer: PreTrainedTokenizerFast,
     samples: TokenCache,
     plan: StepPlan,
-    prepare: Prepare,
+    prepare: Prepare | None,
 ) -> None:
     run_dir, num_steps = Path(config.output.run_dir), arguments.max_steps
-    batches = StepBatches(
-        samples,
-        config.objective,
-        SpecialIds(eos=tokenizer.eos_token_id, mask=tokenizer.mask_token_id),
-        plan,
-        num_steps=num_steps,
-        seed=config.optimisation.seed,
-        process=process,
-    )
+    ids = SpecialIds(eos=tokenizer.eos_token_id, mask=tokenizer.mask_token_id)
+    batches = StepBatches(samples, config.objective, ids, plan, num_steps, process)
     model = LossModel(load_backbone(config.backbone, tokenizer), mdm_weight=config.objective.mdm_weight)
-    optimizer = prepare(model, config, num_steps)
+    optimizer = None if prepare is None else prepare(model, config, num_steps)
     if process.rank == 0:
         sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
         print(
@@ -217,18 +178,8 @@ def _train(
             f"{process.world_size} processes, {plan.num_forwards // process.world_size} forwards each a step",
             file=sys.stderr,
         )
-    trainer = RefusionTrainer(
-        model,
-        arguments,
-        batches,
-        epochs_per_step=config.optimisation.global_batch_size / len(samples),
-        keep=config.output.keep,
-        loader_workers=config.data.loader_workers,
-        optimizer=optimizer,
-        callbacks=[RunLog(run_dir)],
-    )
-    previous = checkpoints(run_dir / CHECKPOINTS)
-    trainer.train(resume_from_checkpoint=str(previous[-1]) if previous else None)
+    trainer = RefusionTrainer(model, arguments, batches, config, optimizer)
+    trainer.start_or_continue()
     trained = _trained(trainer, config, tokenizer)
     if trained is not None:
         save_backbone(trained, tokenizer, run_dir / MODEL_FOLDER, decoders=trained_decoders(config.objective.objective))
@@ -237,30 +188,25 @@ def _train(
 
 def _trained(trainer: RefusionTrainer, config: RunConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel | None:
     """The complete model on rank 0, None on other ranks."""
-    if not trainer.is_fsdp_enabled:
-        return trainer.accelerator.unwrap_model(trainer.model).model if trainer.args.should_save else None
-    weights = trainer.accelerator.get_state_dict(trainer.model)  # a collective operation
+    weights = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None  # a collective
     if not trainer.args.should_save:
         return None
+    if weights is None:
+        return trainer.accelerator.unwrap_model(trainer.model).model
     model = LossModel(load_backbone(config.backbone, tokenizer), mdm_weight=config.objective.mdm_weight)
     model.load_state_dict(weights)
     return model.model
 
 
 def main(
-    argv: Sequence[str] | None = None, *, settings: type[RunConfig] = RunConfig, prepare: Prepare = _as_it_is
+    argv: Sequence[str] | None = None, *, settings: type[RunConfig] = RunConfig, prepare: Prepare | None = None
 ) -> int:
     """Command line; returns the exit status. The class `settings` may have more settings, which `prepare` reads."""
     parser = argparse.ArgumentParser(prog="python -m refusion_eval.training.run", description="Train a model.")
-    parser.add_argument(
-        "--config", required=True, help=f"a YAML file, or a named configuration: {', '.join(config_names())}"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help="change a setting"
-    )
-    parser.add_argument(
-        "--check", type=int, metavar="PROCESSES", help="check settings and files for this number of processes, and exit"
-    )
+    add = parser.add_argument
+    add("--config", required=True, help=f"a YAML file, or a named configuration: {', '.join(config_names())}")
+    add("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE", help="change a setting")
+    add("--check", type=int, metavar="PROCESSES", help="check settings and files for so many processes, and exit")
     arguments = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     try:
@@ -270,7 +216,7 @@ def main(
         else:
             run(config, process_from_environment(config.parallelism), prepare)
     except RefusionEvalError as error:
-        if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # once for each machine
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once for each machine
             print(f"error: {error}", file=sys.stderr)
         return 2
     finally:

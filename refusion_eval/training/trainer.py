@@ -1,34 +1,36 @@
 """The Trainer of transformers with the loss, the batches, the log and the checkpoints of this project."""
 
 import copy
+import csv
 import math
 import os
 import shutil
+import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
-from transformers import (
-    PreTrainedModel,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.training.config import RunConfig
+from refusion_eval.training.cost import TrainingCost, peak_flops
 from refusion_eval.training.data.batches import ForwardInputs, StepBatches
 from refusion_eval.training.data.collate import PackedBatch
-from refusion_eval.training.flops import TrainingCost, peak_flops
+from refusion_eval.training.data.token_cache import flush
 from refusion_eval.training.objectives.loss import hybrid_loss
 
 CHECKPOINTS, PREFIX, PART = "checkpoints", "checkpoint-", ".part"
 WEIGHTS_FILE = "trained_weights.pt"
+LOG_FILE = "log.csv"
+# Apart from step and epoch, each column covers the steps since the previous line: mean losses, last learning rate and
+# gradient norm, number of tokens, and seconds without the time for checkpoints.
+COLUMNS = ("step", "epoch", "ar", "mdm", "total", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second", "mfu")
 # Timeout of collective operations; rank 0 may tokenise millions of samples while the other ranks wait.
 TIMEOUT_SECONDS = 6 * 3600
 
@@ -67,7 +69,6 @@ class LossModel(torch.nn.Module):
         return model if isinstance(model, PreTrainedModel) else model.get_base_model()
 
     def forward(self, batch: PackedBatch) -> dict[str, torch.Tensor]:
-        """The loss, and its AR and MDM terms for the log."""
         model = self.language_model
         losses = hybrid_loss(model, batch.to(model.device), mdm_weight=self._mdm_weight)
         return {"loss": losses.total, "terms": torch.stack([losses.ar, losses.mdm])}
@@ -115,14 +116,40 @@ def training_arguments(config: RunConfig, world_size: int) -> TrainingArguments:
     return arguments
 
 
-class _LogAndSaveIntervals(TrainerCallback):
-    """Logs the last step too, and applies the current intervals to a run that continues."""
+class RunLog(TrainerCallback):
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / LOG_FILE
+        self._started, self._first_step = 0.0, 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        state.logging_steps, state.save_steps = int(args.logging_steps), int(args.save_steps)
+        self._started, self._first_step = time.perf_counter(), state.global_step
+        state.logging_steps, state.save_steps = int(args.logging_steps), int(args.save_steps)  # a continued run too
+        if state.is_world_process_zero:
+            # Steps after the checkpoint that a run continues from run again, and write their lines again.
+            rows = read_log(self._path) if self._path.exists() else []
+            kept = [row.values() for row in rows if int(row["step"]) <= state.global_step]
+            write_atomically(self._path, "".join(",".join(values) + "\n" for values in (COLUMNS, *kept)))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        control.should_log |= state.global_step >= state.max_steps
+        control.should_log |= state.global_step >= state.max_steps  # the last step too
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+    ) -> None:
+        if not state.is_world_process_zero or "ar" not in logs:
+            return
+        step = state.global_step
+        with self._path.open("a", encoding="utf-8", newline="") as file:
+            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow({"step": step, **logs})
+        seconds_per_step = (time.perf_counter() - self._started) / max(step - self._first_step, 1)
+        left = timedelta(seconds=round(seconds_per_step * (state.max_steps - step)))
+        mfu = f"  MFU {logs['mfu']:.1%}" if "mfu" in logs else ""
+        print(
+            f"step {step}/{state.max_steps}  epoch {logs['epoch']:.2f}  ar {logs['ar']:.4f}  mdm {logs['mdm']:.4f}  "
+            f"lr {logs['lr']:.2e}  {logs['tokens_per_second']:.0f} tokens/s{mfu}  {left} left",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class RefusionTrainer(Trainer):
@@ -139,41 +166,43 @@ class RefusionTrainer(Trainer):
         model: LossModel,
         arguments: TrainingArguments,
         batches: StepBatches,
-        *,
-        epochs_per_step: float,
-        keep: int,
-        loader_workers: int,
+        config: RunConfig,
         optimizer: torch.optim.Optimizer | None,
-        callbacks: list[TrainerCallback],
     ) -> None:
         self._cost = TrainingCost.of(model.language_model)
-        callbacks = [_LogAndSaveIntervals(), *callbacks]
-        optimizers = (optimizer, None)  # the Trainer makes AdamW where there is none, and the schedule
-        super().__init__(model=model, args=arguments, train_dataset=batches, callbacks=callbacks, optimizers=optimizers)
-        self.remove_callback(PrinterCallback)
+        run_dir = Path(arguments.output_dir)
+        super().__init__(
+            model=model,
+            args=arguments,
+            train_dataset=batches,
+            callbacks=[RunLog(run_dir)],
+            optimizers=(optimizer, None),  # the Trainer makes AdamW where there is none, and the schedule
+        )
+        self.remove_callback(transformers.PrinterCallback)
         if self.is_fsdp_enabled and arguments.bf16:
             # accelerate would add up the gradients of all ranks, and return the loss, in bfloat16.
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
-        self._batches, self._loader_workers, self._keep = batches, loader_workers, keep
-        self._epochs_per_step = epochs_per_step
-        self._folder = Path(arguments.output_dir) / CHECKPOINTS
+        self._batches, self._config, self._folder = batches, config, run_dir / CHECKPOINTS
         self._peak = peak_flops(arguments.device) if arguments.bf16 else None
         self._start_line()
 
     def _start_line(self) -> None:
-        """Begins the sums of a new line of the log."""
         self._terms = torch.zeros(2, device=self.args.device)
         self._num_forwards = self._num_tokens = self._flops = 0
         self._since = time.perf_counter()
 
     def get_train_dataloader(self) -> DataLoader:
         # Without accelerate, which would distribute the batches of this process again.
-        return self._batches.loader(self._loader_workers)
+        return self._batches.loader(self._config.data.loader_workers)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+    def start_or_continue(self) -> None:
+        """Trains from the newest checkpoint, or from the beginning where there is none."""
+        if self.args.should_save:
+            remove_leftovers(self._folder)
+        previous = checkpoints(self._folder)
         self._since = time.perf_counter()
-        return super().train(resume_from_checkpoint, **kwargs)
+        self.train(str(previous[-1]) if previous else None)
 
     def compute_loss(self, model: torch.nn.Module, inputs: ForwardInputs, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss of one forward; also adds the forward to the sums of the log."""
@@ -193,7 +222,7 @@ class RefusionTrainer(Trainer):
             seconds = time.perf_counter() - self._since
             peak = self._peak and self._peak * self.accelerator.num_processes
             logs = {
-                "epoch": self.state.global_step * self._epochs_per_step,
+                "epoch": self.state.global_step * self._batches.epochs_per_step,
                 "ar": ar / num_forwards,
                 "mdm": mdm / num_forwards,
                 "total": logs["loss"],
@@ -237,10 +266,10 @@ class RefusionTrainer(Trainer):
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            _flush(part)
+            flush(part)
             os.replace(part / name, self._folder / name)
-            _flush(self._folder)
-            for old in checkpoints(self._folder)[: -self._keep]:
+            flush(self._folder)
+            for old in checkpoints(self._folder)[: -self._config.output.keep]:
                 old.replace(part / old.name)  # a partly removed checkpoint must not look complete
             remove_leftovers(self._folder)
         self.accelerator.wait_for_everyone()
@@ -257,11 +286,7 @@ def remove_leftovers(folder: Path) -> None:
     shutil.rmtree(folder / PART, ignore_errors=True)
 
 
-def _flush(folder: Path) -> None:
-    """Waits until a folder and all its content are on the disk."""
-    for path in [folder, *folder.rglob("*")]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def read_log(path: Path) -> list[dict[str, str]]:
+    """The lines of a `log.csv`, without a last line that a crash truncated."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values()]

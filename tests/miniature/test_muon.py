@@ -10,8 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from miniature.muon import MuonAdamW, muon
 from miniature.run import MiniatureConfig
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.config import OptimisationConfig
-from refusion_eval.training.config_files import read_run_config
+from refusion_eval.training.config import OptimisationConfig, read_run_config
 
 CONFIG = OptimisationConfig(max_steps=4, global_batch_size=4, lr=1e-2, weight_decay=0.1, beta2=0.98)
 

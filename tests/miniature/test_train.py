@@ -36,8 +36,7 @@ from miniature.train import (
 )
 from refusion_eval import api
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.config import RunConfig
-from refusion_eval.training.config_files import read_run_config
+from refusion_eval.training.config import RunConfig, read_run_config
 
 FINE_TUNES = [stage for stage in STAGES if stage != BACKBONE]
 SMALL = (

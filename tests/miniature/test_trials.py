@@ -16,7 +16,7 @@ from miniature.train import ROWS, TRIALS, TWICE, config_of, settings_of, trial_s
 from miniature.trials import main, with_result_twice, write_results_twice
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.scoring.judge import judge_texts
-from refusion_eval.training.config_files import read_run_config
+from refusion_eval.training.config import read_run_config
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "math"])

@@ -26,7 +26,7 @@ from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.paper.locality.study import LocalitySettings, encode_responses
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
-from refusion_eval.training.data.samples import encode
+from refusion_eval.training.data.token_cache import encode
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "parity" / "tiny"
 ROW = {"question": "What is 2 plus 3?", "answer": "2 + 3 = 5\n#### 5"}

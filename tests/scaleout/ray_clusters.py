@@ -34,7 +34,7 @@ def ray_here():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        from refusion_eval.scaleout.ray_cluster import import_ray
+        from refusion_eval.scaleout.ray_runner import import_ray
 
         yield import_ray()
 

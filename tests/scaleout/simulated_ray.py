@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scaleout import ray_runner
-from refusion_eval.scaleout.ray_cluster import Node
+from refusion_eval.scaleout.ray_runner import Node
 from refusion_eval.scaleout.ray_worker import RayWorker
 from tests.store.conftest import make_manifest
 
@@ -53,9 +53,7 @@ class Actor:
         self._worker._inbox, self._worker._samples = deque(), iter(())
         self._worker._setup = SimpleNamespace(run_facts={})
         self._worker._system = SimpleNamespace(run=self._ray.decode, entry=SimpleNamespace(Settings=None))
-        self._worker._records = SimpleNamespace(
-            write=lambda job: {"key": job.key, "name": job.name, "seconds": job.seconds, "pid": 1}
-        )
+        self._worker._hardware = None
 
     def die(self):
         """Fails the unanswered calls; a new process takes the next ones."""
@@ -65,7 +63,7 @@ class Actor:
                 answer.error = ActorUnavailableError("killed", self._actor_id.hex())
         self.start()
 
-    def _describe(self, fingerprint):
+    def _load(self, fingerprint):
         facts = {"node_id": "n", "batch_size": self._ray.batch_size, "attention": "sdpa"}
         return facts | {"manifest": make_manifest().to_json()}
 
@@ -76,7 +74,7 @@ class Actor:
                 if answer.error is not None:
                     answer.error.actor_id = self._actor_id.hex()
             else:
-                method = self._describe if name == "describe" else getattr(self._worker, name)
+                method = self._load if name == "load" else getattr(self._worker, name)
                 value = method(*arguments)
                 answer = Answer(self._ray.now + (value["seconds"] if name == "decode" else 0.0), value)
             self.answers.append(answer)

@@ -15,10 +15,10 @@ from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.runs.terminal import Interrupted, Interruption
-from refusion_eval.scaleout import torchrun
+from refusion_eval.scaleout import messages, torchrun
 from refusion_eval.scaleout.channel import REQUIRED_VARIABLES, Channel, Finished, ProcessInfo
+from refusion_eval.scaleout.messages import Setup
 from refusion_eval.scaleout.torchrun import TorchrunRunner, run_worker_or_return
-from refusion_eval.scaleout.worker import RecordWriter, Setup
 from tests.scaleout.two_processes import ARGUMENTS, jobs_of
 
 ALONE = ProcessInfo(0, 1)
@@ -93,12 +93,12 @@ def facts(samples):
 
 def gate_driver(monkeypatch, runner, gate):
     """Passes the jobs that the driver claims for itself through a generator."""
-    decode = torchrun.decode
+    decode = messages.decode
 
     def gated(system, jobs, max_batch_size):
         return decode(system, gate(jobs) if system is runner._system else jobs, max_batch_size)
 
-    monkeypatch.setattr(torchrun, "decode", gated)
+    monkeypatch.setattr(messages, "decode", gated)
 
 
 def slowly(monkeypatch, runner, worker_first, driver_claims=None):
@@ -117,17 +117,17 @@ def slowly(monkeypatch, runner, worker_first, driver_claims=None):
 def when_sent(monkeypatch, count, until=None):
     """An event that is set when the worker has sent some records; the worker then waits for the event `until`."""
     happened, sent = threading.Event(), []
-    write = RecordWriter.write
+    write = messages.record_to_json
 
-    def recorded(writer, sample):
+    def recorded(sample, hardware):
         sent.append(sample)
         if len(sent) >= count:
             happened.set()
             if until is not None:
                 until.wait(60)
-        return json.loads(json.dumps(write(writer, sample)))
+        return json.loads(json.dumps(write(sample, hardware)))
 
-    monkeypatch.setattr(RecordWriter, "write", recorded)
+    monkeypatch.setattr(messages, "record_to_json", recorded)
     return happened
 
 
@@ -175,7 +175,7 @@ def test_records_of_a_round_that_was_given_up_are_not_taken_for_those_of_the_nex
 
 def beside_a_dead_process(store, monkeypatch):
     """A runner of two processes, of which the other one sent a heartbeat, claimed the first job and died."""
-    monkeypatch.setattr(torchrun, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(messages, "STOP_SECONDS", 0.2)
     system = System(parse_model_args(ARGUMENTS))
     runner = TorchrunRunner(Channel(store, ProcessInfo(0, 2)), system, lambda hardware, pid: "")
 
@@ -248,14 +248,14 @@ def test_facts_that_the_driver_measured_reach_the_worker(processes, monkeypatch)
     processes.system.get_or_compute = lambda name, compute: {"free_rows": 3, "row_cost": 0.5}
     slowly(monkeypatch, runner, when_sent(monkeypatch, 1))
     costs = []
-    decode = torchrun.decode
+    decode = messages.decode
 
     def observed(system, jobs, max_batch_size):
         yield from decode(system, jobs, max_batch_size)
         if system is not runner._system:
             costs.append(system.width_cost)
 
-    monkeypatch.setattr(torchrun, "decode", observed)
+    monkeypatch.setattr(messages, "decode", observed)
     list(runner.run(jobs_of(processes.system, 3)))
     assert processes.status() == 0
     assert [tuple(cost) for cost in costs] == [(3, 0.5)]

@@ -18,7 +18,7 @@ from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.runs.terminal import StoppableIterator
-from refusion_eval.scaleout import ray_cluster, ray_runner
+from refusion_eval.scaleout import messages, ray_runner
 from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.store.records import SampleKey
 from refusion_eval.store.run_store import RunReader
@@ -143,7 +143,7 @@ def test_a_worker_that_dies_while_the_width_curve_is_measured_is_replaced(
 
 
 def test_a_worker_that_hangs_does_not_keep_a_run_that_a_signal_ended(cluster, checkpoint, monkeypatch, caplog):
-    monkeypatch.setattr(ray_runner, "STOP_SECONDS", 4.0)
+    monkeypatch.setattr(messages, "STOP_SECONDS", 4.0)
     run = Run(arguments(checkpoint, engine="ray", workers=1, batch_size=2))
     stopped: list[int] = []
     try:
@@ -280,4 +280,4 @@ def test_a_cluster_that_is_not_there_is_named(monkeypatch):
 
     monkeypatch.setattr("ray.init", refuse)
     with pytest.raises(ScaleOutError, match=r"no Ray cluster at 10\.0\.0\.9:6379"):
-        ray_cluster.Cluster("10.0.0.9:6379")
+        ray_runner.Cluster("10.0.0.9:6379")

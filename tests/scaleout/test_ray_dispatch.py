@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.terminal import Interrupted, Interruption, StoppableIterator
-from refusion_eval.scaleout import ray_runner, ray_worker
+from refusion_eval.scaleout import messages, ray_runner, ray_worker
+from refusion_eval.scaleout.messages import STOP_SECONDS
 from refusion_eval.scaleout.ray_runner import MAX_FAILED_STARTS, MAX_LOSSES, MEASURING_SECONDS
-from refusion_eval.scaleout.worker import STOP_SECONDS
 from tests.scaleout.ray_clusters import ray_here
 from tests.scaleout.simulated_ray import ActorDiedError, Answer, RayError, Simulation
 
@@ -31,7 +31,7 @@ def job(name, seconds=1.0, alone=False):
 @pytest.fixture(autouse=True)
 def patch():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray_runner, "job_to_json", lambda job: {"alone": job.alone, "job": job})
+        patch.setattr(messages, "job_to_json", lambda job: {"alone": job.alone, "job": job})
         patch.setattr(
             ray_runner,
             "record_error",
@@ -39,6 +39,11 @@ def patch():
         )
         patch.setattr(ray_worker, "job_from_json", lambda fields, settings: fields["job"])
         patch.setattr(ray_worker, "decode", lambda system, jobs: system.run(jobs))
+        patch.setattr(
+            ray_worker,
+            "record_to_json",
+            lambda job, hardware: {"key": job.key, "name": job.name, "seconds": job.seconds, "pid": 1},
+        )
         yield patch
 
 
@@ -220,7 +225,7 @@ def test_one_signal_ends_a_run_whose_workers_hang(num_workers, caplog):
 
 def test_a_signal_does_not_wait_for_a_first_worker():
     simulation = simulated(1)
-    simulation.ray.scripts[1] = {"describe": Answer()}
+    simulation.ray.scripts[1] = {"load": Answer()}
     assert run(simulation, []) == []
     jobs = StoppableIterator([job("a")], lambda: simulation.ray.now >= 30)
     assert list(simulation.runner.run(jobs)) == []
@@ -237,7 +242,7 @@ def test_a_cluster_without_room_is_waited_for_so_long_and_no_longer():
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_a_silent_run_reports_repeatedly_for_whom_it_waits(is_ready, caplog):
     simulation = simulated(2 if is_ready else 1)
-    simulation.ray.scripts[2 if is_ready else 1] = {"describe": Answer()}
+    simulation.ray.scripts[2 if is_ready else 1] = {"load": Answer()}
 
     def stop_after_two_lines():
         if len([line for line in caplog.messages if "nothing has come" in line]) == 2:
@@ -274,7 +279,7 @@ def test_a_worker_that_dies_or_hangs_over_a_measurement_is_lost_and_another_meas
 
 def dies(times):
     """Scripts of workers that die while they load the checkpoint."""
-    return {number: {"describe": Answer(0.0, error=ActorDiedError("out of memory"))} for number in times}
+    return {number: {"load": Answer(0.0, error=ActorDiedError("out of memory"))} for number in times}
 
 
 def test_a_worker_that_ends_before_it_decodes_is_replaced_a_few_times():
@@ -292,7 +297,7 @@ def test_a_worker_that_raises_a_timeout_of_its_own_is_replaced():
         pass
 
     simulation = simulated(1)
-    simulation.ray.scripts[1] = {"describe": Answer(0.0, error=RayTaskTimeout("the hub is slow"))}
+    simulation.ray.scripts[1] = {"load": Answer(0.0, error=RayTaskTimeout("the hub is slow"))}
     assert names(run(simulation, [job("a")])) == {"a": 1}
 
 

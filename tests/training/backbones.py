@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from miniature.tokenizer import CHAT_TEMPLATE
 from refusion_eval.training.config import Objective, ObjectiveConfig
 from refusion_eval.training.data.collate import PackedBatch, collate
-from refusion_eval.training.data.samples import TrainingSample
+from refusion_eval.training.objectives.example import TrainingSample
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 from tests.models import tiny
 
@@ -60,7 +60,7 @@ def batch_for(objective: Objective, mask: int) -> PackedBatch:
         TrainingSample((9, 8, 7), (*range(11, 24), END_ID)),
     ]
     rng = np.random.default_rng(3)
-    return collate([OBJECTIVES[objective](sample, rng, config, SpecialIds(END_ID, mask)) for sample in samples])
+    return collate([[OBJECTIVES[objective](sample, rng, config, SpecialIds(END_ID, mask)) for sample in samples]])
 
 
 @torch.no_grad()

@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.loading import load_model
-from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone
+from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone, load_tokenizer
 from refusion_eval.training.checkpoints.save import save_backbone
-from refusion_eval.training.checkpoints.special_tokens import load_tokenizer
 from refusion_eval.training.config import BackboneConfig, LoraSettings, Objective
 from refusion_eval.training.data.packed import ATTENTION, hidden_states
 from refusion_eval.training.objectives.loss import hybrid_loss

@@ -9,12 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.training.config import Objective, ObjectiveConfig
+from refusion_eval.training.config import Objective, ObjectiveConfig, OptimisationConfig
+from refusion_eval.training.cost import TrainingCost
 from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPlan, corruption_rng
-from refusion_eval.training.data.collate import Normalisation, collate, collate_groups
-from refusion_eval.training.data.samples import TrainingSample
-from refusion_eval.training.flops import TrainingCost
-from refusion_eval.training.objectives.example import Example
+from refusion_eval.training.data.collate import Normalisation, collate
+from refusion_eval.training.objectives.example import Example, TrainingSample
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds, num_rows
 from tests.training.tiny import EOS, MASK, random_model
@@ -55,14 +54,10 @@ SAMPLES = Samples([(1 + n % 5, 1 + (7 * n) % 11) for n in range(19)])
 
 
 def batches(config: ObjectiveConfig, num_forwards: int, process: ProcessRank = ALONE) -> StepBatches:
-    plan = StepPlan(
-        num_rows(config, SAMPLES.prompt_lengths, SAMPLES.lengths - SAMPLES.prompt_lengths),
-        global_batch_size=12,
-        micro_batch_size=3,
-        num_forwards=num_forwards,
-        seed=5,
-    )
-    return StepBatches(SAMPLES, config, IDS, plan, num_steps=2, seed=5, process=process)  # type: ignore[arg-type]
+    rows = num_rows(config, SAMPLES.prompt_lengths, SAMPLES.lengths - SAMPLES.prompt_lengths)
+    batch = {"global_batch_size": 12, "micro_batch_size": 3, "num_forwards": num_forwards}
+    plan = StepPlan(rows, OptimisationConfig(max_steps=2, seed=5, **batch))
+    return StepBatches(SAMPLES, config, IDS, plan, 2, process)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("objective", get_args(Objective))
@@ -97,7 +92,9 @@ def test_the_mean_over_forwards_is_the_mean_over_micro_batches(
     losses = []
     for group in groups:
         examples = [OBJECTIVES[objective](SAMPLES[d.sample], corruption_rng(5, d), config, IDS) for d in group]
-        losses.append(hybrid_loss(model, collate(examples, normalisation=normalisation), mdm_weight=config.mdm_weight))
+        losses.append(
+            hybrid_loss(model, collate([examples], normalisation=normalisation), mdm_weight=config.mdm_weight)
+        )
     expected = torch.stack([loss.total for loss in losses]).mean()
     for num_forwards in (1, 2, 3, 4):
         parts = batches(config, num_forwards)
@@ -144,8 +141,8 @@ def test_workers_prepare_what_the_process_itself_would() -> None:
 def test_groups_in_a_pack_keep_their_weights() -> None:
     config, rng = config_of("refusion"), np.random.default_rng(2)
     examples = [OBJECTIVES["refusion"](sample, rng, config, IDS) for sample in SAMPLES[:6]]
-    packed = collate_groups([examples[:2], examples[2:]], num_groups=2)
-    alone = [collate(examples[:2]), collate(examples[2:])]
+    packed = collate([examples[:2], examples[2:]], num_groups=2)
+    alone = [collate([examples[:2]]), collate([examples[2:]])]
     for name in ("ar", "mdm"):
         weights = torch.cat([getattr(batch, name).weights_R for batch in alone])
         torch.testing.assert_close(getattr(packed, name).weights_R, weights / 2)

@@ -74,7 +74,7 @@ def test_llada_rows_are_those_of_a_bidirectional_forward(model: Qwen3ForCausalLM
     forward = Forward(
         example.tokens.tolist(), list(range(length)), bidirectional(length), (_read(0, example.mdm_labels),)
     )
-    trained = list(cross_entropies(model, collate([example])).values())
+    trained = list(cross_entropies(model, collate([[example]])).values())
     assert len(trained) > 2
     assert engine([forward])[0] == pytest.approx(trained, rel=1e-4)
 
@@ -99,7 +99,7 @@ def test_bd3lm_blocks_are_those_of_forwards_behind_the_clean_text(
         forwards.append(Forward(tokens, fed, block_causal(sizes.tolist()), (read,), commit))
         commit = Commit(range(start - fed.start)) if cached else DROP_ALL
         num_cached = start
-    trained = list(cross_entropies(model, collate([example])).values())
+    trained = list(cross_entropies(model, collate([[example]])).values())
     assert len(trained) > 2
     assert [loss for some in engine(forwards) for loss in some] == pytest.approx(trained, rel=1e-4)
 

@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import collate
-from refusion_eval.training.data.samples import TrainingSample
+from refusion_eval.training.objectives.example import TrainingSample
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 from refusion_eval.training.trainer import LossModel
 from tests.engine.fake_cuda import fake_cuda, make_guard
@@ -33,7 +33,7 @@ def batch_of(objective, num_samples=3):
     config = ObjectiveConfig(objective=objective, **SETTINGS.get(objective, {}))
     samples = [TrainingSample(tuple(range(5, 20)), tuple(range(30, 90 + 7 * number))) for number in range(num_samples)]
     random = np.random.default_rng(0)
-    return collate([OBJECTIVES[objective](sample, random, config, SpecialIds(EOS, MASK)) for sample in samples])
+    return collate([[OBJECTIVES[objective](sample, random, config, SpecialIds(EOS, MASK)) for sample in samples]])
 
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))

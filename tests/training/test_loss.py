@@ -39,7 +39,7 @@ def _two_examples() -> list:
 
 
 def test_release_weights_by_hand() -> None:
-    batch = collate(_two_examples())
+    batch = collate([_two_examples()])
     # One AR label in each sample: mean over two. MDM: 1 / (2 * 0.5 * 4) and 1 / (2 * 0.25 * 5).
     assert batch.ar.labels_R.tolist() == [4, 12]
     assert batch.ar.weights_R.tolist() == [0.5, 0.5]
@@ -48,13 +48,13 @@ def test_release_weights_by_hand() -> None:
 
 
 def test_paper_weights_are_means_within_each_sample() -> None:
-    batch = collate(_two_examples(), normalisation="paper")
+    batch = collate([_two_examples()], normalisation="paper")
     assert batch.ar.weights_R.tolist() == [0.5, 0.5]
     assert batch.mdm.weights_R.tolist() == pytest.approx([1 / 4] * 2 + [1 / 6] * 3)
 
 
 def test_examples_lie_end_to_end_and_rows_count_through() -> None:
-    batch = collate([causal_example([1], [2], learn_prompt=True), causal_example([1, 2], [3, 4], learn_prompt=True)])
+    batch = collate([[causal_example([1], [2], learn_prompt=True), causal_example([1, 2], [3, 4], learn_prompt=True)]])
     assert batch.tokens_T.tolist() == [1, 2, 1, 2, 3, 4]
     assert batch.positions_T.tolist() == [0, 1, 0, 1, 2, 3]
     assert batch.lengths == (2, 4)
@@ -177,7 +177,7 @@ def test_without_gradients_losses_are_the_same() -> None:
 
 def test_hybrid_loss_equals_a_sum_over_samples_one_by_one(model: Qwen3ForCausalLM) -> None:
     examples = _two_examples()
-    losses = hybrid_loss(model, collate(examples))
+    losses = hybrid_loss(model, collate([examples]))
     ar, mdm = [], 0.0
     for example in examples:
         tokens = torch.from_numpy(example.tokens)[None]
@@ -196,14 +196,14 @@ def test_reordered_positions_do_not_split_attention(model: Qwen3ForCausalLM) -> 
     draws = Draws(slot_size=1, mask_probability=0.5, masked_slots=(2,), clean_slots=(3, 1, 0))
     changed = arrange([1, 2], [3, 4, 5, 6], draws, mask=MASK)
     other = arrange([1, 2], [3, 4, 5, 7], draws, mask=MASK)  # the first clean slot differs
-    assert hybrid_loss(model, collate([changed])).mdm != hybrid_loss(model, collate([other])).mdm
+    assert hybrid_loss(model, collate([[changed]])).mdm != hybrid_loss(model, collate([[other]])).mdm
 
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_an_empty_term_is_zero_and_trains(model: Qwen3ForCausalLM, masked: bool) -> None:
     slots = {"masked_slots": (0,), "clean_slots": ()} if masked else {"masked_slots": (), "clean_slots": (0,)}
     example = arrange([1], [2, 3], Draws(slot_size=4, mask_probability=0.5, **slots), mask=MASK)
-    losses = hybrid_loss(model, collate([example]))
+    losses = hybrid_loss(model, collate([[example]]))
     assert (losses.ar if masked else losses.mdm).item() == 0.0
     model.zero_grad()
     losses.total.backward()
@@ -213,4 +213,4 @@ def test_an_empty_term_is_zero_and_trains(model: Qwen3ForCausalLM, masked: bool)
 def test_no_label_at_all_gives_zero(model: Qwen3ForCausalLM) -> None:
     example = arrange([1], [2], Draws(slot_size=4, mask_probability=0.1, masked_slots=(), clean_slots=(0,)), mask=MASK)
     for normalisation in ("release", "paper"):
-        assert hybrid_loss(model, collate([example], normalisation=normalisation)).total.item() == 0.0
+        assert hybrid_loss(model, collate([[example]], normalisation=normalisation)).total.item() == 0.0

@@ -12,8 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import Targets, collate
-from refusion_eval.training.data.samples import TrainingSample
-from refusion_eval.training.objectives.example import IGNORED, Example, Visibility
+from refusion_eval.training.objectives.example import IGNORED, Example, TrainingSample, Visibility
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.objectives.masked import Noise, bd3lm_example, draw, llada_example
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
@@ -101,7 +100,7 @@ def test_a_batch_of_each_objective_fills_answers_with_eos_and_masks_no_prompt() 
         rng = np.random.default_rng(0)
         for _ in range(60):
             make, ids = OBJECTIVES[config.objective], SpecialIds(eos=EOS, mask=MASK)
-            batch = collate([make(sample, rng, config, ids) for sample in samples])
+            batch = collate([[make(sample, rng, config, ids) for sample in samples]])
             assert batch.lengths == {"llada": (3 + 8, 1 + 16), "bd3lm": (3 + 4 + 8, 1 + 12 + 16)}[config.objective]
             rows_R = batch.mdm.rows_R
             assert (batch.tokens_T[rows_R] == MASK).all()
@@ -152,13 +151,13 @@ def test_llada_sees_everything() -> None:
     example = llada_example([1], [3, 4], _noise([0.5] * 2, masked=[0]), mask=MASK)
     assert example.visibility is not None
     assert example.visibility.mask().all()
-    assert collate([example]).sights == ("full",)
+    assert collate([[example]]).sights == ("full",)
 
 
 def test_a_loss_has_gradients_at_what_its_row_sees_and_exactly_none_elsewhere(model: Qwen3ForCausalLM) -> None:
     noise = _noise([0.5] * 3 + [0.25] * 3 + [0.75], masked=[0, 1, 4, 6])
     example = bd3lm_example(PROMPT, ANSWER, noise, block_size=3, mask=MASK)
-    batch = collate([example, llada_example(PROMPT[:2], ANSWER[:4], _noise([0.5] * 4, [2]), mask=MASK)])
+    batch = collate([[example, llada_example(PROMPT[:2], ANSWER[:4], _noise([0.5] * 4, [2]), mask=MASK)]])
     sight, full = batch.sights
     assert isinstance(sight, Visibility)
     assert full == "full"
@@ -213,7 +212,7 @@ def test_llada_loss_by_hand() -> None:
     first = llada_example([1], [0, 2, 3, 3], _noise([0.5] * 4, masked=[0, 2]), mask=5)
     second = llada_example([1, 1, 1], [2, 2], _noise([0.25] * 2, masked=[1]), mask=5)
     # First: (4 + 2) / (0.5 * 4 tokens) = 3. Second: 3 / (0.25 * 2 tokens) = 6. Mean: 4.5.
-    losses = hybrid_loss(_model_of_weights(WEIGHTS), collate([first, second]))
+    losses = hybrid_loss(_model_of_weights(WEIGHTS), collate([[first, second]]))
     assert losses.mdm.item() == pytest.approx(4.5 * math.log(2), rel=1e-5)
     assert losses.ar.item() == 0
 
@@ -223,16 +222,16 @@ def test_bd3lm_loss_by_hand() -> None:
     first = bd3lm_example([1], [0, 2, 3, 3], noise, block_size=2, mask=5)
     second = bd3lm_example([1, 1, 1], [2, 2], _noise([0.25] * 2, masked=[]), block_size=2, mask=5)
     # First: (4 / 0.5 + 2 / 0.25) / 4 tokens = 4. Second: nothing is masked. Mean: 2.
-    losses = hybrid_loss(_model_of_weights(WEIGHTS), collate([first, second]))
+    losses = hybrid_loss(_model_of_weights(WEIGHTS), collate([[first, second]]))
     assert losses.mdm.item() == pytest.approx(2 * math.log(2), rel=1e-5)
     assert losses.ar.item() == 0
 
 
 def test_neighbours_change_no_loss(model: Qwen3ForCausalLM) -> None:
     examples = [_bd3lm(3), _bd3lm(5, ANSWER[:3], PROMPT[:1]), _bd3lm(6, ANSWER[:5], [])]
-    alone = [hybrid_loss(model, collate([example])).mdm.item() for example in examples]
+    alone = [hybrid_loss(model, collate([[example]])).mdm.item() for example in examples]
     assert all(alone)
-    together = hybrid_loss(model, collate(examples)).mdm.item()
+    together = hybrid_loss(model, collate([examples])).mdm.item()
     assert together == pytest.approx(sum(alone) / 3, rel=1e-5)
 
 
@@ -247,7 +246,7 @@ def test_one_block_without_a_prompt_is_llada(model: Qwen3ForCausalLM) -> None:
         assert np.array_equal(getattr(one_block, name), getattr(llada, name)), name
     assert one_block.visibility is not None
     assert one_block.visibility.mask().all()
-    losses = [hybrid_loss(model, collate([example])).mdm.item() for example in (one_block, llada)]
+    losses = [hybrid_loss(model, collate([[example]])).mdm.item() for example in (one_block, llada)]
     assert losses[0] == losses[1] > 0
 
 
@@ -256,7 +255,7 @@ def _hidden(model: Qwen3ForCausalLM, example: Example) -> torch.Tensor:
     kept: list[torch.Tensor] = []
     last = model.model.layers[-1].self_attn.o_proj
     hook = last.register_forward_hook(lambda module, inputs, output: kept.append(output.detach().squeeze(0)))
-    hybrid_loss(model, collate([example]))
+    hybrid_loss(model, collate([[example]]))
     hook.remove()
     return kept[0]
 
@@ -276,7 +275,7 @@ def test_a_block_does_not_depend_on_later_ones_but_on_earlier_ones(model: Qwen3F
     def losses(answer: list[int], masks: Noise = noise) -> dict[int, float]:
         example = bd3lm_example(PROMPT, answer, masks, block_size=3, mask=MASK)
         start = len(PROMPT) + 6
-        return {row - start: loss for row, loss in cross_entropies(model, collate([example])).items()}
+        return {row - start: loss for row, loss in cross_entropies(model, collate([[example]])).items()}
 
     before = losses(ANSWER)
     later = losses([*ANSWER[:3], 13, 14, 15, 16], _noise([0.5] * 3 + [0.1] * 4, masked=[0, 2, 3, 5, 6]))

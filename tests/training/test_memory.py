@@ -6,8 +6,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.checkpoint import parse_model_config
-from refusion_eval.training.config_files import read_run_config
-from refusion_eval.training.memory import check_memory, num_adapter_weights, num_weights, training_memory
+from refusion_eval.training.config import read_run_config
+from refusion_eval.training.cost import check_memory, num_adapter_weights, num_weights, training_memory
 
 QWEN3_8B = {
     "model_type": "qwen3",

@@ -18,8 +18,7 @@ from refusion_eval.training.config import Objective, ObjectiveConfig
 from refusion_eval.training.data import packed
 from refusion_eval.training.data.collate import PackedBatch, collate
 from refusion_eval.training.data.packed import ATTENTION, hidden_states
-from refusion_eval.training.data.samples import TrainingSample
-from refusion_eval.training.objectives.example import IGNORED, Example
+from refusion_eval.training.objectives.example import IGNORED, Example, TrainingSample
 from refusion_eval.training.objectives.loss import hybrid_loss
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 
@@ -107,7 +106,7 @@ def test_losses_and_gradients_are_those_of_a_padded_batch(family: str, objective
     stock = _model(family, attn_implementation="eager")
     expected = _padded_loss(stock, examples)
     model = _model(family)
-    losses = hybrid_loss(model, collate(examples))
+    losses = hybrid_loss(model, collate([examples]))
     assert losses.total.item() == pytest.approx(expected.item(), rel=1e-5)
     assert (losses.ar + losses.mdm).item() == pytest.approx(losses.total.item(), rel=1e-6)
     _assert_close(_gradients(model, losses.total), _gradients(stock, expected), 1e-5)
@@ -115,7 +114,7 @@ def test_losses_and_gradients_are_those_of_a_padded_batch(family: str, objective
 
 @pytest.mark.parametrize("objective", ["refusion", "bd3lm"])
 def test_activation_checkpointing_gives_the_same_gradients(objective: Objective) -> None:
-    batch, model = collate(_examples(objective)), _model().train()
+    batch, model = collate([_examples(objective)]), _model().train()
     expected = _gradients(model, hybrid_loss(model, batch).total)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _assert_close(_gradients(model, hybrid_loss(model, batch).total), expected, 1e-6)
@@ -123,7 +122,7 @@ def test_activation_checkpointing_gives_the_same_gradients(objective: Objective)
 
 @pytest.mark.parametrize("objective", ["refusion", "llada", "bd3lm"])
 def test_autocast_in_bfloat16_stays_close(objective: Objective) -> None:
-    batch, model = collate(_examples(objective)), _model()
+    batch, model = collate([_examples(objective)]), _model()
     expected = hybrid_loss(model, batch).total
     with torch.autocast("cpu", torch.bfloat16):
         found = hybrid_loss(model, batch).total
@@ -134,7 +133,7 @@ def test_autocast_in_bfloat16_stays_close(objective: Objective) -> None:
 
 def test_a_batch_moves_whole() -> None:
     for objective in ("refusion", "llada", "bd3lm"):
-        batch = collate(_examples(objective)).to(torch.device("meta"))
+        batch = collate([_examples(objective)]).to(torch.device("meta"))
         for part in (batch, batch.ar, batch.mdm, *batch.sights):
             tensors = [value for value in getattr(part, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
             assert isinstance(part, str) or tensors
@@ -148,7 +147,7 @@ def test_a_batch_moves_whole() -> None:
 def test_attention_never_spans_two_examples_and_only_blocks_need_masks(
     objective: Objective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, model = collate(_examples(objective)), _model()
+    batch, model = collate([_examples(objective)]), _model()
     calls: list[tuple] = []
     original = functional.scaled_dot_product_attention
 
@@ -165,15 +164,15 @@ def test_attention_never_spans_two_examples_and_only_blocks_need_masks(
 
 def test_neighbours_and_their_order_change_no_row() -> None:
     examples, model = _examples("refusion"), _model().double()
-    together = hidden_states(model, collate(examples))
-    alone = [hidden_states(model, collate([example])) for example in examples]
+    together = hidden_states(model, collate([examples]))
+    alone = [hidden_states(model, collate([[example]])) for example in examples]
     torch.testing.assert_close(together, torch.cat(alone))
-    torch.testing.assert_close(hidden_states(model, collate(examples[::-1])), torch.cat(alone[::-1]))
+    torch.testing.assert_close(hidden_states(model, collate([examples[::-1]])), torch.cat(alone[::-1]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_last_mlp_sees_only_the_rows_that_are_read(family: str) -> None:
-    batch, model = collate(_examples("bd3lm")), _model(family)
+    batch, model = collate([_examples("bd3lm")]), _model(family)
     rows, seen = batch.mdm.rows_R.flip(0), []
     expected = hidden_states(model, batch)[rows]
     for layer in model.get_decoder().layers:
@@ -187,7 +186,7 @@ def test_the_last_mlp_sees_only_the_rows_that_are_read(family: str) -> None:
 
 def test_without_a_packing_the_model_attends_as_with_sdpa(tmp_path: Path) -> None:
     stock, model = _model(attn_implementation="sdpa").eval(), _model().eval()
-    hidden_states(model, collate(_examples("refusion")))
+    hidden_states(model, collate([_examples("refusion")]))
     assert model.config._attn_implementation == ATTENTION
     tokens = torch.tensor([[PAD, PAD, 1, 2, 3], [1, 2, 3, 4, 5]])
     attended = (tokens != PAD).long()
@@ -199,11 +198,11 @@ def test_without_a_packing_the_model_attends_as_with_sdpa(tmp_path: Path) -> Non
     assert torch.equal(*generated)
     model.save_pretrained(tmp_path)
     assert ATTENTION not in (tmp_path / "config.json").read_text()
-    assert hidden_states(copy.deepcopy(model), collate(_examples("llada"))).isfinite().all()
+    assert hidden_states(copy.deepcopy(model), collate([_examples("llada")])).isfinite().all()
 
 
 def test_a_sliding_window_shorter_than_an_example_is_refused() -> None:
-    batch = collate(_examples("sft"))
+    batch = collate([_examples("sft")])
     windowed = {"use_sliding_window": True, "max_window_layers": 0}
     with pytest.raises(ConfigError, match="sliding window of 8"):
         hidden_states(_model("qwen2", sliding_window=8, **windowed), batch)
@@ -232,7 +231,7 @@ def _varlen(query_THW: torch.Tensor, key_TKW: torch.Tensor, value_TKW: torch.Ten
 
 
 def test_the_one_kernel_of_flash_attn_gives_what_examples_one_by_one_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = collate(_examples("refusion"))
+    batch = collate([_examples("refusion")])
     packing = packed.Packing.of(batch, torch.float32)
     module = _model().model.layers[0].self_attn
     num_rows = len(batch.tokens_T)
@@ -248,7 +247,7 @@ def test_the_one_kernel_of_flash_attn_gives_what_examples_one_by_one_do(monkeypa
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("objective", get_args(Objective))
 def test_on_cuda_in_bfloat16_losses_are_those_of_the_cpu(objective: Objective) -> None:
-    batch: PackedBatch = collate(_examples(objective))
+    batch: PackedBatch = collate([_examples(objective)])
     model = _model()
     expected = hybrid_loss(model, batch).total.item()
     half = copy.deepcopy(model).to("cuda", torch.bfloat16)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import refusion_eval
 from refusion_eval.training.run import main
-from refusion_eval.training.run_log import read_log
+from refusion_eval.training.trainer import read_log
 from tests.training.runs import train
 
 STEPS = ("optimisation.max_steps=6", "output.log_every=1", "output.save_every=2")

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.training.config import RunConfig
-from refusion_eval.training.config_files import config_names, read_run_config
+from refusion_eval.training.config import RunConfig, config_names, read_run_config
 from refusion_eval.training.run import process_from_environment
 
 DATA = "data.files=rows.jsonl"
@@ -181,7 +180,7 @@ def test_rank_and_world_size_come_from_the_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert process_from_environment("fsdp") == (2, 4)
     monkeypatch.setenv("WORLD_SIZE", "four")
-    with pytest.raises(ConfigError, match="are not numbers"):
+    with pytest.raises(ConfigError, match="RANK is 2 and WORLD_SIZE four"):
         process_from_environment("ddp")
 
 

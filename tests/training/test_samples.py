@@ -1,7 +1,7 @@
-"""Samples as token ids (`refusion_eval.training.data.samples`)."""
+"""Samples as token ids (`refusion_eval.training.data.token_cache.encode`)."""
 
 from miniature.tokenizer import train_tokenizer
-from refusion_eval.training.data.samples import encode
+from refusion_eval.training.data.token_cache import encode
 
 
 def test_samples_are_chat_turns_with_one_eos() -> None:

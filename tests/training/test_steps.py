@@ -3,11 +3,10 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.errors import ConfigError
+from refusion_eval.training.config import OptimisationConfig
 from refusion_eval.training.data.batches import Draw, StepPlan, corruption_rng
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=50)
@@ -17,13 +16,8 @@ CUTS = st.tuples(st.integers(1, 4), st.integers(1, 12), st.integers(1, 12)).filt
 
 def a_plan(lengths: list[int], cut: tuple[int, int, int] = (4, 6, 3), seed: int = 0) -> StepPlan:
     micro, num_groups, num_forwards = cut
-    return StepPlan(
-        lengths,
-        global_batch_size=micro * num_groups,
-        micro_batch_size=micro,
-        num_forwards=num_forwards,
-        seed=seed,
-    )
+    batch = {"global_batch_size": micro * num_groups, "micro_batch_size": micro}
+    return StepPlan(lengths, OptimisationConfig(max_steps=1, num_forwards=num_forwards, seed=seed, **batch))
 
 
 @given(lengths=LENGTHS, cut=CUTS, num_epochs=st.integers(1, 3))
@@ -64,7 +58,7 @@ def test_forwards_are_balanced(lengths: list[int], cut: tuple[int, int, int], st
 def test_forwards_of_fine_tuning_lengths_are_almost_equal() -> None:
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(np.log(330) - 0.9**2 / 2, 0.9, 20_000), 8, 4096).astype(int)
-    plan = StepPlan(lengths, global_batch_size=512, micro_batch_size=4, num_forwards=16, seed=0)
+    plan = StepPlan(lengths, OptimisationConfig(max_steps=1, global_batch_size=512, num_forwards=16))
     for step in range(5):
         loads = [sum(lengths[draw.sample] for group in forward for draw in group) for forward in plan.forwards(step)]
         assert max(loads) < 1.05 * np.mean(loads)
@@ -90,8 +84,3 @@ def test_draws_of_a_sample_are_its_own() -> None:
 def test_parts_of_epochs_count() -> None:
     plan = a_plan([1] * 100, (1, 10, 1))
     assert [plan.num_steps(num_epochs) for num_epochs in (0.05, 0.1, 0.29, 2)] == [0, 1, 2, 20]
-
-
-def test_no_samples_are_refused() -> None:
-    with pytest.raises(ConfigError, match="there are no samples"):
-        a_plan([])

@@ -20,8 +20,8 @@ from miniature.tokenizer import train_tokenizer
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.training.data import token_cache
 from refusion_eval.training.data.rows import Row, RowReader
-from refusion_eval.training.data.samples import TrainingSample, encode
-from refusion_eval.training.data.token_cache import TokenCache, build_cache
+from refusion_eval.training.data.token_cache import TokenCache, build_cache, encode
+from refusion_eval.training.objectives.example import TrainingSample
 
 PAIRS = [(f"how many pens are {n} and {n * 7}?", f"The answer is {n * 8}." + " Really." * (n % 5)) for n in range(700)]
 # Of a run that is killed at once: the cache's folder is where it works.

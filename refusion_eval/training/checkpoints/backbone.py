@@ -5,40 +5,30 @@ has a row for every id of its tokenizer. The spare rows of Qwen's checkpoints st
 of the matrices suit GPUs. The release of ReFusion has no spare rows; `convert` translates between the two layouts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    LlamaForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-)
+import transformers
+from torch import Tensor
+from transformers import AddedToken, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from refusion_eval.config import check_keys
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.checkpoint import (
-    ModelConfig,
-    fetch_weights,
-    locate,
-    model_config,
-    parse_model_config,
-    read_json,
-)
+from refusion_eval.models import checkpoint
+from refusion_eval.models.checkpoint import ModelConfig, locate, parse_model_config, read_json
+from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.weights import CheckpointFiles
-from refusion_eval.training.checkpoints.lora import add_adapters
-from refusion_eval.training.checkpoints.special_tokens import load_tokenizer, num_ids, original_tokenizer, special_ids
-from refusion_eval.training.config import BackboneConfig
+from refusion_eval.training.config import BackboneConfig, LoraSettings
 
+# The names in Qwen3 and in the published checkpoint of ReFusion.
+START, MASK = "<|beginoftext|>", "<|mask|>"
 # Keys are values of model_type in config.json.
 CLASSES: Mapping[str, type[PreTrainedModel]] = {
-    "qwen3": Qwen3ForCausalLM,
-    "qwen2": Qwen2ForCausalLM,
-    "llama": LlamaForCausalLM,
+    "qwen3": transformers.Qwen3ForCausalLM,
+    "qwen2": transformers.Qwen2ForCausalLM,
+    "llama": transformers.LlamaForCausalLM,
 }
 # Entries of `BackboneConfig.shape`, named as in config.json; the derived ones follow from others.
 _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -52,6 +42,65 @@ _DEFAULTS: Mapping[str, Any] = {
 _DERIVED = ("vocab_size", "num_key_value_heads", "head_dim")
 
 
+def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
+    """Loads the tokenizer and adds a mask token and a beginning token if it has none."""
+    tokenizer = _original_tokenizer(config)
+    for name in ("eos_token", "chat_template"):
+        if not getattr(tokenizer, name):
+            raise ConfigError(f"{tokenizer.name_or_path or 'the tokenizer'} has no {name}; use that of a chat model")
+    mask_id = None
+    if config.model is not None:
+        mask_id = read_json(locate(config.model, config.revision).directory / "config.json").get("mask_token_id")
+    set_mask_token(tokenizer, mask_id)
+    # New tokens take the first free ids, the beginning token before the mask: 151669 and 151670 for Qwen3 as in the
+    # release of ReFusion, mask 151666 for Qwen2.5 as in Dream, mask 128256 for Llama 3.
+    for name, token in (("bos_token", START), ("mask_token", MASK)):
+        if getattr(tokenizer, name) is None:
+            tokenizer.add_tokens([AddedToken(token, special=True, normalized=False)], special_tokens=True)
+            setattr(tokenizer, name, token)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return tokenizer
+
+
+def _original_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
+    """The tokenizer of the files, without the tokens that `load_tokenizer` adds."""
+    is_own = config.tokenizer is not None
+    location = locate(str(config.tokenizer if is_own else config.model), None if is_own else config.revision)
+    if not (location.directory / "tokenizer.json").is_file() and not (location.directory / "vocab.json").is_file():
+        raise CheckpointError(
+            f"{location.name} has no tokenizer (tokenizer.json, or vocab.json with merges.txt); name one"
+        )
+    tokenizer = Tokenizer(location.directory).inner
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise CheckpointError(f"{location.name}: {type(tokenizer).__name__} has no fast form; give a tokenizer.json")
+    return tokenizer
+
+
+def num_ids(tokenizer: PreTrainedTokenizerFast) -> int:
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    """Entries of config.json about special tokens; as in the release there is one end token."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id")
+    ids: dict[str, Any] = {name: getattr(tokenizer, name) for name in names}
+    return {name: number for name, number in ids.items() if number is not None}
+
+
+def set_mask_token(tokenizer: PreTrainedTokenizerFast, mask_id: int | None) -> None:
+    """Makes the token that config.json names the mask token; None keeps the tokenizer's own, or takes "<|mask|>"."""
+    if mask_id is not None:
+        token = tokenizer.convert_ids_to_tokens(int(mask_id))
+        if token is None:
+            raise ConfigError(
+                f"config.json has mask_token_id={mask_id}, for which {tokenizer.name_or_path or 'the tokenizer'} has "
+                "no token; take both from the same checkpoint"
+            )
+        tokenizer.mask_token = token
+    elif tokenizer.mask_token is None and MASK in tokenizer.get_vocab():
+        tokenizer.mask_token = MASK
+
+
 def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
     """The shapes of a backbone, after a check of config.json, tokenizer files and headers of local weights."""
     if config.shape is not None:
@@ -61,15 +110,13 @@ def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
     else:
         location = locate(str(config.model), config.revision)
         _model_class(location.directory / "config.json")
-        shapes = model_config(location.directory)
+        shapes = checkpoint.model_config(location.directory)
         if location.revision is None:  # weights of the hub are checked when they are downloaded
             CheckpointFiles(location.directory)
         load_tokenizer(config)
     if max_length > shapes.max_positions:
-        raise ConfigError(
-            f"samples of {max_length} tokens do not fit into the model's {shapes.max_positions} positions; lower the "
-            "length"
-        )
+        sizes = f"samples of {max_length} tokens do not fit into the model's {shapes.max_positions} positions"
+        raise ConfigError(f"{sizes}; lower the length")
     return shapes
 
 
@@ -85,7 +132,7 @@ def _model_class(path: Path) -> type[PreTrainedModel]:
     if expected.__name__ not in architectures:
         raise CheckpointError(
             f"{path}: architectures is {architectures}, not {expected.__name__}; code that comes with a checkpoint is "
-            "never run. If its tensors are those of a plain model, `refusion-eval convert` makes it one"
+            "never run; if its tensors are those of a plain model, `refusion-eval convert` makes it one"
         )
     return expected
 
@@ -96,21 +143,17 @@ def random_config(shape: Mapping[str, Any], num_rows: int, ids: Mapping[str, int
     if model_type not in CLASSES:
         raise ConfigError(f"shape: model_type is {model_type!r}; choose {', '.join(CLASSES)}")
     check_keys(shape, ("model_type", *_REQUIRED, *_DERIVED, *_DEFAULTS), "shape", what="entry")
-    missing = [key for key in _REQUIRED if key not in shape]
-    if missing:
+    if missing := [key for key in _REQUIRED if key not in shape]:
         raise ConfigError(f"shape: {', '.join(missing)} not given; state {', '.join(_REQUIRED)}")
     entries = {**_DEFAULTS, **{key: value for key, value in shape.items() if key != "model_type"}}
     try:
         # This checks that sizes are positive before anything is divided by them.
-        sizes = parse_model_config(
-            {"model_type": model_type, "vocab_size": num_rows, **entries, "hidden_act": "silu"}, Path("shape")
-        )
+        raw = {"model_type": model_type, "vocab_size": num_rows, **entries, "hidden_act": "silu"}
+        sizes = parse_model_config(raw, Path("shape"))
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
     if sizes.vocab_size < num_rows:
-        raise ConfigError(
-            f"shape: vocab_size is {sizes.vocab_size}, but the tokenizer has {num_rows} ids; leave it out"
-        )
+        raise ConfigError(f"shape: vocab_size is {sizes.vocab_size}, but the tokenizer has {num_rows} ids")
     entries |= {"vocab_size": sizes.vocab_size, "num_key_value_heads": sizes.num_kv_heads, "head_dim": sizes.head_dim}
     return CLASSES[str(model_type)].config_class(**entries, **ids)
 
@@ -134,7 +177,7 @@ def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) ->
     if model.generation_config is not None:
         model.generation_config.update(**{name: number for name, number in ids.items() if name != "mask_token_id"})
     if config.lora is not None:
-        model = add_adapters(model, config.lora, new_ids, config.seed)
+        model = _add_adapters(model, config.lora, new_ids, config.seed)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
@@ -163,13 +206,13 @@ def _new_ids(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> list
     directory = locate(str(config.model), config.revision).directory
     if (directory / "tokenizer.json").is_file() or (directory / "vocab.json").is_file():
         config = BackboneConfig(model=config.model, revision=config.revision)
-    return sorted(set(tokenizer.get_vocab().values()) - set(original_tokenizer(config).get_vocab().values()))
+    return sorted(set(tokenizer.get_vocab().values()) - set(_original_tokenizer(config).get_vocab().values()))
 
 
 def _load(config: BackboneConfig) -> PreTrainedModel:
     location = locate(str(config.model), config.revision)
     model_class = _model_class(location.directory / "config.json")
-    fetch_weights(location)
+    checkpoint.fetch_weights(location)
     CheckpointFiles(location.directory)
     model, report = model_class.from_pretrained(
         location.directory,
@@ -180,10 +223,47 @@ def _load(config: BackboneConfig) -> PreTrainedModel:
         output_loading_info=True,
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in report[kind] if not str(name).endswith("rotary_emb.inv_freq"))
-        if names:
-            raise CheckpointError(
-                f"{location.directory} has {len(names)} {kind.replace('_', ' ')} ({', '.join(names[:3])}); the weights "
-                "do not fit config.json, so take both from the same checkpoint"
-            )
+        if names := sorted(str(name) for name in report[kind] if not str(name).endswith("rotary_emb.inv_freq")):
+            listed = f"{len(names)} {kind.replace('_', ' ')} ({', '.join(names[:3])})"
+            raise CheckpointError(f"{location.directory} has {listed}: the weights do not fit its config.json")
     return model
+
+
+class _TiedHead(torch.nn.Linear):
+    """Output layer of a tied model, whose matrix is the embedding with its trained rows."""
+
+    # peft has a wrapper for this purpose, but the loss needs a plain linear layer.
+
+    def __init__(self, embedding: torch.nn.Module) -> None:
+        torch.nn.Module.__init__(self)
+        self.register_parameter("bias", None)
+        self._embedding: tuple[Any] = (embedding,)  # in a tuple, so that its parameters are not counted here too
+        self.out_features, self.in_features = self.weight.shape
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]  # [out, in], computed at each access
+        weight: Tensor = self._embedding[0].weight
+        return weight
+
+
+def _add_adapters(model: PreTrainedModel, lora: LoraSettings, new_ids: Sequence[int], seed: int) -> PreTrainedModel:
+    """Freezes a model and adds adapters, which change nothing yet; the embeddings of `new_ids` are trained too."""
+    # The output layer is not trained, as no label is a new token. A tied one has the trained rows of the embedding.
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        bias="none",
+        task_type="CAUSAL_LM",
+        trainable_token_indices={"embed_tokens": list(new_ids)} if new_ids else None,
+    )
+    tied = model.config.tie_word_embeddings
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        adapted = get_peft_model(model, settings)
+    if tied and new_ids:
+        model.set_output_embeddings(_TiedHead(model.get_input_embeddings()))
+    return adapted

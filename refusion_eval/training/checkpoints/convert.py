@@ -20,27 +20,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.checkpoint import (
-    FAMILIES,
-    Location,
-    ModelConfig,
-    fetch_weights,
-    locate,
-    model_config,
-    read_json,
-)
+from refusion_eval.models import checkpoint
+from refusion_eval.models.checkpoint import Location, ModelConfig, read_json
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.weights import INDEX_FILE, CheckpointFiles, with_saved_head
-from refusion_eval.training.checkpoints.backbone import CLASSES
-from refusion_eval.training.checkpoints.save import (
-    SHARD_BYTES,
-    as_released,
-    replacing,
-    tokenizer_as_released,
-    with_both_spellings,
-    write_json,
-)
-from refusion_eval.training.checkpoints.special_tokens import num_ids, set_mask_token, special_ids
+from refusion_eval.training.checkpoints import save
+from refusion_eval.training.checkpoints.backbone import CLASSES, num_ids, set_mask_token, special_ids
+from refusion_eval.training.checkpoints.save import replacing, write_json
 
 Layout = Literal["release", "stock"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -74,9 +60,9 @@ def convert(
         raise ConfigError(f"rows={rows} is for the layout stock; the release has one row for each id of the tokenizer")
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} exists already; name a new directory")
-    location = locate(source, revision)
+    location = checkpoint.locate(source, revision)
     raw, shapes, tokenizer = _checked(location)
-    fetch_weights(location)
+    checkpoint.fetch_weights(location)
     num_rows = num_ids(tokenizer) if to == "release" else _stock_rows(shapes, num_ids(tokenizer), rows)
     with replacing(target) as part:
         _write_weights(location.directory, part, raw, shapes, num_ids(tokenizer), num_rows, dtype)
@@ -86,73 +72,56 @@ def convert(
         architecture = {"architectures": [CLASSES[shapes.family].__name__]}
         # The two spellings of the data type must not contradict each other.
         config = raw | architecture | special_ids(tokenizer) | {"vocab_size": num_rows, "dtype": dtype or shapes.dtype}
-        write_json(part / "config.json", as_released(config) if to == "release" else with_both_spellings(config))
+        spelt = save.as_released if to == "release" else save.with_both_spellings
+        write_json(part / "config.json", spelt(config))
         _write_tokenizer(part, to, tokenizer)
 
 
 def _checked(location: Location) -> tuple[dict[str, Any], ModelConfig, PreTrainedTokenizerFast]:
     """Content of config.json, shapes and tokenizer of a checkpoint that can be converted."""
     path = location.directory / "config.json"
-    raw, shapes = read_json(path), model_config(location.directory)
+    raw, shapes = read_json(path), checkpoint.model_config(location.directory)
     if shapes.family not in CLASSES:
         raise CheckpointError(f"{path}: model_type is {shapes.family!r}; convert supports {', '.join(CLASSES)}")
     if not (location.directory / "tokenizer.json").is_file():
-        raise CheckpointError(
-            f"{location.name} has no tokenizer.json; put the tokenizer files of the backbone beside the weights"
-        )
+        raise CheckpointError(f"{location.name} has no tokenizer.json; put that of the backbone beside the weights")
     tokenizer = Tokenizer(location.directory).inner
     set_mask_token(tokenizer, raw.get("mask_token_id"))
     if tokenizer.mask_token is None:
-        raise CheckpointError(
-            f"{location.name} has no mask token, so it is not a masked diffusion model; train it first, which adds a "
-            "mask token"
-        )
+        raise CheckpointError(f"{location.name} has no mask token, as a masked diffusion model has; train it first")
     if num_ids(tokenizer) > shapes.vocab_size:
-        raise CheckpointError(
-            f"{location.name}: the tokenizer has {num_ids(tokenizer)} ids, but the vocabulary {shapes.vocab_size} "
-            "rows; take weights and tokenizer from the same checkpoint"
-        )
+        sizes = f"the tokenizer has {num_ids(tokenizer)} ids, but the vocabulary {shapes.vocab_size} rows"
+        raise CheckpointError(f"{location.name}: {sizes}; take both from the same checkpoint")
     return raw, shapes, tokenizer
 
 
 def _stock_rows(shapes: ModelConfig, num_ids: int, requested: int | None) -> int:
     """Rows of the vocabulary in the layout "stock": for Qwen as in its own checkpoints, for others as they are."""
-    if requested is not None:
-        if requested < num_ids:
-            raise ConfigError(f"rows={requested} is less than the tokenizer's {num_ids} ids; give more or leave it out")
-        return requested
+    if requested is not None and requested < num_ids:
+        raise ConfigError(f"rows={requested} is less than the tokenizer's {num_ids} ids; give more or leave it out")
     is_wide = shapes.family == "qwen2" and shapes.hidden_size >= _WIDE_HIDDEN_SIZE
     qwen_rows = _WIDE_QWEN2_ROWS if is_wide else _QWEN_ROWS
     is_qwen = shapes.family in ("qwen2", "qwen3") and _QWEN_IDS <= num_ids <= qwen_rows
-    return max(shapes.vocab_size, qwen_rows) if is_qwen else shapes.vocab_size
+    return requested or (max(shapes.vocab_size, qwen_rows) if is_qwen else shapes.vocab_size)
 
 
 def _write_weights(
-    directory: Path,
-    part: Path,
-    raw: dict[str, Any],
-    model_shapes: ModelConfig,
-    num_ids: int,
-    num_rows: int,
-    dtype: str | None,
+    source: Path, part: Path, raw: dict[str, Any], model: ModelConfig, num_ids: int, num_rows: int, dtype: str | None
 ) -> None:
     """Copies the tensors, one shard at a time; embedding and output layer get `num_rows` rows."""
-    model_class, names = CLASSES[model_shapes.family], FAMILIES[model_shapes.family].tensors
-    files = CheckpointFiles(directory)
+    model_class, names = CLASSES[model.family], checkpoint.FAMILIES[model.family].tensors
+    files = CheckpointFiles(source)
     with torch.device("meta"):
-        model = model_class(model_class.config_class.from_dict(dict(raw)))
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        empty = model_class(model_class.config_class.from_dict(dict(raw)))
+    shapes = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
     vocabulary = (f"{names.embedding}.weight", f"{names.head}.weight")
     ignored = set()
-    if with_saved_head(model_shapes, files.find, str(directory)).tied_head:
+    if with_saved_head(model, files.find, str(source)).tied_head:
         shapes.pop(vocabulary[1], None)
         ignored.add(vocabulary[1])
-    unknown = [name for name in files.unread if name not in shapes.keys() | ignored]
-    if unknown:
-        raise CheckpointError(
-            f"{directory} has {len(unknown)} tensors that {model_class.__name__} does not have "
-            f"({', '.join(unknown[:3])}); it is another kind of model and cannot be converted"
-        )
+    if unknown := [name for name in files.unread if name not in shapes.keys() | ignored]:
+        counted = f"{len(unknown)} tensors that {model_class.__name__} does not have ({', '.join(unknown[:3])})"
+        raise CheckpointError(f"{source} has {counted}; it is another kind of model and cannot be converted")
 
     def read(name: str) -> Tensor:
         tensor = files.read(name, shapes[name])
@@ -162,9 +131,9 @@ def _write_weights(
         return tensor if dtype is None else tensor.to(DTYPES[dtype])
 
     # Only the tensors of one shard are read at a time; `huggingface_hub.save_torch_state_dict` would need all of them.
-    size_dtype = DTYPES.get(dtype or model_shapes.dtype, torch.float32)
+    size_dtype = DTYPES.get(dtype or model.dtype, torch.float32)
     sizes = {name: torch.empty(shape, dtype=size_dtype, device="meta") for name, shape in shapes.items()}
-    split = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)
+    split = split_torch_state_dict_into_shards(sizes, max_shard_size=save.SHARD_BYTES)
     for file_name, tensor_names in split.filename_to_tensors.items():
         tensors = {name: read(name).contiguous() for name in tensor_names}
         save_file(tensors, part / file_name, metadata={"format": "pt"})
@@ -177,7 +146,7 @@ def _write_tokenizer(part: Path, to: Layout, tokenizer: PreTrainedTokenizerFast)
     tokens = {name: getattr(tokenizer, name) for name in _TOKENS if getattr(tokenizer, name)}
     config = (read_json(path) if path.is_file() else {}) | tokens
     if to == "release":
-        config = tokenizer_as_released(config, read_json(part / "tokenizer.json"))
+        config = save.tokenizer_as_released(config, read_json(part / "tokenizer.json"))
         extra = config.get("additional_special_tokens")
         write_json(part / "special_tokens_map.json", tokens | ({"additional_special_tokens": extra} if extra else {}))
     write_json(path, config)

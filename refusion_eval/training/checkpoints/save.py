@@ -1,9 +1,11 @@
 """Writes a model as a Hugging Face checkpoint directory, completely or not at all."""
 
 import contextlib
+import copy
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,6 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from refusion_eval.models.checkpoint import read_json
-from refusion_eval.training.checkpoints.lora import merged_copy
 
 ADAPTER_FOLDER = "adapter"
 SHARD_BYTES = 5 * 10**9
@@ -29,7 +30,7 @@ def save_backbone(
     `decoders` are those that the model was trained for, the main one first (`refusion_eval.models.checkpoint`).
     """
     is_adapted = hasattr(model, "peft_config")
-    plain = merged_copy(model) if is_adapted else model
+    plain = _merged_copy(model) if is_adapted else model
     with replacing(target) as part:
         plain.save_pretrained(part, max_shard_size=SHARD_BYTES)
         tokenizer.save_pretrained(part)
@@ -38,13 +39,23 @@ def save_backbone(
         config |= {"architectures": [type(plain).__name__], "dtype": str(plain.dtype).removeprefix("torch.")}
         config |= {"decoders": list(decoders)} if decoders else {}
         write_json(part / "config.json", with_both_spellings(config))
-        tokenizer_config = read_json(part / "tokenizer_config.json") | {"tokenizer_class": "PreTrainedTokenizerFast"}
-        for name in _SESSION_KEYS:
-            tokenizer_config.pop(name, None)
-        write_json(part / "tokenizer_config.json", tokenizer_config)
+        written = read_json(part / "tokenizer_config.json") | {"tokenizer_class": "PreTrainedTokenizerFast"}
+        kept = {key: value for key, value in written.items() if key not in _SESSION_KEYS}
+        write_json(part / "tokenizer_config.json", kept)
         if is_adapted:
             model.save_pretrained(part / ADAPTER_FOLDER, save_embedding_layers=False)
             (part / ADAPTER_FOLDER / "README.md").unlink(missing_ok=True)  # an empty form
+
+
+def _merged_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy without adapters, whose weights contain them; `model` does not change."""
+    adapted: Any = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        # peft declares the model untied. The rows are merged into the embedding, which stays the output layer as well.
+        warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
+        merged: PreTrainedModel = adapted.merge_and_unload()
+    merged.config.tie_word_embeddings = model.config.tie_word_embeddings
+    return merged
 
 
 @contextlib.contextmanager

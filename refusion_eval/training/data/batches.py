@@ -13,10 +13,10 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from refusion_eval.errors import ConfigError
-from refusion_eval.training.config import ObjectiveConfig
-from refusion_eval.training.data.collate import PackedBatch, collate_groups
+from refusion_eval.training.config import ObjectiveConfig, OptimisationConfig
+from refusion_eval.training.data.collate import PackedBatch, collate
 from refusion_eval.training.data.token_cache import TokenCache
+from refusion_eval.training.objectives.example import Example
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 
 # Last parts of seeds, one for each purpose, so that no two streams of random numbers are equal. They are not 0, because
@@ -25,10 +25,8 @@ _ORDER, _CORRUPTION = 2, 3
 
 
 class Draw(NamedTuple):
-    """One use of a sample: 0-based numbers of the epoch and of the sample."""
-
-    epoch: int
-    sample: int
+    epoch: int  # 0-based
+    sample: int  # 0-based
 
 
 class ProcessRank(NamedTuple):
@@ -55,24 +53,14 @@ def _order(seed: int, epoch: int, num_samples: int) -> np.ndarray:
 class StepPlan:
     """The samples of all steps, in groups of `micro_batch_size`, and the groups of each of a step's `num_forwards`."""
 
-    def __init__(
-        self,
-        lengths: Sequence[int] | np.ndarray,
-        *,
-        global_batch_size: int,
-        micro_batch_size: int,
-        num_forwards: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, lengths: Sequence[int] | np.ndarray, config: OptimisationConfig) -> None:
         self._lengths = np.asarray(lengths, dtype=np.int64)
-        if not len(self._lengths):
-            raise ConfigError("there are no samples to train on; give at least one")
-        self._global_batch_size, self._micro_batch_size, self._seed = global_batch_size, micro_batch_size, seed
-        self.num_forwards = num_forwards
-        self.num_groups = global_batch_size // micro_batch_size
+        self._global_batch_size, self._micro_batch_size = config.global_batch_size, config.micro_batch_size
+        self.seed, self.num_forwards = config.seed, config.forwards_of_step
+        self.num_groups = self._global_batch_size // self._micro_batch_size
+        self.epochs_per_step = self._global_batch_size / len(self._lengths)
 
     def num_steps(self, num_epochs: float) -> int:
-        """Number of whole steps in a number of epochs; the samples after the last step are not used."""
         return int(num_epochs * len(self._lengths) + 1e-6) // self._global_batch_size
 
     def groups(self, step: int) -> list[tuple[Draw, ...]]:
@@ -82,7 +70,7 @@ class StepPlan:
         # A step may cross the end of an epoch, so that all steps are equally large and no epoch leaves a sample out.
         for index in range(first, first + self._global_batch_size):
             epoch, number = divmod(index, num_samples)
-            draws.append(Draw(epoch, int(_order(self._seed, epoch, num_samples)[number])))
+            draws.append(Draw(epoch, int(_order(self.seed, epoch, num_samples)[number])))
         size = self._micro_batch_size
         return [tuple(draws[start : start + size]) for start in range(0, len(draws), size)]
 
@@ -110,14 +98,13 @@ class StepBatches(Dataset[ForwardInputs]):
         config: ObjectiveConfig,
         ids: SpecialIds,
         plan: StepPlan,
-        *,
         num_steps: int,
-        seed: int,
         process: ProcessRank,
     ) -> None:
         self._samples, self._config, self._ids, self._plan = samples, config, ids, plan
-        self._num_steps, self._seed, self._process = num_steps, seed, process
+        self._num_steps, self._process = num_steps, process
         self._forwards_per_process = plan.num_forwards // process.world_size
+        self.epochs_per_step = plan.epochs_per_step
 
     def __len__(self) -> int:
         return self._num_steps * self._forwards_per_process
@@ -126,24 +113,17 @@ class StepBatches(Dataset[ForwardInputs]):
         step, turn = divmod(index, self._forwards_per_process)
         # The processes take the forwards in turns, so that forwards that run at the same time have similar sizes.
         draws = self._plan.forwards(step)[turn * self._process.world_size + self._process.rank]
-        make = OBJECTIVES[self._config.objective]
-        examples = [
-            [
-                make(self._samples[draw.sample], corruption_rng(self._seed, draw), self._config, self._ids)
-                for draw in group
-            ]
-            for group in draws
-        ]
+        examples = [[self._example(draw) for draw in group] for group in draws]
+        num_groups = self._plan.num_groups / self._plan.num_forwards
         return ForwardInputs(
-            batch=collate_groups(
-                examples,
-                normalisation=self._config.normalisation,
-                num_groups=self._plan.num_groups / self._plan.num_forwards,
-            ),
+            batch=collate(examples, normalisation=self._config.normalisation, num_groups=num_groups),
             num_tokens=sum(int(self._samples.lengths[draw.sample]) for group in draws for draw in group),
             num_pairs=sum(example.num_visible_pairs() for group in examples for example in group),
         )
 
+    def _example(self, draw: Draw) -> Example:
+        rng = corruption_rng(self._plan.seed, draw)
+        return OBJECTIVES[self._config.objective](self._samples[draw.sample], rng, self._config, self._ids)
+
     def loader(self, num_workers: int) -> "DataLoader[ForwardInputs]":
-        """A loader of all forwards in order; with 0 workers this process prepares them."""
         return DataLoader(self, batch_size=1, shuffle=False, collate_fn=itemgetter(0), num_workers=num_workers)

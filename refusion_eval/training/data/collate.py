@@ -48,12 +48,14 @@ def _on_device(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-def collate(examples: Sequence[Example], *, normalisation: Normalisation = "release") -> PackedBatch:
-    """Packs examples and weighs their labels.
+def collate(
+    groups: Sequence[Sequence[Example]], *, normalisation: Normalisation = "release", num_groups: float = 1
+) -> PackedBatch:
+    """Packs groups of examples and weighs their labels; the loss is the sum of those of the groups over `num_groups`.
 
     Let CE be the cross-entropy of a row, C_s and M_s the rows of sample s with an AR label and with an MDM label, d_i
     the divisor of a row (`Example.mdm_divisors`; for ReFusion q_s A_s, the expected number of masked tokens), B the
-    number of samples, and lambda the `mdm_weight` of `hybrid_loss`. The loss of a batch (Eq. 3) is
+    number of samples, and lambda the `mdm_weight` of `hybrid_loss`. The loss of a group (Eq. 3) is
 
         L = L_AR + lambda L_MDM
         release:      L_AR = sum_s sum_(j in C_s) CE_j / sum_s |C_s|      L_MDM = 1/B sum_s sum_(i in M_s) CE_i / d_i
@@ -62,13 +64,6 @@ def collate(examples: Sequence[Example], *, normalisation: Normalisation = "rele
     A clean slot of k tokens has k - 1 labelled rows and a masked slot has k. If all slots are full, |C_s| and |M_s| are
     therefore the (k - 1) and k times the number of slots of the paper. A term without labels is 0.
     """
-    return collate_groups([examples], normalisation=normalisation)
-
-
-def collate_groups(
-    groups: Sequence[Sequence[Example]], *, normalisation: Normalisation = "release", num_groups: float = 1
-) -> PackedBatch:
-    """Packs groups of examples, each weighed as `collate` weighs a batch; the loss is their sum over `num_groups`."""
     examples = [example for group in groups for example in group]
     weights = [_weights(group, normalisation) for group in groups]
     ar_weights_T, mdm_weights_T = (np.concatenate(parts) / num_groups for parts in zip(*weights, strict=True))

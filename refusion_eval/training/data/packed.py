@@ -31,9 +31,7 @@ ATTENTION = "refusion_packed"
 
 
 @dataclass(frozen=True)
-class Packing:
-    """Description of a packed batch for attention, computed once for all layers."""
-
+class Packing:  # computed once for all layers
     lengths: tuple[int, ...]  # number of rows of each example
     causal: tuple[bool, ...]  # whether the attention of each example is causal
     masks: tuple[torch.Tensor | None, ...]  # [1, 1, length, length], added to the scores; None for causal and full
@@ -64,23 +62,20 @@ def packed_attention(
     """[1, T, H, W] from query [1, H, T, W], key and value [1, K, T, W], and no attention weights."""
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    window = kwargs.get("sliding_window")
-    if window is not None and max(packing.lengths) > window:
+    window, longest = kwargs.get("sliding_window"), max(packing.lengths)
+    if window is not None and longest > window:
         raise ConfigError(
-            f"an example of {max(packing.lengths)} tokens is longer than the model's sliding window of {window}; "
-            "training computes full attention within an example, so drop longer samples or set "
-            "use_sliding_window=false in config.json"
+            f"an example of {longest} tokens is longer than the model's sliding window of {window}; drop "
+            "longer samples, or set use_sliding_window=false in config.json for full attention"
         )
     dtype = computing_dtype(query)
     fits_flash = query.is_cuda and dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256
     if flash_attn_varlen_func is not None and fits_flash and all(packing.causal):
         return _flash(query.to(dtype), key.to(dtype), value.to(dtype), dropout, scaling, packing), None
-    # The gradient of one split is one concatenation; the gradient of a slice would be as large as the batch.
-    tensors = (query, key, value)
     # On a CPU, torch takes three times as long for the gradient of attention in bfloat16 as in float32.
     in_float32 = query.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    if in_float32:
-        tensors = (query.float(), key.float(), value.float())
+    tensors = (tensor.float() if in_float32 else tensor for tensor in (query, key, value))
+    # The gradient of one split is one concatenation; the gradient of a slice would be as large as the batch.
     parts = (tensor.split(packing.lengths, dim=2) for tensor in tensors)
     with torch.autocast("cpu", enabled=False) if in_float32 else contextlib.nullcontext():
         outputs = [
@@ -99,19 +94,10 @@ def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
 def _flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, scaling: float | None, packing: Packing
 ) -> torch.Tensor:
-    """Computes all causal examples in one kernel."""
-    longest = max(packing.lengths)
-    output_THW = flash_attn_varlen_func(
-        *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
-        cu_seqlens_q=packing.ends,
-        cu_seqlens_k=packing.ends,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-        dropout_p=dropout,
-        softmax_scale=scaling,
-        causal=True,
-    )
-    return output_THW[None]
+    tensors_THW = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    ends, longest = packing.ends, max(packing.lengths)
+    sizes = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
+    return flash_attn_varlen_func(*tensors_THW, **sizes, dropout_p=dropout, softmax_scale=scaling, causal=True)[None]
 
 
 AttentionInterface.register(ATTENTION, packed_attention)

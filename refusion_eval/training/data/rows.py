@@ -40,10 +40,8 @@ _ROW = TypeAdapter(Row)
 
 
 class BrokenRow(NamedTuple):
-    """Why a place of a file holds no row, and whether nothing after it can be read either."""
-
     reason: str
-    ends_file: bool = False
+    ends_file: bool = False  # whether nothing after it can be read either
 
 
 @dataclass(frozen=True)
@@ -70,31 +68,25 @@ class RowReport:
     cut_short: list[BadRow] = field(default_factory=list)  # places after which a file has an unknown number of rows
 
     def summary(self) -> str:
-        """Text of several lines: the counts, then the listed malformed rows."""
-        num_kept = self.num_read - self.num_bad - self.num_too_long
-        lines = [
-            f"{self.num_read} rows read: {num_kept} kept, {self.num_bad} bad, {self.num_too_long} too long",
-            *(f"bad: {place}" for place in self.bad),
-        ]
-        if self.num_bad > len(self.bad):
-            lines.append(f"and {self.num_bad - len(self.bad)} bad rows more")
+        num_kept, num_more = self.num_read - self.num_bad - self.num_too_long, self.num_bad - len(self.bad)
+        lines = [f"{self.num_read} rows read: {num_kept} kept, {self.num_bad} bad, {self.num_too_long} too long"]
+        lines += [f"bad: {place}" for place in self.bad]
+        lines += [f"and {num_more} bad rows more"] if num_more else []
         return "\n".join(lines + [f"not read from there on: {place}" for place in self.cut_short])
 
     def refuse_bad(self) -> None:
-        """Raises DataError if a row is malformed; the message names the first such row."""
         if self.bad:
             raise DataError(
-                f'{self.bad[0]}; expected {{"query": text, "response": text}} objects in a JSON list or one a line: '
-                'mend the file, or leave bad rows out with on_bad="skip"'
+                f'{self.bad[0]}; expected objects {{"query": text, "response": text}} in a JSON list or one a line; '
+                'on_bad="skip" leaves bad rows out'
             )
 
 
 class RowReader:
     """The rows of files, folders (at any depth), patterns such as `data/**/*.jsonl`, and data sets of the hub.
 
-    JSON Lines are streamed; a JSON list is read as a whole, so that it needs several times its size in memory. The
-    files of a folder or pattern are sorted by name; a file that is named twice is read once. Under `on_bad="fail"` the
-    first malformed row is a DataError; "skip" leaves malformed rows out and counts them.
+    The files of a folder or pattern are sorted by name; a file that is named twice is read once. JSON Lines are
+    streamed; a JSON list needs several times its size in memory.
     """
 
     def __init__(self, paths: Paths, *, on_bad: OnBad = "fail") -> None:
@@ -201,9 +193,7 @@ def _find_files(paths: Paths) -> list[Path]:
             names = sorted(glob.glob(pattern, recursive=True))
             files = [Path(name) for name in names if name.endswith(ENDINGS) and os.path.isfile(name)]
         if not files:
-            raise DataError(
-                f"{entry}: no such file, and no {', '.join(ENDINGS)} in such a folder or pattern; correct the path"
-            )
+            raise DataError(f"{entry}: no such file, and no {', '.join(ENDINGS)} in such a folder or pattern")
         for file in files:
             unique.setdefault(file.resolve(), file)
     return list(unique.values())

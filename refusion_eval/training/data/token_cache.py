@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -27,8 +27,9 @@ from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
+from refusion_eval.models.tokenizer import render_chat
 from refusion_eval.training.data.rows import OnBad, Paths, RowReader, RowReport
-from refusion_eval.training.data.samples import TrainingSample, encode
+from refusion_eval.training.objectives.example import TrainingSample
 
 FACTS_FILE = "cache.json"
 _ROWS_PER_BATCH = 256
@@ -53,9 +54,7 @@ class TokenCache:
             size = len(self._dataset), int(self.lengths.sum())
             is_complete = size == (self.facts["num_samples"], self.facts["num_tokens"])
         except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as problem:
-            raise DataError(
-                f"{self.directory} is not a token cache ({problem}); remove it and build it again"
-            ) from problem
+            raise DataError(f"{self.directory} is not a token cache ({problem}); remove it") from problem
         if not is_complete:
             raise DataError(f"{self.directory} is damaged; remove it and build it again")
 
@@ -93,11 +92,7 @@ def build_cache(
     on_bad: OnBad = "fail",
     workers: int = 0,
 ) -> TokenCache:
-    """Tokenises files of rows, or opens the cache that an earlier call made from the same files and tokenizer.
-
-    The samples have the order of the rows for any number of workers. Those of more than `max_length` tokens, prompt and
-    answer, are left out and counted.
-    """
+    """Tokenises files of rows in their order, or opens the cache that an earlier call made from the same files."""
     rows = RowReader(paths, on_bad=on_bad)
     states = _file_states(rows.files)
     # `on_bad` is not part of the name, as a cache without bad rows is the same under both.
@@ -120,9 +115,7 @@ def build_cache(
             if _file_states(rows.files) != states:
                 raise DataError("a file of training data changed while it was tokenised; start again")
             (part / "cache" / FACTS_FILE).write_text(json.dumps(facts, indent=1, default=str), encoding="utf-8")
-            for path in (part / "cache").iterdir():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+            flush(part / "cache")
             with contextlib.suppress(OSError):  # it fails where another process made the same cache meanwhile
                 (part / "cache").rename(directory)
         finally:
@@ -133,16 +126,23 @@ def build_cache(
     return cache
 
 
+def flush(folder: Path) -> None:
+    """Waits until a folder and all its content are on the disk."""
+    for path in [folder, *folder.rglob("*")]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def _file_states(files: Iterable[Path]) -> list[tuple[int, int]]:
     return [(path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
 def _file_facts(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as problem:
-        raise DataError(f"{path} cannot be read ({problem.strerror}); make it readable or leave it out") from problem
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return {"path": str(path), "bytes": path.stat().st_size, "sha256": sha256}
 
 
@@ -155,6 +155,20 @@ def _digest(source: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(source | {"files": files}, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
+def encode(tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> list[TrainingSample]:
+    """Tokenises (query, response) pairs as at inference: prompt and response separately, then one EOS."""
+    prompts = [
+        render_chat(tokenizer, [{"role": "user", "content": query}], add_generation_prompt=True) for query, _ in pairs
+    ]
+    # Not verbose, as the caller limits the length of samples, not the tokenizer.
+    prompt_ids, answer_ids = (
+        tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        for texts in (prompts, [response for _, response in pairs])
+    )
+    eos = (tokenizer.eos_token_id,)
+    return [TrainingSample(tuple(ids), (*answer, *eos)) for ids, answer in zip(prompt_ids, answer_ids, strict=True)]
+
+
 def _write(
     part: Path, rows: RowReader, tokenizer: PreTrainedTokenizerFast, max_length: int, workers: int
 ) -> dict[str, Any]:
@@ -165,7 +179,7 @@ def _write(
         raise DataError(f"no sample is left of the training data: {rows.report.summary()}")
 
     def pairs() -> Iterator[dict[str, str]]:
-        return ({"query": row.query, "response": row.response} for row in chain([first], good_rows))
+        return map(asdict, chain([first], good_rows))
 
     def encode_batch(batch: dict[str, list[str]]) -> dict[str, list]:
         samples = encode(tokenizer, list(zip(batch["query"], batch["response"], strict=True)))
@@ -196,8 +210,6 @@ def _write(
     except RuntimeError as problem:
         if "died" not in str(problem):
             raise
-        raise ConfigError(
-            "a tokenising process died, probably for lack of memory; use fewer workers, or 0"
-        ) from problem
+        raise ConfigError("a tokenising process died, probably for lack of memory; use fewer workers") from problem
     num_tokens = sum(int(_lengths(tokens, name).sum()) for name in _COLUMNS)
     return {"num_samples": len(tokens), "num_tokens": num_tokens, "report": asdict(rows.report)}

@@ -20,8 +20,6 @@ Number = TypeVar("Number", float, np.ndarray)
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """The random choices for one sample."""
-
     slot_size: int  # number k of tokens of a slot
     mask_probability: float  # probability q with which each slot was masked; with exact masking their share
     masked_slots: tuple[int, ...]  # in ascending order

@@ -1,4 +1,4 @@
-"""One training sequence of any objective: input tokens, labels with their weights, and attention visibility."""
+"""A sample of the data, and the training sequence that an objective makes of it."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -9,6 +9,16 @@ import torch
 IGNORED = -100  # the label of a position whose logits are not read
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    prompt: tuple[int, ...]  # token ids
+    answer: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.answer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,14 +94,10 @@ def weighted_cross_entropy(
 ) -> CrossEntropies:
     """Weighted cross-entropies in float32, in chunks of at most `chunk_logits` logits, with exact gradients."""
     if not isinstance(head, torch.nn.Linear) or head.bias is not None:
-        raise ConfigError(
-            f"the model's output layer is {head}; the loss needs a linear layer without bias; keep adapters off it"
-        )
+        raise ConfigError(f"the loss needs a linear output layer without bias, not {head}; keep adapters off it")
     dtype = computing_dtype(head.weight)
     if dtype == torch.float16:
-        raise ConfigError(
-            "the loss is computed in float16, in which its gradients vanish; train in bfloat16 or float32"
-        )
+        raise ConfigError("the gradients of the loss vanish in float16; train in bfloat16 or float32")
     chunk_logits = chunk_logits or (CHUNK_LOGITS_ON_CPU if hidden_RD.device.type == "cpu" else CHUNK_LOGITS)
     rows_per_chunk = max(chunk_logits // head.weight.shape[0], 1)
     total, row_losses_R = _ChunkedCrossEntropy.apply(

@@ -15,8 +15,6 @@ from refusion_eval.training.objectives.example import IGNORED, Example, Visibili
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """The random choices for one answer of A tokens."""
-
     probabilities: np.ndarray  # [A], probability with which each token was masked; equal within a block
     masked: np.ndarray  # [A], whether each token was masked
 
@@ -37,15 +35,9 @@ def llada_example(prompt: Sequence[int], answer: Sequence[int], noise: Noise, *,
 
     EOS filling belongs to the answer: it is masked, predicted, and counted in A.
     """
-    length = len(prompt) + len(answer)
-    return _example(
-        prompt,
-        answer,
-        noise,
-        mask=mask,
-        positions=np.arange(length),
-        visibility=Visibility(blocks=np.zeros(length, dtype=np.int32), noisy=np.zeros(length, dtype=np.bool_)),
-    )
+    positions = np.arange(len(prompt) + len(answer))
+    visibility = Visibility(blocks=np.zeros_like(positions, np.int32), noisy=np.zeros_like(positions, np.bool_))
+    return _example(prompt, answer, noise, mask, positions, visibility)
 
 
 def bd3lm_example(prompt: Sequence[int], answer: Sequence[int], noise: Noise, *, block_size: int, mask: int) -> Example:
@@ -63,24 +55,12 @@ def bd3lm_example(prompt: Sequence[int], answer: Sequence[int], noise: Noise, *,
     num_prompt, num_clean = len(prompt), len(prompt) + num_clean_answer
     positions = np.concatenate([np.arange(num_clean), num_prompt + np.arange(len(answer))])
     blocks = (positions - num_prompt) // block_size + -(-num_prompt // block_size)
-    return _example(
-        [*prompt, *answer[:num_clean_answer]],
-        answer,
-        noise,
-        mask=mask,
-        positions=positions,
-        visibility=Visibility(blocks=blocks.astype(np.int32), noisy=np.arange(len(positions)) >= num_clean),
-    )
+    visibility = Visibility(blocks=blocks.astype(np.int32), noisy=np.arange(len(positions)) >= num_clean)
+    return _example([*prompt, *answer[:num_clean_answer]], answer, noise, mask, positions, visibility)
 
 
 def _example(
-    clean: Sequence[int],
-    answer: Sequence[int],
-    noise: Noise,
-    *,
-    mask: int,
-    positions: np.ndarray,
-    visibility: Visibility[np.ndarray],
+    clean: Sequence[int], answer: Sequence[int], noise: Noise, mask: int, positions: np.ndarray, visibility: Visibility
 ) -> Example:
     """Clean rows without labels, then the noisy answer; the divisor of a mask is its probability times A."""
     answer_A = np.asarray(answer, dtype=np.int64)

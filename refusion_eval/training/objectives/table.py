@@ -10,15 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from refusion_eval.training.config import MASKED_OBJECTIVES, Objective, ObjectiveConfig
-from refusion_eval.training.data.samples import TrainingSample
 from refusion_eval.training.objectives import masked
 from refusion_eval.training.objectives.corrupt import arrange, causal_example, draw, draw_slot_size, fill_with_eos
-from refusion_eval.training.objectives.example import Example
+from refusion_eval.training.objectives.example import Example, TrainingSample
 
 
 class SpecialIds(NamedTuple):
-    """Token ids that objectives add to a text."""
-
     eos: int
     mask: int
 
@@ -27,21 +24,18 @@ MakeExample = Callable[[TrainingSample, np.random.Generator, ObjectiveConfig, Sp
 
 
 def _refusion(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
-    """Predicts the next token in clean slots and the masked tokens in the other slots."""
     answer = fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
     slot_size = draw_slot_size(rng, config.slot_sizes)
     return arrange(sample.prompt, answer, draw(rng, len(answer), slot_size, config.masking), mask=ids.mask)
 
 
 def _llada(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
-    """Predicts the masked tokens of the answer with full attention."""
     answer = fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
     noise = masked.draw(rng, len(answer), block_size=len(answer))
     return masked.llada_example(sample.prompt, answer, noise, mask=ids.mask)
 
 
 def _bd3lm(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
-    """Predicts the masked tokens of each block of the answer, given the earlier clean blocks."""
     answer = fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
     noise = masked.draw(rng, len(answer), config.block_size)
     return masked.bd3lm_example(sample.prompt, answer, noise, block_size=config.block_size, mask=ids.mask)

@@ -49,7 +49,7 @@ class Setup:
         return cls(arguments=arguments, run_facts=run_facts, fingerprint=identity(system).fingerprint())
 
     def open_system(self, device: str, num_processes: int) -> System:
-        """Makes the system of a worker; raises ScaleOutError for an argument that is impossible on this machine."""
+        """The system of a worker; raises ScaleOutError for an argument that is impossible on this machine."""
         try:
             args = parse_model_args({**self.arguments, "device": device})
         except ValueError as error:
@@ -68,7 +68,6 @@ class Setup:
 
 
 def decode(system: System, jobs: Iterator[Job], max_batch_size: int | None = None) -> Iterator[Sample]:
-    """Decodes jobs in this process and yields the record of each as it ends."""
     device = system.model.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # graphs are recorded on the current device
@@ -84,12 +83,10 @@ def own_device(wanted: str, local_rank: int) -> str:
 
 
 def stop_requested(jobs: Iterable[Job]) -> bool:
-    """Whether a signal has ended these jobs."""
     return isinstance(jobs, StoppableIterator) and jobs.stop_requested
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """A job as plain JSON types; `job_from_json` is the inverse."""
     resolved = job.resolved
     return {
         "key": asdict(job.key),
@@ -116,21 +113,14 @@ def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
     task = None if fields["task"] is None else find_task(fields["task"])
     resolved = Resolved(settings=settings, sources=fields["sources"], until=tuple(fields["until"]), task=task)
     if resolved.digest != fields["digest"]:
-        raise ScaleOutError(
-            f"{where}: its settings have the digest {resolved.digest} here and {fields['digest']} at the sender; "
-            f"{SAME_VERSION}"
-        )
+        digests = f"{resolved.digest} here and {fields['digest']} at the sender"
+        raise ScaleOutError(f"{where}: its settings have the digest {digests}; {SAME_VERSION}")
     same = {name: fields[name] for name in ("benchmark", "item_id", "prompt_ids", "alone")}
     return Job(key=SampleKey(**fields["key"]), resolved=resolved, sealed=tuple(fields["sealed"]), **same)
 
 
-class RecordWriter:
-    def __init__(self, hardware: Hardware) -> None:
-        self._process = {"hardware": asdict(hardware), "pid": os.getpid()}
-
-    def write(self, sample: Sample) -> dict[str, Any]:
-        """A record as plain JSON types for `RecordReader`."""
-        return {**self._process, "body": sample.body(), "trace": sample.trace}
+def record_to_json(sample: Sample, hardware: Hardware) -> dict[str, Any]:
+    return {"hardware": asdict(hardware), "pid": os.getpid(), "body": sample.body(), "trace": sample.trace}
 
 
 class RecordReader:

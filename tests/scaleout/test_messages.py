@@ -13,7 +13,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import Resolved
-from refusion_eval.scaleout.worker import RecordReader, RecordWriter, job_from_json, job_to_json
+from refusion_eval.scaleout.messages import RecordReader, job_from_json, job_to_json, record_to_json
 from refusion_eval.store.records import Hardware, Sample, SampleKey
 from refusion_eval.types import MOST_TOKENS
 from tests.examples import examples
@@ -99,7 +99,7 @@ SAMPLES = st.builds(
 def arrived(sample):
     """A record as the driver reads it."""
     reader = RecordReader(lambda hardware, pid: "process 1")
-    return reader.read("worker 1", travelled(RecordWriter(Hardware()).write(sample)))
+    return reader.read("worker 1", travelled(record_to_json(sample, Hardware())))
 
 
 @settings(deadline=None)
