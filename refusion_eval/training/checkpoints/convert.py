@@ -143,11 +143,9 @@ def _write_weights(
         model = model_class(model_class.config_class.from_dict(dict(raw)))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     vocabulary = (f"{names.embedding}.weight", f"{names.head}.weight")
-    ignored = set()
     if with_saved_head(model_shapes, files.find, str(directory)).tied_head:
         shapes.pop(vocabulary[1], None)
-        ignored.add(vocabulary[1])
-    unknown = [name for name in files.unread if name not in shapes.keys() | ignored]
+    unknown = [name for name in files.unread if name not in shapes]
     if unknown:
         raise CheckpointError(
             f"{directory} has {len(unknown)} tensors that {model_class.__name__} does not have "
