@@ -28,7 +28,7 @@ from refusion_eval.bench.bench import decode_batch, mini_prompts
 from refusion_eval.bench.checkpoints import SHAPES, random_checkpoint
 from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.decoders import DECODERS
-from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_native, read_out
+from refusion_eval.engine.readout import ReadPlan, hidden_of, read_native, read_out
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.device import weight_bytes
 from refusion_eval.types import Forward, Read, causal
@@ -55,7 +55,7 @@ def medians(ways: Ways, num_rounds: int, clock: Callable[[], float]) -> dict[str
 @torch.inference_mode()
 def one_forward(model: api.LoadedModel, cache: KVCache, forward: Forward) -> None:
     """One forward after the committed rows of the cache, and the answers to its reads."""
-    plan = ReadPlan([PackedRead(read, 0) for read in forward.reads])
+    plan = ReadPlan([(read, 0) for read in forward.reads])
     hidden_TC = hidden_of(model.transformer, cache, [forward], model.attention)
     if model.attention == "native":
         read_native(plan, hidden_TC, model.transformer)

@@ -19,7 +19,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import LoraAdapter
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.checkpoint import Card, ModelConfig, checkpoint_card, fetch_weights, locate, model_config
-from refusion_eval.models.device import choose_backend, choose_device, cpu_threads, device_label, weight_bytes
+from refusion_eval.models.device import choose_backend, choose_device, cpu_threads, weight_bytes
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import load_weights
@@ -89,7 +89,8 @@ class LoadedModel:
     @property
     def place(self) -> str:
         """The device and the dtype of the weights, as people read them."""
-        return f"{device_label(self.device)}, {str(self.dtype).removeprefix('torch.')}"
+        name = f" ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else ""
+        return f"{self.device}{name}, {str(self.dtype).removeprefix('torch.')}"
 
     @property
     def decoders(self) -> tuple[str, ...]:
@@ -120,7 +121,7 @@ class LoadedModel:
             from refusion_eval.engine.full_context import FullContextEngine
             from refusion_eval.models.stock import StockModel
 
-            return FullContextEngine(StockModel.open(self.directory, self.config, self.dtype, self.device))
+            return FullContextEngine(StockModel(self.directory, self.config, self.dtype, self.device))
         budget_gib = self.options.kv_budget_gib
         kv_budget = None if budget_gib is None else int(budget_gib * 2**30)
         record = recorder(self.device) if self.cuda_graphs else None

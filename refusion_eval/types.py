@@ -170,12 +170,10 @@ class Commit:
 
     Attributes:
         rows: query rows of the previous forward, in the order in which they are kept.
-        replace: cache rows that `rows` overwrite, one for each; None appends `rows` after the committed rows.
-        keep: number of committed rows that stay, counted from the first; None keeps all. None if `replace` is given.
+        keep: number of committed rows that stay, counted from the first, with `rows` after them; None keeps all.
     """
 
     rows: Sequence[int] = ()
-    replace: Sequence[int] | None = None
     keep: int | None = None
 
 

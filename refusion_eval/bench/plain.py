@@ -34,7 +34,7 @@ class PlainEngine(Engine):
         return _PlainCache(_NO_LAYERS, num_sequences, capacity, self.model.dtype, self.model.device)
 
     @torch.inference_mode()
-    def _compute(self, cache: KVCache, forwards: Sequence[Forward], recorded: Any) -> list[Readout]:
+    def _compute(self, recorded: Any, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
         assert isinstance(cache, _PlainCache)
         (forward,) = forwards
         num_groups, device = _num_groups(forward.attention), self.model.device
@@ -66,10 +66,8 @@ class _PlainCache(KVCache):
         self.committed, self.last = [], []
 
     @torch.inference_mode()
-    def commit(
-        self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
-    ) -> None:
-        if list(rows) != list(range(len(rows))) or (replace, keep) != (None, None):
+    def commit(self, sequence: int, rows: Sequence[int], keep: int | None = None) -> None:
+        if list(rows) != list(range(len(rows))) or keep is not None:
             raise DecodeError(f"the plain baseline commits leading rows only, not {list(rows)}")
         start = self.lengths[sequence]
         super().commit(sequence, rows)

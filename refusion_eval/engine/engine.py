@@ -2,37 +2,42 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from refusion_eval.engine import masks
 from refusion_eval.engine.features import check_reuse, check_scores
-from refusion_eval.engine.prefix import SharedPrefix, without_first_rows
-from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_native, read_out
+from refusion_eval.engine.readout import ReadPlan, hidden_of, read_native, read_out
 from refusion_eval.engine.recorded import CAPACITY_STEP, Record, RecordedForwards
 from refusion_eval.errors import DecodeError
-from refusion_eval.models.attention import Backend
+from refusion_eval.models import device
+from refusion_eval.models.attention import Backend, check_attention, is_causal
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.device import (
-    cache_bytes_per_row,
-    cpu_threads,
-    default_budget,
-    energy_counter,
-    rows_within,
-    synchronize,
-)
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import Decode, Decoded, Decoding, FeatureReuse, Forward, Readout, Response, RowScores, Trace
+from refusion_eval.types import (
+    NOTHING,
+    Decode,
+    Decoded,
+    Decoding,
+    FeatureReuse,
+    Forward,
+    Readout,
+    Response,
+    RowScores,
+    Trace,
+    causal,
+)
 
 FIRST_CAPACITY = 512
+MIN_SHARED_ROWS = 32  # a shorter common beginning of prompts, such as a chat template's, is not worth the copy
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     decode: Decode
     prompt: Sequence[int]
     settings: Any
@@ -47,8 +52,6 @@ class _Preempted(NamedTuple):
 
 @dataclass(slots=True)
 class _ActiveRequest:
-    """A request that is being decoded: its generator, and the forward that it waits for or how it ended."""
-
     index: int
     request: Request
     decoding: Decoding
@@ -77,6 +80,55 @@ class _ActiveRequest:
         self.pending, self.error = None, error
 
 
+class _SharedPrefix:
+    """Keys and values of one prompt, for the requests after it that begin with the same tokens (few-shot prompts)."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int]] = []  # token and position
+        self._keys = self._values = torch.empty(0)
+
+    @torch.inference_mode()
+    def fill(self, cache: KVCache, sequence: int, forward: Forward) -> int:
+        """Copies stored rows to where a forward would write its first rows; returns how many, which are committed."""
+        # Only a causal first forward: there a row depends on the rows before it alone, so it is the same in all texts.
+        if cache.lengths[sequence] or forward.approximation is not None or not is_causal(forward.attention):
+            return 0
+        # A row that is read has to be computed, as its residual stream is not stored.
+        limit = min((min(read.rows) for read in forward.reads if read.rows), default=len(forward.tokens) - 1)
+        pairs = zip(self._rows, zip(forward.tokens[:limit], forward.positions, strict=False), strict=False)
+        num_rows = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        if num_rows < MIN_SHARED_ROWS:
+            return 0
+        cache.keys[:, sequence, :, :num_rows] = self._keys[:, :, :num_rows]
+        cache.values[:, sequence, :, :num_rows] = self._values[:, :, :num_rows]
+        cache.lengths[sequence] = num_rows
+        return num_rows
+
+    @torch.inference_mode()
+    def keep(self, cache: KVCache, sequence: int, forward: Forward, num_filled: int) -> None:
+        num_rows = len(forward.tokens)
+        if num_filled or cache.lengths[sequence] or num_rows < MIN_SHARED_ROWS or not is_causal(forward.attention):
+            return
+        # One prompt is kept: a task has one few-shot text, and a second copy would take of the batch's memory.
+        self._rows = list(zip(forward.tokens, forward.positions, strict=True))
+        self._keys = cache.keys[:, sequence, :, :num_rows].clone()
+        self._values = cache.values[:, sequence, :, :num_rows].clone()
+
+
+def _without_first_rows(forward: Forward, num_rows: int) -> Forward:
+    """A causal forward without its first rows, whose keys and values are in the cache already."""
+    if num_rows == 0:
+        return forward
+    return replace(
+        forward,
+        tokens=forward.tokens[num_rows:],
+        positions=forward.positions[num_rows:],
+        attention=causal(len(forward.tokens) - num_rows),
+        reads=tuple(replace(read, rows=[row - num_rows for row in read.rows]) for read in forward.reads),
+        commit=NOTHING,
+    )
+
+
 class Engine:
     """Runs decoders on one model: one request (`run`), with which speed is measured, or a batch (`run_many`)."""
 
@@ -90,7 +142,7 @@ class Engine:
     ) -> None:
         self.model, self.attention = model, attention
         self.kv_budget, self.num_threads = kv_budget, num_threads
-        self._joules, self._record = energy_counter(model.device), record
+        self._joules, self._record = device.energy_counter(model.device), record
         if attention == "native":
             _ = model.native  # compiles before any request waits for it and before any time is taken
         self._cache = self._new_cache(1, FIRST_CAPACITY)
@@ -102,11 +154,7 @@ class Engine:
         return self._cache.keys.nbytes + self._cache.values.nbytes
 
     def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
-        """Decodes one prompt.
-
-        Raises:
-            DecodeError: the decoder failed or asked for something impossible.
-        """
+        """Decodes one prompt; raises DecodeError if the decoder failed or asked for something impossible."""
         # The time runs from the prompt to the last token on the host, with the device synchronised at both ends. Every
         # forward that is read ends with a copy to the host, so no work is in flight between forwards.
         if self.recorded is not None:
@@ -118,9 +166,9 @@ class Engine:
         active = self._start(self._cache, 0, 0, Request(decode, prompt, settings))
         while active.pending is not None:
             self._cache.reserve(_rows_needed(self._cache, 0, active))
-            self._step(self._cache, [active], self.recorded, None)
+            self._step(self._cache, [active], partial(self._compute, self.recorded))
             if active.prefilled is None:
-                synchronize(self.model.device)  # nothing may be read of a first forward
+                device.synchronize(self.model.device)  # nothing may be read of a first forward
                 active.prefilled = time.perf_counter()
         if active.error is not None:
             raise active.error
@@ -130,21 +178,18 @@ class Engine:
         return replace(decoded, joules=self._joules() - joules_before)
 
     def run_many(self, requests: Iterable[Request], batch_size: int) -> Iterator[tuple[int, Decoded | DecodeError]]:
-        """Decodes many prompts, up to `batch_size` at a time; when one ends, the next begins (continuous batching).
-
-        Yields:
-            (index of the request, what `run` returns or the error that it raises), in the order in which they end.
-        """
+        """Yields the index of each request and what `run` returns or raises for it, in the order in which they end."""
+        # Up to `batch_size` are decoded at a time; when one ends, the next begins (continuous batching).
         # In float32 the tokens are those of `run`, whatever the batch size. Keys and values stay within the budget: if
         # requests grow too long for it, the youngest are preempted and begin again later.
         config, dtype = self.model.config, self.model.dtype
-        budget = default_budget(self.model.device, config, dtype) if self.kv_budget is None else self.kv_budget
-        max_rows = rows_within(budget, config, dtype)
+        budget = device.default_budget(self.model.device, config, dtype) if self.kv_budget is None else self.kv_budget
+        max_rows = device.rows_within(budget, config, dtype)
         batch_size = max(1, min(batch_size, max_rows // FIRST_CAPACITY))
         # A buffer that grows is recorded again, so a buffer with recordings has room for long texts from the beginning.
         step = FIRST_CAPACITY if self._record is None else CAPACITY_STEP[self.model.device.type]
         capacity = max(FIRST_CAPACITY, min(step, max_rows // batch_size))
-        cache, shared = self._new_cache(batch_size, capacity), SharedPrefix()
+        cache, shared = self._new_cache(batch_size, capacity), _SharedPrefix()
         recorded = None if self._record is None else RecordedForwards(self.model, cache, self._record)
         if recorded is not None:
             recorded.prepare()
@@ -164,7 +209,7 @@ class Engine:
                 if recorded is not None:
                     recorded.prepare()
                 if all(request.pending is not None for request in batch):
-                    self._step(cache, batch, recorded, shared)
+                    self._step(cache, batch, partial(self._compute_shared, recorded, shared))
             for index in reversed(range(len(batch))):
                 request = batch[index]
                 if request.pending is not None:
@@ -183,7 +228,7 @@ class Engine:
         if needed <= cache.capacity:
             return []
         if needed > max_rows:  # even without the others
-            budget = max_rows * cache_bytes_per_row(self.model.config, self.model.dtype) / 2**30
+            budget = max_rows * device.cache_bytes_per_row(self.model.config, self.model.dtype) / 2**30
             limit = f"the KV budget of {max_rows} rows ({budget:.2f} GiB); raise kv_budget_gib or shorten the prompt"
             for request, num_rows in zip(batch, rows, strict=True):
                 if num_rows > max_rows:
@@ -203,7 +248,7 @@ class Engine:
 
     def _start(self, cache: KVCache, sequence: int, index: int, request: Request) -> _ActiveRequest:
         trace = Trace()
-        synchronize(self.model.device)
+        device.synchronize(self.model.device)
         started = time.perf_counter()
         decoding = request.decode(request.prompt, request.settings, trace)
         active = _ActiveRequest(index, request, decoding, trace, started)
@@ -219,7 +264,7 @@ class Engine:
             return
         try:
             check_forward(forward, self.model.config.vocab_size)
-            cache.commit(sequence, forward.commit.rows, forward.commit.replace, forward.commit.keep)
+            cache.commit(sequence, forward.commit.rows, forward.commit.keep)
             if isinstance(forward.approximation, FeatureReuse):  # after the commit, which may empty the cache
                 check_reuse(forward, forward.approximation, cache, sequence)
         except DecodeError as error:
@@ -227,16 +272,10 @@ class Engine:
         else:
             cache.stage(sequence, len(forward.tokens))
 
-    def _step(
-        self,
-        cache: KVCache,
-        batch: Sequence[_ActiveRequest],
-        recorded: RecordedForwards | None,
-        shared: SharedPrefix | None,
-    ) -> None:
+    def _step(self, cache: KVCache, batch: Sequence[_ActiveRequest], compute: Callable[..., list[Readout]]) -> None:
         """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each."""
         forwards = [request.pending for request in batch if request.pending is not None]
-        readouts = iter(self._compute_shared(cache, forwards, recorded, shared))
+        readouts = iter(compute(cache, forwards))
         for sequence, (request, forward) in enumerate(zip(batch, forwards, strict=True)):
             # All rows that the decoder asked for, also those that were shared: TPF does not depend on the batch.
             request.trace.forward(forward.kind, len(forward.tokens), cache.lengths[sequence])
@@ -248,45 +287,33 @@ class Engine:
                 request.fail(DecodeError(f"forward {number} ({forward.kind}): logits are not finite"))
 
     def _compute_shared(
-        self,
-        cache: KVCache,
-        forwards: Sequence[Forward],
-        recorded: RecordedForwards | None,
-        shared: SharedPrefix | None,
+        self, recorded: RecordedForwards | None, shared: _SharedPrefix, cache: KVCache, forwards: Sequence[Forward]
     ) -> list[Readout]:
         """As `_compute`, but copies the rows that prompts have in common with the stored prompt."""
-        if shared is None:
-            return self._compute(cache, forwards, recorded)
         filled = [shared.fill(cache, sequence, forward) for sequence, forward in enumerate(forwards)]
+        shortened = [_without_first_rows(*pair) for pair in zip(forwards, filled, strict=True)]
+        readouts = self._compute(recorded, cache, shortened)
         for sequence, num_rows in enumerate(filled):
-            cache.lengths[sequence] += num_rows  # for this one call they count as committed
-        shortened = [without_first_rows(*pair) for pair in zip(forwards, filled, strict=True)]
-        readouts = self._compute(cache, shortened, recorded)
-        for sequence, num_rows in enumerate(filled):
-            cache.lengths[sequence] -= num_rows
+            cache.lengths[sequence] -= num_rows  # the copied rows counted as committed in this one call
             shared.keep(cache, sequence, forwards[sequence], num_rows)
         return readouts
 
     @torch.inference_mode()
-    def _compute(self, cache: KVCache, forwards: Sequence[Forward], recorded: RecordedForwards | None) -> list[Readout]:
+    def _compute(self, recorded: RecordedForwards | None, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
         """Makes one model call, and one more for each forward that reuses features; answers all reads in order."""
         model = self.model
-        packed_reads, first_row = [], 0
-        for forward in forwards:
-            packed_reads += [PackedRead(read, first_row) for read in forward.reads]
-            first_row += len(forward.tokens)
-        plan = ReadPlan(packed_reads)
+        plan = ReadPlan.of(forwards)
         if recorded is not None and recorded.serves(forwards, plan):
             return recorded.read(forwards, plan, cache.lengths[: len(forwards)])
         cache.move_rows()
-        with cpu_threads(self.num_threads):
+        with device.cpu_threads(self.num_threads):
             hidden_TC = hidden_of(model, cache, forwards, self.attention)
             if self.attention == "native" and plan.is_simple and plan.numbers.size:
                 return read_native(plan, hidden_TC, model)
             return read_out(plan, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
 
     def _finish(self, request: _ActiveRequest) -> Decoded:
-        synchronize(self.model.device)
+        device.synchronize(self.model.device)
         seconds = time.perf_counter() - request.started
         assert request.response is not None
         response, trace = request.response, request.trace
@@ -295,7 +322,6 @@ class Engine:
 
 
 def _rows_needed(cache: KVCache, sequence: int, request: _ActiveRequest) -> int:
-    """Rows of a sequence after its pending forward."""
     return cache.lengths[sequence] + (0 if request.pending is None else len(request.pending.tokens))
 
 
@@ -322,22 +348,17 @@ def check_forward(forward: Forward, vocab_size: int) -> None:
     num_rows = len(forward.tokens)
     num_seen = sum(segment.size for segment in forward.attention)
     if not num_rows == len(forward.positions) == num_seen or num_rows == 0:
-        raise DecodeError(
-            f"{forward.kind}: {num_rows} tokens, {len(forward.positions)} positions, attention over {num_seen} rows; "
-            "they must be equally many, at least one"
-        )
+        sizes = f"{num_rows} tokens, {len(forward.positions)} positions, attention over {num_seen} rows"
+        raise DecodeError(f"{forward.kind}: {sizes}; they must be equally many, at least one")
     if not 0 <= min(forward.tokens) <= max(forward.tokens) < vocab_size or min(forward.positions) < 0:
-        raise DecodeError(
-            f"{forward.kind}: tokens {min(forward.tokens)} to {max(forward.tokens)}, positions from "
-            f"{min(forward.positions)}; tokens must lie in 0..{vocab_size - 1}, positions must not be negative"
-        )
-    masks.check_attention(forward.attention)
+        numbers = f"tokens {min(forward.tokens)} to {max(forward.tokens)}, positions from {min(forward.positions)}"
+        raise DecodeError(f"{forward.kind}: {numbers}; tokens must lie in 0..{vocab_size - 1}, positions from 0 on")
+    check_attention(forward.attention)
     for read in forward.reads:
         guides = read.guidance.rows if read.guidance else read.rows
         if any(not 0 <= row < num_rows for row in (*read.rows, *guides)) or len(guides) != len(read.rows):
-            raise DecodeError(
-                f"{forward.kind}: reads rows {list(read.rows)}, guided by {list(guides)}, of {num_rows} rows"
-            )
+            rows = f"rows {list(read.rows)}, guided by {list(guides)}"
+            raise DecodeError(f"{forward.kind}: reads {rows}, of {num_rows} rows")
         if read.temperature > 0 and len(read.draws) != len(read.rows):
             raise DecodeError(f"{forward.kind}: sampling {len(read.rows)} rows takes one draw key each")
     if isinstance(forward.approximation, RowScores):

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, max_pool1d
 
-from refusion_eval.engine import masks
 from refusion_eval.errors import DecodeError
-from refusion_eval.models.attention import grouped_attention
+from refusion_eval.models.attention import Attend, grouped_attention, sees_everything
 from refusion_eval.models.cache import Features, KVCache, ScoredRows
-from refusion_eval.models.transformer import Attend, Transformer
+from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import FeatureReuse, Forward, RowScores
 
 
@@ -23,25 +22,20 @@ def check_scores(forward: Forward, scores: RowScores) -> None:
     num_rows, is_odd = len(forward.tokens), scores.pooling > 0 and scores.pooling % 2 == 1
     has_rows = scores.queries and all(0 <= row < num_rows for row in (*scores.queries, *scores.keys))
     if not (has_rows and is_odd and 0 <= scores.best <= len(scores.keys)):
-        raise DecodeError(
-            f"{forward.kind}: {scores} of {num_rows} rows; it takes at least one query, an odd number to pool, and at "
-            "least as many keys as are best"
-        )
+        rule = "it takes at least one query, an odd number to pool, and at least as many keys as are best"
+        raise DecodeError(f"{forward.kind}: {scores} of {num_rows} rows; {rule}")
 
 
 def check_reuse(forward: Forward, reuse: FeatureReuse, cache: KVCache, sequence: int) -> None:
-    if cache.lengths[sequence] or not masks.sees_everything(forward.attention):
-        raise DecodeError(
-            f"{forward.kind}: {cache.lengths[sequence]} cached rows, attention {forward.attention}; features are "
-            "reused only by a whole text with full attention and an empty cache"
-        )
+    if cache.lengths[sequence] or not sees_everything(forward.attention):
+        rule = "features are reused only by a whole text with full attention and an empty cache"
+        rows = f"{cache.lengths[sequence]} cached rows, attention {forward.attention}"
+        raise DecodeError(f"{forward.kind}: {rows}; {rule}")
     if not 0 <= reuse.num_prompt <= len(forward.tokens) or not 0 <= reuse.transfer_ratio <= 1:
         raise DecodeError(f"{forward.kind}: {reuse} does not fit a forward of {len(forward.tokens)} rows")
     if _stored(cache, sequence, forward) is None and not (reuse.refresh_prompt and reuse.refresh_response):
-        raise DecodeError(
-            f"{forward.kind}: {reuse} leaves rows out, and no forward of these rows has been computed before; refresh "
-            "prompt and response first"
-        )
+        rule = "no forward of these rows has been computed before; refresh prompt and response first"
+        raise DecodeError(f"{forward.kind}: {reuse} leaves rows out, and {rule}")
 
 
 def _stored(cache: KVCache, sequence: int, forward: Forward) -> Features | None:
@@ -127,6 +121,5 @@ class ScoringAttend:
         return self._attend(layer, q_THD, k_TGD, v_TGD)
 
     def store(self, cache: KVCache) -> None:
-        """Stores the scores of all layers in the cache, for the next commit of each sequence."""
         for sequence, scores, _, _, layers in self._scored:
             cache.approximations[sequence] = ScoredRows(scores.keys, scores.best, torch.stack(layers))

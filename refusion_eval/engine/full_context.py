@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.masks import visible
-from refusion_eval.engine.readout import PackedRead, ReadPlan, read_out
+from refusion_eval.engine.readout import ReadPlan, read_out
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.attention import visible
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.stock import StockModel
 from refusion_eval.types import Forward, Readout
@@ -25,23 +25,21 @@ class FullContextEngine(Engine):
     def _new_cache(self, num_sequences: int, capacity: int) -> "ContextCache":
         return ContextCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
 
-    def _compute_shared(self, cache: KVCache, forwards: Sequence[Forward], recorded: Any, shared: Any) -> Any:
+    def _compute_shared(self, recorded: Any, shared: Any, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
         # Nothing can be shared: every forward computes the whole text.
-        return self._compute(cache, forwards, recorded)
+        return self._compute(recorded, cache, forwards)
 
     @torch.inference_mode()
-    def _compute(self, cache: KVCache, forwards: Sequence[Forward], recorded: Any) -> list[Readout]:
+    def _compute(self, recorded: Any, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
         assert isinstance(cache, ContextCache)
         model: Any = self.model
-        reads, logits, first_row = [], [], 0
+        logits = []
         for sequence, forward in enumerate(forwards):
             if forward.approximation is not None:
                 raise _refusal("scores rows or reuses features")
             rows = cache.rows_of(sequence, forward)
             logits.append(model.logits(*rows)[-len(forward.tokens) :])
-            reads += [PackedRead(read, first_row) for read in forward.reads]
-            first_row += len(forward.tokens)
-        return read_out(ReadPlan(reads), torch.cat(logits), Tensor.float, model.config.vocab_size, model.dtype)
+        return read_out(ReadPlan.of(forwards), torch.cat(logits), Tensor.float, model.config.vocab_size, model.dtype)
 
 
 class _Rows(NamedTuple):
@@ -54,10 +52,9 @@ _NO_ROWS = _Rows([], [], np.zeros((0, 0), dtype=np.bool_))
 
 
 class ContextCache(KVCache):
-    """Committed rows of each sequence in place of their keys and values."""
-
-    # Each with its token, its position and the rows that it saw. A forward computes the committed rows and its own. The
-    # result is that of a cache, because a committed row may not have seen a row that is gone.
+    # Committed rows of each sequence in place of their keys and values, each with its token, its position and the rows
+    # that it saw. A forward computes the committed rows and its own. The result is that of a cache, because a committed
+    # row may not have seen a row that is gone.
 
     def __init__(self, config: Any, num_sequences: int, *more: Any) -> None:
         # No layers: the bookkeeping of rows is the cache's own, and no keys and values take memory.
@@ -65,7 +62,6 @@ class ContextCache(KVCache):
         self._rows = [_NO_ROWS] * num_sequences  # of the last forward and before, committed rows first
 
     def rows_of(self, sequence: int, forward: Forward) -> _Rows:
-        """The committed rows of a sequence and those of its forward, which they become."""
         before = self._rows[sequence]
         num_old, num_new = len(before.tokens), len(forward.tokens)
         sees_NN = np.zeros((num_old + num_new,) * 2, dtype=np.bool_)
@@ -89,14 +85,10 @@ class ContextCache(KVCache):
         super().move(source, target)
         self._rows[target] = self._rows[source]
 
-    def commit(
-        self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
-    ) -> None:
+    def commit(self, sequence: int, rows: Sequence[int], keep: int | None = None) -> None:
         """See `KVCache.commit`; raises ConfigError if a row stays that saw a row which is gone."""
-        if replace is not None:
-            raise _refusal("replaces rows of a cache")
         length = self.lengths[sequence]
-        super().commit(sequence, rows, keep=keep)
+        super().commit(sequence, rows, keep)
         before = self._rows[sequence]
         stays = [*range(length if keep is None else keep), *(length + row for row in rows)]
         gone = sorted(set(range(len(before.tokens))) - set(stays))

@@ -6,29 +6,24 @@ Shapes: T packed rows, C residual width, N rows that are read, V vocabulary.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from refusion_eval.engine import masks
 from refusion_eval.engine.features import ScoringAttend, hidden_with_reuse
-from refusion_eval.models.attention import Backend
+from refusion_eval.models.attention import Backend, attend_over, sequence_table
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import PLAIN, FeatureReuse, Forward, Guidance, Read, Readout
+from refusion_eval.types import PLAIN, FeatureReuse, Forward, Read, Readout
 
 # Logits of at most this many entries are held at once (256 MiB in float32); further rows are read chunk by chunk.
 MAX_LOGITS = 1 << 26
 # Where each statistic of a read is among the three of a simple read, which asks for no entropy and no margin.
 STATISTICS_OF_SIMPLE = [0, 1, 2, 1, 1]
-
-# The constants of splitmix64 as signed integers: torch has no unsigned 64-bit numbers.
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def hidden_of(model: Transformer, cache: KVCache, forwards: Sequence[Forward], backend: Backend) -> Tensor:
@@ -57,9 +52,9 @@ def _packed(
     is_scored = any(forward.approximation is not None for forward in together)
     if backend == "native" and not is_scored:
         return model.native.hidden(
-            tokens_T, positions_T, max(positions), cache, *masks.sequence_table(cache, attentions, sequences)
+            tokens_T, positions_T, max(positions), cache, *sequence_table(cache, attentions, sequences)
         )
-    attend = masks.attend_over(cache, attentions, backend, sequences)
+    attend = attend_over(cache, attentions, backend, sequences)
     if not is_scored:
         return model.hidden(tokens_T, positions_T, max(positions), attend)
     scoring = ScoringAttend(attend, list(zip(sequences, together, strict=True)), model.device)
@@ -68,16 +63,9 @@ def _packed(
     return hidden_TC
 
 
-class PackedRead(NamedTuple):
-    """A read, and where its sequence's rows begin among the packed rows of a forward."""
-
-    read: Read
-    first_row: int
-
-
 def _options_of(read: Read) -> Read:
     """The read without its rows; reads with equal options are answered together."""
-    guidance = None if read.guidance is None else Guidance((), read.guidance.scale)
+    guidance = read.guidance and replace(read.guidance, rows=())
     return replace(read, rows=(), given=None if read.given is None else (), draws=(), guidance=guidance)
 
 
@@ -90,7 +78,8 @@ def _is_simple(options: Read) -> bool:
 class ReadPlan:
     """The reads of one forward as numbers, those with equal options together."""
 
-    def __init__(self, packed_reads: Sequence[PackedRead]) -> None:
+    # Each read comes with the number at which its sequence's rows begin among the packed rows of the forward.
+    def __init__(self, packed_reads: Sequence[tuple[Read, int]]) -> None:
         self._reads = packed_reads
         by_options: dict[Read, list[int]] = {}
         for index, (read, _) in enumerate(packed_reads):
@@ -108,9 +97,10 @@ class ReadPlan:
                     self.guides += [0] * (len(numbers) - len(self.guides))
                     self.guides += [first_row + row for row in read.guidance.rows]
                 rows = [first_row + row for row in read.rows]
-                draws = [_signed(draw) for draw in read.draws] or zeros
+                # torch has no unsigned 64-bit numbers; the bits stay the same.
+                draws = [draw - (1 << 64) if draw >> 63 else draw for draw in read.draws] or zeros
                 numbers += zip(rows, zeros if read.given is None else read.given, draws, strict=True)
-                suppressed += [options.suppress[0] if options.suppress else -1] * len(rows)
+            suppressed += [options.suppress[0] if options.suppress else -1] * (len(numbers) - start)
             self.groups.append((options, slice(start, len(numbers))))
         # Packed row, given token and draw key of every row that is read, [3, N]; 0 where there is none.
         self.numbers = np.array(numbers, dtype=np.int64).reshape(-1, 3).T.copy()
@@ -119,19 +109,21 @@ class ReadPlan:
         # Whether the compiled and the fused readout can answer all reads.
         self.is_simple = all(_is_simple(options) for options in by_options)
 
+    @classmethod
+    def of(cls, forwards: Sequence[Forward]) -> Self:
+        """The plan of all reads of forwards whose rows are packed one after another."""
+        first_rows = accumulate((len(forward.tokens) for forward in forwards), initial=0)
+        pairs = zip(forwards, first_rows, strict=False)
+        return cls([(read, first_row) for forward, first_row in pairs for read in forward.reads])
+
     def readouts(self, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype) -> list[Readout]:
         """The answers from the statistics of all rows, [5, N], in the order of `_readout`."""
         readouts: dict[int, Readout] = {}
         start = 0
         for index in self._order:
-            read = self._reads[index].read
+            read, _ = self._reads[index]
             readouts[index] = _readout(read, table[:, start : (start := start + len(read.rows))], model_dtype)
         return [readouts[index] for index in range(len(self._reads))]
-
-
-def _signed(draw: int) -> int:
-    # torch has no unsigned 64-bit numbers; the bits stay the same.
-    return draw - (1 << 64) if draw >> 63 else draw
 
 
 def read_out(
@@ -166,8 +158,7 @@ def read_native(plan: ReadPlan, hidden_TC: Tensor, model: Transformer) -> list[R
 
 
 def fetch(table: Tensor) -> npt.NDArray[np.floating[Any]]:
-    """Copies statistics to the host: the only wait of a forward."""
-    return table.cpu().numpy()
+    return table.cpu().numpy()  # the only wait of a forward
 
 
 def _rows(hidden_TC: Tensor, rows: npt.NDArray[np.int64], rows_N: Tensor) -> Tensor:
@@ -228,7 +219,6 @@ def _shaped_statistics(
 
 
 def _choose(logits_NV: Tensor, options: Read, draws_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest logit's token or a sample, and its logit; each [N]."""
     choosable_NV = _without(logits_NV, options.suppress)
     if options.temperature == 0:
         chosen_logit_N, tokens_N = choosable_NV.max(dim=-1)
@@ -258,7 +248,6 @@ def _truncates(options: Read) -> bool:
 
 
 def _truncate(logits_NV: Tensor, options: Read) -> Tensor:
-    """Applies top-p, then top-k: the logits of removed tokens become minus infinity."""
     if options.top_p < 1:
         sorted_NV, order_NV = logits_NV.sort(dim=-1, descending=True, stable=True)
         cut_NV = sorted_NV.softmax(dim=-1).cumsum(dim=-1) > options.top_p
@@ -298,10 +287,11 @@ def gumbel_noise(draws_N: Tensor, vocab_size: int) -> Tensor:
     """Gumbel noise for every (draw key, token id), float64, [N, V]."""
     # A counter-based generator (splitmix64 seeded with the draw key, token id as counter) in integer arithmetic: the
     # same bits on every device and in every batch.
+    # Its constants are signed integers here: torch has no unsigned 64-bit numbers.
     counters_V = torch.arange(1, vocab_size + 1, device=draws_N.device)
-    bits_NV = draws_N[:, None] + counters_V * _GOLDEN
-    bits_NV = (bits_NV ^ _shift_right(bits_NV, 30)) * _MIX_1
-    bits_NV = (bits_NV ^ _shift_right(bits_NV, 27)) * _MIX_2
+    bits_NV = draws_N[:, None] + counters_V * (0x9E3779B97F4A7C15 - (1 << 64))
+    bits_NV = (bits_NV ^ _shift_right(bits_NV, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
+    bits_NV = (bits_NV ^ _shift_right(bits_NV, 27)) * (0x94D049BB133111EB - (1 << 64))
     bits_NV = bits_NV ^ _shift_right(bits_NV, 31)
     # 52 bits and a half: exact in float64, and never 0 or 1.
     uniform_NV = (_shift_right(bits_NV, 12).double() + 0.5) * 2.0**-52

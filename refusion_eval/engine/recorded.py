@@ -1,26 +1,25 @@
-"""Records small forwards once (CUDA graphs) and replays them.
+"""Records small forwards once (CUDA graphs) and replays them: W padded rows, B words a row of their pattern.
 
 At batch 1 a forward of a large model is a few hundred small kernels, and launching them one by one can take longer than
 reading the weights from memory. So a forward is padded to the next of a few widths: one copy brings its numbers to the
 device, one graph computes everything from the tokens to the answers of its reads, and one copy brings these back. The
 graph reads on the device where each row belongs, so it serves every forward of its width, alone or in a batch.
-
-Shapes: W padded rows, V vocabulary, B 64-bit words a row of the visibility pattern.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from refusion_eval.engine.masks import visible
-from refusion_eval.engine.readout import STATISTICS_OF_SIMPLE, PackedRead, ReadPlan, fetch, hidden_of, read_out
+from refusion_eval.engine.readout import STATISTICS_OF_SIMPLE, ReadPlan, fetch, hidden_of, read_out
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.attention import visible
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.fused import fused_hidden, num_words, pack_pattern, read_rows
 from refusion_eval.models.transformer import Transformer
@@ -39,14 +38,14 @@ NUM_COLUMNS = 10
 SIZE = 1 << 21  # 64-bit numbers on the device and in pinned memory, 16 MiB each
 
 IntArray = npt.NDArray[np.int64]
+Shape = tuple[int, int]  # the width to which forwards are padded, and the words of a row of their pattern
 # Records a computation on buffers that stay where they are; returns a function that repeats it on their new contents.
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 def recorder(device: torch.device) -> Record:
-    """Returns the recorder for a device: CUDA graphs on a GPU, a no-op on a CPU."""
     if device.type != "cuda":
-        return lambda compute: compute
+        return lambda compute: compute  # nothing is launched there, so there is nothing to record
     # Intermediate tensors of all graphs share one pool of memory.
     stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
@@ -65,10 +64,9 @@ def recorder(device: torch.device) -> Record:
 
 
 class Staging:
-    """A buffer on the host and one on the device, which bring the numbers of a forward to the device in one copy."""
-
-    # One after another: ten numbers a row (`columns`), the bits of the pattern (`bits`), and the rows of the KV buffer
-    # that are moved before the forward, [3, N].
+    # A buffer on the host and one on the device, which bring the numbers of a forward to the device in one copy. One
+    # after another: ten numbers a row (`columns`), the bits of the pattern (`bits`), and the rows of the KV buffer that
+    # are moved before the forward, [3, N].
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.zeros(SIZE, dtype=torch.int64, device=device)
@@ -89,16 +87,10 @@ class Staging:
         return width * (NUM_COLUMNS + num_words) + 3 * num_moves <= SIZE
 
     def send(
-        self,
-        forwards: Sequence[Forward],
-        lengths: Sequence[int],
-        plan: ReadPlan,
-        width: int,
-        num_words: int,
-        moved_3N: IntArray,
+        self, forwards: Sequence[Forward], lengths: Sequence[int], plan: ReadPlan, shape: Shape, moved: IntArray
     ) -> Tensor:
         """Copies the numbers of a forward to the device; returns where the rows to move are there, [3, N]."""
-        num_reads = len(plan.suppressed)
+        (width, num_words), num_reads = shape, len(plan.suppressed)
         columns = self._numbers[: NUM_COLUMNS * width].reshape(NUM_COLUMNS, width)
         columns[:] = 0
         columns[2] = -1  # padding belongs to no sequence
@@ -115,16 +107,15 @@ class Staging:
             here[5] = range(num_rows)
             bits_WB[row : row + num_rows] = _bits(forward.attention, num_words)
             row += num_rows
-        end = start + moved_3N.size
-        self._numbers[start:end] = moved_3N.ravel()
+        end = start + moved.size
+        self._numbers[start:end] = moved.ravel()
         self.device[:end].copy_(self._host[:end], non_blocking=True)
         return self.device[start:end].view(3, -1)
 
 
 def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray]:
-    """Integers on the host, also as an array; pinned, so that a copy to a CUDA device does not wait for it."""
-    buffer = torch.zeros(size, dtype=torch.int64)
-    buffer = buffer.pin_memory() if device.type == "cuda" else buffer
+    # Pinned, so that a copy to a CUDA device does not wait for it.
+    buffer = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
     return buffer, buffer.numpy()
 
 
@@ -154,28 +145,22 @@ class RecordedForwards:
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Records the forwards of all widths, unless that is done for the buffer as it is; checks them the first time.
-
-        Raises:
-            ConfigError: forwards cannot be recorded here, or compute something else than without a recording.
-        """
+        """Records the forwards of all widths, unless that is done for this buffer; checks them the first time."""
         if self._keys is self._cache.keys:
             return
         self._keys, self._replays = None, {}
         try:
             with _on(self._model.device):
                 for width in reversed(WIDTHS):  # the largest first: the others fit in its memory
-                    self._staging.send((), (), ReadPlan(()), width, num_words(width), np.empty((3, 0), dtype=np.int64))
+                    self._staging.send((), (), ReadPlan(()), (width, num_words(width)), np.empty((3, 0), np.int64))
                     self._replays[width] = self._record(partial(self._compute, width))
                 if not self._checked:
                     self._check()
         except ConfigError:
             raise
         except Exception as error:  # Triton has errors of its own, for example where it finds no C compiler
-            raise ConfigError(
-                f"forwards cannot be recorded on {self._model.device}: {type(error).__name__}: {error}; run with "
-                "--no-cuda-graphs (cuda_graphs=False)"
-            ) from error
+            reason = f"{type(error).__name__}: {error}; run with --no-cuda-graphs (cuda_graphs=False)"
+            raise ConfigError(f"forwards cannot be recorded on {self._model.device}: {reason}") from error
         self._checked, self._keys = True, self._cache.keys
 
     def serves(self, forwards: Sequence[Forward], plan: ReadPlan) -> bool:
@@ -195,7 +180,7 @@ class RecordedForwards:
             if not self._staging.holds(width, words, moved_3N.shape[1]):  # then two copies instead of one
                 self._cache.move_rows()
                 moved_3N = moved_3N[:, :0]
-            self._cache.move_rows(self._staging.send(forwards, lengths, plan, width, words, moved_3N))
+            self._cache.move_rows(self._staging.send(forwards, lengths, plan, (width, words), moved_3N))
             model, numbers_3W = self._model, self._staging.columns(width)[6:9]
             if width > WIDTHS[-1]:
                 # Launched one by one and without padding: from 512 rows of a large model on arithmetic takes longer
@@ -204,18 +189,14 @@ class RecordedForwards:
                 return read_out(plan, hidden_WC, model.logits, model.config.vocab_size, model.dtype, numbers_3W)
             self._replays[width]()
             if not plan.is_simple:
-                vocab_size = model.config.vocab_size
-                return read_out(plan, self._logits, Tensor.float, vocab_size, model.dtype, numbers_3W)
+                return read_out(plan, self._logits, Tensor.float, model.config.vocab_size, model.dtype, numbers_3W)
             answers_3W = fetch(self._answers[: 3 * width]).reshape(3, width)
         return plan.readouts(answers_3W[STATISTICS_OF_SIMPLE, : len(plan.suppressed)], self._model.dtype)
 
     def _hidden(self, width: int, words: int) -> tuple[Tensor, Tensor]:
-        """The residual stream of the rows in the staging buffer and its final norm, both [W, C]."""
-        columns = self._staging.columns(width)
-        bits_WB, cache = self._staging.bits(width, words), self._cache
-        return fused_hidden(
-            self._model, self._tables, columns[0], columns[1], columns[2:6], bits_WB, cache.keys, cache.values
-        )
+        # The residual stream of the rows in the staging buffer and its final norm, both [W, C].
+        rows_6W, bits_WB = self._staging.columns(width)[:6], self._staging.bits(width, words)
+        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, self._cache.keys, self._cache.values)
 
     def _compute(self, width: int) -> None:
         _, normed_WC = self._hidden(width, num_words(width))
@@ -235,10 +216,9 @@ class RecordedForwards:
             parts = np.array_split(range(width), min(width, num_sequences))
             sizes = [min(len(part), cache.capacity - length) for part, length in zip(parts, lengths, strict=False)]
             forwards = [self._forward(*pair) for pair in zip(lengths, sizes, strict=False)]
-            firsts = np.cumsum([0, *sizes])[:-1].tolist()
-            reads = [PackedRead(forward.reads[0], first) for forward, first in zip(forwards, firsts, strict=True)]
-            answers = self.read(forwards, ReadPlan(reads), lengths[: len(forwards)])
-            plan = ReadPlan([PackedRead(replace(read, margin=True), first) for read, first in reads])
+            answers = self.read(forwards, ReadPlan.of(forwards), lengths[: len(forwards)])
+            with_margin = [replace(forward, reads=(replace(forward.reads[0], margin=True),)) for forward in forwards]
+            plan = ReadPlan.of(with_margin)
             expected = read_out(plan, hidden_of(model, cache, forwards, "sdpa"), model.logits, model.config.vocab_size)
             _compare(width, answers, expected, TOLERANCES[model.dtype])
         for sequence in range(num_sequences):
@@ -253,27 +233,23 @@ class RecordedForwards:
         return Forward(tokens, positions, attention, (read,))
 
 
-def _compare(width: int, answers: Sequence[Readout], expected: Sequence[Readout], tolerance: float) -> None:
+def _compare(width: int, answers: Sequence[Any], expected: Sequence[Any], tolerance: float) -> None:
     difference, num_clear, num_wrong = 0.0, 0, 0
     for answer, right in zip(answers, expected, strict=True):
-        assert answer.given is not None
-        assert right.given is not None
-        assert right.margin is not None
         clear = right.margin > CLEAR_MARGIN
         num_clear += int(clear.sum())
         num_wrong += int((answer.tokens != right.tokens)[clear].sum())
         log_probs = np.log(np.maximum([answer.given, right.given], np.finfo(np.float32).tiny))
         difference = max(difference, float(np.abs(log_probs[0] - log_probs[1]).mean()))
     if not difference <= tolerance or num_wrong:
+        size = f"{difference:.3g} in log-probability on average, {num_wrong} of {num_clear} clear tokens"
         raise ConfigError(
-            f"a recorded forward of {width} rows differs from the same forward that is not recorded: {difference:.3g} "
-            f"in log-probability on average, {num_wrong} of {num_clear} clear tokens; the kernels do not work on this "
-            "device, so run with --no-cuda-graphs (cuda_graphs=False)"
+            f"a recorded forward of {width} rows differs from the same forward that is not recorded: {size}; the "
+            "kernels do not work on this device, so run with --no-cuda-graphs (cuda_graphs=False)"
         )
 
 
-def _shape(forwards: Sequence[Forward], plan: ReadPlan) -> tuple[int, int]:
-    """The width to which forwards are padded, and the words of a row of their pattern."""
+def _shape(forwards: Sequence[Forward], plan: ReadPlan) -> Shape:
     widest = max(len(forward.tokens) for forward in forwards)
     num_rows = max(sum(len(forward.tokens) for forward in forwards), len(plan.suppressed))
     width = next((width for width in WIDTHS if width >= num_rows), None)
@@ -281,5 +257,5 @@ def _shape(forwards: Sequence[Forward], plan: ReadPlan) -> tuple[int, int]:
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a CUDA device the current one, on which graphs are recorded and kernels start; no effect for a CPU."""
+    # Graphs are recorded and kernels start on the current device.
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from refusion_eval.engine.readout import MAX_LOGITS, PackedRead, ReadPlan, read_out
+from refusion_eval.engine.readout import MAX_LOGITS, ReadPlan, read_out
 from refusion_eval.models.attention import side_by_side
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Read, TokenArray, draw_key
@@ -75,7 +75,6 @@ def run_side_by_side(
 def score_targets(
     model: Transformer, hidden_TC: Tensor, rows: npt.ArrayLike, targets: npt.ArrayLike
 ) -> tuple[list[float], list[bool]]:
-    """Returns the log-probability of one token a row, and whether it has the largest logit."""
     rows_N, targets_N = torch.from_numpy(np.array([rows, targets], dtype=np.int64)).to(model.device)
     chunk = max(1, MAX_LOGITS // model.config.vocab_size)
     parts = []
@@ -94,13 +93,6 @@ class MaskedReading:
     shift: int  # rows between a masked position and the row that predicts it
     num_samples: int
     seed: int  # of the noise, >= 0; the noise of a pair depends on its tokens and the seed only
-
-
-class NoisedCopies(NamedTuple):
-    """Which tokens of a continuation are masked in each of S different copies, and the weight of each copy."""
-
-    masked_SL: npt.NDArray[np.bool_]
-    weights_S: npt.NDArray[np.float64]
 
 
 class _Text(NamedTuple):
@@ -132,8 +124,8 @@ def estimate_many(
     return scores
 
 
-def noised_copies(length: int, num_samples: int, key: int) -> NoisedCopies:
-    """Draws noised copies, or returns all possible copies if there are no more than `num_samples`."""
+def noised_copies(length: int, num_samples: int, key: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+    """Which tokens are masked in each of up to `num_samples` different copies, [S, L], and the weight of each copy."""
     if 2**length - 1 <= num_samples:  # all subsets, each with its probability 1 / L / C(L, l): no noise
         masked_SL = (np.arange(1, 2**length)[:, None] >> np.arange(length)) % 2 == 1
         num_alike = np.array([math.comb(length, size) for size in masked_SL.sum(axis=1).tolist()])
@@ -145,18 +137,17 @@ def noised_copies(length: int, num_samples: int, key: int) -> NoisedCopies:
         permuted = rng.random((num_samples, length)).argsort(axis=1)
         masked_SL, counts = np.unique(permuted <= spread[:, None] % length, axis=0, return_counts=True)
         probabilities = counts / num_samples
-    return NoisedCopies(masked_SL, probabilities * length / masked_SL.sum(axis=1))
+    return masked_SL, probabilities * length / masked_SL.sum(axis=1)
 
 
 def _bounds(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) -> list[float]:
-    noise = []
-    for text in texts:
-        key = draw_key(reading.seed, text.start, *text.tokens.tolist())
-        noise.append(noised_copies(len(text.tokens) - text.start, reading.num_samples, key))
+    keys = [draw_key(reading.seed, text.start, *text.tokens.tolist()) for text in texts]
+    sizes = [len(text.tokens) - text.start for text in texts]
+    noise = [noised_copies(size, reading.num_samples, key) for size, key in zip(sizes, keys, strict=True)]
     canvases = (
         _Canvas(index, text.start + np.flatnonzero(masked_L))
-        for index, (text, copies) in enumerate(zip(texts, noise, strict=True))
-        for masked_L in copies.masked_SL
+        for index, (text, (masked_SL, _)) in enumerate(zip(texts, noise, strict=True))
+        for masked_L in masked_SL
     )
     sums: list[list[float]] = [[] for _ in texts]
     for pack in _packs(texts, canvases):
@@ -170,7 +161,7 @@ def _bounds(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) 
         for canvas in pack:
             part = slice(first, first := first + len(canvas.masked))
             sums[canvas.text].append(math.fsum(log_probs[part]))
-    return [math.fsum(copies.weights_S * log_probs) for copies, log_probs in zip(noise, sums, strict=True)]
+    return [math.fsum(weights_S * log_probs) for (_, weights_S), log_probs in zip(noise, sums, strict=True)]
 
 
 def _are_greedy(model: Transformer, texts: Sequence[_Text], reading: MaskedReading) -> list[bool]:
@@ -183,7 +174,7 @@ def _are_greedy(model: Transformer, texts: Sequence[_Text], reading: MaskedReadi
         for pack in _packs(texts, canvases):
             hidden_TC, starts = _run(model, texts, pack, reading)
             reads = [
-                PackedRead(Read((canvas.masked - reading.shift).tolist(), suppress=(reading.mask_id,)), start)
+                (Read((canvas.masked - reading.shift).tolist(), suppress=(reading.mask_id,)), start)
                 for start, canvas in zip(starts, pack, strict=True)
             ]
             readouts = read_out(ReadPlan(reads), hidden_TC, model.logits, model.config.vocab_size)
@@ -199,7 +190,6 @@ def _are_greedy(model: Transformer, texts: Sequence[_Text], reading: MaskedReadi
 
 
 def _packs(texts: Sequence[_Text], canvases: Iterable[_Canvas]) -> Iterator[list[_Canvas]]:
-    """Splits canvases, in their order, into those of one forward each."""
     pack: list[_Canvas] = []
     num_rows = 0
     for canvas in canvases:
@@ -216,7 +206,6 @@ def _packs(texts: Sequence[_Text], canvases: Iterable[_Canvas]) -> Iterator[list
 def _run(
     model: Transformer, texts: Sequence[_Text], pack: Sequence[_Canvas], reading: MaskedReading
 ) -> tuple[Tensor, list[int]]:
-    """One forward: its residual stream, and the row at which each canvas begins."""
     filled = [texts[canvas.text].tokens.copy() for canvas in pack]
     for tokens, canvas in zip(filled, pack, strict=True):
         tokens[canvas.masked] = reading.mask_id

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of
+from refusion_eval.engine.readout import ReadPlan, hidden_of
 from refusion_eval.engine.recorded import RecordedForwards
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
@@ -18,9 +18,6 @@ from refusion_eval.types import Forward, Read, causal
 
 WIDTHS = (1, 8, 16, 32, 64, 128, 256)
 RECORDED_WIDTHS = (*WIDTHS, 384, 512)  # where rows cost less, decoders ask for more of them
-CONTEXT = 128
-NUM_ROUNDS = 5
-MAX_SECONDS = 10.0  # a wider forward is not timed once this is spent
 WORTH_KEEPING = 1.1  # a forward that takes at most this multiple of the time of one row counts as free
 
 
@@ -41,9 +38,9 @@ def time_forwards(
     model: Transformer,
     attention: Backend,
     widths: Sequence[int] = WIDTHS,
-    context: int = CONTEXT,
-    num_rounds: int = NUM_ROUNDS,
-    max_seconds: float = MAX_SECONDS,
+    context: int = 128,
+    num_rounds: int = 5,
+    max_seconds: float = 10.0,  # a wider forward is not timed once they are spent
     recorded: RecordedForwards | None = None,
 ) -> dict[int, list[float]]:
     """Times causal forwards after `context` committed rows, output head included: width -> seconds of each forward."""
@@ -71,9 +68,9 @@ def time_forwards(
 def _time_forward(
     model: Transformer, cache: KVCache, attention: Backend, width: int, context: int, recorded: RecordedForwards | None
 ) -> float:
-    positions = range(context, context + width)
-    tokens, read = [row % model.config.vocab_size for row in range(width)], Read(range(width))
-    forward, plan = Forward(tokens, positions, causal(width), (read,)), ReadPlan([PackedRead(read, 0)])
+    tokens, positions = [row % model.config.vocab_size for row in range(width)], range(context, context + width)
+    forward = Forward(tokens, positions, causal(width), (Read(range(width)),))
+    plan = ReadPlan.of([forward])
     if recorded is not None and recorded.serves([forward], plan):
         started = time.perf_counter()
         recorded.read([forward], plan, [context])
@@ -102,7 +99,6 @@ def fit(curve: dict[int, float]) -> WidthCost:
 
 
 def measure(model: Transformer, attention: Backend, recorded: RecordedForwards | None = None) -> WidthCost:
-    """Times a few forwards and fits them; takes a second on a small model, some seconds on a large model."""
-    widths = WIDTHS if recorded is None else RECORDED_WIDTHS
-    times = time_forwards(model, attention, widths, recorded=recorded)
+    # Takes a second on a small model, some seconds on a large model.
+    times = time_forwards(model, attention, WIDTHS if recorded is None else RECORDED_WIDTHS, recorded=recorded)
     return fit({width: statistics.median(seconds) for width, seconds in times.items()})

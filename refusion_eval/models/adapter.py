@@ -44,7 +44,12 @@ class LoraAdapter:
         except ImportError as error:
             raise ConfigError("an adapter needs peft, which is not installed: pip install peft") from error
         settings = _settings(directory)
-        matrices, self._model = _matrices(model), nn.Module()
+        names, shapes = model.family_layout.tensors, matrix_shapes(model)
+        layers = map(names.layer.format, range(model.num_layers))
+        matrices = {layer + name: shape for layer in layers for name, shape in shapes.items()}
+        if not model.tied_head:  # a tied head would change the embedding
+            matrices[names.head] = (model.vocab_size, model.hidden_size)
+        self._model = nn.Module()
         for name, shape in matrices.items():
             layer = nn.Linear(*shape[::-1], bias=False, device="meta")
             # One number for a whole matrix: peft puts the adapter on the device of the base, so that cannot be "meta".
@@ -80,14 +85,11 @@ class LoraAdapter:
         try:
             loaded = peft.set_peft_model_state_dict(self._model, tensors)
         except RuntimeError as error:
-            raise CheckpointError(
-                f"{path}: {_on_one_line(error)}; take the base that the adapter was made for"
-            ) from error
+            advice = "take the base that the adapter was made for"
+            raise CheckpointError(f"{path}: {_on_one_line(error)}; {advice}") from error
         if loaded.unexpected_keys:
-            raise CheckpointError(
-                f"{path}: {loaded.unexpected_keys[0]} is not a LoRA matrix of a target in {CONFIG_FILE}; take both "
-                "files from the same adapter, and the base that it was made for"
-            )
+            matrix = f"{loaded.unexpected_keys[0]} is not a LoRA matrix of a target in {CONFIG_FILE}"
+            raise CheckpointError(f"{path}: {matrix}; take both files from one adapter, and that adapter's own base")
         if missing := [name for name in loaded.missing_keys if ".lora_" in name]:
             raise CheckpointError(f"{path} lacks {missing[0]}; download the file again, or take the adapter's own base")
 
@@ -111,17 +113,8 @@ def _check_targets(directory: Path, settings: Mapping[str, Any], matrices: Mappi
     for target in targets if isinstance(targets, list) else []:
         if not any(module == target or module.endswith(f".{target}") for module in matrices):
             names = sorted({module.rpartition(".")[2] for module in matrices})
-            raise CheckpointError(
-                f"{directory / CONFIG_FILE}: target_modules names {target!r}, which matches no matrix of this model; "
-                f"it has {', '.join(names)}"
-            )
-
-
-def _matrices(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Shape of every matrix that can be adapted, by its module's name; a tied head would change the embedding."""
-    layers, shapes = map(model.tensors.layer.format, range(model.num_layers)), matrix_shapes(model)
-    matrices = {layer + name: shape for layer in layers for name, shape in shapes.items()}
-    return matrices if model.tied_head else matrices | {model.tensors.head: (model.vocab_size, model.hidden_size)}
+            entry = f"target_modules names {target!r}, which matches no matrix of this model"
+            raise CheckpointError(f"{directory / CONFIG_FILE}: {entry}; it has {', '.join(names)}")
 
 
 def _insert(model: nn.Module, name: str, layer: nn.Module) -> None:

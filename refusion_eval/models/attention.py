@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from refusion_eval.errors import DecodeError
 from refusion_eval.models.cache import KVCache
+from refusion_eval.types import Attention
 
 try:
     from flash_attn import flash_attn_func as flash_attn_func
@@ -20,6 +24,9 @@ except ImportError:
     flash_attn_func = None
 
 Backend = Literal["sdpa", "flash", "native"]
+# Stores the keys and values of the rows of a layer, [T, G, D], and returns the attended values, [T, H, D].
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+BoolArray = npt.NDArray[np.bool_]
 
 # Which rows of its own forward a row sees: all, those up to itself, or those of a pattern. It sees every committed row.
 ALL, CAUSAL, PATTERN = 0, 1, 2
@@ -27,13 +34,119 @@ ALL, CAUSAL, PATTERN = 0, 1, 2
 # On a CPU in float32 two products and a softmax took 0.62 to 0.9 of the time of torch's fused kernel (1 to 90 queries,
 # 90 to 130 keys), whose blocks are made for long texts. Beyond this many scores a head their memory costs more.
 MAX_DENSE = 1 << 18
+# A CPU pays for arithmetic on padding; beyond this ratio of padded to true rows separate calls were faster (16
+# sequences of 1 to 300 rows: 4.9 against 29 ms a layer; all of 1 row: 1.0 against 0.4). A GPU pays for calls.
+MAX_CPU_PADDING = 1.5
+# Patterns of up to this many rows are cached, 256 KiB each at most; those of long prompts are computed each time.
+MAX_KEPT_ROWS = 512
+
+
+def check_attention(attention: Attention) -> None:
+    start = 0
+    for segment in attention:
+        if segment.size < 1 or any(not 0 <= first <= last <= start for first, last in segment.sees):
+            raise DecodeError(f"attention segment {segment} at row {start} is empty or sees rows not before it")
+        start += segment.size
+
+
+def visible(attention: Attention) -> BoolArray:
+    """Which rows of a forward see which of its own rows, [Q, Q], read-only; committed rows are seen by all."""
+    return _kept_pattern(attention) if _num_rows(attention) <= MAX_KEPT_ROWS else _pattern(attention)
+
+
+def _num_rows(attention: Attention) -> int:
+    return sum(segment.size for segment in attention)
+
+
+def _pattern(attention: Attention) -> BoolArray:
+    mask_QQ = np.zeros((_num_rows(attention),) * 2, dtype=np.bool_)
+    start = 0
+    for segment in attention:
+        rows = slice(start, start := start + segment.size)
+        for first, last in segment.sees:
+            mask_QQ[rows, first:last] = True
+        mask_QQ[rows, rows] = np.tri(segment.size, dtype=np.bool_) if segment.causal else True
+    mask_QQ.flags.writeable = False
+    return mask_QQ
+
+
+_kept_pattern = lru_cache(maxsize=256)(_pattern)
+
+
+@lru_cache(maxsize=256)
+def is_causal(attention: Attention) -> bool:
+    """Whether every row sees exactly the rows before it and itself."""
+    if len(attention) == 1:  # a long prompt, whose pattern would be large
+        return attention[0].causal
+    return np.array_equal(visible(attention), np.tri(_num_rows(attention), dtype=np.bool_))
+
+
+@lru_cache(maxsize=256)
+def sees_everything(attention: Attention) -> bool:
+    """Whether every row sees every row, so that no mask is needed."""
+    if len(attention) == 1:
+        return attention[0].size == 1 or not attention[0].causal
+    return bool(visible(attention).all())
+
+
+def additive_mask(
+    attentions: Sequence[Attention], lengths: Sequence[int], num_groups: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """The masks of sequences padded to one size, [S G, 1, Q, K], 0 where visible and -inf elsewhere; None for none."""
+    # Additive, because the kernels turn a boolean mask into this once a layer.
+    patterns = [visible(attention) for attention in attentions]
+    sizes = {(length, len(pattern)) for length, pattern in zip(lengths, patterns, strict=True)}
+    if len(sizes) == 1 and all(sees_everything(attention) for attention in attentions):
+        return None
+    num_queries = max(len(pattern) for pattern in patterns)
+    num_keys = max(length + len(pattern) for length, pattern in zip(lengths, patterns, strict=True))
+    seen_SQK = np.zeros((len(patterns), num_queries, num_keys), dtype=np.bool_)
+    for seen_QK, length, pattern in zip(seen_SQK, lengths, patterns, strict=True):
+        num_rows = len(pattern)
+        seen_QK[:num_rows, :length] = True
+        seen_QK[:num_rows, length : length + num_rows] = pattern
+        seen_QK[num_rows:, 0] = True  # a padding row: an empty softmax would be NaN, which spreads
+    # Rows begin at multiples of 8 numbers; any other mask is copied by torch's kernel in every layer.
+    shape = (len(patterns), num_groups, num_queries, -(-num_keys // 8) * 8)
+    mask_SGQK = torch.zeros(shape, dtype=dtype, device=device)[..., :num_keys]
+    mask_SGQK.masked_fill_(torch.from_numpy(~seen_SQK).to(device)[:, None], float("-inf"))
+    return mask_SGQK.flatten(0, 1)[:, None]
+
+
+def sequence_table(
+    cache: KVCache, attentions: Sequence[Attention], sequences: Sequence[int]
+) -> tuple[npt.NDArray[np.int64], BoolArray]:
+    """Of each sequence its index, committed rows, rows, kind of pattern and where that begins, [S, 5]; the patterns."""
+    table, patterns, begin = np.empty((len(sequences), 5), dtype=np.int64), [np.empty(0, dtype=np.bool_)], 0
+    for line, sequence, attention in zip(table, sequences, attentions, strict=True):
+        kind = ALL if sees_everything(attention) else CAUSAL if is_causal(attention) else PATTERN
+        line[:] = sequence, cache.lengths[sequence], _num_rows(attention), kind, begin
+        if kind == PATTERN:
+            patterns.append(visible(attention).ravel())
+            begin += patterns[-1].size
+    return table, np.concatenate(patterns)
+
+
+def attend_over(
+    cache: KVCache, attentions: Sequence[Attention], backend: Backend, sequences: Sequence[int] | None = None
+) -> Attend:
+    """The attention function of one model call, for these indices of the cache, ascending, or for 0, 1, ... of it."""
+    sequences = range(len(attentions)) if sequences is None else sequences
+    if len(attentions) == 1:
+        return OneSequence(cache, sequences[0], attentions[0], backend)
+    widths = [_num_rows(attention) for attention in attentions]
+    costly = cache.keys.device.type == "cpu" and len(widths) * max(widths) > MAX_CPU_PADDING * sum(widths)
+    if costly or sequences[-1] >= len(widths):  # there are gaps between the sequences
+        alone = [OneSequence(cache, *pair, backend) for pair in zip(sequences, attentions, strict=True)]
+        return OneByOne(alone, widths)
+    return Padded(cache, attentions, widths)
 
 
 def grouped_attention(
-    q_THD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, mask_TK: Tensor | None, is_causal: bool
+    q_THD: Tensor, keys_GKD: Tensor, values_GKD: Tensor, mask: Tensor | None, is_causal: bool
 ) -> Tensor:
     q_GRTD = q_THD.unflatten(1, (keys_GKD.shape[0], -1)).permute(1, 2, 0, 3)
-    out_GRTD = _attend(q_GRTD, keys_GKD, values_GKD, mask_TK, is_causal)
+    out_GRTD = _attend(q_GRTD, keys_GKD, values_GKD, mask, is_causal)
     return out_GRTD.permute(2, 0, 1, 3).flatten(1, 2)
 
 
@@ -64,18 +177,20 @@ def _causal_mask(num_rows: int) -> Tensor:
 class OneSequence:
     """Attention for a forward of one sequence: writes its staged rows in place, then attends over all its rows."""
 
-    # The mask is additive; None if every row sees all rows, or with `causal`: then either nothing is committed or
-    # `flash` is used.
-    def __init__(
-        self, cache: KVCache, sequence: int, num_rows: int, mask_QK: Tensor | None, causal: bool, flash: bool
-    ) -> None:
-        start = cache.lengths[sequence]
-        end = start + num_rows
+    def __init__(self, cache: KVCache, sequence: int, attention: Attention, backend: Backend) -> None:
+        start, is_triangle = cache.lengths[sequence], is_causal(attention)
+        end = start + _num_rows(attention)
         self._keys = cache.keys[:, sequence, :, :end]
         self._values = cache.values[:, sequence, :, :end]
         self._new_keys = self._keys[:, :, start:].transpose(1, 2)
         self._new_values = self._values[:, :, start:].transpose(1, 2)
-        self._mask_QK, self._causal, self._flash = mask_QK, causal, flash
+        self._flash = backend == "flash" and is_triangle
+        # torch's own triangle begins at the first key, not after committed keys. A mask is built only if the kernels
+        # need it: without a mask they skip half of the work of a causal text.
+        self._causal = self._flash or (start == 0 and is_triangle and not sees_everything(attention))
+        self._mask = None
+        if not self._causal:
+            self._mask = additive_mask([attention], [start], 1, cache.keys.dtype, cache.keys.device)
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
         self._new_keys[layer].copy_(k_TGD)
@@ -84,14 +199,14 @@ class OneSequence:
         if self._flash:
             batch = (q_THD[None], keys_GKD.transpose(0, 1)[None], values_GKD.transpose(0, 1)[None])
             # flash-attn aligns the causal triangle with the last key, as committed rows require.
-            return flash_attn_func(*batch, causal=self._causal)[0]
-        return grouped_attention(q_THD, keys_GKD, values_GKD, self._mask_QK, self._causal)
+            return flash_attn_func(*batch, causal=True)[0]
+        return grouped_attention(q_THD, keys_GKD, values_GKD, self._mask, self._causal)
 
 
 class OneByOne:
     """Attention for a forward of several sequences, one call each: the least arithmetic, the most calls."""
 
-    def __init__(self, sequences: Sequence[Callable[..., Tensor]], widths: Sequence[int]) -> None:
+    def __init__(self, sequences: Sequence[Attend], widths: Sequence[int]) -> None:
         self._sequences, self._widths = sequences, list(widths)
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
@@ -102,18 +217,18 @@ class OneByOne:
 class Padded:
     """Attention for a forward of several sequences, padded to one width: one call, arithmetic on padding."""
 
-    # Only attention is padded; everything else of a forward runs over the packed rows. The mask is additive, one for
-    # each sequence and key-value head, [S G, 1, Q, K], and a padding row sees at least one key in it; None if every row
-    # sees all.
-    def __init__(self, cache: KVCache, widths: Sequence[int], mask: Tensor | None) -> None:
-        num_sequences, num_queries = len(widths), max(widths)
-        num_keys = max(length + width for length, width in zip(cache.lengths, widths, strict=False))
-        self._cache, self._num_queries, self._mask = cache, num_queries, mask
+    # Only attention is padded; everything else of a forward runs over the packed rows.
+
+    def __init__(self, cache: KVCache, attentions: Sequence[Attention], widths: Sequence[int]) -> None:
+        num_sequences, num_queries, lengths = len(widths), max(widths), cache.lengths[: len(widths)]
+        num_keys = max(length + width for length, width in zip(lengths, widths, strict=True))
+        self._cache, self._num_queries = cache, num_queries
+        self._mask = additive_mask(attentions, lengths, cache.keys.shape[2], cache.keys.dtype, cache.keys.device)
         self._keys = cache.keys[:, :num_sequences, :, :num_keys]
         self._values = cache.values[:, :num_sequences, :, :num_keys]
         sequences = [sequence for sequence, width in enumerate(widths) for _ in range(width)]
         rows = [row for width in widths for row in range(width)]
-        cache_rows = [cache.lengths[sequence] + row for sequence, row in zip(sequences, rows, strict=True)]
+        cache_rows = [lengths[sequence] + row for sequence, row in zip(sequences, rows, strict=True)]
         padded = [sequence * num_queries + row for sequence, row in zip(sequences, rows, strict=True)]
         index = torch.tensor([sequences, cache_rows, padded], device=cache.keys.device)
         self._sequences_T, self._cache_rows_T, self._padded_T = index

@@ -41,6 +41,7 @@ class KVCache:
     def __init__(
         self, config: ModelConfig, num_sequences: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        self.num_sequences, self.capacity = num_sequences, capacity
         shape = (config.num_layers, num_sequences, config.num_kv_heads, capacity, config.head_dim)
         # Zeros, not empty: a masked key still enters a product with weight 0, and 0 * NaN is NaN.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
@@ -51,15 +52,7 @@ class KVCache:
         self.approximations: list[ScoredRows | Features | None] = [None] * num_sequences
         # Whether the next `move_rows` moves the rows of a commit, so that their numbers are sent with the next forward.
         self.defers_moves = False
-        self.moves: list[tuple[int, Sequence[int], Sequence[int]]] = []
-
-    @property
-    def capacity(self) -> int:
-        return self.keys.shape[3]
-
-    @property
-    def num_sequences(self) -> int:
-        return self.keys.shape[1]
+        self.moves: list[tuple[int, int, int]] = []  # sequence, source row and target row
 
     def reserve(self, num_rows: int) -> None:
         if num_rows > self.capacity:
@@ -71,6 +64,7 @@ class KVCache:
         """Gives the buffer another size, which must hold the rows of the first sequences; it keeps only these."""
         num_more = num_sequences - self.num_sequences
         more = (0, 0, 0, capacity - self.capacity, 0, 0, 0, num_more)
+        self.num_sequences, self.capacity = num_sequences, capacity
         # One after the other, so that only one former buffer stands beside its successor.
         self.keys = torch.nn.functional.pad(self.keys, more)
         self.values = torch.nn.functional.pad(self.values, more)
@@ -94,7 +88,6 @@ class KVCache:
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
-        """Moves the committed rows and features of a sequence to another index."""
         self.move_rows()
         length = self.lengths[source]
         self.wipe(target)
@@ -110,41 +103,32 @@ class KVCache:
             self.approximations[sequence] = None
 
     @torch.inference_mode()
-    def commit(
-        self, sequence: int, rows: Sequence[int], replace: Sequence[int] | None = None, keep: int | None = None
-    ) -> None:
+    def commit(self, sequence: int, rows: Sequence[int], keep: int | None = None) -> None:
         """Keeps some rows of the last forward and drops the others; arguments as `Commit`, errors are DecodeError."""
         length, staged = self.lengths[sequence], self.staged[sequence]
-        if keep is not None and (replace is not None or not 0 <= keep <= length):
-            raise DecodeError(f"keep={keep} of {length} committed rows, replace={replace}")
+        start = length if keep is None else keep
+        if not 0 <= start <= length:
+            raise DecodeError(f"keep={keep} of {length} committed rows")
         if any(not 0 <= row < staged for row in rows):
             raise DecodeError(f"commit of rows {list(rows)} after a forward of {staged} rows")
-        start = length if keep is None else keep
-        scored = self.approximations[sequence]
+        scored, num_kept = self.approximations[sequence], len(rows)
         if rows and isinstance(scored, ScoredRows):
-            if replace is not None or list(scored.rows) != list(rows):
+            if list(scored.rows) != list(rows):
                 raise DecodeError(
-                    f"commit of rows {list(rows)}, replace={replace}; they must be those that the forward before "
-                    f"scored ({list(scored.rows)}), and replace nothing"
+                    f"commit of rows {list(rows)}; they must be those that the forward before scored "
+                    f"({list(scored.rows)})"
                 )
             self._copy_best(sequence, scored, start)
-            self.lengths[sequence] = start + scored.best
-        elif replace is not None:
-            if len(replace) != len(rows) or any(not 0 <= row < length for row in replace):
-                raise DecodeError(f"{len(rows)} rows cannot replace cache rows {list(replace)} of {length} committed")
-            self._copy(sequence, [length + row for row in rows], replace)
+            num_kept = scored.best
         else:
-            # A leading run 0, 1, 2, ... stands where it belongs; only what follows is moved.
-            in_place = 0
-            while in_place < len(rows) and start + in_place == length + rows[in_place]:
-                in_place += 1
-            sources = [length + row for row in rows[in_place:]]
-            self._copy(sequence, sources, range(start + in_place, start + len(rows)))
-            self.lengths[sequence] = start + len(rows)
-        self.staged[sequence] = 0
+            # Rows that stand where they belong, as a leading run 0, 1, 2, ... does, are not moved.
+            pairs = zip((length + row for row in rows), range(start, start + num_kept), strict=True)
+            self.moves += [(sequence, source, target) for source, target in pairs if source != target]
+            if not self.defers_moves:
+                self.move_rows()
+        self.lengths[sequence], self.staged[sequence] = start + num_kept, 0
 
     def _copy_best(self, sequence: int, scored: ScoredRows, start: int) -> None:
-        """Moves the best of the scored rows of each layer to `start`, in their order."""
         # A stable sort: among equals the first rows win, on every device.
         order_LN = scored.scores_LK.sort(dim=1, descending=True, stable=True).indices[:, : scored.best]
         rows_K = torch.tensor(list(scored.rows), dtype=torch.int64, device=self.keys.device) + self.lengths[sequence]
@@ -154,16 +138,9 @@ class KVCache:
         for buffer in (self.keys, self.values):
             buffer[:, sequence, :, start : start + scored.best] = buffer[:, sequence].gather(2, index)
 
-    def _copy(self, sequence: int, sources: Sequence[int], targets: Sequence[int]) -> None:
-        if sources:
-            self.moves.append((sequence, sources, targets))
-            if not self.defers_moves:
-                self.move_rows()
-
     def moved_rows(self) -> npt.NDArray[np.int64]:
         """Sequence, source row and target row of every row that is to be moved, [3, rows]."""
-        moves = [(sequence, *rows) for sequence, *both in self.moves for rows in zip(*both, strict=True)]
-        return np.array(moves, dtype=np.int64).reshape(-1, 3).T.copy()
+        return np.array(self.moves, dtype=np.int64).reshape(-1, 3).T.copy()
 
     @torch.inference_mode()
     def move_rows(self, moved_3N: Tensor | None = None) -> None:

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from huggingface_hub import errors as hub
 from huggingface_hub import snapshot_download
@@ -17,14 +17,11 @@ from refusion_eval.untrusted import kind_of, parse_json, read_plain
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-DEFAULT_ROPE_THETA = 10_000.0
-DEFAULT_RMS_NORM_EPS = 1e-6
 # The dtype that the training precision stands for in a config.json without a dtype.
 DTYPE_OF_PRECISION = {"amp_bf16": "bfloat16", "amp_fp16": "float16"}
 
 
-@dataclass(frozen=True)
-class Location:
+class Location(NamedTuple):
     name: str
     directory: Path
     revision: str | None  # the commit on the hub; None for a local directory
@@ -54,8 +51,7 @@ def _refuse_pipes(directory: Path) -> None:
 
 
 def fetch_weights(location: Location) -> None:
-    """Downloads the weights of a hub checkpoint into its directory; does nothing for a local directory."""
-    if location.revision is not None:
+    if location.revision is not None:  # a checkpoint of the hub
         _download(location.name, location.revision, WEIGHT_FILES)
 
 
@@ -71,10 +67,9 @@ def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
         advice = " is neither a directory here nor a public hub id; check the spelling, or log in if it is private"
         raise CheckpointError(name + advice) from error
     except (hub.LocalEntryNotFoundError, hub.HfHubHTTPError, OSError) as error:
-        raise CheckpointError(
-            f"{name} is neither a directory here nor in the local cache, and the hub cannot be reached "
-            f"({type(error).__name__}); go online or give the directory of a downloaded copy"
-        ) from error
+        places = "neither a directory here nor in the local cache"
+        advice = f"the hub cannot be reached ({type(error).__name__}); go online or give a downloaded copy's directory"
+        raise CheckpointError(f"{name} is {places}, and {advice}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +180,6 @@ LAYOUT_FILE = "refusion_layout.json"
 
 
 def read_family(directory: Path, model_type: str) -> Family | None:
-    """The family of a checkpoint: that of its `LAYOUT_FILE`, else of its model_type; None if there is neither."""
     # The file names the family that the architecture is "like", and its own `qkv_bias`, `qk_norm`, `kind`, and entries
     # of `tensors` and `keys`.
     path = directory / LAYOUT_FILE
@@ -239,30 +233,15 @@ class ModelConfig:
 
     @property
     def family_layout(self) -> Family:
-        """The family by which tensors are named and computed."""
         return self.layout or FAMILIES[self.family]
-
-    @property
-    def tensors(self) -> TensorNames:
-        return self.family_layout.tensors
-
-    @property
-    def qkv_bias(self) -> bool:
-        return self.family_layout.qkv_bias
-
-    @property
-    def qk_norm(self) -> bool:
-        return self.family_layout.qk_norm
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(read_plain(path))
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.parent} has no {path.name}; give a directory in Hugging Face layout "
-            "(config.json, *.safetensors, tokenizer files)"
-        ) from None
+        advice = "give a directory in Hugging Face layout (config.json, *.safetensors, tokenizer files)"
+        raise CheckpointError(f"{path.parent} has no {path.name}; {advice}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download the file again") from error
     if not isinstance(content, dict):
@@ -271,19 +250,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def model_config(directory: Path) -> ModelConfig:
-    """Reads config.json of a checkpoint directory; refuses a model that the forward pass does not compute."""
     path = directory / "config.json"
     return parse_model_config(read_json(path), path)
 
 
 def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
+    """The sizes that a config.json states; refuses a model that the forward pass does not compute."""
     name = str(raw.get("model_type"))
     family = read_family(path.parent, name)
     if family is None:
+        others = "any other that transformers has, slowly, with backend=transformers"
         raise CheckpointError(
             f"{path}: model_type is {name!r} (architectures {raw.get('architectures')}); "
-            f"this version computes {', '.join(FAMILIES)}, and any other that transformers has, slowly, with "
-            "backend=transformers"
+            f"this version computes {', '.join(FAMILIES)}, and {others}"
         )
     _refuse_variants(path, raw, family)
     keys = family.keys
@@ -298,7 +277,7 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=_size(path, raw, keys.num_kv_heads, default=num_heads),
         head_dim=_size(path, raw, "head_dim", default=hidden_size // num_heads),
-        rms_norm_eps=_number(path, "rms_norm_eps", raw.get("rms_norm_eps", DEFAULT_RMS_NORM_EPS)),
+        rms_norm_eps=_number(path, "rms_norm_eps", raw.get("rms_norm_eps", 1e-6)),
         rope_theta=rope_theta,
         max_positions=_size(path, raw, keys.max_positions),
         tied_head=bool(raw.get(keys.tied_head, False)),
@@ -309,10 +288,8 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         layout=None if family is FAMILIES.get(name) else family,
     )
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
-        raise CheckpointError(
-            f"{path}: {config.num_heads} query heads must be a multiple of {config.num_kv_heads} key-value heads, "
-            f"and head_dim {config.head_dim} must be even"
-        )
+        heads = f"{config.num_heads} query heads must be a multiple of {config.num_kv_heads} key-value heads"
+        raise CheckpointError(f"{path}: {heads}, and head_dim {config.head_dim} must be even")
     return config
 
 
@@ -335,7 +312,7 @@ def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise CheckpointError(f"{path}: rope_parameters (or rope_scaling) is {rope!r}; it must be an object")
-    theta = _number(path, "rope_theta", rope.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA)
+    theta = _number(path, "rope_theta", rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if any(isinstance(value, Mapping) for value in rope.values()):
         kind = "one kind of layer, another for the next"
@@ -347,10 +324,8 @@ def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None
         factors = {name: float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor")}
         return theta, RopeScaling(**factors, original_max_positions=int(rope["original_max_position_embeddings"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: rotary scaling 'llama3' lacks a number ({error!r}); it needs factor, low_freq_factor, "
-            "high_freq_factor and original_max_position_embeddings"
-        ) from error
+        numbers = "factor, low_freq_factor, high_freq_factor and original_max_position_embeddings"
+        raise CheckpointError(f"{path}: rotary scaling 'llama3' lacks a number ({error!r}) of {numbers}") from error
 
 
 def _refuse_variants(path: Path, raw: Mapping[str, Any], family: Family) -> None:
@@ -413,7 +388,6 @@ CARDS: dict[str, Card] = {
 
 
 def checkpoint_card(name: str, directory: Path) -> Card:
-    """The card of a known checkpoint or of a local copy of it, else a card read from the files of the directory."""
     # A copy or a fine-tune is recognised by its shape, unless its config.json has a backbone, decoders or a mask token
     # of its own. For all others: mask_token_id of config.json before the tokenizer's mask token before its token
     # "<|mask|>"; eos_token_id of generation_config.json before that of config.json.
@@ -426,6 +400,9 @@ def checkpoint_card(name: str, directory: Path) -> Card:
             return replace(card, name=name)
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
+    decoders = config.get("decoders", [])
+    if not isinstance(decoders, list) or not all(isinstance(decoder, str) and decoder for decoder in decoders):
+        raise CheckpointError(f"{path}: decoders is {decoders!r}; it must be a list of decoder names")
     mask_id = config.get("mask_token_id")
     if mask_id is None:
         mask_id = _tokenizer_mask_id(directory)
@@ -441,7 +418,7 @@ def checkpoint_card(name: str, directory: Path) -> Card:
         eos_ids=_ids(generation_path, "eos_token_id", generation.get("eos_token_id"))
         or _ids(path, "eos_token_id", config.get("eos_token_id")),
         kind=kind or ("causal" if mask_id is None else "masked"),
-        decoders=_own_decoders(path, config),
+        decoders=tuple(decoders),
     )
 
 
@@ -455,13 +432,6 @@ def _is_copy(config: Mapping[str, Any], card: Card) -> bool:
         return False
     same_mask = config.get("mask_token_id", card.mask_id) == card.mask_id
     return same_mask and all(config.get(key) == value for key, value in card.shape.items())
-
-
-def _own_decoders(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    decoders = config.get("decoders", [])
-    if not isinstance(decoders, list) or not all(isinstance(decoder, str) and decoder for decoder in decoders):
-        raise CheckpointError(f"{path}: decoders is {decoders!r}; it must be a list of decoder names")
-    return tuple(decoders)
 
 
 def _ids(path: Path, key: str, value: object) -> tuple[int, ...]:
@@ -486,7 +456,5 @@ def _tokenizer_mask_id(directory: Path) -> int | None:
         added = read_json(tokenizer_path).get("added_tokens", []) if tokenizer_path.is_file() else []
         return next((token["id"] for token in added if token.get("content") == mask_token), None)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} or tokenizer.json beside it lists its added tokens in an unknown form ({error!r}); download both "
-            "files again"
-        ) from error
+        form = f"lists its added tokens in an unknown form ({error!r})"
+        raise CheckpointError(f"{path} or tokenizer.json beside it {form}; download both files again") from error

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import math
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -18,11 +19,9 @@ from refusion_eval.models import attention
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.checkpoint import ModelConfig
 
-NVIDIA_SMI_SECONDS = 20
 DEVICE_FILES = Path("/dev")
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
-NUM_COPIES = 5
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
 
 # While a buffer grows, half of the old buffer is held next to the new buffer, which is at least as large.
@@ -36,25 +35,19 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         if not torch.cuda.is_available() and (gpu := unusable_gpu()):
             raise ConfigError(
-                f"this machine has a GPU ({gpu}), and torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use "
-                "it: its driver may be too old for this build, or this is a build for CPUs. Set "
-                "REFUSION_EVAL_TORCH_INDEX to an index with builds for this driver (`default`: the one of pip), remove "
-                ".venv and run bash eval.sh --setup. "
-                "To go on with the CPU all the same, give device=cpu, or hide the GPU with CUDA_VISIBLE_DEVICES=''"
+                f"this machine has a GPU ({gpu}), which torch {torch.__version__} (CUDA {torch.version.cuda}) cannot "
+                "use: its driver may be too old for this build, or the build is for CPUs. Set REFUSION_EVAL_TORCH_INDEX"
+                " to an index with builds for this driver (`default`: that of pip), remove .venv and run bash eval.sh "
+                "--setup. To use the CPU, give device=cpu, or hide the GPU with CUDA_VISIBLE_DEVICES=''"
             )
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device={name!r} is unknown; choose auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={name!r} is not supported; choose auto, cpu, cuda or cuda:N")
+    if not re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", name):
+        raise ConfigError(f"device={name!r} is unknown; choose auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cuda":
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(
-                f"device={name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here; give device=cpu, the "
-                "number of one that `refusion-eval doctor` lists, or PyTorch a build with CUDA"
-            )
+        if (device.index or 0) >= (number := torch.cuda.device_count()):
+            advice = "give device=cpu, a number that `refusion-eval doctor` lists, or PyTorch a build with CUDA"
+            raise ConfigError(f"device={name!r}, but torch sees {number} CUDA devices here; {advice}")
         # On compute capability 9 and above torch may prefer cuDNN for bfloat16. It builds a plan for every new pair of
         # query and key lengths, which takes tens of milliseconds and is never freed; here nearly every forward is one.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -63,7 +56,6 @@ def choose_device(name: str) -> torch.device:
 
 @contextlib.contextmanager
 def cpu_threads(number: int | None) -> Iterator[None]:
-    """A block in which torch computes with this many threads; None leaves their number as it is."""
     before = torch.get_num_threads()
     if number is None or number == before:
         yield
@@ -77,7 +69,6 @@ def cpu_threads(number: int | None) -> Iterator[None]:
 
 
 def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backend:
-    """The backend of a name; "auto" is "native" on a CPU in float32 and "sdpa" elsewhere."""
     if name not in ("auto", *BACKENDS):
         raise ConfigError(f"attention={name!r} is unknown; choose auto, {', '.join(BACKENDS)}")
     if name == "auto":
@@ -113,15 +104,11 @@ def unusable_gpu() -> str | None:
     if shutil.which("nvidia-smi"):
         command = ["nvidia-smi", "-L"]
         try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return next((line.partition(" (")[0] for line in answer.stdout.splitlines() if line.startswith("GPU ")), None)
     return next((str(path) for path in sorted(DEVICE_FILES.glob("nvidia[0-9]*"))), None)
-
-
-def device_label(device: torch.device) -> str:
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def energy_counter(device: torch.device) -> Callable[[], float] | None:
@@ -153,14 +140,14 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of the weights that every forward reads: all layers and the output head."""
     hidden, heads, groups = config.hidden_size, config.num_heads, config.num_kv_heads
     attention = 2 * hidden * (heads + groups) * config.head_dim
-    attention += config.qkv_bias * (heads + 2 * groups) * config.head_dim + config.qk_norm * 2 * config.head_dim
+    layout = config.family_layout
+    attention += layout.qkv_bias * (heads + 2 * groups) * config.head_dim + layout.qk_norm * 2 * config.head_dim
     per_layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
     # Of the embedding only the rows of the tokens are read.
     return (config.num_layers * per_layer + hidden + config.vocab_size * hidden) * dtype.itemsize
 
 
 def cache_bytes_per_row(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of one position over all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
@@ -171,7 +158,7 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []
-    for _ in range(NUM_COPIES + 1):  # the first copy allocates the pages of the target
+    for _ in range(6):  # the first copy allocates the pages of the target
         synchronize(device)
         started = time.perf_counter()
         target.copy_(source)
@@ -198,5 +185,4 @@ def default_budget(device: torch.device, config: ModelConfig, dtype: torch.dtype
 
 
 def rows_within(budget: int, config: ModelConfig, dtype: torch.dtype) -> int:
-    """Cache rows, over all sequences of a batch, that fit a budget of bytes."""
     return int(USABLE_SHARE * budget) // cache_bytes_per_row(config, dtype)

@@ -1,8 +1,7 @@
 """One forward of fixed shape in few operations, each of which is one or two kernels on CUDA.
 
 The body of each operation is its definition in plain torch, which runs on a CPU. On CUDA the kernel of the same name in
-`refusion_eval.models.kernels` runs instead. Numbers that differ from forward to forward are read on the device, so that
-a CUDA graph can record the operations.
+`refusion_eval.models.kernels` runs instead. What differs between forwards is read on the device, for CUDA graphs.
 
 Where each row belongs is told by four numbers: its sequence, the committed rows of that sequence, the rows of that
 sequence in this forward, and the number of the row among them. The rows of a sequence are neighbours, and the sequences
@@ -160,16 +159,10 @@ def pack_pattern(pattern_QQ: npt.NDArray[np.bool_], num_words: int) -> npt.NDArr
 
 
 def fused_hidden(
-    model: Transformer,
-    tables: Tensor,
-    tokens_W: Tensor,
-    positions_W: Tensor,
-    places_4W: Tensor,
-    bits_WB: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    model: Transformer, tables: Tensor, rows_6W: Tensor, bits_WB: Tensor, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The residual stream of all rows of a forward and its final norm, both [W, C]; keys are [L, S, G, K, D]."""
+    tokens_W, positions_W, places_4W = rows_6W[0], rows_6W[1], rows_6W[2:]
     weights, eps = model.weights, model.config.rms_norm_eps
     x_WC = model.embed(tokens_W)
     normed_WC = rms_norm(x_WC, weights.layers[0].input_norm, eps)

@@ -4,9 +4,7 @@ Matrix products of a forward of few rows read the weights at the speed of the me
 small, so the number of kernels counts: each costs one to two microseconds, whatever it computes. All sums are float32,
 and results are rounded once, to the dtype of the model.
 
-Shapes: W rows of a forward, C residual width, H query heads, G key-value heads, D head width, I width of the MLP,
-V vocabulary, S sequences, K rows of the KV buffer, B 64-bit words a row of the visibility pattern, N rows that are
-read.
+Types and shapes of the functions are those of the operations of the same names in `fused`.
 """
 
 import torch
@@ -243,17 +241,12 @@ def read_whole_kernel(logits, rows, given, parts, out, vocab_size, num_reads, SP
     tl.store(out + 2 * num_reads + read, given_prob)
 
 
-# Types and shapes of the functions below are those of the operations of the same names in `fused`.
-
-
 def add_rms_norm(x_WC, added_WC, weight_C, eps):
     num_rows, width = x_WC.shape
     total, normed = torch.empty_like(x_WC), torch.empty_like(x_WC)
     block = triton.next_power_of_2(width)
-    num_warps = max(1, min(16, block // 512))
-    add_rms_norm_kernel[(num_rows,)](
-        x_WC, added_WC, weight_C, total, normed, width, eps, BLOCK=block, num_warps=num_warps
-    )
+    tensors, num_warps = (x_WC, added_WC, weight_C, total, normed), max(1, min(16, block // 512))
+    add_rms_norm_kernel[(num_rows,)](*tensors, width, eps, BLOCK=block, num_warps=num_warps)
     return total, normed
 
 
@@ -261,7 +254,7 @@ def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD,
     _, num_groups, _, head = keys_SGKD.shape
     num_rows = qkv_WO.shape[0]
     num_heads = qkv_WO.shape[1] // head - 2 * num_groups
-    queries = torch.empty(num_rows, num_heads, head, dtype=qkv_WO.dtype, device=qkv_WO.device)
+    queries = qkv_WO.new_empty(num_rows, num_heads, head)
     inputs = (qkv_WO, qkv_WO if norm_PD is None else norm_PD, tables, positions_W, places_4W)
     sizes = {"NUM_HEADS": num_heads, "NUM_GROUPS": num_groups, "HEAD": head, "BLOCK": triton.next_power_of_2(head)}
     rotate_and_store_kernel[(num_rows, num_heads + 2 * num_groups)](
@@ -275,9 +268,8 @@ def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD,
 
 def swiglu(gate_up_WI):
     num_rows, width = gate_up_WI.shape[0], gate_up_WI.shape[1] // 2
-    out = torch.empty(num_rows, width, dtype=gate_up_WI.dtype, device=gate_up_WI.device)
-    block = 1024
-    swiglu_kernel[(num_rows, triton.cdiv(width, block))](gate_up_WI, out, width, BLOCK=block)
+    out = gate_up_WI.new_empty(num_rows, width)
+    swiglu_kernel[(num_rows, triton.cdiv(width, 1024))](gate_up_WI, out, width, BLOCK=1024)
     return out
 
 
@@ -294,10 +286,8 @@ def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB):
     shared = num_heads // num_groups
     splits = num_splits(num_rows, num_heads, num_groups)
     out = torch.empty_like(queries_WHD)
-    parts = out
-    if splits > 1:
-        parts = torch.empty(splits, num_rows, num_heads, head, dtype=torch.float32, device=out.device)
-    log_sums = torch.empty(splits, num_rows, num_heads, dtype=torch.float32, device=out.device)
+    parts = out.new_empty(splits, num_rows, num_heads, head, dtype=torch.float32) if splits > 1 else out
+    log_sums = out.new_empty(splits, num_rows, num_heads, dtype=torch.float32)
     block_rows = max(16, min(MAX_FOLDED, triton.next_power_of_2(num_rows * shared)))
     grid = (num_groups, triton.cdiv(num_rows * shared, block_rows), splits)
     inputs = (queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB)
@@ -312,19 +302,16 @@ def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB):
         num_stages=2 if keys_SGKD.itemsize == 2 else 1,  # blocks in shared memory at once, of which GPUs have 99 KiB
     )
     if splits > 1:
-        block = triton.next_power_of_2(head)
+        sizes = {"HEAD": head, "BLOCK": triton.next_power_of_2(head), "SPLITS": splits}
         num_places = num_rows * num_heads
-        join_splits_kernel[(num_places,)](
-            parts, log_sums, out, num_places, HEAD=head, BLOCK=block, SPLITS=splits, num_warps=1
-        )
+        join_splits_kernel[(num_places,)](parts, log_sums, out, num_places, **sizes, num_warps=1)
     return out
 
 
 def read_rows(logits_WV, rows_N, given_N, suppressed_N, out_3N):
     num_reads, vocab_size = len(rows_N), logits_WV.shape[1]
     share = triton.cdiv(vocab_size, VOCABULARY_SPLITS)
-    shape = (num_reads, VOCABULARY_SPLITS, NUM_PARTS)
-    parts = torch.empty(shape, dtype=torch.float32, device=logits_WV.device)
+    parts = logits_WV.new_empty(num_reads, VOCABULARY_SPLITS, NUM_PARTS, dtype=torch.float32)
     read_part_kernel[(num_reads, VOCABULARY_SPLITS)](
         logits_WV, rows_N, suppressed_N, parts, vocab_size, share, BLOCK=triton.next_power_of_2(share), num_warps=8
     )

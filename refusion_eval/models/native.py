@@ -25,7 +25,7 @@ from numba.core import event
 from numba.extending import intrinsic
 from torch import Tensor
 
-from refusion_eval.models.attention import CAUSAL, PATTERN
+from refusion_eval.models.attention import CAUSAL, PATTERN, BoolArray
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.checkpoint import ModelConfig
 from refusion_eval.models.weights import Weights
@@ -366,28 +366,17 @@ class NativeForward:
         )
 
     def hidden(
-        self,
-        tokens_T: Tensor,
-        positions_T: Tensor,
-        last_position: int,
-        cache: KVCache,
-        sequences: Integers,
-        pattern: npt.NDArray[np.bool_],
+        self, tokens_T: Tensor, positions_T: Tensor, last: int, cache: KVCache, table: Integers, seen: BoolArray
     ) -> Tensor:
-        """Runs all layers, as `Transformer.hidden`.
-
-        Args:
-            sequences: of each sequence its index in the buffers, its committed rows, its rows, the kind of its pattern
-                (`refusion_eval.models.attention`), and where that begins in `pattern`, [S, 5].
-        """
+        """Runs all layers, as `Transformer.hidden`; `table` and `seen` are those of `attention.sequence_table`."""
         x_TC = torch.nn.functional.embedding(tokens_T, self._embedding)
-        tables = self._tables(last_position + 1).numpy()
+        tables = self._tables(last + 1).numpy()
         buffers = (cache.keys.numpy(), cache.values.numpy())
-        _hidden(x_TC.numpy(), positions_T.numpy(), tables, *self._weights, *buffers, sequences, pattern)
+        _hidden(x_TC.numpy(), positions_T.numpy(), tables, *self._weights, *buffers, table, seen)
         return x_TC
 
     def read(self, x_TC: Tensor, reads: Integers, suppressed: Integers) -> npt.NDArray[np.float32]:
-        """Answers simple reads as `_read` does: token, its probability, and the given token's, [3, N]."""
+        """Answers simple reads, [3, N], as `_read` does."""
         answers_3N, size = np.empty((3, reads.shape[1]), dtype=np.float32), self._vocab_size
         _read(x_TC.numpy(), reads, suppressed, self._final_norm, self._eps, self._head, size, answers_3N)
         return answers_3N

@@ -5,7 +5,7 @@ Shapes: N rows of a text, V vocabulary.
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import ModelConfig, is_masked_model, read_json
-
-# Where config.json states no length, as for architectures without positions.
-NO_LIMIT = 1 << 20
 
 # Largest difference of logits, relative to the largest logit, that rounding explains.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -39,32 +36,27 @@ def stock_config(directory: Path) -> ModelConfig:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             rms_norm_eps=1e-6,
             rope_theta=1.0,
-            max_positions=getattr(config, "max_position_embeddings", None) or NO_LIMIT,
+            max_positions=getattr(config, "max_position_embeddings", None) or 1 << 20,  # some have no positions
             tied_head=bool(config.tie_word_embeddings),
             dtype=str(config.dtype or "float32").removeprefix("torch."),
         )
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(
-            f"{directory}: transformers cannot read its config.json without code of the checkpoint ({error}); give a "
-            "checkpoint of an architecture that transformers has"
-        ) from error
+        failure = f"transformers cannot read its config.json without code of the checkpoint ({error})"
+        raise CheckpointError(f"{directory}: {failure}; give an architecture that transformers has") from error
 
 
 class StockModel:
-    def __init__(self, module: PreTrainedModel, config: ModelConfig, attention: Literal["causal", "all"]) -> None:
-        self._module, self._attention, self.config = module, attention, config
-        self.device, self.dtype = module.device, module.dtype
+    """A checkpoint under its class in transformers, from safetensors and without code of the checkpoint."""
 
-    @classmethod
-    def open(cls, directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Self:
-        """Loads a checkpoint with its class in transformers, from safetensors and without code of the checkpoint."""
-        is_masked = is_masked_model(read_json(directory / "config.json"))
-        auto: Any = AutoModelForMaskedLM if is_masked else AutoModelForCausalLM
+    def __init__(self, directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._is_causal = not is_masked_model(read_json(directory / "config.json"))
+        auto: Any = AutoModelForCausalLM if self._is_causal else AutoModelForMaskedLM
         try:
             module = auto.from_pretrained(directory, dtype=dtype, trust_remote_code=False, use_safetensors=True)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{directory}: transformers cannot load it ({error})") from error
-        return cls(module.to(device).eval(), config, "all" if is_masked else "causal")
+        self._module: PreTrainedModel = module.to(device).eval()
+        self.config, self.device, self.dtype = config, module.device, module.dtype
 
     @torch.inference_mode()
     def logits(self, tokens: list[int], positions: list[int], visible_NN: npt.NDArray[np.bool_]) -> Tensor:
@@ -76,32 +68,26 @@ class StockModel:
             logits_NV = self._call([tokens[row] for row in order])
             return logits_NV[torch.from_numpy(np.argsort(order)).to(logits_NV.device)]
         if not self._takes_patterns:
-            is_causal = self._attention == "causal"
-            suited = "decoder=autoregressive" if is_causal else "decoders that read the whole text"
-            raise ConfigError(
-                f"{self.config.family} of transformers takes no position ids or no attention pattern beside its "
-                f"tokens, so with backend=transformers it runs {suited} only"
-            )
+            suited = "decoder=autoregressive" if self._is_causal else "decoders that read the whole text"
+            lacks = "takes no position ids or no attention pattern beside its tokens"
+            only = f"so with backend=transformers it runs {suited} only"
+            raise ConfigError(f"{self.config.family} of transformers {lacks}, {only}")
         return self._call(tokens, positions, visible_NN)
 
     def _plain(self, num_rows: int) -> npt.NDArray[np.bool_]:
         full_NN = np.ones((num_rows, num_rows), dtype=np.bool_)
-        return full_NN if self._attention == "all" else np.tril(full_NN)
+        return np.tril(full_NN) if self._is_causal else full_NN
 
     def _call(
         self, tokens: list[int], positions: list[int] | None = None, visible_NN: npt.NDArray[np.bool_] | None = None
     ) -> Tensor:
-        def row(numbers: list[int]) -> Tensor:
-            return torch.tensor([numbers], device=self.device)
-
-        options: dict[str, Tensor] = {}
+        inputs = {"input_ids": torch.tensor([tokens], device=self.device)}
         if positions is not None and visible_NN is not None:
-            hidden_NN = torch.from_numpy(~visible_NN).to(self.device)
-            lowest = torch.finfo(self.dtype).min
-            mask_NN = torch.zeros(hidden_NN.shape, dtype=self.dtype, device=self.device).masked_fill(hidden_NN, lowest)
             # The smallest number instead of -inf, as transformers builds masks: its softmax has no row of -inf alone.
-            options = {"position_ids": row(positions), "attention_mask": mask_NN[None, None]}
-        return self._module(input_ids=row(tokens), **options).logits[0].float()
+            mask_NN = np.where(visible_NN, 0, torch.finfo(self.dtype).min)
+            inputs["attention_mask"] = torch.tensor(mask_NN, dtype=self.dtype, device=self.device)[None, None]
+            inputs["position_ids"] = torch.tensor([positions], device=self.device)
+        return self._module(**inputs).logits[0].float()
 
     @cached_property
     def _takes_patterns(self) -> bool:

@@ -2,13 +2,12 @@
 
 import ast
 import atexit
-import contextlib
 import functools
 import itertools
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,25 +35,16 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 # The rendering process ends itself much earlier, by processor time; this only bounds a machine that stands still.
 _LONGEST_SECONDS = 60.0
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
+_ADVICE = "correct it, or name another Jinja file, or none, as chat_template"
 
 
 class Tokenizer:
     def __init__(self, directory: Path) -> None:
+        options = {"trust_remote_code": False, "local_files_only": True}
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # transformers warns about model types, which do not matter for the tokenizer
         try:
-            with _quiet():  # transformers warns about unknown model types, which do not matter for the tokenizer
-                self.inner: Any = _tokenizer_class(directory).from_pretrained(
-                    directory, trust_remote_code=False, local_files_only=True
-                )
+            self.inner: Any = _tokenizer_class(directory).from_pretrained(directory, **options)
         # The Rust code of the library raises plain exceptions; damaged files must not end in a traceback.
         except Exception as error:
             _refuse_damaged(directory)
@@ -62,6 +52,8 @@ class Tokenizer:
                 f"{directory}: the tokenizer cannot be loaded ({error}); it needs tokenizer_config.json "
                 "and tokenizer.json, or vocab.json and merges.txt: download them"
             ) from error
+        finally:
+            logging.set_verbosity(verbosity)
 
     def check_vocabulary(self, num_rows: int) -> None:
         """Refuses the tokenizer of another model, for whose tokens the embedding has no rows."""
@@ -69,10 +61,9 @@ class Tokenizer:
         added = self.inner.added_tokens_decoder
         beyond = [number for number in self.inner.get_vocab().values() if number >= num_rows and number not in added]
         if beyond:
+            ids = f"{len(beyond)} tokens (up to id {max(beyond)}) outside the vocabulary of {num_rows} in config.json"
             raise CheckpointError(
-                f"{self.inner.name_or_path}: the tokenizer has {len(beyond)} tokens (up to id {max(beyond)}) outside "
-                f"the vocabulary of {num_rows} in config.json; take tokenizer, config.json and weights from the same "
-                "checkpoint"
+                f"{self.inner.name_or_path}: the tokenizer has {ids}; take all files of one checkpoint"
             )
 
     def encode(self, text: str, *, plain: bool = False) -> list[int]:
@@ -93,30 +84,19 @@ class Tokenizer:
         """Whether the chat template writes the date or the time, so that prompts differ from one day to the next."""
         return CLOCK in str(self.inner.chat_template)
 
-    def replace_chat_template(self, template: str | None) -> None:
-        self.inner.chat_template = template
-
     def render_chat(
         self, messages: Sequence[dict[str, str]], *, now: datetime | None = None, **template_arguments: Any
     ) -> str:
-        """The text of a conversation under the chat template, which finds `now` where it asks for the time.
-
-        Raises:
-            ConfigError: there is no template, it fails, or no prompt could be written twice with it.
-        """
+        """The text of a conversation under the chat template, which finds `now` where it asks for the time."""
+        name = self.inner.name_or_path
         if not self.inner.chat_template:
-            raise ConfigError(
-                f"{self.inner.name_or_path} has no chat template (chat_template.jinja or tokenizer_config.json); "
-                "evaluate it without a template"
-            )
+            files = "chat_template.jinja or tokenizer_config.json"
+            raise ConfigError(f"{name} has no chat template ({files}); evaluate it without a template")
         template = self.inner.get_chat_template()
         arguments = {"add_generation_prompt": True, **template_arguments}
         text = render_chat(self.inner, messages, template if now is None else _at(template, now), **arguments)
         if obstacle := _obstacle(template, is_fixed=now is not None):
-            raise ConfigError(
-                f"{self.inner.name_or_path}: the chat template {obstacle}, so no prompt could be written twice; name "
-                "another Jinja file, or none, as chat_template"
-            )
+            raise ConfigError(f"{name}: the chat template {obstacle}, so no prompt could be written twice; {_ADVICE}")
         return text
 
 
@@ -133,10 +113,7 @@ def render_chat(
         }
     if "text" in answer:
         return str(answer["text"])
-    raise ConfigError(
-        f"{inner.name_or_path}: the chat template cannot be rendered ({answer['error']}); correct it, or name another "
-        "Jinja file, or none, as chat_template"
-    )
+    raise ConfigError(f"{inner.name_or_path}: the chat template cannot be rendered ({answer['error']}); {_ADVICE}")
 
 
 @functools.cache
@@ -148,7 +125,6 @@ def _renderer() -> tuple[Child, threading.Lock]:
 
 
 def _at(template: str, now: datetime) -> str:
-    """The template with the moment written in place of each question for the time."""
     # Written into the template, because transformers hands no function of a caller to it.
     return _ASKS.sub(lambda asked: json.dumps(now.strftime(ast.literal_eval(asked[1]))), template)
 
@@ -171,11 +147,9 @@ def _tokenizer_class(directory: Path) -> Any:
     if declared not in SAME_AS:
         return AutoTokenizer
     # Without its files transformers would make an empty vocabulary, not an error.
-    missing = [name for name in ("vocab.json", "merges.txt") if not (directory / name).is_file()]
+    missing = " and ".join(name for name in ("vocab.json", "merges.txt") if not (directory / name).is_file())
     if missing and not (directory / "tokenizer.json").is_file():
-        raise CheckpointError(
-            f"{directory} lacks {' and '.join(missing)}, which {declared} is made from; download the files"
-        )
+        raise CheckpointError(f"{directory} lacks {missing}, which {declared} is made from; download the files")
     return SAME_AS[declared]
 
 

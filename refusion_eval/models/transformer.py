@@ -9,11 +9,12 @@ MLP, V vocabulary.
 
 import math
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from refusion_eval.models.attention import Attend
 from refusion_eval.models.checkpoint import ModelConfig, RopeScaling
 from refusion_eval.models.weights import SMALL_MATRIX, LayerWeights, Weights
 
@@ -66,29 +67,26 @@ def rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
     return torch.addcmul(wide_THD * cos_T1D, wide_THD.roll(half, -1), sin_T1D).to(x_THD.dtype)
 
 
-def stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Rotary frequencies (radians a position) as Llama 3.1 scales them for a longer context."""
-    turns = scaling.original_max_positions * frequencies / (2 * math.pi)  # within the original context
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return torch.lerp(frequencies / scaling.factor, frequencies, kept.clamp(0, 1))
-
-
 class RotaryTable:
     """Cosine and signed sine for every position id seen so far, grown by doubling, float32, [positions, 2, D]."""
 
     def __init__(self, head_dim: int, theta: float, device: torch.device, scaling: RopeScaling | None = None) -> None:
         # Rounded as in training, to float32: at position 40 000 one ulp of a frequency is 0.002 rad.
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        frequencies = 1.0 / theta**exponents
-        self._frequencies = (frequencies if scaling is None else stretched(frequencies, scaling)).to(device)
-        self._num_positions = 0
+        frequencies = 1.0 / theta**exponents  # in radians a position
+        if scaling is not None:  # for a longer context, as Llama 3.1 does
+            turns = scaling.original_max_positions * frequencies / (2 * math.pi)  # within the original context
+            kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+            frequencies = torch.lerp(frequencies / scaling.factor, frequencies, kept.clamp(0, 1))
+        self._frequencies = frequencies.to(device)
+        self.tables = torch.empty(0)
         self.grow(2048)
 
     def grow(self, num_positions: int) -> Tensor:
         """The tables for at least so many positions; a table that grows moves to another address."""
-        if num_positions > self._num_positions:
-            self._num_positions = max(num_positions, 2 * self._num_positions)
-            positions = torch.arange(self._num_positions, device=self._frequencies.device, dtype=torch.float32)
+        if num_positions > len(self.tables):
+            size = max(num_positions, 2 * len(self.tables))
+            positions = torch.arange(size, device=self._frequencies.device, dtype=torch.float32)
             angles = positions[:, None] * self._frequencies
             sin = angles.sin()
             # Both in one tensor: one lookup a forward.
@@ -96,15 +94,8 @@ class RotaryTable:
         return self.tables
 
     def lookup(self, positions_T: Tensor, last_position: int) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine of the positions, each [T, 1, D]."""
         cos_T1D, sin_T1D = self.grow(last_position + 1)[positions_T].split(1, dim=1)
         return cos_T1D, sin_T1D
-
-
-class Attend(Protocol):
-    """Stores the keys and values of the rows of a layer and returns the attended values, [T, H, D]."""
-
-    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor: ...
 
 
 class Transformer:

@@ -20,14 +20,13 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 SAFETENSORS = ".safetensors"
 UNQUANTISED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+Merge = Callable[[str, Tensor], Tensor]  # a tensor by its name in the checkpoint, to that of the model
 SMALL_MATRIX = 1 << 20  # entries that a CPU's caches hold
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of one layer; matrices are [out, in]."""
-
-    input_norm: Tensor  # scales before attention, [C]
+    input_norm: Tensor  # scales before attention, [C]; matrices are [out, in]
     qkv: Tensor  # queries, keys and values in one matrix, [(H + 2G) D, C]
     out: Tensor  # [C, H D]
     mlp_norm: Tensor  # [C]
@@ -39,19 +38,10 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """All weights of a model, in the dtype in which it computes."""
-
     embedding: Tensor  # [V, C]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [C]
     head: Tensor  # [V, C]; the embedding itself if tied
-
-
-def dense_along_first(num_entries: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a matrix is stored with its first axis dense: a small one on a CPU in float32."""
-    # In this layout products with 8 to 24 rows were 1.4 to 1.9 times as fast as with dense rows (192 to 1024 and 512 to
-    # 192 columns, one core), and no other width was slower. Large matrices did not gain; see `linear`.
-    return device.type == "cpu" and dtype == torch.float32 and num_entries <= SMALL_MATRIX
 
 
 class CheckpointFiles:
@@ -70,41 +60,30 @@ class CheckpointFiles:
                     doubled[name] = f"{name} of {path.name}, not of {self._shard_of[name].name}"
                 self._shard_of[name] = path
         if doubled:
-            log.warning(
-                "%s: %d tensors are in several files, and the last one counts: %s",
-                *(directory, len(doubled), ", ".join(list(doubled.values())[:3])),
-            )
+            names = ", ".join(list(doubled.values())[:3])
+            log.warning("%s: %d tensors are in several files; the last file counts: %s", directory, len(doubled), names)
         self._unread = set(self._shard_of)
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         tensor = self.find(name)
         if tensor is None:
-            raise CheckpointError(
-                f"{self._directory} has no tensor {name} (of {len(self._shard_of)} tensors); "
-                "the checkpoint is incomplete or does not fit its config.json"
-            )
-        self.pass_over(name)
-        if tuple(tensor.shape) != tuple(shape):
-            raise CheckpointError(
-                f"{self.place_of(name)} has shape {tuple(tensor.shape)}, but config.json means {tuple(shape)}; "
-                "take weights and config.json from the same checkpoint"
-            )
+            absence = f"no tensor {name} (of {len(self._shard_of)} tensors)"
+            raise CheckpointError(f"{self._directory} has {absence}; it is incomplete or does not fit its config.json")
+        place, saved, wanted = self.place_of(name), tuple(tensor.shape), tuple(shape)
+        if saved != wanted:
+            advice = "take weights and config.json from the same checkpoint"
+            raise CheckpointError(f"{place} has shape {saved}, but config.json means {wanted}; {advice}")
         if tensor.dtype not in UNQUANTISED:
-            raise CheckpointError(
-                f"{self.place_of(name)} is {tensor.dtype}; quantised weights are not read, give an unquantised "
-                "checkpoint"
-            )
+            raise CheckpointError(f"{place} is {tensor.dtype}; only unquantised checkpoints are read")
         return tensor
 
     def find(self, name: str) -> Tensor | None:
-        """One tensor whatever its shape and dtype, without taking note that it was read; None if it is not there."""
+        """One tensor whatever its shape and dtype; None if it is not there."""
         stored = self._stored(name)
+        self._unread.discard(stored)
         path = self._shard_of.get(stored)
         # A file is opened again for each tensor: the pages of an open one would stay in memory beside the model.
         return None if path is None else open_tensors(path).get_tensor(stored)
-
-    def pass_over(self, name: str) -> None:
-        self._unread.discard(self._stored(name))
 
     def _stored(self, name: str) -> str:
         """The name under which a tensor is saved, which may lack the prefix of the base model, or have it besides."""
@@ -134,26 +113,20 @@ def _shard_paths(directory: Path) -> list[Path]:
     for name in weight_map.values():
         # An index leads neither out of its folder nor to a pickle.
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(SAFETENSORS):
-            raise CheckpointError(
-                f"{index_path} names the weight file {name!r}; only {SAFETENSORS} files beside it are read: correct "
-                "the index or download it again"
-            )
+            advice = f"only {SAFETENSORS} files beside it are read: correct the index or download it again"
+            raise CheckpointError(f"{index_path} names the weight file {name!r}; {advice}")
     names = sorted(set(weight_map.values()))
     if missing := [name for name in names if not (directory / name).is_file()]:
-        raise CheckpointError(
-            f"{directory} lacks {len(missing)} of {len(names)} weight files: {', '.join(missing)}; download them"
-        )
+        number = f"{len(missing)} of {len(names)} weight files"
+        raise CheckpointError(f"{directory} lacks {number}: {', '.join(missing)}; download them")
     return [directory / name for name in names]
 
 
 def no_weights(directory: Path, absent: str) -> CheckpointError:
-    """The error for a directory without readable weights; `absent` says which files it lacks."""
     pickled = sorted(path.name for pattern in PICKLED for path in directory.glob(pattern))
     if pickled:
-        return CheckpointError(
-            f"{directory} has only pickled weights ({', '.join(pickled)}), which can run code when they are opened; "
-            "convert them to safetensors first"
-        )
+        danger = "which can run code when they are opened; convert them to safetensors first"
+        return CheckpointError(f"{directory} has only pickled weights ({', '.join(pickled)}), {danger}")
     return CheckpointError(f"{directory} has no weights: {absent}; download them")
 
 
@@ -161,25 +134,21 @@ def open_tensors(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is truncated or not safetensors ({error}); download the file again"
-        ) from error
+        place = f"{path} ({path.stat().st_size} bytes)"
+        raise CheckpointError(f"{place} is truncated or not safetensors ({error}); download it again") from error
 
 
 def load_weights(
-    directory: Path,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    merge: Callable[[str, Tensor], Tensor] | None = None,
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, merge: Merge | None = None
 ) -> Weights:
     """Loads a checkpoint, one tensor in memory at a time besides the model itself, and casts it to `dtype`."""
     files = CheckpointFiles(directory)
 
     def stack(shape: tuple[int, ...], num_rows_of: Mapping[str, int], *, matrix: bool = False) -> Tensor:
-        # Stacked at once into the final tensor, so that the parts never lie beside the whole. Rows are multiplied with
-        # a `matrix`, so its layout is for speed.
-        if matrix and dense_along_first(math.prod(shape), dtype, device):
+        # Stacked at once into the final tensor, so that the parts never lie beside the whole. A small `matrix` on a CPU
+        # in float32 has a dense first axis: products with 8 to 24 rows were 1.4 to 1.9 times as fast as with dense rows
+        # (192 to 1024 and 512 to 192 columns, one core), no other width was slower, and large matrices did not gain.
+        if matrix and math.prod(shape) <= SMALL_MATRIX and (device.type, dtype) == ("cpu", torch.float32):
             target = torch.empty(shape[::-1], dtype=dtype).t()
         else:
             target = torch.empty(shape, dtype=dtype, device=device)
@@ -194,10 +163,7 @@ def load_weights(
             start += num_rows
         return target
 
-    as_saved = with_saved_head(config, files.find, str(directory))
-    if as_saved.tied_head:
-        files.pass_over(head_name(as_saved))
-    weights = _arrange(as_saved, stack)
+    weights = _arrange(with_saved_head(config, files.find, str(directory)), stack)
     if files.unread:
         log.warning("%s: %d tensors are not used: %s", directory, len(files.unread), ", ".join(files.unread[:3]))
     return weights
@@ -209,28 +175,25 @@ def with_saved_head(config: ModelConfig, find: Callable[[str], Tensor | None], p
     head = find(head_name(config)) if config.tied_head else None
     if head is None:
         return config
-    embedding = find(f"{config.tensors.embedding}.weight")
+    embedding = find(f"{config.family_layout.tensors.embedding}.weight")
     if embedding is None:
         family = config.family_layout
         return replace(config, layout=replace(family, tensors=replace(family.tensors, embedding=family.tensors.head)))
     both = torch.promote_types(head.dtype, embedding.dtype)
     if head is embedding or torch.equal(head.to(both), embedding.to(both)):
         return config
-    log.warning(
-        "%s: config.json ties the output head to the embedding (tie_word_embeddings), but %s has values of its own, "
-        "which are used, as transformers uses them",
-        *(place, head_name(config)),
-    )
+    tied = "config.json ties the output head to the embedding (tie_word_embeddings)"
+    log.warning("%s: %s, but %s has values of its own, which are used", place, tied, head_name(config))
     return replace(config, tied_head=False)
 
 
 def head_name(config: ModelConfig) -> str:
-    return f"{config.tensors.head}.weight"
+    return f"{config.family_layout.tensors.head}.weight"
 
 
 def matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Shape of every matrix of a layer, by the name of its module."""
-    names, width, mlp = config.tensors, config.hidden_size, config.intermediate_size
+    names, width, mlp = config.family_layout.tensors, config.hidden_size, config.intermediate_size
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     num_rows = {names.q: q_rows, names.k: kv_rows, names.v: kv_rows, names.out: width}
     num_rows |= {names.gate: mlp, names.up: mlp, names.down: width}
@@ -240,7 +203,8 @@ def matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def _arrange(config: ModelConfig, stack: Callable[..., Tensor]) -> Weights:
     """Arranges the tensors of a checkpoint of any family; `stack` stacks them (name -> rows) along their first axis."""
-    names, shapes, width, head_dim = config.tensors, matrix_shapes(config), config.hidden_size, config.head_dim
+    names, shapes = config.family_layout.tensors, matrix_shapes(config)
+    width, head_dim = config.hidden_size, config.head_dim
     qkv = (names.q, names.k, names.v)
 
     def layer(index: int) -> LayerWeights:
@@ -254,10 +218,10 @@ def _arrange(config: ModelConfig, stack: Callable[..., Tensor]) -> Weights:
             return stack((size,), {f"{prefix}{module}.weight": size})
 
         qkv_bias = qk_norm = None
-        if config.qkv_bias:
+        if config.family_layout.qkv_bias:
             num_rows_of = {f"{prefix}{module}.bias": shapes[module][0] for module in qkv}
             qkv_bias = stack((sum(num_rows_of.values()),), num_rows_of)
-        if config.qk_norm:
+        if config.family_layout.qk_norm:
             q_norm, k_norm = vector(names.q_norm, head_dim), vector(names.k_norm, head_dim)
             # One scale for all heads of a kind; a row for each head lets one call norm queries and keys.
             qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
@@ -290,12 +254,8 @@ def _is_finite(tensor: Tensor) -> bool:
 def _not_finite(place: str, saved: Tensor, dtype: torch.dtype) -> CheckpointError:
     """The error for a weight that is NaN or infinite in the file, or became so when it was merged or cast."""
     if _is_finite(saved):
-        return CheckpointError(
-            f"{place} is beyond the range of {dtype}, or the adapter makes it so; load it with dtype=bfloat16 or "
-            "float32, without or with another adapter"
-        )
+        advice = "load it with dtype=bfloat16 or float32, without or with another adapter"
+        return CheckpointError(f"{place} is beyond the range of {dtype}, or the adapter makes it so; {advice}")
     kind = "NaN" if bool(saved.isnan().any()) else "infinite"
-    return CheckpointError(
-        f"{place} holds {kind} values; the checkpoint is damaged or its training diverged: download the file again, "
-        "or take an earlier checkpoint"
-    )
+    advice = "the file is damaged or the training diverged: download it again, or take an earlier checkpoint"
+    return CheckpointError(f"{place} holds {kind} values; {advice}")

@@ -137,7 +137,7 @@ class System:
             what = f"decoder={args.decoder} without the adapter that it was published with"
             log.warning("%s: right only if %s has it merged", what, args.pretrained)
         if args.chat_template is not None:
-            opened.tokenizer.replace_chat_template(self.own_chat_template)
+            opened.tokenizer.inner.chat_template = self.own_chat_template
         return opened
 
     @functools.cached_property

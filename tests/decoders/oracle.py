@@ -42,12 +42,7 @@ class OracleEngine:
         forward = next(decoding)
         while True:
             rows = [previous[row] for row in forward.commit.rows]
-            if forward.commit.replace is None:
-                committed = committed + rows
-            else:
-                committed = list(committed)
-                for at, row in zip(forward.commit.replace, rows, strict=True):
-                    committed[at] = row
+            committed = committed[: forward.commit.keep] + rows
             trace.forward(forward.kind, len(forward.tokens), len(committed))
             previous = range(len(self.tokens), len(self.tokens) + len(forward.tokens))
             readouts = self._compute(forward, committed, previous)

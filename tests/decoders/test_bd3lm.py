@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from refusion_eval.decoders.bd3lm import Bd3lmSettings, decode
 from refusion_eval.decoders.canvas import even_quotas, rounded_quotas
-from refusion_eval.engine.masks import visible
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.attention import visible
 from tests.decoders.baselines import (
     RECORDS_EACH,
     assert_equals_golden,

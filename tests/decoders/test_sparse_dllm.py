@@ -12,10 +12,10 @@ from refusion_eval.decoders import fast_dllm
 from refusion_eval.decoders.canvas import even_quotas
 from refusion_eval.decoders.dream import quota, shares
 from refusion_eval.decoders.fast_dllm import FastDllmDreamSettings, FastDllmLladaSettings
-from refusion_eval.engine import masks
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.errors import ConfigError
+from refusion_eval.models import attention
 from refusion_eval.types import (
     DROP_ALL,
     NOTHING,
@@ -137,7 +137,7 @@ def test_the_second_forward_of_a_block_is_scored_and_the_third_keeps_the_best_sh
 @pytest.mark.parametrize("max_padding", [0.0, float("inf")])
 @pytest.mark.parametrize("batch_size", [2, 5, 16])
 def test_a_batch_changes_nothing(batch_size, max_padding, monkeypatch):
-    monkeypatch.setattr(masks, "MAX_CPU_PADDING", max_padding)
+    monkeypatch.setattr(attention, "MAX_CPU_PADDING", max_padding)
     engine = random_engine(2)
     requests = []
     for prompt in PROMPTS:

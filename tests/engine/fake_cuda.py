@@ -20,8 +20,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from refusion_eval.engine import engine as engine_module
 from refusion_eval.engine import readout, recorded, width
+from refusion_eval.models import device as devices
 from refusion_eval.models.checkpoint import ModelConfig
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import LayerWeights, Weights
@@ -157,7 +157,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Iterator[Launch
 
     for module in (readout, recorded):
         monkeypatch.setattr(module, "fetch", fetch)
-    for module in (engine_module, width):
+    for module in (devices, width):
         monkeypatch.setattr(module, "synchronize", lambda device: None)
     host = torch.zeros(recorded.SIZE, dtype=torch.int64)  # a true tensor, into which numbers can be written
     numbers = host.numpy()

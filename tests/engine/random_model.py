@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from refusion_eval.engine.engine import Engine
-from refusion_eval.models.attention import OneSequence
-from refusion_eval.models.cache import KVCache
+from refusion_eval.models.attention import grouped_attention
 from refusion_eval.models.checkpoint import ModelConfig
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import LayerWeights, Weights
@@ -70,7 +69,9 @@ def dense_logits(
     model: Transformer, tokens: Sequence[int], positions: Sequence[int], visible: torch.Tensor
 ) -> torch.Tensor:
     """Logits of all rows in one uncached forward; `visible` [rows, rows] says who sees whom."""
-    cache = KVCache(model.config, 1, len(tokens), model.dtype, CPU)
     mask = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
-    attend = OneSequence(cache, 0, len(tokens), mask, causal=False, flash=False)
+
+    def attend(layer: int, q_THD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor) -> torch.Tensor:
+        return grouped_attention(q_THD, k_TGD.transpose(0, 1), v_TGD.transpose(0, 1), mask, is_causal=False)
+
     return model.logits(model.hidden(torch.tensor(tokens), torch.tensor(positions), max(positions), attend))

@@ -9,12 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.engine import engine as engine_module
-from refusion_eval.engine import masks
 from refusion_eval.engine.engine import Request
 from refusion_eval.errors import DecodeError
+from refusion_eval.models import attention as attention_module
+from refusion_eval.models import device as devices
 from refusion_eval.types import (
-    NOTHING,
     Commit,
     Forward,
     ForwardDone,
@@ -63,23 +62,18 @@ def random_script(seed):
         kept = chooser.sample(range(len(previous)), chooser.randint(0, len(previous)))
         if chooser.random() < 0.4:
             kept = list(range(len(kept)))
-        replace = None
-        if kept and len(cached) >= len(kept) and chooser.random() < 0.3:
-            replace = chooser.sample(range(len(cached)), len(kept))
-            for row, place in zip(kept, replace, strict=True):
-                cached[place] = previous[row]
-        else:
-            cached += [previous[row] for row in kept]
+        keep = chooser.randint(0, len(cached)) if chooser.random() < 0.3 else None
+        cached = cached[:keep] + [previous[row] for row in kept]
         width, start = chooser.randint(1, 6), len(tokens)
         attention = random_attention(chooser, width)
         tokens += [chooser.randrange(VOCAB_SIZE) for _ in range(width)]
         positions += chooser.sample(range(100), width)
         seen += [
-            [*cached, *(start + key for key in range(width) if masks.visible(attention)[row, key])]
+            [*cached, *(start + key for key in range(width) if attention_module.visible(attention)[row, key])]
             for row in range(width)
         ]
         previous = list(range(start, start + width))
-        commit = Commit(kept, replace) if kept else NOTHING
+        commit = Commit(kept, keep)
         reads = (Read(range(width), entropy=True, margin=True),)
         script.forwards.append(Forward(tokens[start:], positions[start:], attention, reads, commit))
     visible = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
@@ -90,7 +84,7 @@ def random_script(seed):
 
 @given(st.integers(0, 10**9))
 @examples(60)
-def test_any_commits_drops_and_replacements_equal_one_uncached_forward(seed):
+def test_any_commits_and_drops_equal_one_uncached_forward(seed):
     engine = random_engine()
     script, tokens, positions, visible = random_script(seed)
     engine.run(play, [0], script)
@@ -135,7 +129,7 @@ def decoded_alone():
 @pytest.mark.parametrize("max_padding", [0.0, 1.5, float("inf")])
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
 def test_tokens_and_traces_are_the_same_at_any_batch_size(decoded_alone, batch_size, max_padding, monkeypatch):
-    monkeypatch.setattr(masks, "MAX_CPU_PADDING", max_padding)
+    monkeypatch.setattr(attention_module, "MAX_CPU_PADDING", max_padding)
     together = dict(random_engine().run_many(iter(wander_requests(17)), batch_size))
     assert sorted(together) == list(range(17))
     for index, expected in enumerate(decoded_alone):
@@ -327,7 +321,7 @@ def test_a_failing_request_leaves_the_others_alone():
 
 @pytest.mark.parametrize("max_padding", [0.0, float("inf")])
 def test_logits_that_are_not_finite_end_only_their_request(max_padding, monkeypatch):
-    monkeypatch.setattr(masks, "MAX_CPU_PADDING", max_padding)
+    monkeypatch.setattr(attention_module, "MAX_CPU_PADDING", max_padding)
     engine, requests = random_engine(), wander_requests(6)
     engine.model.weights.embedding[0] = float("nan")
     requests = [Request(wander, [token or 1 for token in r.prompt], r.settings) for r in requests]
@@ -345,7 +339,7 @@ def test_logits_that_are_not_finite_end_only_their_request(max_padding, monkeypa
 
 def test_energy_belongs_to_requests_that_are_decoded_alone(monkeypatch):
     counter = iter([10.0, 12.5])
-    monkeypatch.setattr(engine_module, "energy_counter", lambda device: lambda: next(counter))
+    monkeypatch.setattr(devices, "energy_counter", lambda device: lambda: next(counter))
     engine, (request, *_) = random_engine(), wander_requests(1)
     assert engine.run(request.decode, request.prompt, request.settings).joules == 2.5
     ((_, decoded),) = engine.run_many([request], 1)

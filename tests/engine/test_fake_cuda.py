@@ -8,7 +8,7 @@ import pytest
 
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
-from refusion_eval.engine.readout import PackedRead, ReadPlan
+from refusion_eval.engine.readout import ReadPlan
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards
 from refusion_eval.models.cache import KVCache
 from refusion_eval.types import Decoded, Forward, Read, causal
@@ -45,7 +45,7 @@ def settings_of(name, **more):
 def one_forward(engine, launches, width):
     """Counts one recorded forward of a width."""
     forward = Forward([1] * width, range(90, 90 + width), causal(width), (Read(range(width), suppress=(7,)),))
-    plan = ReadPlan([PackedRead(forward.reads[0], 0)])
+    plan = ReadPlan([(forward.reads[0], 0)])
     assert engine.recorded.serves([forward], plan)
     for counter in (launches.kernels, launches.copies, launches.waits):
         counter.clear()
@@ -95,12 +95,12 @@ def test_kernels_of_a_layer_and_copies_of_a_forward_of_a_batch(monkeypatch, size
             forwards = RecordedForwards(model, cache, lambda compute: compute)
             forwards.prepare()
             one = [Forward([1] * size, range(90, 90 + size), causal(size), (Read(range(size)),)) for size in sizes]
-            plan = ReadPlan([PackedRead(one[0].reads[0], first) for first in np.cumsum([0, *sizes[:-1]])])
+            plan = ReadPlan([(one[0].reads[0], first) for first in np.cumsum([0, *sizes[:-1]])])
             assert forwards.serves(one, plan)
             for counter in (launches.kernels, launches.copies, launches.waits):
                 counter.clear()
             for sequence in range(3):
-                cache.moves.append((sequence, [92], [91]))  # rows that stay after the forward before
+                cache.moves.append((sequence, 92, 91))  # rows that stay after the forward before
             forwards.read(one, plan, [90] * len(sizes))
             assert launches.copies == {"to the device": 1, "to the host": 1}
             assert not launches.waits

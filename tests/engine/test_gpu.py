@@ -9,9 +9,8 @@ from refusion_eval.decoders import autoregressive, refusion
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine.engine import Engine, Request
-from refusion_eval.engine.masks import attend_over
 from refusion_eval.engine.recorded import recorder
-from refusion_eval.models.attention import Backend, flash_attn_func
+from refusion_eval.models.attention import Backend, attend_over, flash_attn_func
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.device import choose_device
 from refusion_eval.models.transformer import Transformer

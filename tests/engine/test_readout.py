@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from refusion_eval.engine import readout
-from refusion_eval.engine.readout import PackedRead, ReadPlan, gumbel_noise, read_out
+from refusion_eval.engine.readout import ReadPlan, gumbel_noise, read_out
 from refusion_eval.types import Confidence, Guidance, Read, draw_key
 from tests.examples import examples
 
@@ -17,9 +17,7 @@ from tests.examples import examples
 def ask(logits, *reads, first_row=0):
     """Reads logits that are handed in as hidden rows, the output head being the identity."""
     logits = torch.as_tensor(logits, dtype=torch.float32)
-    return read_out(
-        ReadPlan([PackedRead(read, first_row) for read in reads]), logits, lambda rows: rows, logits.shape[1]
-    )
+    return read_out(ReadPlan([(read, first_row) for read in reads]), logits, lambda rows: rows, logits.shape[1])
 
 
 @pytest.fixture
@@ -213,7 +211,7 @@ def test_confidence_dtypes():
     assert double.probs.dtype == np.float64
     assert single.probs.dtype == np.float32
     assert double.probs[0] < double.probs[1] < 1  # told apart, where float32 sees two equal ones
-    hidden = [PackedRead(Read([0, 1], confidence=Confidence(dtype="model")), 0)]
+    hidden = [(Read([0, 1], confidence=Confidence(dtype="model")), 0)]
     (short,) = read_out(ReadPlan(hidden), logits, lambda rows: rows, 4, torch.bfloat16)
     np.testing.assert_array_equal(short.probs, logits.bfloat16().softmax(-1).max(-1).values.float())
     assert (double.rounded_to, single.rounded_to, short.rounded_to) == ("", "", "bfloat16")
@@ -221,7 +219,7 @@ def test_confidence_dtypes():
 
 def test_the_most_probable_token_at_low_precision_can_be_another_than_the_largest_logit():
     logits = torch.tensor([[8.0, 8.001, 0.0]])
-    reads = [PackedRead(Read([0], confidence=Confidence(dtype="model", choose=choose)), 0) for choose in (False, True)]
+    reads = [(Read([0], confidence=Confidence(dtype="model", choose=choose)), 0) for choose in (False, True)]
     by_logit, by_probability = read_out(ReadPlan(reads), logits, lambda rows: rows, 3, torch.bfloat16)
     assert (by_logit.tokens[0], by_probability.tokens[0]) == (1, 0)
 

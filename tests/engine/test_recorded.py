@@ -107,7 +107,7 @@ def test_a_batch_replays_narrow_forwards_and_computes_wide_ones_without_padding(
     expected = tokens_of(free.run_many(requests, 3))
     widths = []
     hidden = recorded.fused_hidden
-    monkeypatch.setattr(recorded, "fused_hidden", lambda *args: widths.append(len(args[2])) or hidden(*args))
+    monkeypatch.setattr(recorded, "fused_hidden", lambda *args: widths.append(args[2].shape[1]) or hidden(*args))
     monkeypatch.setattr(replayed.model, "hidden", pytest.fail)  # the path of forwards that are not served
     monkeypatch.setattr(RecordedForwards, "_check", lambda self: None)
     assert tokens_of(replayed.run_many(requests, 3)) == expected

@@ -6,7 +6,7 @@ import torch
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.features import row_scores
 from refusion_eval.errors import DecodeError
-from refusion_eval.models.attention import OneSequence
+from refusion_eval.models.attention import attend_over
 from refusion_eval.models.cache import KVCache, ScoredRows
 from refusion_eval.types import Commit, Forward, Read, Response, RowScores, bidirectional
 from tests.decoders.baselines import forwards_of
@@ -67,9 +67,8 @@ def test_each_layer_keeps_its_own_best_rows(best):
     decoded = engine.run(keeps_best, TOKENS, best)
     assert [(done["q"], done["ctx"]) for done in forwards_of(decoded)] == [(10, 0), (2, best)]
 
-    recording = Recording(
-        OneSequence(KVCache(engine.model.config, 1, 10, torch.float32, CPU), 0, 10, None, causal=False, flash=False)
-    )
+    cache = KVCache(engine.model.config, 1, 10, torch.float32, CPU)
+    recording = Recording(attend_over(cache, [bidirectional(10)], "sdpa"))
     engine.model.hidden(torch.tensor(TOKENS), torch.arange(10), 9, recording)
     chosen_by_layer = []
     for layer, (q_THD, k_TGD, v_TGD) in enumerate(recording.layers):
@@ -105,7 +104,7 @@ def test_the_best_rows_stand_behind_what_is_kept():
     assert cache.keys[:, 0, 0, :3, 0].tolist() == [[0, 5, 8], [0, 3, 8]]
 
 
-@pytest.mark.parametrize("commit", [Commit(KEYS[1:]), Commit([*KEYS, 5]), Commit([0], replace=[0])])
+@pytest.mark.parametrize("commit", [Commit(KEYS[1:]), Commit([*KEYS, 5]), Commit([0])])
 def test_a_commit_of_rows_that_were_not_scored_is_refused(commit):
     def careless(prompt, settings, trace):
         yield Forward(prompt, range(10), bidirectional(10), (), approximation=RowScores(QUERIES, KEYS, 2))

@@ -15,8 +15,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from refusion_eval.engine.masks import visible
 from refusion_eval.models import fused
+from refusion_eval.models.attention import visible
 from refusion_eval.models.fused import num_words, pack_pattern
 from refusion_eval.models.transformer import RotaryTable
 from refusion_eval.types import bidirectional, block_causal, causal, groups

@@ -16,7 +16,7 @@ from refusion_eval import api
 from refusion_eval.bench.bench import decode_batch
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.readout import PackedRead, ReadPlan, hidden_of, read_native, read_out
+from refusion_eval.engine.readout import ReadPlan, hidden_of, read_native, read_out
 from refusion_eval.errors import DecodeError
 from refusion_eval.models import native
 from refusion_eval.models.cache import KVCache
@@ -104,7 +104,7 @@ def test_a_compiled_forward_is_that_of_torch(family, num_kv_heads, sequences, su
         read = Read(rows=range(0, num_rows, 2), given=tokens[::2], suppress=suppressed)
         positions = range(length, length + num_rows)
         forwards.append(Forward(tokens, positions, ATTENTIONS[attention](num_rows), (read,)))
-        reads.append(PackedRead(read, first))
+        reads.append((read, first))
         first += num_rows
     plan = ReadPlan(reads)
     with torch.inference_mode():
@@ -127,11 +127,9 @@ def test_a_compiled_forward_is_that_of_torch(family, num_kv_heads, sequences, su
 def test_reads_of_many_rows_are_those_of_each_row():
     model = random_transformer()
     rows = [row % 5 for row in range(2 * MAX_READ + 3)]
-    plan = ReadPlan([PackedRead(Read(rows=rows), 0)])
+    plan = ReadPlan([(Read(rows=rows), 0)])
     hidden_TC = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
-    (many,), (few,) = (
-        read_native(each, hidden_TC, model) for each in (plan, ReadPlan([PackedRead(Read(rows=range(5)), 0)]))
-    )
+    (many,), (few,) = (read_native(each, hidden_TC, model) for each in (plan, ReadPlan([(Read(rows=range(5)), 0)])))
     np.testing.assert_array_equal(many.tokens, few.tokens[rows])
     np.testing.assert_allclose(many.probs, few.probs[rows], rtol=1e-5)
 

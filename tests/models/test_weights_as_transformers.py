@@ -154,7 +154,7 @@ LAYOUTS = {
     tied_without_embedding: "",
     one_file_beside_shards: "model.safetensors is read, and not the shards",
     one_file_beside_the_index_of_missing_shards: "model.safetensors is read, and not the shards",
-    doubled_in_two_shards: "1 tensors are in several files, and the last one counts",
+    doubled_in_two_shards: "1 tensors are in several files; the last file counts",
     shards_whose_names_sort_otherwise_than_the_map: "1 tensors are in several files",
     a_tensor_that_the_map_does_not_name: "",
     shards_that_no_map_names: "",

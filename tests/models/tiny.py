@@ -20,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from refusion_eval.engine.masks import attend_over
+from refusion_eval.models.attention import attend_over
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.checkpoint import model_config
 from refusion_eval.models.transformer import Transformer

@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 
 from refusion_eval import api
 from refusion_eval.decoders import bd3lm
-from refusion_eval.engine.masks import visible
+from refusion_eval.models.attention import visible
 from refusion_eval.training.data.collate import collate
 from refusion_eval.training.objectives.example import IGNORED
 from refusion_eval.training.objectives.masked import bd3lm_example, draw, llada_example

@@ -115,11 +115,9 @@ def _write_weights(
         empty = model_class(model_class.config_class.from_dict(dict(raw)))
     shapes = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
     vocabulary = (f"{names.embedding}.weight", f"{names.head}.weight")
-    ignored = set()
     if with_saved_head(model, files.find, str(source)).tied_head:
         shapes.pop(vocabulary[1], None)
-        ignored.add(vocabulary[1])
-    if unknown := [name for name in files.unread if name not in shapes.keys() | ignored]:
+    if unknown := [name for name in files.unread if name not in shapes]:
         counted = f"{len(unknown)} tensors that {model_class.__name__} does not have ({', '.join(unknown[:3])})"
         raise CheckpointError(f"{source} has {counted}; it is another kind of model and cannot be converted")
 

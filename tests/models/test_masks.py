@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from refusion_eval.engine import masks
 from refusion_eval.errors import DecodeError
+from refusion_eval.models import attention as masks
 from refusion_eval.types import Segment, bidirectional, block_causal, causal, groups
 
 CPU = torch.device("cpu")
@@ -49,13 +49,13 @@ def test_a_long_prompt_leaves_no_pattern_behind():
 
 
 def test_committed_rows_are_seen_by_all():
-    mask_QK = masks.additive(masks.visible(groups([1, 1])), 3, torch.float32, CPU)
+    mask_QK = masks.additive_mask([groups([1, 1])], [3], 1, torch.float32, CPU)[0, 0]
     assert (mask_QK[:, :3] == 0).all()
     assert torch.equal(mask_QK[:, 3:] == 0, torch.eye(2, dtype=torch.bool))
 
 
 def test_padding_is_seen_by_none_and_no_row_is_blind():
-    mask = masks.additive_batch([causal(1), causal(3)], [5, 0], 2, torch.float32, CPU)
+    mask = masks.additive_mask([causal(1), causal(3)], [5, 0], 2, torch.float32, CPU)
     assert mask.shape == (2 * 2, 1, 3, 6)
     of_groups = mask.unflatten(0, (2, 2))[:, :, 0] == 0
     assert torch.equal(of_groups[:, 0], of_groups[:, 1])
@@ -68,15 +68,15 @@ def test_padding_is_seen_by_none_and_no_row_is_blind():
 
 def test_equal_sequences_that_see_everything_need_no_mask():
     pair = [bidirectional(3), bidirectional(3)]
-    assert masks.additive_batch(pair, [4, 4], 2, torch.float32, CPU) is None
-    assert masks.additive_batch(pair, [4, 5], 2, torch.float32, CPU) is not None
-    assert masks.additive_batch([*pair, bidirectional(2)], [4, 4, 4], 2, torch.float32, CPU) is not None
-    assert masks.additive_batch([causal(3), causal(3)], [4, 4], 2, torch.float32, CPU) is not None
+    assert masks.additive_mask(pair, [4, 4], 2, torch.float32, CPU) is None
+    assert masks.additive_mask(pair, [4, 5], 2, torch.float32, CPU) is not None
+    assert masks.additive_mask([*pair, bidirectional(2)], [4, 4, 4], 2, torch.float32, CPU) is not None
+    assert masks.additive_mask([causal(3), causal(3)], [4, 4], 2, torch.float32, CPU) is not None
 
 
 def test_rows_of_masks_begin_at_multiples_of_eight():
     """Kernels copy any other mask once a layer."""
-    alone = masks.additive(masks.visible(causal(2)), 9, torch.bfloat16, CPU)
-    together = masks.additive_batch([causal(1), causal(3)], [5, 0], 2, torch.bfloat16, CPU)
+    alone = masks.additive_mask([causal(2)], [9], 1, torch.bfloat16, CPU)
+    together = masks.additive_mask([causal(1), causal(3)], [5, 0], 2, torch.bfloat16, CPU)
     for mask in (alone, together):
         assert all(stride % 8 == 0 for stride in mask.stride()[:-1])
