@@ -46,7 +46,7 @@ def answer_by_place(mask_id: int, most: float = math.inf) -> Answer:
     def answer(forward: Forward, read: Read) -> Readout:
         keys = [draw_key(7, forward.positions[row]) for row in read.rows]
         scores = np.array([min(most, (key >> 20) % 128 / 100) for key in keys], dtype=np.float32)
-        return replace(readout([key % mask_id for key in keys], scores), entropy=scores)
+        return replace(readout([key % mask_id for key in keys], scores), entropy=scores if read.entropy else None)
 
     return answer
 
