@@ -51,7 +51,8 @@ class Bd3lmSettings(MaskedSettings):
         if len(given := [f"{rule} {value}" for rule, value in rules.items() if value is not None]) > 1:
             raise ConfigError(f"bd3lm: {' and '.join(given)} each say how much a forward commits; give one of them")
         if self.threshold is not None and self.remasking == "random":
-            raise ConfigError(f"bd3lm: a threshold of {self.threshold} compares confidences, so leave out remasking")
+            where = f"bd3lm: a threshold of {self.threshold} compares confidences"
+            raise ConfigError(f"{where}, and remasking=random has none; leave out one of the two")
 
     def quotas(self, num_masked: int) -> list[int]:
         num_blocks = -(-self.gen_length // self.block_length)

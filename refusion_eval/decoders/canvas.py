@@ -141,7 +141,8 @@ def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | 
     """Raises ConfigError unless the response consists of whole blocks and each gets the same number of steps."""
     num_blocks, surplus = divmod(gen_length, block_length)
     if surplus:
-        raise ConfigError(f"{decoder}: gen_length is {gen_length} and block_length {block_length}; give a multiple")
+        sizes = f"gen_length is {gen_length} and block_length {block_length}"
+        raise ConfigError(f"{decoder}: {sizes}; set gen_length to a multiple of block_length")
     if steps is not None and steps % num_blocks:
         raise ConfigError(f"{decoder}: steps is {steps} for {num_blocks} blocks; set it to a multiple of {num_blocks}")
 

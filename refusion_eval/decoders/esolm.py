@@ -61,11 +61,14 @@ class EsolmSettings(MaskedSettings):
                 raise ConfigError("esolm: subcontext_shuffle needs subcontext_len; set it too, or leave both out")
             return
         if self.steps is not None:
-            raise ConfigError(f"esolm: steps {self.steps} and subcontext_len {num_steps} each say how many; give one")
+            given = f"steps {self.steps} and subcontext_len {num_steps}"
+            raise ConfigError(f"esolm: {given} each say how much a forward decodes; give one of them")
         if self.gen_length % num_steps:
-            raise ConfigError(f"esolm: gen_length is {self.gen_length} and subcontext_len {num_steps}; give a divisor")
+            sizes = f"gen_length is {self.gen_length} and subcontext_len {num_steps}"
+            raise ConfigError(f"esolm: {sizes}; set gen_length to a multiple of subcontext_len")
         if abs(self.alpha_0 * num_steps - round(self.alpha_0 * num_steps)) > 1e-9:
-            raise ConfigError(f"esolm: alpha_0 is {self.alpha_0} of {num_steps} steps; set a multiple of 1/{num_steps}")
+            where = f"esolm: alpha_0 is {self.alpha_0} of {num_steps} steps"
+            raise ConfigError(f"{where}, which have to be whole; set alpha_0 to a multiple of 1/{num_steps}")
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         return replace(MaskedSettings.read(self, rows, step, positions), top_p=self.p_nucleus)

@@ -150,7 +150,7 @@ class FastDllmDreamSettings(DreamSettings):
         if self.cache == "sparse" and self.alg == "origin":
             raise ConfigError(f"{where}, and with cache sparse positions are ranked; set alg to entropy, for example")
         if self.cache != "sparse" and self.alg != "entropy":
-            raise ConfigError(f"{where}, and with a cache quotas go by entropy; set alg=entropy, or cache=none")
+            raise ConfigError(f"{where}, and with a cache quotas go by entropy; set alg to entropy, or cache to none")
         if self.steps_per_block == 1 < self.block_length:  # a block's first step commits one position alone
             fewest = 2 * len(self.blocks)
             raise ConfigError(f"{self.decoder}: steps is {self.steps}, too few; set steps to at least {fewest}")

@@ -185,9 +185,8 @@ def profitable_branches(candidates: Sequence[tuple[float, Branch]], cost: Forwar
 
 
 def acceptance(probs_SK: ProbArray, tau_token: float) -> ProbArray:
-    """The estimated chance that drafts are accepted."""
-    # Their own probabilities: a draft that is likely with masks before it is likely with tokens before it. Only speed
-    # depends on the estimate, never a token.
+    # Chances are estimated by the drafts' own probabilities: a draft that is likely with masks before it is likely with
+    # tokens before it. Only speed depends on the estimate, never a token.
     return np.ones_like(probs_SK) if tau_token <= 0 else probs_SK.copy()
 
 

@@ -93,7 +93,7 @@ class RefusionSettings:
         if self.block_size < self.slot_size or self.block_size % self.slot_size:
             multiple = max(1, round(self.block_size / self.slot_size)) * self.slot_size
             sizes = f"block_size is {self.block_size} and slot_size {self.slot_size}"
-            raise ConfigError(f"refusion: {sizes}; a block holds whole slots (App. C.4), for example {multiple}")
+            raise ConfigError(f"refusion: {sizes}; set block_size to whole slots (App. C.4), for example {multiple}")
         check_mask_id("refusion", self.mask_id, self.eos_ids)
         if self.left_to_right and self.order == "random":
             raise ConfigError("refusion: left_to_right=true and order=random exclude each other; give order alone")
@@ -167,7 +167,6 @@ class Final(NamedTuple):
 
 
 def block_slots(settings: RefusionSettings) -> list[range]:
-    """The slots of each block; the last block may be shorter."""
     k, b, length = settings.slot_size, settings.block_size, settings.num_positions
     if settings.release_compatible:
         length = length // b * b  # the release never decodes what does not fill a block
