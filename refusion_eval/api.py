@@ -7,7 +7,6 @@ Example:
 """
 
 import dataclasses
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -38,10 +37,7 @@ def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = Non
     Mask and EOS ids that are not given come from the checkpoint's card, and `fuse` is False: the paper's algorithm.
 
     Args:
-        model: from `load_model`.
-        decoder: as in `generate`.
         made: settings that exist already, which are checked and returned.
-        **settings: fields of the decoder's settings class.
 
     Raises:
         ConfigError: unknown decoder or setting, a value out of range, or a mask token is needed and there is none.
@@ -106,10 +102,8 @@ def check_prompt(model: LoadedModel, prompt_ids: TokenIds, num_positions: int) -
         raise ConfigError("the prompt is empty; give at least one token id")
     max_positions = model.config.max_positions
     if len(prompt_ids) + num_positions > max_positions:
-        raise ConfigError(
-            f"prompt of {len(prompt_ids)} tokens and {num_positions} generated positions exceed the context of "
-            f"{max_positions}; shorten the prompt or lower gen_length"
-        )
+        length = f"prompt of {len(prompt_ids)} tokens and {num_positions} generated positions"
+        raise ConfigError(f"{length} exceed the context of {max_positions}; shorten the prompt or lower gen_length")
     return prompt_ids
 
 
@@ -119,11 +113,10 @@ def generate(
     """Decodes one prompt.
 
     Args:
-        model: from `load_model`.
         prompt_ids: token ids, at least one: integers, or an integer tensor or array of shape [L] or [1, L]. A string is
             wrapped as a user message if the checkpoint has a chat template; otherwise it is a prefix to continue.
-        decoder: name of a decoder, FILE.py:DECODER or MODULE:DECODER for your own, or a `Decoder`.
-        **settings: fields of the decoder's settings class.
+        decoder: name of a decoder, FILE.py:DECODER or MODULE:DECODER for your own, or a `Decoder`; `settings` are the
+            fields of its settings class.
 
     Returns:
         Tokens, why decoding ended, number of forwards, seconds and trace; for a text also the response as text.
@@ -158,7 +151,6 @@ def generate_stream(
     """Decodes many prompts with continuous batching and yields each result when it is ready.
 
     Args:
-        model: from `load_model`.
         requests: tuples (decoder, prompt ids, settings from `decoder_settings`), consumed as requests are admitted.
         batch_size: largest number of requests at once, >= 1.
 
@@ -184,9 +176,8 @@ def generate_stream(
 def _request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenIds, settings: Any) -> Request:
     entry = find_decoder(decoder)
     if not isinstance(settings, entry.Settings):
-        raise ConfigError(
-            f"settings of {_name_of(decoder)} are {type(settings).__name__}; make them with decoder_settings"
-        )
+        kind = type(settings).__name__
+        raise ConfigError(f"settings of {_name_of(decoder)} are {kind}; make them with decoder_settings")
     prompt = check_prompt(model, prompt_ids, settings.num_positions)
     return Request(entry.decode, prompt, with_width_cost(settings, lambda: model.width_cost))
 
@@ -207,11 +198,8 @@ def generate_many(
     """Decodes many prompts with continuous batching; returns one result for each prompt, in their order.
 
     Args:
-        model: from `load_model`.
         prompts: token ids or text of each prompt.
-        decoder: as in `generate`.
         batch_size: largest number of requests at once, >= 1; in float32 it does not change the tokens.
-        **settings: fields of the decoder's settings class.
 
     Raises:
         ConfigError: a prompt or a setting is refused; nothing was computed.
@@ -232,21 +220,15 @@ def generate_many(
     results = [_with_text(model, prompt, by_index[index]) for index, prompt in enumerate(prompts)]
     failed = [index for index, result in enumerate(results) if isinstance(result, DecodeError)]
     if failed:
-        failure = DecodeError(
-            f"{len(failed)} of {len(results)} prompts could not be decoded, the first of them number {failed[0]} (from "
-            f"0): {results[failed[0]]}; the attribute `results` of this error has the others"
-        )
+        first = f"the first of them number {failed[0]} (from 0): {results[failed[0]]}"
+        failure = DecodeError(f"{len(failed)} of {len(results)} prompts could not be decoded, {first}; see `results`")
         failure.results = results
         raise failure
     return [result for result in results if isinstance(result, Decoded)]
 
 
 def score_tokens(
-    model: LoadedModel,
-    prefix_ids: TokenIds,
-    continuation_ids: TokenIds,
-    mc_samples: int = 128,
-    seed: int = 0,
+    model: LoadedModel, prefix_ids: TokenIds, continuation_ids: TokenIds, mc_samples: int = 128, seed: int = 0
 ) -> TokenScore:
     """Log-likelihood of one continuation; as `score_tokens_many`."""
     return score_tokens_many(model, [(prefix_ids, continuation_ids)], 1, mc_samples, seed)[0]
@@ -265,7 +247,6 @@ def score_tokens_many(
     estimates of a lower bound, see `refusion_eval.engine.scoring`.
 
     Args:
-        model: from `load_model`.
         pairs: (prefix, continuation) token ids, as in `generate`; neither may be empty.
         batch_size: pairs computed together, >= 1; it changes no score.
         mc_samples: noised copies of each continuation in an estimate, >= 1.
@@ -275,8 +256,7 @@ def score_tokens_many(
         Log-likelihood in nats, and whether greedy decoding would give the continuation, one for each pair.
 
     Raises:
-        ConfigError: a pair is empty, outside the vocabulary or longer than the context, a number is out of its range,
-            or no log-likelihood is computed for this kind of checkpoint.
+        ConfigError: a pair or a number is refused, or no log-likelihood is computed for this kind of checkpoint.
     """
     for name, value, low in (("batch_size", batch_size, 1), ("mc_samples", mc_samples, 1), ("seed", seed, 0)):
         if value < low:
@@ -308,44 +288,32 @@ def longest_scored(model: LoadedModel) -> int:
 def _logit_shift(model: LoadedModel) -> int | None:
     """Rows between a masked position and the row that predicts it; None for a model that reads from left to right."""
     if model.is_stock:
-        raise ConfigError(
-            "log-likelihoods are not computed with backend=transformers; lm-eval's own `--model hf` computes those of "
-            "causal models"
-        )
+        raise ConfigError("log-likelihoods are not computed with backend=transformers; lm-eval's own is `--model hf`")
     fits = [DECODERS[name].reads for name in model.decoders if name in DECODERS]
     if fits and fits[0].mask_shift is not None:
         return fits[0].mask_shift
     if any(reads.left_to_right for reads in fits):
         return None
-    reads_of = {name: entry.reads for name, entry in DECODERS.items()}
-    scored = [name for name, reads in reads_of.items() if reads.left_to_right or reads.mask_shift is not None]
-    raise ConfigError(
-        f"{model.name} was trained for {model.decoders[0]}, for which no log-likelihood is computed; there is one for "
-        f"{', '.join(scored)}"
-    )
+    all_reads = {name: entry.reads for name, entry in DECODERS.items()}
+    scored = [name for name, reads in all_reads.items() if reads.left_to_right or reads.mask_shift is not None]
+    trained = f"{model.name} was trained for {model.decoders[0]}"
+    raise ConfigError(f"{trained}, for which no log-likelihood is computed; there is one for {', '.join(scored)}")
 
 
 def _token_ids(model: LoadedModel, given: Any) -> list[int]:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         advice = "its input_ids" if isinstance(given, Mapping) else "integers, as model.tokenizer.encode makes them"
         raise ConfigError(f"token ids are of the type {type(given).__name__}; give {advice}")
-    tokens = given.tolist() if hasattr(given, "tolist") else list(given)
-    tokens = tokens if isinstance(tokens, list) else [tokens]  # of a tensor without a dimension
-    last, ids = model.config.vocab_size - 1, []
-    for token in tokens:
-        if isinstance(token, list | tuple) or getattr(token, "ndim", 0) > 0:
-            if len(tokens) == 1:
-                return _token_ids(model, token)
+    listed = given.tolist() if hasattr(given, "tolist") else list(given)
+    listed = listed if isinstance(listed, list) else [listed]  # of a tensor without a dimension
+    tokens = [token.tolist() if hasattr(token, "tolist") else token for token in listed]
+    if any(isinstance(token, list | tuple) for token in tokens):
+        if len(tokens) > 1:
             raise ConfigError(f"token ids are {len(tokens)} rows; give each as a prompt of its own")
-        try:
-            number = None if isinstance(token, bool) else operator.index(token)
-        except TypeError:
-            number = None
-        if number is None:
-            raise ConfigError(
-                f"token id {token!r} is not an integer; give integers, as model.tokenizer.encode makes them"
-            )
-        if not 0 <= number <= last:
-            raise ConfigError(f"token {number} lies outside the vocabulary, 0..{last}")
-        ids.append(number)
-    return ids
+        return _token_ids(model, tokens[0])
+    for token in tokens:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise ConfigError(f"token id {token!r} is not an integer; give those that model.tokenizer.encode makes")
+        if not 0 <= token < model.config.vocab_size:
+            raise ConfigError(f"token {token} lies outside the vocabulary, 0..{model.config.vocab_size - 1}")
+    return tokens

@@ -58,7 +58,7 @@ _CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field, Field))
-def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]], type[T]]:
+def settings_class(where: str = "") -> Callable[[type[T]], type[T]]:
     """Makes a class a frozen, keyword-only dataclass that converts and checks its values; ranges are annotations."""
 
     # A `__post_init__` may check how values fit each other and raise ConfigError. Error messages of a direct call begin
@@ -66,7 +66,7 @@ def settings_class(where: str = "", *, slots: bool = True) -> Callable[[type[T]]
     def decorate(cls: type[T]) -> type[T]:
         hints = typing.get_type_hints(cls, include_extras=True)
         cls.__annotations__ = {name: _with_reader(hints[name]) for name in inspect.get_annotations(cls)}
-        made: Any = pydantic_dataclass(frozen=True, kw_only=True, slots=slots, config=_CONFIG)(cls)
+        made: Any = pydantic_dataclass(frozen=True, kw_only=True, slots=True, config=_CONFIG)(cls)
         checked = made.__init__
 
         @wraps(checked)
@@ -92,7 +92,7 @@ def added_setting(default: Any) -> Any:
 def recorded_values(settings: Any) -> dict[str, Any]:
     """The values of a settings class without callbacks, and without added settings that are at their default."""
     added = {entry.name: entry.default for entry in fields(settings) if entry.metadata.get("added")}
-    values = {name: getattr(settings, name) for name in _setting_names(type(settings))}
+    values = {name: getattr(settings, name) for name in field_types(type(settings))}
     return {name: value for name, value in values.items() if name not in added or value != added[name]}
 
 
@@ -113,23 +113,20 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 def read_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Converts and checks some values of a settings class, each by itself, without making an instance."""
-    annotations = _annotations(cls)
+    annotations, converted = field_types(cls), {}
     check_keys(values, annotations, where)
-    return {key: convert(key, value, annotations[key], where) for key, value in values.items()}
-
-
-def convert(key: str, value: Any, wanted: Any, where: str) -> Any:
-    """Converts a value to a declared type: a scalar, Literal, tuple, optional of these, or settings class."""
-    try:
-        return _adapter(wanted).validate_python(value)
-    except ValidationError as error:
-        raise _config_error(error, wanted, where, key) from error
+    for key, value in values.items():
+        try:
+            converted[key] = _adapter(annotations[key]).validate_python(value)
+        except ValidationError as error:
+            raise _config_error(error, annotations[key], where, key) from error
+    return converted
 
 
 def field_types(cls: type) -> dict[str, Any]:
-    """Maps the fields of a dataclass to their types, without callbacks (fields that take no part in comparison)."""
-    hints = typing.get_type_hints(cls)
-    return {name: hints[name] for name in _setting_names(cls)}
+    """Maps the fields of a dataclass to their annotations, without callbacks (fields that are not compared)."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {entry.name: hints[entry.name] for entry in fields(cls) if entry.init and entry.compare}  # type: ignore[arg-type]
 
 
 def check_keys(
@@ -146,16 +143,6 @@ def unknown_key(key: str, valid: Collection[str], where: str = "", *, what: str 
     near = [name_here] if name_here in valid else difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known {what}s: {', '.join(sorted(valid))}"
     return ConfigError(f"{where}{': ' if where else ''}unknown {what} {key!r}; {hint}")
-
-
-def _setting_names(cls: type) -> list[str]:
-    return [entry.name for entry in fields(cls) if entry.init and entry.compare]  # type: ignore[arg-type]
-
-
-@cache
-def _annotations(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {name: hints[name] for name in _setting_names(cls)}
 
 
 @cache
@@ -175,7 +162,8 @@ def _with_reader(wanted: Any) -> Any:
         # Text may be "none", as a chat template is.
         is_text = inner is str or typing.get_args(inner)[:1] == (str,)  # the fields of a settings class are annotated
         texts = ("None",) if is_text else ("None", "none", "null")
-        return Annotated[_with_reader(inner) | None, BeforeValidator(lambda value: _none(value, texts))]
+        none = BeforeValidator(lambda value: None if isinstance(value, str) and value in texts else value)
+        return Annotated[_with_reader(inner) | None, none]
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         reader = _names if arguments[0] is str else _items
         return Annotated[tuple[_with_reader(arguments[0]), ...], BeforeValidator(reader)]  # type: ignore[misc]
@@ -190,10 +178,6 @@ def _settings_class_in(wanted: Any) -> Any:
     if isinstance(wanted, type) and is_dataclass(wanted):
         return wanted
     return next(filter(None, map(_settings_class_in, typing.get_args(wanted))), None)
-
-
-def _none(value: Any, texts: Collection[str]) -> Any:
-    return None if isinstance(value, str) and value in texts else value
 
 
 def _plain(value: Any) -> Any:
@@ -278,7 +262,7 @@ def _config_error(error: ValidationError, cls: Any, where: str, key: str = "") -
             return ConfigError(f"{place}{name} is missing; add it")
         *sections, unknown = location
         for section in sections:
-            cls = _settings_class_in(_annotations(cls)[section])
+            cls = _settings_class_in(field_types(cls)[section])
         return unknown_key(unknown, field_types(cls), ": ".join(filter(None, (where, key, *sections))))
     if first["type"] == "value_error":  # of a `__post_init__`, which names the values itself
         return ConfigError(f"{place}{name + ': ' if name else ''}{first['ctx']['error']}")
@@ -305,8 +289,7 @@ class CheckpointOptions:
             float32). auto is native where it can run, else sdpa.
         kv_budget_gib: GiB that the keys and values of a batch may take. The default is the free memory.
         cuda_graphs: Record forwards as CUDA graphs, of one request and of batches. The default is yes on a GPU.
-        tune: Measure what a wider forward costs here, by which forwards of ReFusion are fused. By default TPF does not
-            depend on the machine.
+        tune: Measure what a wider forward costs here, by which ReFusion's are fused; then TPF depends on the machine.
         backend: own, or transformers: its own forward, for any causal or masked language model that it loads. It
             computes the whole text each time, without a cache, so its times measure no decoder.
     """
@@ -357,13 +340,11 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, where: str) -> dict[str, Any]:
-    """Reads a file that holds one mapping; raises ConfigError, which names file and place, for any other."""
+    """Reads a file that holds one mapping; raises ConfigError for any other."""
     try:
         content = yaml.load(read_text(path), Loader=_UniqueKeys)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: not UTF-8 ({error}); save the file as UTF-8") from error
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: cannot be read as YAML ({error}); correct it") from error
+        raise ConfigError(f"{where}: cannot be read as YAML in UTF-8 ({error}); correct it") from error
     if content is None:
         raise ConfigError(f"{where}: the file is empty; write its settings, or remove it")
     return mapping(content, where)

@@ -40,10 +40,8 @@ class LoadedModel:
     Attributes:
         options: the options that it was opened with.
         name, revision: path or hub id of the checkpoint, and its commit on the hub; None for a local directory.
-        config: shapes of the model.
-        card: mask id, EOS ids, backbone and kind of the checkpoint.
-        dtype, device: dtype and device of the weights.
-        attention: the attention backend.
+        config, card: shapes of the model; mask id, EOS ids, backbone and kind of the checkpoint.
+        dtype, device, attention: those of the weights, and the attention backend.
         cuda_graphs: whether forwards are recorded as CUDA graphs.
         adapter, adapter_revision: the same of the LoRA adapter that is merged into the weights; None for none.
         is_stock: whether transformers computes the forwards.
@@ -57,7 +55,7 @@ class LoadedModel:
         self.name = location.name
         self.revision = location.revision
         self.is_stock = options.backend != "own"
-        self.config: ModelConfig = (_stock_config if self.is_stock else model_config)(location.directory)
+        self.config = (_stock_config if self.is_stock else model_config)(location.directory)
         self.card: Card = _in_vocabulary(checkpoint_card(self.name, location.directory), self.config.vocab_size)
         self.device = choose_device(options.device)
         self.dtype = _dtype(options.dtype, self.config, self.device)
@@ -184,7 +182,7 @@ def _in_vocabulary(card: Card, vocab_size: int) -> Card:
 
 
 def _imposed_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int | None:
-    """One thread for a model whose forwards are slower with more; None for others, or if the user chose a number."""
+    # One thread for a model whose forwards are slower with more, unless the user chose a number.
     is_small = device.type == "cpu" and weight_bytes(config, dtype) <= ONE_THREAD_BYTES
     has_own_number = os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads() != DEFAULT_THREADS
     return 1 if is_small and not has_own_number else None

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from operator import attrgetter
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
@@ -135,38 +136,29 @@ def bootstrap(statistics: Sequence[Statistic], *, seed: int = 0, rounds: Sequenc
     values = evaluated({key: array[np.newaxis] for key, array in arrays.items()})
     replicates = np.full((len(statistics), RESAMPLES), np.nan)
     if num_items > 1:
-        rng = np.random.default_rng(seed)
-        by_round = _RoundDraws(rounds) if len(set(rounds)) > 1 else None
-        rows_at_once = max(1, _MAX_DRAWS_AT_ONCE // num_items)
-        for start in range(0, RESAMPLES, rows_at_once):
-            stop = min(start + rows_at_once, RESAMPLES)
-            if by_round is None:
-                shape = (stop - start, num_items)
-                draws = rng.integers(0, num_items, size=shape, dtype=np.int32).astype(np.intp)
-            else:
-                draws = by_round.draw(start, stop, rng)
+        for rows, draws in _draws(num_items, rounds, seed):
             # `take` with platform integers is several times as fast as indexing, and most of the time goes here.
             drawn = {key: array.take(draws, axis=0) for key, array in arrays.items()}
-            replicates[:, start:stop] = evaluated(drawn)
+            replicates[:, rows] = evaluated(drawn)
     return [Bootstrap(float(value[0]), row, num_items) for value, row in zip(values, replicates, strict=True)]
 
 
-class _RoundDraws:
-    """Draws rounds, and items within them, given the round of each item, [items]; all rounds weigh the same."""
-
-    def __init__(self, rounds: Sequence[int]) -> None:
-        _, self._sizes = np.unique(rounds, return_counts=True)
-        self._items = np.argsort(rounds, kind="stable")  # the items of the first round, then those of the second, ...
-        self._starts = np.cumsum(self._sizes) - self._sizes
-        num_rounds = len(self._sizes)
-        self._drawn = np.random.default_rng(0).integers(0, num_rounds, size=(RESAMPLES, num_rounds))
-
-    def draw(self, start: int, stop: int, rng: np.random.Generator) -> Array:
-        """Item numbers of the resamples from `start` up to `stop`, [resamples, items]."""
-        num_items = len(self._items)
-        rounds = self._drawn[start:stop, np.arange(num_items) % len(self._sizes)]
-        within = rng.random(rounds.shape) * self._sizes[rounds]
-        return self._items[self._starts[rounds] + within.astype(np.int64)]
+def _draws(num_items: int, rounds: Sequence[int], seed: int) -> Iterator[tuple[slice, Array]]:
+    """Some resamples at a time, and their item numbers, [resamples, items]; of several rounds all weigh the same."""
+    rng, at_once = np.random.default_rng(seed), max(1, _MAX_DRAWS_AT_ONCE // num_items)
+    _, sizes = np.unique(rounds, return_counts=True)
+    items = np.argsort(rounds, kind="stable")  # the items of the first round, then those of the second, ...
+    starts = np.cumsum(sizes) - sizes
+    drawn_rounds = np.random.default_rng(0).integers(0, max(1, len(sizes)), size=(RESAMPLES, len(sizes)))
+    for start in range(0, RESAMPLES, at_once):
+        rows = slice(start, min(start + at_once, RESAMPLES))
+        if len(sizes) > 1:
+            of_items = drawn_rounds[rows, np.arange(num_items) % len(sizes)]
+            within = rng.random(of_items.shape) * sizes[of_items]
+            yield rows, items[starts[of_items] + within.astype(np.int64)]
+        else:
+            shape = (rows.stop - start, num_items)
+            yield rows, rng.integers(0, num_items, size=shape, dtype=np.int32).astype(np.intp)
 
 
 @dataclass(frozen=True)
@@ -256,11 +248,6 @@ class Timing:
 T = TypeVar("T", bound=Timing)
 
 
-class Speedup(NamedTuple):
-    ratio: Bootstrap
-    num_left_out: int
-
-
 def measured(samples: Sequence[T]) -> list[T]:
     """The samples that speed may be computed from. Raises DataError if they come from several machines."""
     alone = [sample for sample in samples if sample.counts]
@@ -275,10 +262,8 @@ def measured(samples: Sequence[T]) -> list[T]:
 
 def by_item(samples: Sequence[T]) -> list[list[T]]:
     """Samples grouped by item, items in a fixed order so that equal records give equal resamples."""
-    groups: dict[Hashable, list[T]] = {}
-    for sample in samples:
-        groups.setdefault(sample.item, []).append(sample)
-    return [groups[item] for item in sorted(groups, key=repr)]
+    in_order = sorted(samples, key=lambda sample: repr(sample.item))
+    return [list(of_item) for _, of_item in groupby(in_order, key=attrgetter("item"))]
 
 
 def _rounds(items: Sequence[Sequence[Timing]]) -> list[int]:
@@ -335,42 +320,40 @@ def latencies(samples: Sequence[Timing], quantiles: Sequence[float], *, seed: in
     return bootstrap(statistics, seed=seed, rounds=_rounds(groups))
 
 
-def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int = 0) -> Speedup:
-    """TPS / TPS of a baseline on the items both answered, paired: rounds, and items in them, are drawn for both."""
-    samples, baseline = measured(samples), measured(baseline)
-    machines = {sample.hardware for sample in (*samples, *baseline)}
+def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int = 0) -> tuple[Bootstrap, int]:
+    """TPS / TPS of a baseline on the items both answered, and the number of other items.
+
+    It is paired: rounds, and items in them, are drawn for both systems together.
+    """
+    systems = measured(samples), measured(baseline)
+    machines = {sample.hardware for of_system in systems for sample in of_system}
     if len(machines) > 1:
         raise DataError(
             f"a speed-up between different machines ({', '.join(sorted(machines))}) says nothing about the systems; "
             "measure both on one"
         )
-    items, base_items = ({sample.item for sample in of_system} for of_system in (samples, baseline))
+    items, base_items = ({sample.item for sample in of_system} for of_system in systems)
     common = items & base_items
     if not common:
         raise DataError("the two systems have no measured item in common; run both on the same items at batch size 1")
     # Systems take turns in rounds, so that both see the same states of the machine. Without that, slow minutes of one
     # system would look like a property of it.
-    rounds, base_rounds = (len({sample.round for sample in of_system}) for of_system in (samples, baseline))
+    rounds, base_rounds = (len({sample.round for sample in of_system}) for of_system in systems)
     if rounds != base_rounds:
         raise DataError(
             f"one was timed in {base_rounds} rounds and the other in {rounds}, so not in turns; run both in as many "
             "rounds"
         )
-    shared, base_shared = (
-        by_item([sample for sample in of_system if sample.item in common]) for of_system in (samples, baseline)
-    )
-    columns = [
-        column
-        for groups in (shared, base_shared)
-        for column in ratio_statistic(_sums(groups, "tokens"), _sums(groups, "seconds")).columns
-    ]
+    shared = [by_item([sample for sample in of_system if sample.item in common]) for of_system in systems]
+    ratios = [ratio_statistic(_sums(groups, "tokens"), _sums(groups, "seconds")) for groups in shared]
 
     def ratio_of_speeds(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Array:
         tps, base_tps = _ratio(tokens, seconds), _ratio(base_tokens, base_seconds)
         return np.divide(tps, base_tps, out=np.full(tps.shape, np.nan), where=base_tps > 0)
 
-    (ratio,) = bootstrap([Statistic(columns, ratio_of_speeds)], seed=seed, rounds=_rounds(shared))
-    return Speedup(ratio, len(items ^ base_items))
+    statistic = Statistic([column for ratio in ratios for column in ratio.columns], ratio_of_speeds)
+    (ratio,) = bootstrap([statistic], seed=seed, rounds=_rounds(shared[0]))
+    return ratio, len(items ^ base_items)
 
 
 def _sums(items: Sequence[Sequence[Timing]], name: str) -> list[float]:

@@ -5,7 +5,7 @@ it, and returns a `Response`. The engine runs the decoder and returns a `Decoded
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -22,8 +22,8 @@ ConfidenceDtype = Literal["float32", "float64", "model"]
 # what the named method asks for.
 CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream"]
 
-# Weights up to this size are computed fastest by one thread on a CPU; several mostly wait for each other: the embedded
-# models of 11 MB make 824 tokens/s with one thread on two cores, 38 with two.
+# Weights up to this size are computed fastest by one thread on a CPU: the embedded models of 11 MB make 824 tokens/s
+# with one thread on two cores, 38 with two.
 ONE_THREAD_BYTES = 64 * 2**20
 
 # Token ids and positions are below these limits. No vocabulary and no context is near them.
@@ -64,11 +64,11 @@ def groups(sizes: Sequence[int]) -> Attention:
     return tuple(Segment(size) for size in sizes)
 
 
-def block_causal(sizes: Sequence[int]) -> Attention:
-    """Full attention within a block, and every block sees the blocks before it."""
-    segments, start = [], 0
+def block_causal(sizes: Sequence[int], padding: int = 0) -> Attention:
+    """Full attention within a block, and every block sees the blocks before it, but not the padding in front of all."""
+    segments, start = [Segment(padding, causal=False)] if padding else [], padding
     for size in sizes:
-        segments.append(Segment(size, sees=((0, start),) if start else (), causal=False))
+        segments.append(Segment(size, sees=((padding, start),) if start > padding else (), causal=False))
         start += size
     return tuple(segments)
 
@@ -81,8 +81,8 @@ class Confidence:
         temperature: divides the logits, > 0; independent of `Read.temperature`, at which tokens are sampled.
         exclude: ids that get no probability here, although they may be chosen.
         dtype: precision of the softmax; "model" is the dtype of the weights, as in several releases.
-        choose: whether the chosen token is the most probable one at this precision, where probabilities can be equal
-            whose logits differ, instead of the largest logit. It has no effect when sampling.
+        choose: whether the most probable token at this precision, at which logits can tie, is chosen instead of the
+            largest logit. It has no effect when sampling.
     """
 
     temperature: float = 1.0
@@ -147,8 +147,7 @@ class Readout:
 
     Attributes:
         tokens: the chosen token ids.
-        probs: probability of the chosen token under `Read.confidence`, by default the untempered softmax over the full
-            vocabulary; at most 1. float64 if the confidence is, else float32.
+        probs: probability of the chosen token under `Read.confidence`; float64 if the confidence is, else float32.
         given, entropy, margin: probability of each token in `Read.given`, entropy of the distribution in nats, and
             largest minus second largest probability; None if not requested.
         rounded_to: dtype of the weights, such as "bfloat16", if probabilities were rounded to it; else empty.
@@ -185,9 +184,9 @@ DROP_ALL = Commit(keep=0)
 class RowScores:
     """Scores of key rows by query rows of the same forward, by which the next commit is thinned out (Sparse-dLLM).
 
-    The score of a key row is its key times the mean query of the query rows, both rotated, averaged over the query
-    heads; then the largest one in its neighbourhood among the key rows. The next forward commits the key rows, of which
-    each layer keeps those with its best scores, or nothing.
+    The score of a key row is its key times the mean query of the query rows, both rotated, averaged over query heads,
+    and then the largest in its neighbourhood. The next forward commits the key rows, of which each layer keeps the best
+    ones, or nothing.
 
     Attributes:
         queries: rows of the forward, at least one.
@@ -206,16 +205,16 @@ class RowScores:
 class FeatureReuse:
     """Which rows of a forward are computed; the others reuse features of earlier forwards (dLLM-Cache).
 
-    A row that is not computed adds the attention and MLP outputs of the last time that it was computed in each layer,
-    and other rows see its key and value of that time. Such a forward is of a whole text with full attention and an
-    empty KV cache. The forwards after the first have the same number of rows at the same positions.
+    A row that is not computed adds the attention and MLP outputs of its last time in each layer, and other rows see its
+    key and value of that time. Such forwards are of whole texts with full attention and an empty KV cache; those after
+    the first have the same number of rows at the same positions.
 
     Attributes:
         num_prompt: number of rows of the prompt, which come first; the other rows are the response.
         refresh_prompt, refresh_response: whether all rows of the prompt, or of the response, are computed.
         transfer_ratio: in [0, 1]. If the response is not refreshed, all its values are computed, and in each layer this
-            share of its rows, rounded down: those whose value changed most (cosine of the vectors of all heads; the
-            first rows among equals). With 0 nothing of the response is computed, not even values.
+            share of its rows, rounded down: those whose value changed most (cosine over all heads; the first rows among
+            equals). With 0 nothing of the response is computed, not even values.
     """
 
     num_prompt: int
@@ -330,15 +329,12 @@ class Trace:
         self.num_forwards += 1
 
     def select(self, unit: str, candidates: Sequence[int], scores: Sequence[float], chosen: Sequence[int]) -> None:
-        """Records a choice among candidates."""
         self.events.append(Select(self._last, unit, tuple(candidates), tuple(map(float, scores)), tuple(chosen)))
 
     def draft(self, positions: Sequence[int], tokens: Sequence[int]) -> None:
-        """Records proposed tokens."""
         self.events.append(Draft(self._last, tuple(positions), tuple(map(int, tokens))))
 
     def fix(self, positions: Sequence[int], tokens: Sequence[int]) -> None:
-        """Records final tokens."""
         self.events.append(Fix(self._last, tuple(positions), tuple(map(int, tokens))))
 
     def stop(self, reason: str, position: int) -> None:
@@ -387,27 +383,21 @@ class Trace:
 
 def _check_event(event: Any) -> None:
     """Raises TypeError or ValueError if a decoder never gives an event such fields."""
-    kind = type(event)
-    same_length, name = True, ""
-    if kind is Draft or kind is Fix:
-        _check_whole(event.positions, MOST_POSITIONS)
-        _check_whole(event.tokens, MOST_TOKENS)
-        same_length = len(event.positions) == len(event.tokens)
-    elif kind is ForwardDone:
-        _check_whole((event.rows, event.cached), MOST_POSITIONS)
-        name = event.kind
-    elif kind is Select:
-        _check_whole((*event.candidates, *event.chosen), MOST_POSITIONS)
-        same_length, name = len(event.candidates) == len(event.scores), event.unit
-        if not {int, float} >= set(map(type, event.scores)):
-            raise TypeError("a score is not a number")
-    else:
-        _check_whole((event.position,), MOST_POSITIONS)
-        name = event.reason
-    if not same_length:
+    lengths = set()
+    for entry, value in zip(fields(event), _values(event), strict=True):
+        if entry.type is str:
+            if type(value) is not str:
+                raise TypeError("a name is not a text")
+        elif entry.name == "scores":
+            if not {int, float} >= set(map(type, value)):
+                raise TypeError("a score is not a number")
+        elif entry.name != "forward":
+            limit = MOST_TOKENS if entry.name == "tokens" else MOST_POSITIONS
+            _check_whole((value,) if entry.type is int else value, limit)
+        if entry.name in ("positions", "tokens", "candidates", "scores"):
+            lengths.add(len(value))
+    if len(lengths) > 1:
         raise ValueError("positions and their values are not equally many")
-    if type(name) is not str:
-        raise TypeError("a name is not a text")
 
 
 def _check_whole(values: Sequence[int], limit: int) -> None:
@@ -431,11 +421,10 @@ class Decoded:
         tokens: generated token ids up to and including the first EOS, without the prompt.
         stop: why decoding ended.
         num_forwards: model calls made for this request.
-        seconds: time from the prompt on the device to the last token on the host, prefill included, with the device
-            synchronised. In a batch it runs from admission to completion, so only times at batch 1 compare.
+        seconds: time from the prompt on the device to the last token on the host, with the device synchronised. In a
+            batch it runs from admission to completion, so only times at batch 1 compare.
         trace: the events of the decoding.
-        prefill_seconds: the part of `seconds` up to the end of the first forward, which reads the prompt; None if it
-            was not timed, as in a batch.
+        prefill_seconds: the part of `seconds` up to the end of the first forward; None if not timed, as in a batch.
         joules: energy that the device used in these seconds; None where it has no counter, and in a batch.
         text: the response as text, without special tokens, if the prompt was a text; else None.
     """

@@ -1,6 +1,6 @@
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -11,7 +11,6 @@ from refusion_eval.config import (
     PositiveInt,
     build,
     check_keys,
-    convert,
     field_types,
     read_values,
     settings_class,
@@ -64,7 +63,7 @@ from refusion_eval.errors import ConfigError
     ],
 )
 def test_value_with_one_reading_is_converted(value, wanted, expected):
-    converted = convert("key", value, wanted, "here")
+    converted = read_values(make_dataclass("One", [("key", wanted)]), {"key": value}, "here")["key"]
     assert converted == expected
     assert type(converted) is type(expected)
 
@@ -95,7 +94,7 @@ def test_value_with_one_reading_is_converted(value, wanted, expected):
 )
 def test_value_without_one_reading_is_refused_by_name(value, wanted):
     with pytest.raises(ConfigError, match="here: key="):
-        convert("key", value, wanted, "here")
+        read_values(make_dataclass("One", [("key", wanted)]), {"key": value}, "here")
 
 
 @pytest.mark.parametrize(("typo", "meant"), [("tau_slt", "tau_slot"), ("slot_threshold", "tau_slot")])

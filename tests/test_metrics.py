@@ -254,14 +254,14 @@ def test_latency_of_items_with_different_numbers_of_samples_uses_each_sample_onc
 
 def test_a_speedup_between_identical_samples_is_one_without_spread():
     samples = times(np.linspace(1, 5, 20))
-    interval = speedup(samples, samples).ratio.interval()
+    interval = speedup(samples, samples)[0].interval()
     assert (interval.value, interval.low, interval.high) == (1.0, 1.0, 1.0)
 
 
 def test_a_speedup_is_paired_by_item():
     base = times(np.linspace(0.1, 50, 40))
     twice = [Timing(t.item, t.tokens, 1, t.seconds / 2) for t in reversed(base)]
-    interval = speedup(twice, base).ratio.interval()
+    interval = speedup(twice, base)[0].interval()
     assert interval.value == pytest.approx(2.0)
     assert interval.high - interval.low < 1e-9
 
@@ -269,11 +269,11 @@ def test_a_speedup_is_paired_by_item():
 def test_a_speedup_uses_the_common_items_and_counts_the_others():
     base = [Timing("a", 10, 1, 1.0), Timing("b", 10, 1, 100.0)]
     ours = [Timing("a", 10, 1, 0.5), Timing("c", 10, 1, 0.001)]
-    result = speedup(ours, base)
-    assert result.ratio.value == 2.0
-    assert result.ratio.n == 1
-    assert result.num_left_out == 2
-    assert math.isnan(result.ratio.interval().low)
+    ratio, num_left_out = speedup(ours, base)
+    assert ratio.value == 2.0
+    assert ratio.n == 1
+    assert num_left_out == 2
+    assert math.isnan(ratio.interval().low)
 
 
 def test_a_speedup_across_machines_or_without_common_items_is_refused():
@@ -388,5 +388,5 @@ def test_intervals_of_speed_cover_rounds_as_well_as_items():
     assert by_rounds.high - by_rounds.low > 2 * (by_items.high - by_items.low)
     one_round = [replace(sample, round=2) for sample in samples]
     assert rate(one_round, "tokens", "seconds", timed=True).interval() == by_items
-    paired = speedup(samples, [replace(sample, seconds=2 * sample.seconds) for sample in samples]).ratio.interval()
+    paired = speedup(samples, [replace(sample, seconds=2 * sample.seconds) for sample in samples])[0].interval()
     assert (paired.low, paired.value, paired.high) == (2.0, 2.0, 2.0)  # what slows both at a time is no difference

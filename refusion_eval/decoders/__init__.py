@@ -23,13 +23,10 @@ import numpy.typing as npt
 
 from refusion_eval.config import unknown_key
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import CheckpointKind, Decode, Readout
+from refusion_eval.types import CheckpointKind, Decode, ProbArray, Readout
 
 # Entry points of installed packages that are decoders: name = "module:DECODER".
 ENTRY_POINTS = "refusion_eval.decoders"
-
-Scores = npt.NDArray[np.floating]
-LineStyle = str | tuple[int, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class Style:
 
     colour: str = "#6b6b6b"
     marker: str = "*"
-    line: LineStyle = "-"
+    line: str | tuple[int, tuple[float, ...]] = "-"
     order: int = 100
 
 
@@ -104,17 +101,15 @@ class Decoder:
         assert has_mask == (self.reads.masked is not None), f"{self.label}: a decoder that reads masks has a mask_id"
 
 
-def above_or_best(scores: Scores, threshold: float) -> list[int]:
+def above_or_best(scores: ProbArray, threshold: float) -> list[int]:
     """Indices whose score exceeds the threshold (strictly), ascending, else of the best one (ReFusion, Eq. 5)."""
     return np.flatnonzero(scores > threshold).tolist() or [int(np.argmax(scores))]
 
 
-def at_least_or_best(scores: Scores, threshold: float) -> list[int]:
-    """Indices whose score is at least the threshold, and always the best one, ascending (Fast-dLLM)."""
-    accepted = scores >= threshold
-    accepted[np.argmax(scores)] = True  # without it a step could commit nothing and decoding would not end
-    indices: list[int] = np.flatnonzero(accepted).tolist()
-    return indices
+def at_least_or_best(scores: ProbArray, threshold: float, readout: Readout) -> list[int]:
+    """Indices whose score of this readout is at least the threshold, ascending, else of the best one (Fast-dLLM)."""
+    # Without the best one a step could commit nothing, and decoding would not end.
+    return np.flatnonzero(scores >= rounded_threshold(threshold, readout)).tolist() or [int(np.argmax(scores))]
 
 
 def rounded_threshold(threshold: float, readout: Readout) -> float:
@@ -130,13 +125,13 @@ def rounded_threshold(threshold: float, readout: Readout) -> float:
     return threshold
 
 
-def most_confident(scores: Scores, count: int) -> list[int]:
+def most_confident(scores: ProbArray, count: int) -> list[int]:
     """Indices of the `count` best scores, ascending; among equal ones the lowest indices win."""
     # Ties are common: where probabilities round to 1, or where a truncated distribution has one token left.
     return sorted(np.argsort(-scores, kind="stable")[:count].tolist())
 
 
-def num_within_factor(scores: Scores, factor: float) -> int:
+def num_within_factor(scores: ProbArray, factor: float) -> int:
     """Number of best scores to commit: the longest run whose n-th score reaches 1 - factor / (n + 1) (Fast-dLLM)."""
     # Where (n + 1)(1 - score) <= 1, n tokens at once are those of greedy decoding one by one (Fast-dLLM, Theorem 1);
     # the factor stands for that 1. The best score always counts, so that decoding goes on.
@@ -156,7 +151,6 @@ def first_eos(tokens: Sequence[int] | npt.NDArray[np.int64], eos_ids: Container[
 
 
 def check_mask_id(decoder: str, mask_id: int, eos_ids: Sequence[int]) -> None:
-    """Raises ConfigError if the mask token is also one that ends the response."""
     if mask_id in eos_ids:
         raise ConfigError(f"{decoder}: mask_id {mask_id} is also an end-of-sequence id; correct one of them")
 
@@ -175,12 +169,7 @@ DECODERS: dict[str, Decoder] = _find_decoders()
 
 
 def find_decoder(decoder: str | Decoder) -> Decoder:
-    """The entry of a decoder.
-
-    Args:
-        decoder: a name in `DECODERS` or of an entry point in the group `refusion_eval.decoders`; "module:DECODER" of an
-            installed module or one in the current folder; "path/to/file.py:DECODER"; or an entry itself.
-    """
+    """The entry of a decoder, by its name here or as an entry point, "module:DECODER", or "path/to/file.py:DECODER"."""
     if isinstance(decoder, Decoder):
         return decoder
     if decoder in DECODERS:

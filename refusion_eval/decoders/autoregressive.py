@@ -5,19 +5,7 @@ from dataclasses import field
 
 from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style
-from refusion_eval.types import (
-    NOTHING,
-    Commit,
-    Decoding,
-    Forward,
-    Read,
-    Response,
-    StopReason,
-    StopRule,
-    Trace,
-    causal,
-    draw_key,
-)
+from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Response, StopRule, Trace, causal, draw_key
 
 
 @settings_class("autoregressive")
@@ -58,19 +46,14 @@ def decode(prompt: Sequence[int], settings: AutoregressiveSettings, trace: Trace
         token = int(readout.tokens[0])
         tokens.append(token)
         trace.fix((position,), (token,))
-        if reason := _stop_reason(tokens, settings):
-            trace.stop(reason, len(tokens))
-            return Response(tuple(tokens), reason)
+        is_eos = token in settings.eos_ids
+        is_stopped = not is_eos and settings.stop_rule is not None and settings.stop_rule(tokens)
+        if is_eos or is_stopped or len(tokens) == settings.gen_length:
+            response = Response(tuple(tokens), "eos" if is_eos else "stop_string" if is_stopped else "length")
+            trace.stop(response.stop, len(tokens))
+            return response
         # Only here is the token fed back: nothing would be read of a forward after the last one.
         forward_tokens, start, kind, commit = [token], start + num_rows, "decode", Commit(range(num_rows))
-
-
-def _stop_reason(tokens: Sequence[int], settings: AutoregressiveSettings) -> StopReason | None:
-    if tokens[-1] in settings.eos_ids:
-        return "eos"
-    if settings.stop_rule is not None and settings.stop_rule(tokens):
-        return "stop_string"
-    return "length" if len(tokens) == settings.gen_length else None
 
 
 DECODER = Decoder(

@@ -6,15 +6,14 @@ that one of them ends where the response begins. Finished blocks never change, s
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 from typing import ClassVar
 
 from refusion_eval.config import NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, first_eos, most_confident, rounded_threshold
+from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, first_eos, most_confident
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking, rounded_quotas
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import DROP_ALL, NOTHING, Commit, Decoding, Forward, Read, Segment, Trace, block_causal
+from refusion_eval.types import DROP_ALL, NOTHING, Commit, Decoding, Forward, Read, Trace, block_causal
 
 
 @settings_class("bd3lm")
@@ -25,8 +24,7 @@ class Bd3lmSettings(MaskedSettings):
 
     Attributes:
         block_length: positions of a block, as the model was trained with.
-        steps: forwards for all blocks of gen_length together; each block gets an equal share, rounded up. None is one
-            forward for each position. `rounded_quotas` says how many tokens each forward commits.
+        steps: forwards for all blocks together, shared equally, rounded up; None is one for each position.
         steps_per_block: forwards for each block, instead of `steps`.
         remasking: commit the most confident candidates, or random ones. With one step for each position, random is the
             first-hitting sampler of BD3-LM.
@@ -51,21 +49,15 @@ class Bd3lmSettings(MaskedSettings):
         MaskedSettings.__post_init__(self)
         rules = {"steps": self.steps, "steps_per_block": self.steps_per_block, "threshold": self.threshold}
         if len(given := [f"{rule} {value}" for rule, value in rules.items() if value is not None]) > 1:
-            raise ConfigError(
-                f"{self.decoder}: {' and '.join(given)} each say how much a forward commits; give one of them"
-            )
+            raise ConfigError(f"bd3lm: {' and '.join(given)} each say how much a forward commits; give one of them")
         if self.threshold is not None and self.remasking == "random":
-            raise ConfigError(
-                f"{self.decoder}: a threshold of {self.threshold} compares confidences, and remasking=random has none; "
-                "set remasking=low_confidence or threshold=None"
-            )
+            where = f"bd3lm: a threshold of {self.threshold} compares confidences"
+            raise ConfigError(f"{where}, and remasking=random has none; leave out one of the two")
 
     def quotas(self, num_masked: int) -> list[int]:
-        steps = self.steps_per_block
-        if steps is None:
-            num_blocks = -(-self.gen_length // self.block_length)
-            steps = self.block_length if self.steps is None else -(-self.steps // num_blocks)
-        return rounded_quotas(num_masked, steps)
+        num_blocks = -(-self.gen_length // self.block_length)
+        steps = self.block_length if self.steps is None else -(-self.steps // num_blocks)
+        return rounded_quotas(num_masked, self.steps_per_block or steps)
 
 
 def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Decoding:
@@ -78,7 +70,7 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
         if settings.release_compatible:  # dllm's sampler keeps nothing from block to block
             num_cached, commit = 0, DROP_ALL
         if num_cached < start and (settings.separate_commit or settings.release_compatible):
-            store = _store(canvas, settings, num_cached, commit)
+            store = _forward(canvas, settings, num_cached, commit)
             yield store
             num_rows = len(store.tokens)  # padding first, which is not kept
             commit, num_cached = Commit(range(num_rows - start + num_cached, num_rows)), start
@@ -88,7 +80,7 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
         while masked := canvas.masked(block):
             step = next(steps)
             reads = canvas.reads(masked, step, num_cached)
-            (readout,) = yield _forward(canvas, settings, num_cached, commit, "denoise", reads)
+            (readout,) = yield _forward(canvas, settings, num_cached, commit, reads)
             # Finished blocks see no masks, so the rows that this forward computed for them are exact and stay; those of
             # the block itself change with every token that is filled in.
             commit, num_cached = Commit(range(start - num_cached)), start
@@ -96,7 +88,7 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
             if settings.threshold is None:
                 accepted = most_confident(scores, next(quotas))
             else:
-                accepted = at_least_or_best(scores, rounded_threshold(settings.threshold, readout))
+                accepted = at_least_or_best(scores, settings.threshold, readout)
             canvas.fix_chosen(masked, readout, scores, accepted)
             if reason := canvas.settled():
                 return canvas.finish(reason)
@@ -106,32 +98,16 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
 
 
 def _forward(
-    canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Commit, kind: str, reads: tuple[Read, ...] = ()
+    canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Commit, reads: tuple[Read, ...] = ()
 ) -> Forward:
-    """The forward of all tokens that are not cached yet."""
+    """The forward of all tokens that are not cached yet; without a read it is made for their keys and values only."""
+    padding = -canvas.start % settings.block_length if settings.release_compatible and not reads else 0
     # Floor division also cuts the prompt, whose positions are negative, so that a block ends where the response begins.
     fed = range(num_cached, len(canvas.tokens))
     sizes = Counter((position - canvas.start) // settings.block_length for position in fed)
-    return Forward(canvas.tokens[num_cached:], fed, block_causal(list(sizes.values())), reads, commit, kind)
-
-
-def _store(canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Commit) -> Forward:
-    """The forward of the finished blocks that are not cached yet, for their keys and values only."""
-    forward = _forward(canvas, settings, num_cached, commit, "store")
-    padding = -canvas.start % settings.block_length if settings.release_compatible else 0
-    if not padding:
-        return forward
-    # The padding is a block of its own in front, which no other block sees: ranges of seen rows move behind it.
-    shifted = (
-        replace(segment, sees=tuple((first + padding, last + padding) for first, last in segment.sees))
-        for segment in forward.attention
-    )
-    return replace(
-        forward,
-        tokens=[settings.mask_id] * padding + canvas.tokens[num_cached:],
-        positions=[0] * padding + list(forward.positions),
-        attention=(Segment(padding, causal=False), *shifted),
-    )
+    attention = block_causal(list(sizes.values()), padding)
+    tokens = [settings.mask_id] * padding + canvas.tokens[num_cached:]
+    return Forward(tokens, [0] * padding + list(fed), attention, reads, commit, "denoise" if reads else "store")
 
 
 DECODER = Decoder(
@@ -139,7 +115,6 @@ DECODER = Decoder(
     Bd3lmSettings,
     label="BD3-LM",
     reads=Reads("block_causal", masked="own"),
-    fits=("masked",),
     trained_by=("bd3lm",),
     style=Style("#CC79A7", "D", (0, (6, 1, 1, 1, 1, 1)), order=2),
 )

@@ -57,12 +57,11 @@ class MaskedSettings:
         mask_id: the mask token. It is never chosen, though some releases let it through.
         eos_ids: tokens that end the response; everything after the first of them is cut. The first id is the one with
             which the model was taught to fill the end of a response.
-        confidence_dtype: precision in which confidences are computed; "model" is that of the weights, to which
-            thresholds are rounded too. The releases differ, and the precision changes which tokens are committed.
-        early_stop: end as soon as a stop token or a stop string and everything before it are final: later steps cannot
-            change the text up to there. The releases decode all positions.
-        stop_rule: with `early_stop`, gets the tokens decoded without a gap from the start; decoding ends when it
-            returns True.
+        confidence_dtype: precision in which confidences are computed, which changes the tokens; "model" is that of the
+            weights, to which thresholds are rounded too.
+        early_stop: end as soon as a stop token or a stop string and everything before it are final, and so is the text
+            up to there. The releases decode all positions.
+        stop_rule: with `early_stop`, ends decoding when it returns True for the tokens without a gap from the start.
     """
 
     decoder: ClassVar[str] = "masked"  # its name, for messages
@@ -93,8 +92,7 @@ class MaskedSettings:
         # A key for each position, so that draws do not depend on which other positions are read.
         draws = tuple(draw_key(self.seed, step, position) for position in positions) if self.temperature > 0 else ()
         # Suppressed, not excluded: the mask is never chosen, but keeps its share of the softmax, as in the releases.
-        suppress = (self.mask_id,)
-        return Read(rows, None, suppress, self.temperature, draws, confidence=self.confidence)
+        return Read(rows, None, (self.mask_id,), self.temperature, draws, confidence=self.confidence)
 
     def scores(self, readout: Readout, step: int, positions: Sequence[int]) -> ProbArray:
         """Scores by which the candidates of a step are compared: the statistic that was asked for, or probabilities."""
@@ -136,7 +134,6 @@ class BlockSettings(MaskedSettings):
 
 
 def blocks_of(gen_length: int, block_length: int) -> list[range]:
-    """Response indices of each block."""
     return [range(first, first + block_length) for first in range(0, gen_length, block_length)]
 
 
@@ -144,15 +141,10 @@ def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | 
     """Raises ConfigError unless the response consists of whole blocks and each gets the same number of steps."""
     num_blocks, surplus = divmod(gen_length, block_length)
     if surplus:
-        raise ConfigError(
-            f"{decoder}: gen_length is {gen_length} and block_length {block_length}; the response consists of whole "
-            "blocks, so set gen_length to a multiple of block_length"
-        )
+        sizes = f"gen_length is {gen_length} and block_length {block_length}"
+        raise ConfigError(f"{decoder}: {sizes}; set gen_length to a multiple of block_length")
     if steps is not None and steps % num_blocks:
-        raise ConfigError(
-            f"{decoder}: steps is {steps} for {num_blocks} blocks; every block gets the same number, so set steps to a "
-            f"multiple of {num_blocks}"
-        )
+        raise ConfigError(f"{decoder}: steps is {steps} for {num_blocks} blocks; set it to a multiple of {num_blocks}")
 
 
 class Canvas:
@@ -165,15 +157,12 @@ class Canvas:
         self.start = len(prompt)  # index in `tokens` of the first response position
         self._settings = settings
         self._trace = trace
+        self.gen_length = 0  # response positions so far
         self._is_masked: list[bool] = []
         self.extend(settings.gen_length if gen_length is None else gen_length)
 
-    @property
-    def gen_length(self) -> int:
-        return len(self._is_masked)
-
     def extend(self, num_positions: int) -> None:
-        """Appends masks."""
+        self.gen_length += num_positions
         self.tokens += [self._settings.mask_id] * num_positions
         self._is_masked += [True] * num_positions
 
@@ -222,9 +211,9 @@ class Canvas:
         eos = first_eos(tokens, self._settings.eos_ids)
         if eos is not None:
             tokens, reason = tokens[: eos + 1], "eos"
-        reason = reason or "length"
-        self._trace.stop(reason, len(tokens))
-        return Response(tuple(tokens), reason)
+        response = Response(tuple(tokens), reason or "length")
+        self._trace.stop(response.stop, len(tokens))
+        return response
 
     def _gapless(self) -> list[int]:
         end = self._is_masked.index(True) if True in self._is_masked else self.gen_length

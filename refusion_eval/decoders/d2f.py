@@ -8,7 +8,7 @@ decoded: from then on every forward fixes at least one of its tokens.
 D2F was released for LLaDA and Dream. The algorithm is one; the models differ in the row that predicts a position.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from refusion_eval.config import Fraction, NonNegativeInt, PositiveInt, settings
 from refusion_eval.decoders import Decoder, Reads, Style, most_confident, rounded_threshold
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, blocks_of
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import Commit, Confidence, Decoding, Forward, Read, Trace, block_causal
+from refusion_eval.types import Commit, Confidence, Decoding, Forward, ProbArray, Read, Trace, block_causal
 
 SamplingStrategy = Literal["default", "margin_confidence", "neg_entropy"]
 
@@ -55,14 +55,11 @@ class D2fLladaSettings(MaskedSettings):
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
         if self.block_size > self.gen_length:
-            raise ConfigError(
-                f"{self.decoder}: block_size is {self.block_size} and gen_length {self.gen_length}; only whole blocks "
-                "are decoded, so set gen_length to at least block_size"
-            )
+            sizes = f"block_size is {self.block_size} and gen_length {self.gen_length}"
+            raise ConfigError(f"{self.decoder}: {sizes}; set gen_length to one whole block or more")
 
     @property
     def num_positions(self) -> int:
-        """Positions after the prompt that decoding may touch: whole blocks."""
         return self.gen_length // self.block_size * self.block_size
 
     @property
@@ -130,10 +127,14 @@ def decode(prompt: Sequence[int], settings: D2fLladaSettings, trace: Trace) -> D
         # Rows that were final when the forward was made; a block that it finishes was computed with masks in it.
         first_unfinished = masked[0] // size * size
         start, num_final = first_unfinished, first_unfinished - start
-        unfinished = blocks_of(canvas.gen_length, size)[first_unfinished // size :]
         fixed: list[int] = []
-        for block in unfinished:
-            fixed += _fixed_in(block, guesses, threshold, canvas, settings, trace)
+        for block in blocks_of(canvas.gen_length, size)[first_unfinished // size :]:
+            if candidates := canvas.masked(block):
+                is_full = _decoded_ratio(canvas, block.start - size, size) >= settings.decoded_token_threshold
+                scores, accepted = _choose([guesses[position] for position in candidates], threshold, is_full)
+                chosen = [candidates[index] for index in accepted]
+                trace.select("token", candidates, scores.tolist(), chosen)
+                fixed += chosen
         tokens = [int(guesses[position].token) for position in fixed]
         canvas.fix(fixed, tokens)
         # A stop token ends growth, not decoding: blocks before it may still change where the text ends.
@@ -148,28 +149,15 @@ def _decoded_ratio(canvas: Canvas, start: int, size: int) -> float:
     return 1.0 if start < 0 else (size - len(canvas.masked(range(start, start + size)))) / size
 
 
-def _fixed_in(
-    block: range,
-    guesses: Mapping[int, _Guess],
-    threshold: float,
-    canvas: Canvas,
-    settings: D2fLladaSettings,
-    trace: Trace,
-) -> list[int]:
-    """Masked positions that become final: those above the threshold, else the best one if the block is full."""
-    masked = canvas.masked(block)
-    if not masked:
-        return []
-    scores = np.array([guesses[position].prob for position in masked])
+def _choose(guesses: Sequence[_Guess], threshold: float, is_full: bool) -> tuple[ProbArray, list[int]]:
+    """Scores of a block's candidates, and those accepted: above the threshold, else the best one of a full block."""
+    scores = np.array([guess.prob for guess in guesses])
     accepted = np.flatnonzero(scores > threshold).tolist()
     # Only in a full block: before that, waiting for the block before it costs nothing, and guessing costs quality.
-    ratio_before = _decoded_ratio(canvas, block.start - len(block), len(block))
-    if not accepted and ratio_before >= settings.decoded_token_threshold:
-        scores = np.array([guesses[position].score for position in masked])
-        accepted = most_confident(scores, 1)
-    positions = [masked[index] for index in accepted]
-    trace.select("token", masked, scores.tolist(), positions)
-    return positions
+    if accepted or not is_full:
+        return scores, accepted
+    scores = np.array([guess.score for guess in guesses])
+    return scores, most_confident(scores, 1)
 
 
 DECODERS = {

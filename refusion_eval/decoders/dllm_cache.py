@@ -5,40 +5,26 @@ response at steps 0, G, 2G, .... At the other steps the prompt is left as it is,
 response rows is computed: those whose value vector changed most. The prediction of a row that is not computed follows
 from the embedding of its token and the outputs of attention and MLP that the row had when it was last computed.
 
-| | release | here |
-|---|---|---|
-| similarity of a row to its past | cosine of the value projections of all heads together | as released |
-| renewed between refreshes | the values of the whole response, the keys of the chosen rows only | as released |
-| chosen rows attend to | all rows, stale keys included | as released |
-| number of chosen rows | the share, rounded down | as released |
-| reused outputs | those after the output projections of attention and MLP | as released |
-| equally similar rows (in the first layer, all whose token did not change) | left to its sort | the first rows |
-| classifier-free guidance | a second cache for the unconditional half | refused |
+As released, the similarity of a row to its past is the cosine of the value projections of all heads together; between
+refreshes the values of the whole response are renewed, but the keys of the chosen rows only, which attend to all rows,
+stale keys included; their number is rounded down; and the outputs that are reused are those after the output
+projections. Of equally similar rows (in the first layer, all whose token did not change) the release leaves the choice
+to its sort, and here the first are chosen. Classifier-free guidance, a second cache in the release, is refused.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from refusion_eval.decoders.canvas import Canvas
 from refusion_eval.types import FeatureReuse, Forward, bidirectional
 
 
-class ReuseSettings(Protocol):
-    """Settings of a decoder that reuses features; properties, because settings are frozen."""
-
-    @property
-    def prompt_interval_steps(self) -> int: ...
-    @property
-    def gen_interval_steps(self) -> int: ...
-    @property
-    def transfer_ratio(self) -> float: ...
-
-
-def reuses_features(settings: ReuseSettings) -> bool:
+# Settings of LLaDA and Dream, which no class of settings joins, have both intervals and the transfer ratio.
+def reuses_features(settings: Any) -> bool:
     return settings.prompt_interval_steps > 1 or settings.gen_interval_steps > 1
 
 
-def text_forward(canvas: Canvas, settings: ReuseSettings, positions: Sequence[int], step: int) -> Forward:
+def text_forward(canvas: Canvas, settings: Any, positions: Sequence[int], step: int) -> Forward:
     """The forward of the whole text with full attention, which reads some response indices."""
     length, reuse = len(canvas.tokens), None
     if reuses_features(settings):

@@ -27,9 +27,8 @@ class DreamSettings(MaskedSettings):
     """Settings of Dream's decoder, named as in its release.
 
     The release samples at temperature 0.1 with top_p 0.9. Most positions are then left with one token and equally
-    certain, so that it decodes almost from left to right. At temperature 0 it does not, and is far worse.
-    `temperature=0, confidence_temperature=0.1, confidence_top_p=0.9` decodes without sampling and close to the official
-    settings.
+    certain, so that it decodes almost from left to right. At temperature 0 it does not, and is far worse: for nearly
+    the official settings without sampling give `temperature=0, confidence_temperature=0.1, confidence_top_p=0.9`.
 
     Attributes:
         confidence_dtype: "model" as released; the token, too, is then the most probable one at that precision.
@@ -45,8 +44,7 @@ class DreamSettings(MaskedSettings):
         prompt_interval_steps, gen_interval_steps: steps between refreshes of the features of prompt and response
             (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all rows at every step.
         transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in the settings of
-            dLLM-Cache. It has no effect with gen_interval_steps=1. The row that predicts the first response position is
-            the last one of the prompt.
+            dLLM-Cache. The row that predicts the first response position is the last one of the prompt.
     """
 
     decoder: ClassVar[str] = "dream"
@@ -67,10 +65,8 @@ class DreamSettings(MaskedSettings):
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
         if self.alg_temp > 0 and self.alg not in RANKING_ALGS:
-            raise ConfigError(
-                f"{self.decoder}: alg_temp is {self.alg_temp}, and alg={self.alg} draws nothing by confidence; set "
-                "alg_temp to 0"
-            )
+            where = f"{self.decoder}: alg_temp is {self.alg_temp}"
+            raise ConfigError(f"{where}, and alg={self.alg} draws nothing by confidence; set alg_temp to 0")
 
     @property
     def num_steps(self) -> int:
@@ -78,15 +74,12 @@ class DreamSettings(MaskedSettings):
 
     @property
     def confidence(self) -> Confidence:
+        is_released = self.confidence_temperature is None and self.confidence_top_p is None
         return Confidence(
             temperature=self.temperature or self.confidence_temperature or 1.0,
             dtype=self.confidence_dtype,
-            choose=self.confidence_dtype == "model" and self.temperature == 0 and not self._own_confidence,
+            choose=self.confidence_dtype == "model" and self.temperature == 0 and is_released,
         )
-
-    @property
-    def _own_confidence(self) -> bool:
-        return self.confidence_temperature is not None or self.confidence_top_p is not None
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         return replace(

@@ -11,10 +11,8 @@ the same forward. Final tokens stay in the cache, masks never do; the tokens of 
 | token | sampled | sampled; the likeliest one with temperature=0 |
 | Eso-LM (A) | not sampled from | left out |
 
-No published checkpoint has an architecture that this project reads, so no output of the release is compared.
-
-ReFusion with `slot_size=1` is similar, but orders by certainty; tests/decoders/test_esolm_refusion.py has the settings
-under which both give the same tokens.
+No published checkpoint has an architecture that this project reads, so no output of the release is compared. ReFusion
+with `slot_size=1` is similar, but orders by certainty; tests/decoders/test_esolm_refusion.py compares the two.
 """
 
 from collections.abc import Sequence
@@ -57,27 +55,20 @@ class EsolmSettings(MaskedSettings):
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
-        if self.subcontext_len is not None:
-            self._check_subcontexts(self.subcontext_len)
-        elif self.subcontext_shuffle:
-            raise ConfigError(f"{self.decoder}: subcontext_shuffle needs subcontext_len; set it too, or leave both out")
-
-    def _check_subcontexts(self, num_steps: int) -> None:
+        num_steps = self.subcontext_len
+        if num_steps is None:
+            if self.subcontext_shuffle:
+                raise ConfigError("esolm: subcontext_shuffle needs subcontext_len; set it too, or leave both out")
+            return
         if self.steps is not None:
-            raise ConfigError(
-                f"esolm: steps {self.steps} and subcontext_len {num_steps} each say how much a forward decodes; give "
-                "one of them"
-            )
+            given = f"steps {self.steps} and subcontext_len {num_steps}"
+            raise ConfigError(f"esolm: {given} each say how much a forward decodes; give one of them")
         if self.gen_length % num_steps:
-            raise ConfigError(
-                f"esolm: gen_length is {self.gen_length} and subcontext_len {num_steps}; every step takes equally many "
-                "positions, so set gen_length to a multiple of subcontext_len"
-            )
+            sizes = f"gen_length is {self.gen_length} and subcontext_len {num_steps}"
+            raise ConfigError(f"esolm: {sizes}; set gen_length to a multiple of subcontext_len")
         if abs(self.alpha_0 * num_steps - round(self.alpha_0 * num_steps)) > 1e-9:
-            raise ConfigError(
-                f"esolm: alpha_0 is {self.alpha_0} of {num_steps} steps; the diffusion part takes whole steps, so set "
-                f"alpha_0 to a multiple of 1/{num_steps}"
-            )
+            where = f"esolm: alpha_0 is {self.alpha_0} of {num_steps} steps"
+            raise ConfigError(f"{where}, which have to be whole; set alpha_0 to a multiple of 1/{num_steps}")
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         return replace(MaskedSettings.read(self, rows, step, positions), top_p=self.p_nucleus)

@@ -11,15 +11,9 @@ values of a bidirectional model change with every token that is filled in. On Dr
 | sparse | second forward of the block | the best-scored rows outside the block | the block |
 
 "sparse" is Sparse-dLLM (arXiv 2508.02558). In each layer the share `keep_ratio` of the rows outside the block stays:
-prompt, finished blocks and later masks compete by `refusion_eval.types.RowScores`, and all heads keep the same rows.
-
-| Sparse-dLLM | its release | here |
-|---|---|---|
-| queries and keys | rotated, not scaled | as released |
-| score of a row | its key times the mean query of all rows of the block, masked or not | as released |
-| number of rows kept | rounded down | as released |
-| pooling | the rows next to the block on either side are neighbours | as released |
-| equal scores, common among neighbours | left to its sort | the first rows stay |
+prompt, finished blocks and later masks compete by `refusion_eval.types.RowScores`, and all heads keep the same rows. As
+released, all rows of the block ask, masked or not, the number of kept rows is rounded down, and the rows next to the
+block on either side are neighbours. Of equal scores, common among neighbours, the first stay; the release says nothing.
 """
 
 from collections.abc import Sequence
@@ -27,19 +21,10 @@ from itertools import count
 from typing import ClassVar, Literal
 
 from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders import (
-    Decoder,
-    Reads,
-    Style,
-    at_least_or_best,
-    dream,
-    most_confident,
-    num_within_factor,
-    rounded_threshold,
-)
+from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, dream, most_confident, num_within_factor
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, blocks_of, check_blocks, even_quotas
 from refusion_eval.decoders.dllm_cache import reuses_features, text_forward
-from refusion_eval.decoders.dream import RANKING_ALGS, DreamSettings
+from refusion_eval.decoders.dream import DreamSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
     DROP_ALL,
@@ -68,18 +53,14 @@ class FastDllmLladaSettings(BlockSettings):
 
     Attributes:
         confidence_dtype: float64 as released.
-        threshold: commit every candidate whose confidence is at least this, and always the best one; 0.9 in the
-            release.
+        threshold: commit every candidate whose confidence is at least this (0.9 in the release), and the best one.
         factor: commit the longest run of best candidates of which the n-th has a confidence of at least
             1 - factor / (n + 1), and always the best one.
         cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.fast_dllm`). The
-            release of Sparse-dLLM commits quotas and computes confidences in the dtype of the weights
-            (confidence_dtype="model").
+            release of Sparse-dLLM commits quotas, and has confidence_dtype="model".
         keep_ratio: with cache="sparse", the share of the rows outside the block that is kept.
-        kernel_size: with cache="sparse", number of neighbouring rows that share their largest score, odd; 3 in its
-            scripts, 1 for none.
-        release_compatible: with `factor`, a run that ends just before the last candidate takes that one too, as the
-            release does.
+        kernel_size: with cache="sparse", number of neighbouring rows that share their largest score, odd; 1 for none.
+        release_compatible: with `factor`, take the last candidate too if the run ends just before it, as released.
     """
 
     decoder: ClassVar[str] = "fast_dllm_llada"
@@ -96,10 +77,8 @@ class FastDllmLladaSettings(BlockSettings):
     def __post_init__(self) -> None:
         BlockSettings.__post_init__(self)
         if self.threshold is not None and self.factor is not None:
-            raise ConfigError(
-                f"{self.decoder}: threshold is {self.threshold} and factor {self.factor}; they are two rules for "
-                "one choice, so set one of them to None"
-            )
+            rules = f"threshold is {self.threshold} and factor {self.factor}"
+            raise ConfigError(f"{self.decoder}: {rules}; they are two rules for one choice, so leave out one of them")
         _check_kernel_size(self.decoder, self.kernel_size)
 
     def quota(self, num_masked: int, num_before: int) -> int | None:
@@ -111,7 +90,7 @@ class FastDllmLladaSettings(BlockSettings):
     def accepted(self, scores: ProbArray, readout: Readout) -> list[int]:
         if self.factor is None:
             assert self.threshold is not None
-            return at_least_or_best(scores, rounded_threshold(self.threshold, readout))
+            return at_least_or_best(scores, self.threshold, readout)
         num_accepted = num_within_factor(scores, self.factor)
         # The release ends its loop at the last candidate without looking at it.
         if self.release_compatible and num_accepted == len(scores) - 1:
@@ -126,17 +105,15 @@ class FastDllmDreamSettings(DreamSettings):
     Features are not reused: both intervals have to stay 1.
 
     Attributes:
-        alg: "confidence_threshold" commits by `threshold`. The others commit quotas. Without a cache they are Dream's
-            decoder. With a cache there is only "entropy" (with "sparse", all but "origin"), on a schedule for each
-            block.
+        alg: "confidence_threshold" commits by `threshold`. The others commit quotas: without a cache they are Dream's
+            decoder; with one there is only "entropy" (with "sparse", all but "origin"), on a schedule for each block.
         steps: steps of quotas for the whole response, divided evenly among the blocks. With confidence_threshold and a
             cache it has no effect; without a cache each of the first `steps` forwards adds gen_length / steps positions
             to those that may be committed (8 steps in the release's scripts).
         threshold: commit each candidate whose confidence is at least this, and always the best one.
         block_length: positions that are filled before the next ones begin; without a cache it has no effect.
         cache: which keys and values are kept while a block is filled (see `refusion_eval.decoders.fast_dllm`). The
-            release of Sparse-dLLM commits quotas, by entropy in its scripts, on the same schedule for each block as
-            here; its loop was read in public code derived from it, because the file itself was not available.
+            release of Sparse-dLLM commits quotas by entropy; its loop was read in public code derived from it.
         keep_ratio: with cache="sparse", the share of the rows outside the block that is kept.
         kernel_size: with cache="sparse", number of neighbouring rows that share their largest score, odd; 1 for none.
     """
@@ -162,30 +139,21 @@ class FastDllmDreamSettings(DreamSettings):
         if self.cache != "none":
             self._check_cached()
         elif self.by_threshold and (self.steps is None or self.gen_length % self.steps):
-            raise ConfigError(
-                f"{self.decoder}: steps is {self.steps} and gen_length {self.gen_length}; without a cache each step "
-                "adds gen_length / steps candidates, so set steps to a divisor of gen_length"
-            )
+            sizes = f"steps is {self.steps} and gen_length {self.gen_length}"
+            raise ConfigError(f"{self.decoder}: {sizes}; without a cache, set steps to a divisor of gen_length")
 
     def _check_cached(self) -> None:
         check_blocks(self.decoder, self.gen_length, self.block_length, None if self.by_threshold else self.steps)
         if self.by_threshold:
             return
+        where = f"{self.decoder}: alg is {self.alg}"
         if self.cache == "sparse" and self.alg == "origin":
-            raise ConfigError(
-                f"{self.decoder}: alg is origin, and with cache sparse positions are ranked; set alg to one of "
-                f"{', '.join(RANKING_ALGS)}"
-            )
+            raise ConfigError(f"{where}, and with cache sparse positions are ranked; set alg to entropy, for example")
         if self.cache != "sparse" and self.alg != "entropy":
-            raise ConfigError(
-                f"{self.decoder}: alg is {self.alg}, and with a cache quotas go by entropy whatever it is; set alg to "
-                "entropy or confidence_threshold, or cache to none"
-            )
-        if self.steps_per_block == 1 < self.block_length:
-            raise ConfigError(
-                f"{self.decoder}: steps is {self.steps} for {len(self.blocks)} blocks; a block's first step commits "
-                f"one position alone, so set steps to at least {2 * len(self.blocks)}"
-            )
+            raise ConfigError(f"{where}, and with a cache quotas go by entropy; set alg to entropy, or cache to none")
+        if self.steps_per_block == 1 < self.block_length:  # a block's first step commits one position alone
+            fewest = 2 * len(self.blocks)
+            raise ConfigError(f"{self.decoder}: steps is {self.steps}, too few; set steps to at least {fewest}")
 
     @property
     def by_threshold(self) -> bool:
@@ -205,7 +173,7 @@ class FastDllmDreamSettings(DreamSettings):
         return dream.quota(num_masked, dream.shares(self.steps_per_block, self.eps)[num_before])
 
     def accepted(self, scores: ProbArray, readout: Readout) -> list[int]:
-        return at_least_or_best(scores, rounded_threshold(self.threshold, readout))
+        return at_least_or_best(scores, self.threshold, readout)
 
 
 Settings = FastDllmLladaSettings | FastDllmDreamSettings
@@ -213,12 +181,10 @@ Settings = FastDllmLladaSettings | FastDllmDreamSettings
 
 def _check_kernel_size(decoder: str, kernel_size: int) -> None:
     if kernel_size % 2 == 0:
-        raise ConfigError(
-            f"{decoder}: kernel_size is {kernel_size}; scores are pooled around each row, so set it to an odd number"
-        )
+        raise ConfigError(f"{decoder}: kernel_size is {kernel_size}; scores are pooled around each row, so make it odd")
 
 
-def decode(prompt: Sequence[int], settings: FastDllmLladaSettings | FastDllmDreamSettings, trace: Trace) -> Decoding:
+def decode(prompt: Sequence[int], settings: Settings, trace: Trace) -> Decoding:
     """Fills block after block; a block takes one to `block_length` forwards, or with quotas its number of steps."""
     canvas, steps = Canvas(prompt, settings, trace), count()
     for block in settings.blocks:
@@ -271,7 +237,6 @@ def _rows_outside(rows: range, length: int) -> list[int]:
 
 
 def decode_dream(prompt: Sequence[int], settings: FastDllmDreamSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt on Dream, all response positions unless `early_stop`."""
     if settings.cache != "none":
         return decode(prompt, settings, trace)
     if settings.by_threshold:

@@ -27,10 +27,8 @@ class LladaSettings(BlockSettings):
         confidence_eos_eot_inf: give stop tokens confidence 0, so that they are committed last.
         prompt_interval_steps, gen_interval_steps: steps between refreshes of the features of prompt and response
             (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all rows at every step.
-        transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in the settings of
-            dLLM-Cache. It has no effect with gen_interval_steps=1.
-        release_compatible: above temperature 0, `confidence_eos_eot_inf` leaves out the first of `eos_ids`, as the
-            release does by mistake.
+        transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in dLLM-Cache's settings.
+        release_compatible: above temperature 0, `confidence_eos_eot_inf` spares the first of `eos_ids`, as released.
     """
 
     decoder: ClassVar[str] = "llada"
@@ -51,8 +49,7 @@ class LladaSettings(BlockSettings):
         if self.cfg_scale > 0 and reuses_features(self):
             raise ConfigError(
                 f"llada: cfg_scale is {self.cfg_scale} with prompt_interval_steps {self.prompt_interval_steps} and "
-                f"gen_interval_steps {self.gen_interval_steps}; features are reused without guidance, so set cfg_scale "
-                "to 0 or both intervals to 1"
+                f"gen_interval_steps {self.gen_interval_steps}; set it to 0, or both intervals to 1"
             )
 
     @property

@@ -18,36 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from refusion_eval.decoders import Decoder, Reads, Style, accepted_prefix, first_eos
-from refusion_eval.decoders.refusion_slots import (
-    NO_ROWS,
-    Completion,
-    Drafts,
-    Final,
-    RefusionSettings,
-    Rows,
-    Text,
-    accepted_drafts,
-    block_slots,
-    masked_after,
-    passed_drafts,
-    plan,
-    plan_read,
-    select_slots,
-    verification,
-)
-from refusion_eval.types import (
-    NOTHING,
-    Commit,
-    Decoding,
-    Forward,
-    ProbArray,
-    Read,
-    Readout,
-    Segment,
-    TokenArray,
-    Trace,
-    causal,
-)
+from refusion_eval.decoders import refusion_slots as rules
+from refusion_eval.decoders.refusion_slots import Completion, Drafts, Final, RefusionSettings, Rows, Text
+from refusion_eval.types import NOTHING, Commit, Decoding, Forward, ProbArray, Read, Readout, Segment, Trace, causal
 
 MAX_LENGTHS = 8  # outcomes that are considered for one slot: bounds the work on the host, whatever rows cost
 
@@ -58,14 +31,11 @@ Steps = Generator[Forward, tuple[Readout, ...], T]  # a part of a decoding
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt: slot by slot, or token by token."""
-    return (_decode_serial if settings.serial else _decode_slots)(prompt, settings, trace)
-
-
-def _decode_slots(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
-    """In each block plans and infills until none of its slots is masked."""
+    """Decodes one prompt: in each block plans and infills until none of its slots is masked; or token by token."""
+    if settings.serial:
+        return (yield from _decode_serial(prompt, settings, trace))
     num_prompt, iterations = len(prompt), count()
-    text, blocks = Text(settings, trace), block_slots(settings)
+    text, blocks = Text(settings, trace), rules.block_slots(settings)
     # The first plan also carries the prompt, which is all of that forward that stays in the cache.
     context, commit = Rows(list(prompt), range(num_prompt)), NOTHING
     ready: Ready = {}  # of the last verification; nothing unless fused
@@ -76,14 +46,14 @@ def _decode_slots(prompt: Sequence[int], settings: RefusionSettings, trace: Trac
             # A plan that was read in advance saw neither the prompt nor rows that are computed once more.
             readout = None if context.tokens else ready.get(("plan", len(commit.rows), *text.masked))
             if readout is None:
-                (readout,) = yield plan(context, text.masked, num_prompt, settings, number, commit)
+                (readout,) = yield rules.plan(context, text.masked, num_prompt, settings, number, commit)
                 commit = Commit(range(len(context.tokens)))
-            context = NO_ROWS
-            drafts = select_slots(text.masked, readout, settings, trace)
+            context = Rows((), ())
+            drafts = rules.select_slots(text.masked, readout, settings, trace)
             step = _Iteration(number, drafts, text.masked, next_slots, text.met_eos, num_prompt, settings)
             readouts, ready = yield from _with_branches(*step.verification(commit), settings.mask_id)
-            passed_SK = passed_drafts(drafts, readouts, settings)
-            final = accepted_drafts(drafts, accepted_prefix(passed_SK.ravel()), settings)
+            passed_SK = rules.passed_drafts(drafts, readouts, settings)
+            final = rules.accepted_drafts(drafts, accepted_prefix(passed_SK.ravel()), settings)
             if final is None:
                 completion = Completion(drafts, passed_SK, num_prompt, settings, trace)
                 ready = yield from _complete(completion, step, ready)
@@ -113,7 +83,7 @@ def _decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Tra
         # The first token of a slot is read from a mask, with which each masked slot of the training begins, and every
         # other one from the token before it, as in clean slots.
         tokens = [*fed, settings.mask_id] if position % settings.slot_size == 0 else fed
-        read = plan_read((len(tokens) - 1,), (num_prompt + position,), settings, position)
+        read = rules.plan_read((len(tokens) - 1,), (num_prompt + position,), settings, position)
         positions = range(start, start + len(tokens))
         (readout,) = yield Forward(tokens, positions, causal(len(tokens)), (read,), commit, "decode")
         token = int(readout.tokens[0])
@@ -215,9 +185,8 @@ def profitable_branches(candidates: Sequence[tuple[float, Branch]], cost: Forwar
 
 
 def acceptance(probs_SK: ProbArray, tau_token: float) -> ProbArray:
-    """The estimated chance that drafts are accepted."""
-    # Their own probabilities: a draft that is likely with masks before it is likely with tokens before it. Only speed
-    # depends on the estimate, never a token.
+    # Chances are estimated by the drafts' own probabilities: a draft that is likely with masks before it is likely with
+    # tokens before it. Only speed depends on the estimate, never a token.
     return np.ones_like(probs_SK) if tau_token <= 0 else probs_SK.copy()
 
 
@@ -255,7 +224,7 @@ def profitable_lengths(
 ) -> list[list[int]]:
     """For each slot the lengths for which its next prediction is attached."""
     # A forward is saved only if every unfinished slot is covered, so all slots get equally many, as many as pay.
-    most = max(len(slot.lengths) for slot in forecasts)
+    most = max((len(slot.lengths) for slot in forecasts), default=0)
     nothing_to_save = float(np.prod([slot.finished for slot in forecasts]))
     best: list[list[int]] = [[] for _ in forecasts]
     best_gain = 0.0
@@ -291,14 +260,14 @@ class _Iteration:
 
     def verification(self, commit: Commit) -> tuple[Forward, list[Branch]]:
         """The global verification with the branches that pay, and these branches."""
-        forward = verification(self.drafts, self.num_prompt, self.settings, commit)
+        forward = rules.verification(self.drafts, self.num_prompt, self.settings, commit)
         if not self.settings.fused:
             return forward, []
         plans = profitable_branches(self._next_plans(), self.cost, len(forward.tokens))
+        if self.settings.verify_independently:  # a completion begins with a verification of its own
+            return forward, plans
         num_rows = len(forward.tokens) + sum(len(branch.positions) for branch in plans)
-        predictions: list[Branch] = []
-        if not self.settings.verify_independently:  # else a completion begins with a verification of its own
-            forward, predictions = self._first_predictions(forward, num_rows)
+        forward, predictions = self._first_predictions(forward, num_rows)
         return forward, plans + predictions
 
     def branches_of_groups(self, completion: Completion) -> list[Branch]:
@@ -307,7 +276,7 @@ class _Iteration:
             return []
         k, unfinished = self.settings.slot_size, completion.unfinished
         valid_S = [completion.valid_S[row] for row in unfinished]
-        forecasts = self._forecasts(completion.tokens_SK[unfinished], completion.probs_SK[unfinished], valid_S)
+        forecasts = self._forecasts(completion.tokens_SK[unfinished].tolist(), completion.probs_SK[unfinished], valid_S)
         branches: list[Branch] = []
         num_rows = len(completion.slots) * k
         plan = self._plan_after(completion.final())
@@ -315,13 +284,12 @@ class _Iteration:
             chance = float(np.prod([slot.finished for slot in forecasts]))
             branches = profitable_branches([(chance, plan)], self.cost, num_rows)
             num_rows += sum(len(branch.positions) for branch in branches)
-        if forecasts:
-            for row, lengths in zip(unfinished, profitable_lengths(forecasts, k, self.cost, num_rows), strict=True):
-                branches += [self._prediction(completion.slots[row], length, row * k) for length in lengths]
+        for row, lengths in zip(unfinished, profitable_lengths(forecasts, k, self.cost, num_rows), strict=True):
+            branches += [self._prediction(completion.slots[row], length, row * k) for length in lengths]
         return branches
 
-    def _forecasts(self, tokens_SK: TokenArray, probs_SK: ProbArray, valid_S: Sequence[int]) -> list[SlotForecast]:
-        slots = zip(tokens_SK.tolist(), acceptance(probs_SK, self.settings.tau_token), valid_S, strict=True)
+    def _forecasts(self, tokens_SK: list[list[int]], probs_SK: ProbArray, valid_S: list[int]) -> list[SlotForecast]:
+        slots = zip(tokens_SK, acceptance(probs_SK, self.settings.tau_token), valid_S, strict=True)
         return [SlotForecast.estimate(*slot, self.settings.eos_ids) for slot in slots]
 
     def _next_plans(self) -> list[tuple[float, Branch]]:
@@ -332,7 +300,7 @@ class _Iteration:
         chances: dict[int, float] = defaultdict(float)
         # Outcomes that leave the same tokens are one branch.
         for num_passed, chance in enumerate(length_chances(accept_SK.ravel()).tolist()):
-            final = accepted_drafts(self.drafts, num_passed, self.settings)
+            final = rules.accepted_drafts(self.drafts, num_passed, self.settings)
             if final is not None:
                 finals[len(final.tokens)] = final
                 chances[len(final.tokens)] += chance
@@ -342,13 +310,13 @@ class _Iteration:
     def _plan_after(self, final: Final) -> Branch | None:
         """The plan that follows if these tokens become final; None if none follows or keys and values change before."""
         # The key names all that the plan depends on: how many rows stay, and which slots are masked.
-        masked = masked_after(self.masked, final, self.settings)
+        masked = rules.masked_after(self.masked, final, self.settings)
         if not masked and not (self.met_eos or final.has_eos):
             masked = list(self.next_slots)
         if not masked or _changes_keys(final, self.settings):
             return None
-        positions = [self.num_prompt + position for position in self.settings.response_positions(masked)]
-        read = plan_read((), positions, self.settings, self.number + 1)
+        positions = self.settings.text_positions(masked, self.num_prompt)
+        read = rules.plan_read((), positions, self.settings, self.number + 1)
         num_kept = len(final.tokens)
         return Branch(("plan", num_kept, *masked), (0, num_kept), positions, read)
 
@@ -364,7 +332,7 @@ class _Iteration:
         # The first slot sees no other draft, so its rows in the verification serve. The other slots need rows of their
         # own, which see no other draft either.
         k, drafts = self.settings.slot_size, self.drafts
-        forecasts = self._forecasts(drafts.tokens_SK, drafts.probs_SK, [0] * len(drafts.slots))
+        forecasts = self._forecasts(drafts.tokens_SK.tolist(), drafts.probs_SK, [0] * len(drafts.slots))
         # If the first slot is finished, no completion follows.
         forecasts = [forecasts[0]._replace(finished=0.0), *(slot._replace(copied_rows=k) for slot in forecasts[1:])]
         branches: list[Branch] = []

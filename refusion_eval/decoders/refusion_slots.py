@@ -53,19 +53,15 @@ class RefusionSettings:
         mask_id: the mask token.
         eos_ids: tokens that end the response; if there are none, it always has `gen_length` tokens.
         left_to_right: `order="left_to_right"` by its former name.
-        recompute_kv: one more forward at the end of every iteration computes the tokens that became final in it once
-            more, as one sequence after everything before them, and keeps these keys and values (section 5.5, Table 4).
-            Fused, the forwards that change nothing are left out and the others carry the next plan: the same tokens at
-            next to no cost, so measure the cost with `fuse=False`.
+        recompute_kv: after each iteration compute the tokens that became final once more, as one sequence, and keep
+            these keys and values (section 5.5, Table 4). Fused, this costs next to nothing: measure with `fuse=False`.
         verify_independently: begin a completion by verifying every slot on its own, as Eq. 7 is written, instead of
             keeping the prefixes that the global verification found.
         release_compatible: reproduce the defects of the public release (docs/explanations/paper-and-release.md).
-        fuse: let verifications carry likely next plans and predictions, which gives the same tokens in fewer forwards.
-            False is the paper's algorithm; None is True, except with `release_compatible`, which reproduces the forward
-            counts of the release.
+        fuse: let verifications carry likely next plans and predictions: the same tokens in fewer forwards. False is the
+            paper's algorithm; None is True, or False with `release_compatible`, which reproduces numbers of forwards.
         free_rows, row_cost: how the time of a forward grows with its rows (see `ForwardCost`), which decides how many
-            speculative branches a forward carries; None takes the values shipped for this kind of device, or those
-            that `tune` measured (0 and 0.02 without either).
+            branches a forward carries; None takes the values shipped for the device, or those that `tune` measured.
         order: how slots are selected: by "confidence" as above, or one at a time, "left_to_right" or at "random"
             (from the seed; compared in arXiv 2602.12586). Slots are drafted and verified whole in every order.
         serial: decode one token a forward from left to right, without drafts, thresholds and blocks: the paper's
@@ -96,10 +92,8 @@ class RefusionSettings:
     def __post_init__(self) -> None:
         if self.block_size < self.slot_size or self.block_size % self.slot_size:
             multiple = max(1, round(self.block_size / self.slot_size)) * self.slot_size
-            raise ConfigError(
-                f"refusion: block_size is {self.block_size} and slot_size {self.slot_size}; a block holds whole slots "
-                f"(App. C.4), so set block_size to a multiple of slot_size, for example {multiple}"
-            )
+            sizes = f"block_size is {self.block_size} and slot_size {self.slot_size}"
+            raise ConfigError(f"refusion: {sizes}; set block_size to whole slots (App. C.4), for example {multiple}")
         check_mask_id("refusion", self.mask_id, self.eos_ids)
         if self.left_to_right and self.order == "random":
             raise ConfigError("refusion: left_to_right=true and order=random exclude each other; give order alone")
@@ -111,8 +105,7 @@ class RefusionSettings:
                 raise ConfigError(f"refusion: serial=true decodes token by token, so leave out {', '.join(given)}")
 
     @property
-    def num_positions(self) -> int:
-        """Positions after the prompt that decoding may touch: `gen_length` in whole slots, rounded up."""
+    def num_positions(self) -> int:  # after the prompt, that decoding may touch: whole slots
         return -(-self.gen_length // self.slot_size) * self.slot_size
 
     @property
@@ -122,7 +115,6 @@ class RefusionSettings:
 
     @property
     def slot_order(self) -> Order:
-        """The order of slots, by whichever name it was given."""
         # The digest of every record contains `left_to_right`, so the name stays beside `order`.
         return "left_to_right" if self.left_to_right else self.order
 
@@ -140,21 +132,17 @@ class RefusionSettings:
 
     @property
     def suppress(self) -> tuple[int, ...]:
-        """Ids that may not be drafted."""
         # The release lets the mask token through, which would then stand in the text.
         return () if self.release_compatible else (self.mask_id,)
 
-    def response_positions(self, slots: Sequence[int]) -> list[int]:
-        """Response indices of all tokens of some slots, slot after slot."""
-        return [slot + column for slot in slots for column in range(self.slot_size)]
+    def text_positions(self, slots: Sequence[int], num_prompt: int = 0) -> list[int]:
+        """Response indices of all tokens of some slots, slot after slot; with a prompt, those in the whole text."""
+        return [num_prompt + slot + column for slot in slots for column in range(self.slot_size)]
 
 
 class Rows(NamedTuple):  # that a forward adds to the cache
     tokens: Sequence[int]
     positions: Sequence[int]  # position ids
-
-
-NO_ROWS = Rows((), ())
 
 
 class Drafts(NamedTuple):
@@ -179,7 +167,6 @@ class Final(NamedTuple):
 
 
 def block_slots(settings: RefusionSettings) -> list[range]:
-    """The slots of each block; the last block may be shorter."""
     k, b, length = settings.slot_size, settings.block_size, settings.num_positions
     if settings.release_compatible:
         length = length // b * b  # the release never decodes what does not fill a block
@@ -192,7 +179,7 @@ def final_tokens(slots: list[int], tokens: list[int], settings: RefusionSettings
     if eos is not None:
         tokens = tokens[: eos + 1]
     slots = slots[: -(-len(tokens) // settings.slot_size)]
-    positions = settings.response_positions(slots)[: len(tokens)]
+    positions = settings.text_positions(slots)[: len(tokens)]
     return Final(slots, tokens, positions, eos is not None, completed)
 
 
@@ -238,7 +225,6 @@ class Text:
         return rule is not None and rule(self._gapless())
 
     def finish(self, reason: StopReason) -> Response:
-        """The response, cut after its first EOS."""
         if self._settings.release_compatible:  # the release closes the gaps that dropped slots leave
             tokens = [self.tokens[position] for position in sorted(self.tokens)]
         else:
@@ -273,8 +259,7 @@ class Completion:
         self._trace = trace
 
     @property
-    def unfinished(self) -> list[int]:
-        """Rows of the slots that are not valid to their end."""
+    def unfinished(self) -> list[int]:  # rows of slots
         return [row for row, valid in enumerate(self.valid_S) if valid < self._settings.slot_size]
 
     def after_prefix(self, skipped: int = 0) -> BoolArray:
@@ -316,9 +301,8 @@ class Completion:
     def _forward(self, kind: str, rows: Sequence[int], tokens_SK: TokenArray, reads: tuple[Read, ...]) -> Forward:
         """A forward of some slots side by side, none of which sees another."""
         # All share the cache of what is final, so no copy of it is needed for each slot.
-        slots = [self.slots[row] for row in rows]
-        positions = [self._num_prompt + position for position in self._settings.response_positions(slots)]
-        attention = groups([self._settings.slot_size] * len(slots))
+        positions = self._settings.text_positions([self.slots[row] for row in rows], self._num_prompt)
+        attention = groups([self._settings.slot_size] * len(rows))
         return Forward(tokens_SK.ravel().tolist(), positions, attention, reads, kind=kind)
 
     def record_drafts(self) -> None:
@@ -344,8 +328,7 @@ class Completion:
             self._trace.fix(positions, tokens)
         return not self.unfinished
 
-    def final(self) -> Final:
-        """The tokens that become final if all are valid as they stand."""
+    def final(self) -> Final:  # if all tokens are valid as they stand
         return final_tokens(self.slots, self.tokens_SK.ravel().tolist(), self._settings, completed=True)
 
 
@@ -355,7 +338,7 @@ def plan(
     """The forward that drafts every masked slot of the block (Eq. 4), after rows that are to enter the cache."""
     # Causal, as in training (section 4.3): clean slots come first, in any order, and the masked ones follow.
     start = len(context.tokens)
-    positions = [num_prompt + position for position in settings.response_positions(masked)]
+    positions = settings.text_positions(masked, num_prompt)
     read = plan_read(range(start, start + len(positions)), positions, settings, iteration)
     tokens = [*context.tokens, *[settings.mask_id] * len(positions)]
     return Forward(tokens, [*context.positions, *positions], causal(len(tokens)), (read,), commit, "plan")
@@ -383,7 +366,7 @@ def select_slots(masked: Sequence[int], readout: Readout, settings: RefusionSett
             selected = [min(range(len(masked)), key=lambda index: draw_key(settings.seed, masked[index]))]
     drafts = Drafts([masked[index] for index in selected], tokens_SK[selected], probs_SK[selected])
     trace.select("slot", masked, certainty_S.tolist(), drafts.slots)
-    trace.draft(settings.response_positions(drafts.slots), drafts.tokens_SK.ravel().tolist())
+    trace.draft(settings.text_positions(drafts.slots), drafts.tokens_SK.ravel().tolist())
     return drafts
 
 
@@ -394,7 +377,7 @@ def verification(drafts: Drafts, num_prompt: int, settings: RefusionSettings, co
     tokens = drafts.tokens_SK.ravel().tolist()
     rows = [row for row in range(len(tokens) - 1) if (row + 1) % settings.slot_size]
     reads = (Read(rows=rows, given=[tokens[row + 1] for row in rows]),) if rows else ()
-    positions = [num_prompt + position for position in settings.response_positions(drafts.slots)]
+    positions = settings.text_positions(drafts.slots, num_prompt)
     return Forward(tokens, positions, causal(len(tokens)), reads, commit, "verify")
 
 

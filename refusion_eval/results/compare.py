@@ -174,7 +174,7 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metri
     seed = seed_of(before.task)
     speed, no_speed = None, ""
     try:
-        speed = speedup(after.samples, before.samples, seed=seed).ratio.interval()
+        speed = speedup(after.samples, before.samples, seed=seed)[0].interval()
     except DataError as error:
         no_speed = str(error)
     return TaskComparison(

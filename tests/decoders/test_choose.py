@@ -29,7 +29,8 @@ def test_at_least_one_is_chosen_and_several_only_above_the_threshold(scores: lis
 def test_the_best_is_always_chosen_and_others_unless_below_the_threshold(scores: list[float], threshold: float):
     best = scores.index(max(scores))
     wanted = [index for index, score in enumerate(scores) if index == best or score >= threshold]
-    assert at_least_or_best(np.array(scores), threshold) == wanted
+    readout = Readout(np.zeros(len(scores), np.int64), np.array(scores))
+    assert at_least_or_best(readout.probs, threshold, readout) == wanted
 
 
 def test_accepted_prefix_ends_at_the_first_rejection():

@@ -21,7 +21,7 @@ NUMERIC = sorted(
     (decoder, name)
     for decoder in DECODERS
     for name, kind in field_types(DECODERS[decoder].Settings).items()
-    if kind in (int, float)
+    if getattr(kind, "__origin__", kind) in (int, float)
 )
 
 
