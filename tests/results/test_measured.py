@@ -121,10 +121,11 @@ def test_programs_without_isolation_are_told_in_csv_and_table(write_run, make_sa
     assert told == ({"mini_mbpp", "mean"} if is_told else set())
     write_csv(rows, tmp_path / "rows.csv")
     for source in (rows, read_csv(tmp_path / "rows.csv")):
-        lines = {line.task: line.texts()[1] for line in summary(source)}
+        table = summary_table(summary(source))
+        lines = {row.cells[0].text: row.cells[1].text for row in table.lines}
         assert lines["mini_mbpp"] == ("ReFusion [no isolation]" if is_told else "ReFusion")
         assert lines["mini_gsm8k"] == "ReFusion"
-        assert ("No isolation: programs ran without" in summary_table(summary(source)).markdown()) == is_told
+        assert ("No isolation: programs ran without" in table.markdown()) == is_told
 
 
 def test_a_task_with_nothing_but_errors_still_has_a_row(write_run, make_sample):
