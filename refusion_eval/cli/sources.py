@@ -7,7 +7,7 @@ from pathlib import Path
 
 from refusion_eval.benchmarks import Row, Task, find_task, is_sealed
 from refusion_eval.errors import RefusionEvalError
-from refusion_eval.report.questions import Asked
+from refusion_eval.report.collect import Asked
 from refusion_eval.report.replay import Spell
 from refusion_eval.runs.job import prompt_hash
 from refusion_eval.runs.system import System

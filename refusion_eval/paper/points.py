@@ -123,7 +123,7 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
 
     There are two points for each value, one of each metric; panels are the settings that were varied.
     """
-    runs = [run for folder in folders for run in _read_sweep(folder, task)]
+    runs = [run for folder in folders for run in _swept_runs(folder, task)]
     baseline = next((run for run in runs if run.is_baseline), None)
     require_comparable([entry for run in runs for entry in run.measurements])
     if baseline is None:
@@ -152,7 +152,7 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
 
 def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figure 6: score against tokens per forward, all points of every system but the baseline."""
-    runs = [run for folder in folders for run in _read_sweep(folder, task)]
+    runs = [run for folder in folders for run in _swept_runs(folder, task)]
     require_comparable([entry for run in runs for entry in run.measurements if entry.metric in (*SCORES, "tpf")])
     points = []
     for run in runs:
@@ -177,7 +177,8 @@ def only_task(folders: Sequence[Path]) -> str | None:
     return tasks.pop() if len(tasks) == 1 else None
 
 
-def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
+def read_sweep(folder: Path) -> tuple[list[dict[str, Any]], list[Measurement]]:
+    """The rows of a sweep's points.csv, and its measurements. Raises DataError if the folder is not that of a sweep."""
     missing = [name for name in ("points.csv", "sweep.csv") if not (folder / name).is_file()]
     if missing:
         raise DataError(
@@ -185,8 +186,13 @@ def _read_sweep(folder: Path, task: str) -> list[_SweptRun]:
             "the folders that refusion-eval sweep SPEC --out FOLDER writes"
         )
     records = [record for _, record in read_records(folder / "points.csv", _POINTS)]
+    return records, read_measurements([folder / "sweep.csv"])
+
+
+def _swept_runs(folder: Path, task: str) -> list[_SweptRun]:
+    records, every = read_sweep(folder)
     measurements: dict[str, list[Measurement]] = {}
-    for measurement in map(beside_published, read_measurements([folder / "sweep.csv"])):
+    for measurement in map(beside_published, every):
         if task in (measurement.benchmark, measurement.task) and measurement.metric in (*SCORES, "tps", "tpf"):
             measurements.setdefault(measurement.run_id, []).append(measurement)
     if not any(record["run_id"] in measurements for record in records):

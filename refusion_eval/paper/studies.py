@@ -4,9 +4,8 @@ A point of a sweep is a system of its own, `refusion@tau_slot=0.7`, and so is a 
 `llada@masking_ratio=0.2`; `qwen3@tau_slot` is the baseline that a sweep of that setting measured beside its points.
 """
 
-import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,15 +14,13 @@ import numpy as np
 from refusion_eval.benchmarks import RELEASE, is_mini
 from refusion_eval.errors import DataError
 from refusion_eval.paper.names import benchmark_of
-from refusion_eval.paper.rows import first_line
-from refusion_eval.results.measured import read_measurements
+from refusion_eval.paper.points import read_sweep
+from refusion_eval.paper.rows import first_line, read_records
 from refusion_eval.results.measurement import Measurement
-from refusion_eval.results.render import csv_records
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_store import RunReader
 from refusion_eval.types import Fix, Select
 
-SWEEP, POINTS = "sweep.csv", "points.csv"
 SWEPT_BENCHMARK = "mbpp"  # of the paper's sweeps; the synthetic ones may be of any
 FRONTIER = "frontier_of_"
 
@@ -47,7 +44,7 @@ def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Measurement]
     results: list[Path] = []
     measurements: list[Measurement] = []
     for source in sources:
-        is_sweep = (source / POINTS).is_file()
+        is_sweep = (source / "points.csv").is_file()
         if is_sweep or (source.is_file() and "masking_ratio" in first_line(source)):
             try:
                 measurements += (sweep_measurements if is_sweep else locality_measurements)(source)
@@ -62,10 +59,11 @@ def sort_sources(sources: Iterable[Path]) -> tuple[list[Path], list[Measurement]
 
 def sweep_measurements(folder: Path) -> Iterator[Measurement]:
     """The measurements of a sweep, each of a system that names setting and value; those of a frontier are its own."""
-    rows = {(row["run_id"], row["task"]): row for row in _records(folder / POINTS)}
+    records, measurements = read_sweep(folder)
+    rows = {(row["run_id"], row["task"]): row for row in records}
     pairs = {key: _pair(row) for key, row in rows.items()}
     settings = {pair.partition("=")[0] for pair in pairs.values() if pair}
-    for measurement in read_measurements([folder / SWEEP]):
+    for measurement in measurements:
         key = (measurement.run_id, measurement.task)
         if key not in rows or not (measurement.mini or measurement.benchmark == SWEPT_BENCHMARK):
             continue
@@ -89,7 +87,7 @@ def _pair(row: Mapping[str, str]) -> str:
 def locality_measurements(path: Path) -> Iterator[Measurement]:
     """The mean divergence at near and at far positions for each masking ratio; bounds are means of bounds."""
     groups: dict[tuple[str, str, bool, str, str], list[Mapping[str, str]]] = {}
-    for row in _records(path):
+    for _, row in read_records(path, {}):
         for part, distances in ((DIVERGENCE_NEAR, NEAR), (DIVERGENCE_FAR, FAR)):
             if abs(int(row["distance"])) in distances and row["ci_low"]:
                 key = (row["decoder"], row["masking_ratio"], row["mini"] == "yes", row["dataset"], part)
@@ -154,10 +152,3 @@ def case_study_measurements(run_dir: Path) -> Iterator[Measurement]:
 
 def _is_case_study(sample: Sample) -> bool:
     return all(sample.settings.get(name) == value for name, value in CASE_STUDY.items())
-
-
-def _records(path: Path) -> Sequence[dict[str, str]]:
-    try:
-        return [record for _, record in csv_records(path)[1]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read ({error}); make it again") from error

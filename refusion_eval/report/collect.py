@@ -5,26 +5,154 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from refusion_eval.benchmarks import is_mini, is_sealed
 from refusion_eval.report.assemble import ChunkWriter
 from refusion_eval.report.frames import LOOKS
-from refusion_eval.report.marks import Mark, marks, warnings
-from refusion_eval.report.questions import Questions, Sources
-from refusion_eval.report.replay import Speller
+from refusion_eval.report.replay import Spell, Speller
 from refusion_eval.report.sample import body, list_row, rounded
 from refusion_eval.results.facts import RunFacts, TaskFacts, read_facts
 from refusion_eval.results.measured import measurements_of, setting_text
-from refusion_eval.results.measurement import MEAN_TASK, METRIC_ORDER, SPEED_METRICS, Measurement
+from refusion_eval.results.measurement import MEAN_TASK, METRIC_ORDER, SPEED_METRICS, Measurement, that_hold
 from refusion_eval.store.records import Sample, ScoreRow
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
 
 _GREY = "#7f7f7f"
+_LONGEST_QUESTION, _LONGEST_GOLD = 140, 48  # characters of a list
 _DIGITS = re.compile(r"(\d+)")
 
 Identity = tuple[str, str, str]  # of a task in a run: its name, version and hash of settings
+
+
+class Asked(NamedTuple):
+    prompt: str | None
+    gold: str | None
+    note: str = ""
+
+
+class Sources(Protocol):
+    """Finds what records do not hold: questions, right answers and tokenizers."""
+
+    def asked(self, run: Run, sample: Sample) -> Asked:
+        """The question of a sample. The prompt of a sealed task is never shown."""
+
+    def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
+        """Number of items of the whole task, None if it is not known."""
+
+    def spell(self, run: Run) -> Spell | None:
+        """Gives the text of token ids of the run, None if its tokenizer is not at hand."""
+
+
+# Chunk and index of a question there, and its number in the list of its task.
+Place = tuple[tuple[str, int], int]
+
+
+@dataclass(slots=True)
+class _TaskQuestions:
+    """The questions of a task; `shared` is what all prompts begin with, an instruction or the chat template."""
+
+    shared: str | None = None
+    prompts: list[str] = field(default_factory=list)
+    golds: list[str] = field(default_factory=list)
+
+    def add(self, prompt: str, gold: str) -> int:
+        shared = prompt if self.shared is None else self.shared
+        self.shared = os.path.commonprefix([shared, prompt])  # noqa: RUF071, of characters and not of folders
+        # The shared part only gets shorter, so the shown part of the prompt is within what is kept.
+        self.prompts.append(prompt[: len(self.shared) + _LONGEST_QUESTION])
+        self.golds.append(_short(gold, _LONGEST_GOLD))
+        return len(self.golds) - 1
+
+    def as_list(self) -> dict[str, list[str]]:
+        start = (self.shared or "").rfind("\n") + 1
+        return {"question": [_short(prompt[start:], _LONGEST_QUESTION) for prompt in self.prompts], "gold": self.golds}
+
+
+def _short(text: str, longest: int) -> str:
+    return " ".join(text.split())[:longest]
+
+
+class Questions:
+    """Collects the questions of all runs; one that several runs asked is stored once."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._whole, self._lists = ChunkWriter("q"), ChunkWriter("l")
+        self._places: dict[tuple[str, str, str], Place] = {}
+        self._tasks: dict[str, _TaskQuestions] = {}
+
+    def add(self, run: Run, sample: Sample, sealed: bool) -> Place:
+        """The place of a sample's question, which is left out if the task is sealed."""
+        identity = (sample.key.task, sample.key.doc_hash, sample.key.prompt_hash)
+        if identity not in self._places:
+            asked = self._sources.asked(run, sample)
+            asked = Asked(None, asked.gold) if sealed else asked
+            of_task = self._tasks.setdefault(sample.key.task, _TaskQuestions())
+            number = of_task.add(asked.prompt or "", asked.gold or "")
+            self._places[identity] = self._whole.add(asked._asdict()), number
+        return self._places[identity]
+
+    def finish(self) -> tuple[dict[str, str], dict[str, str]]:
+        """All chunks, and the name of the chunk with the list of each task."""
+        names = {}
+        for task, questions in self._tasks.items():
+            names[task], _ = self._lists.add(questions.as_list())
+            self._lists.flush()
+        self._whole.flush()
+        return self._whole.chunks | self._lists.chunks, names
+
+
+class Mark(NamedTuple):
+    """A warning that a reader needs before the figures of a task."""
+
+    kind: str
+    sentence: str
+    amount: int | str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {self.amount}" if self.amount else self.kind
+
+
+def marks(task: TaskFacts, num_items: int | None) -> list[Mark]:
+    """The marks of a task of one run, whose benchmark has `num_items` items as far as is known."""
+    there = f"{task.num_expected - task.num_missing}"
+    num_asked, unscored, errors = len(task.asked), task.num_unscored, task.num_errors
+    machines = f"Samples of this task come from several machines: {' | '.join(sorted(task.hardware))}."
+    ended_early = f"{there} of {task.num_expected} samples: the run ended early or is still going."
+    limited = Mark("limited", f"{num_asked} of {num_items} items were asked for.", f"{num_asked}/{num_items}")
+    statements = {
+        Mark("sandbox off", "Programs ran without isolation, so their verdicts can be forged."): not task.isolated,
+        Mark("mixed hardware", machines): len(task.hardware) > 1,
+        Mark("unfinished", ended_early, f"{there}/{task.num_expected}"): task.num_missing,
+        limited: not task.num_missing and num_items is not None and num_asked < num_items,
+        Mark("unscored", f"{unscored} samples have no verdict: the run has not ended.", unscored): unscored,
+        Mark("errors", f"{errors} samples failed and are in no figure.", errors): errors,
+        Mark("batched", "Some samples were decoded together; their times are in no speed figure."): any(
+            sample.batch_size > 1 for sample in task.samples
+        ),
+    }
+    return that_hold(statements)
+
+
+def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Cautions about the table as a whole: columns whose figures are not of the same kind."""
+    machines = sorted({label for run in runs for label in run["hardware"]})
+    several = f"Speed was measured on {len(machines)} machines and must not be compared across them"
+    sentences = {f"{several}: {' | '.join(machines)}.": len(machines) > 1}
+    versions: dict[str, set[str]] = defaultdict(set)
+    for cell in cells:
+        if not cell["mean"]:
+            versions[cell["task"]].add(cell["version"])
+    for task, names in sorted(versions.items()):
+        listed = ", ".join(sorted(names))
+        sentences[f"{task} is here in versions {listed}, whose figures must not be compared."] = len(names) > 1
+    sentences["mini: synthetic look-alikes of this project, not the real benchmarks."] = any(
+        cell["mini"] for cell in cells
+    )
+    return that_hold(sentences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +165,6 @@ class ReportData:
 
 @dataclass(slots=True)
 class _Part:
-    """The parts of a run that the page has besides its facts."""
-
     speller: Speller
     machines: Mapping[str, str]
     rows: dict[Identity, list[dict[str, Any]]] = field(default_factory=dict)
@@ -121,10 +247,8 @@ class _Collector:
             self._writer.flush()
             settings = {name: setting_text(value) for name, value in task.settings.items()}
             yield _cell(
-                task=task.task,
+                **{name: getattr(task, name) for name in ("task", "benchmark", "mini")},
                 version=task.task_version,
-                benchmark=task.benchmark,
-                mini=task.mini,
                 sealed=is_sealed(task.task, task.benchmark),
                 settings=settings,
                 hardware=sorted(task.hardware),
@@ -138,7 +262,6 @@ class _Collector:
         yield from _means(measurements, marks_by_task)
 
     def about(self, run: Run) -> dict[str, Any]:
-        """The description of a run whose samples were all taken."""
         manifest, part = run.manifest, self._part(run)
         names = ("system", "backbone", "decoder", "checkpoint", "dtype", "device", "attention", "seed", "warmup")
         return {
@@ -169,7 +292,6 @@ def _natural(item_id: str) -> list[str | int]:
 
 
 def _encoded(measurement: Measurement) -> dict[str, Any]:
-    """A measurement and its interval; NaN is null."""
     numbers = {"value": measurement.value, "low": measurement.ci_low, "high": measurement.ci_high}
     encoded: dict[str, Any] = {name: rounded(number) for name, number in numbers.items()}
     return encoded | {"unit": measurement.unit, "n": measurement.n, "note": measurement.note}

@@ -3,7 +3,9 @@
 import os
 import select
 import sys
+import termios
 import time
+import tty
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -138,10 +140,7 @@ class Keys:
     _before: list[Any] | None = None
 
     def __enter__(self) -> Self:
-        if sys.stdin is not None and sys.stdin.isatty() and os.name == "posix":
-            import termios
-            import tty
-
+        if sys.stdin is not None and sys.stdin.isatty():
             self._before = termios.tcgetattr(sys.stdin)
             tty.setcbreak(sys.stdin)
         return self
@@ -152,8 +151,6 @@ class Keys:
 
     def __exit__(self, *exception: object) -> None:
         if self._before is not None:
-            import termios
-
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
     def read(self, seconds: float | None) -> str:

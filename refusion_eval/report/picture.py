@@ -18,7 +18,7 @@ FORMATS = {".gif": "GIF", ".png": "PNG", ".apng": "PNG"}
 COLUMNS, MOST_ROWS = 84, 30
 LAST_SECONDS = 3.0
 
-_SIZE, _PAD = 15, 16
+_SIZE, _HEIGHT, _PAD = 15, 24, 16
 _PAPER, _INK, _MUTED, _LINE = "#ffffff", LOOKS["fixed"].ink, "#66737f", "#d9dfe6"
 
 
@@ -46,8 +46,7 @@ def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title:
 
 @lru_cache
 def _font(bold: bool) -> ImageFont.FreeTypeFont:
-    # It comes with matplotlib and has a fixed width.
-    name = "DejaVuSansMono-Bold.ttf" if bold else "DejaVuSansMono.ttf"
+    name = "DejaVuSansMono-Bold.ttf" if bold else "DejaVuSansMono.ttf"  # of matplotlib, with a fixed width
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name, _SIZE)
 
 
@@ -65,7 +64,6 @@ def _palette() -> Image.Image:
 
 
 def _lines(runs: Sequence[TextRun]) -> list[list[TextRun]]:
-    """Runs broken into lines of `COLUMNS` characters."""
     lines: list[list[TextRun]] = [[]]
     for run in runs:
         for letter in run.text.expandtabs(4):
@@ -77,7 +75,7 @@ def _lines(runs: Sequence[TextRun]) -> list[list[TextRun]]:
 
 
 def _draw(frame: Frame, title: str, rows: int) -> Image.Image:
-    cell, height = _font(False).getlength(MASK), round(_SIZE * 1.6)
+    cell, height = _font(False).getlength(MASK), _HEIGHT
     width = round(2 * _PAD + COLUMNS * cell)
     image = Image.new("RGB", (width, 2 * _PAD + height * (rows + 4)), _PAPER)
     draw = ImageDraw.Draw(image)
@@ -90,20 +88,18 @@ def _draw(frame: Frame, title: str, rows: int) -> Image.Image:
     busy = [number for number, line in enumerate(lines) if any(run.state not in ("fixed", "mask") for run in line)]
     first = max(0, min((busy[-1] if busy else 0) - rows // 2, len(lines) - rows))
     for number, line in enumerate(lines[first : first + rows]):
-        _draw_line(draw, line, _PAD, top + number * height, cell, height)
+        _draw_line(draw, line, _PAD, top + number * height, cell)
     names = [TextRun("mask", f"{MASK} {LOOKS['mask'].name}   ")]
     for state in ("planned", "draft", NEW, "rejected"):
         names += [TextRun(state, LOOKS[state].name), TextRun("fixed", "   ")]
-    _draw_line(draw, names, _PAD, top + rows * height + 4, cell, height)
+    _draw_line(draw, names, _PAD, top + rows * height + 4, cell)
     return image
 
 
-def _draw_line(
-    draw: ImageDraw.ImageDraw, runs: Sequence[TextRun], left: float, top: float, cell: float, height: int
-) -> None:
+def _draw_line(draw: ImageDraw.ImageDraw, runs: Sequence[TextRun], left: float, top: float, cell: float) -> None:
     for state, text in runs:
         look = LOOKS[state]
-        right, bottom = left + cell * len(text), top + height - 4
+        right, bottom = left + cell * len(text), top + _HEIGHT - 4
         if look.ground:
             draw.rectangle([left, top - 1, right, bottom], fill=look.ground)
         if look.line == "box":

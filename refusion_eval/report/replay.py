@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -29,8 +30,6 @@ class Change(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One visible step."""
-
     action: Action
     forward: int
     changes: tuple[Change, ...] = ()
@@ -85,7 +84,6 @@ def apply(canvas: Sequence[Position], step: Step, number: int) -> None:
 
 
 def _extent(trace: Trace, slot_size: int) -> int:
-    """Number of positions that the decoding touched."""
     ends = [0]
     for event in trace.events:
         if isinstance(event, Draft | Fix):
@@ -96,8 +94,6 @@ def _extent(trace: Trace, slot_size: int) -> int:
 
 
 class _Builder:
-    """Turns events into steps, one after another."""
-
     def __init__(self, slot_size: int, num_kept: int | None, num_positions: int) -> None:
         self.slot_size, self.num_kept, self.num_positions = slot_size, num_kept, num_positions
         self.steps: list[Step] = []
@@ -181,12 +177,7 @@ class Speller:
 
     def __init__(self, spell: Spell | None) -> None:
         self._spell = spell
-        self._pieces: dict[int, str] = {}
-
-    def piece(self, token: int) -> str:
-        if token not in self._pieces:
-            self._pieces[token] = f"[{token}]" if self._spell is None else self._spell([token])
-        return self._pieces[token]
+        self.piece: Callable[[int], str] = cache(lambda token: f"[{token}]" if spell is None else spell([token]))
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """The text that each of some consecutive tokens adds; the last of the tokens of a character adds it."""

@@ -25,10 +25,7 @@ _MOST_NAMED = 8
 def find_sample(
     run_dir: str | os.PathLike[str], task: str | None = None, item: str | None = None, number: int | None = None
 ) -> tuple[Run, Sample]:
-    """The first sample that fits and has a trace, with its run.
-
-    Raises ConfigError if no sample fits, and StoreError if the directory holds no readable run or none has a trace.
-    """
+    """The first sample that fits and has a trace, and its run; ConfigError if none fits, StoreError if none has one."""
     with RunReader.open(run_dir) as reader:
         samples = list(reader.samples(traces=False))
         if not samples:
@@ -60,11 +57,8 @@ def _some(names: Sequence[str], wanted: str | None) -> str:
 
 
 def sample_replay(sample: Sample, trace: Trace | None = None) -> Replay:
-    if trace is None:
-        assert sample.trace is not None
-        trace = sample.events()
     num_kept = sample.num_tokens if sample.tokens is not None else None
-    return replay_of(trace, slot_size=sample.slot_size or 1, num_kept=num_kept)
+    return replay_of(trace or sample.events(), slot_size=sample.slot_size or 1, num_kept=num_kept)
 
 
 def is_withheld(sample: Sample) -> bool:
@@ -89,7 +83,7 @@ def list_row(sample: Sample, scores: Mapping[str, ScoreRow], sealed: bool) -> di
         "tokens": sample.num_tokens,
         "forwards": sample.num_forwards,
         "seconds": rounded(sample.seconds),
-        "extracted": None if extracted is None else extracted[:48],
+        "extracted": extracted and extracted[:48],
     }
 
 
@@ -134,7 +128,6 @@ def _extracted(verdict: ScoreRow | None, sealed: bool) -> str | None:
 
 
 def _score_range(step: Step) -> str:
-    """The least and the greatest score of a choice; empty without one."""
     scores = [f"{score:.3f}" for score in sorted(step.scores.values()) if math.isfinite(score)]
     if len(scores) < 2:
         return f" (score {scores[0]})" if scores else ""

@@ -62,11 +62,8 @@ class TaskComparison:
     @property
     def flips(self) -> dict[str, list[str]]:
         """Ids of the items that are right more often in B, less often in B, and of those whose prompts differ."""
-        return {
-            "gained": [item.item_id for item in self.items if item.change == "gained"],
-            "lost": [item.item_id for item in self.items if item.change == "lost"],
-            "other prompts": [item.item_id for item in self.items if not item.same_prompt],
-        }
+        flips = {name: [item.item_id for item in self.items if item.change == name] for name in ("gained", "lost")}
+        return flips | {"other prompts": [item.item_id for item in self.items if not item.same_prompt]}
 
     @property
     def p_value(self) -> float:
@@ -92,28 +89,21 @@ def compare_runs(
     common_items: bool = False,
     filter_name: str | None = None,
 ) -> Comparison:
-    """Compares two run directories, by the verdicts of an answer filter that both were rescored with if one is named.
-
-    Raises StoreError if a directory is unreadable, if the runs have no task in common, or if a task has another version
-    or other items in them, or has several settings in one of them.
-    """
+    """Compares two run directories, by verdicts or by an answer filter; StoreError if they cannot be compared."""
     metric = PASSED if filter_name is None else BY_FILTER + filter_name
     run_a, run_b = read_facts(before), read_facts(after)
     tasks_a, tasks_b = _tasks(run_a), _tasks(run_b)
     names = sorted(tasks_a.keys() & tasks_b.keys())
     if not names:
-        held = [
-            f"{facts.run.run_id} ({', '.join(sorted(tasks)) or 'nothing'})"
-            for facts, tasks in ((run_a, tasks_a), (run_b, tasks_b))
-        ]
-        raise StoreError(f"{' and '.join(held)} have no task in common; run both on the same tasks")
+        of_a, of_b = (", ".join(sorted(tasks)) or "nothing" for tasks in (tasks_a, tasks_b))
+        both = f"{run_a.run.run_id} ({of_a}) and {run_b.run.run_id} ({of_b})"
+        raise StoreError(f"{both} have no task in common; run both on the same tasks")
     if filter_name is not None:  # it may apply to some of the tasks only
         names = [name for name in names if _scored(tasks_a[name], metric) and _scored(tasks_b[name], metric)]
         if not names:
-            raise StoreError(
-                f"{run_a.run.run_id} and {run_b.run.run_id} have no scores by the filter {filter_name} in common; "
-                f"rescore both runs with --filter {filter_name}"
-            )
+            both = f"{run_a.run.run_id} and {run_b.run.run_id}"
+            advice = f"rescore both runs with --filter {filter_name}"
+            raise StoreError(f"{both} have no scores by the filter {filter_name} in common; {advice}")
     tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items, metric) for name in names]
     has_mean = len(tasks) > 1 and len({task.mini for task in tasks}) == 1
     return Comparison(
@@ -151,18 +141,15 @@ def _tasks(facts: RunFacts) -> dict[str, TaskFacts]:
     tasks: dict[str, TaskFacts] = {}
     for task in facts.tasks:
         if tasks.setdefault(task.task, task) is not task:
-            raise StoreError(
-                f"{facts.run.run_id} holds {task.task} in several versions or settings; compare runs of one"
-            )
+            several = f"{facts.run.run_id} holds {task.task} in several versions or settings"
+            raise StoreError(f"{several}; compare runs of one")
     return tasks
 
 
 def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metric: str) -> TaskComparison:
     if before.task_version != after.task_version:
-        raise StoreError(
-            f"{before.task} is version {before.task_version!r} in A and {after.task_version!r} in B, which is another "
-            "task; run one of them again"
-        )
+        both = f"{before.task} is version {before.task_version!r} in A and {after.task_version!r} in B"
+        raise StoreError(f"{both}, which is another task; run one of them again")
     items_a, items_b = _scored(before, metric), _scored(after, metric)
     common = sorted(items_a.keys() & items_b.keys())
     left_out = len(items_a.keys() ^ items_b.keys())
@@ -211,7 +198,6 @@ def _resampled(items: Sequence[ItemChange], seed: int) -> Bootstrap:
 
 
 def _difference(items: Sequence[ItemChange], seed: int) -> Interval:
-    """The mean difference in points, with the interval of the bootstrap."""
     interval = _resampled(items, seed).interval()
     if any(item.change for item in items) or interval.n < 2:
         return interval
@@ -226,11 +212,9 @@ def _scored(task: TaskFacts, metric: str) -> dict[Any, list[SampleFacts]]:
 
 
 def _change(before: Sequence[SampleFacts], after: Sequence[SampleFacts], metric: str) -> ItemChange:
-    share_before, share_after = (
-        float(np.mean([sample.scores[metric].value for sample in samples])) for samples in (before, after)
-    )
+    shares = [float(np.mean([sample.scores[metric].value for sample in samples])) for samples in (before, after)]
     same_prompt = {sample.prompt_hash for sample in before} == {sample.prompt_hash for sample in after}
-    return ItemChange(before[0].item_id, share_before, share_after, same_prompt)
+    return ItemChange(before[0].item_id, shares[0], shares[1], same_prompt)
 
 
 def _described(facts: RunFacts) -> Mapping[str, Any]:
@@ -284,8 +268,7 @@ def comparison_table(comparison: Comparison) -> Table:
         "Gained, lost: items that only B, only A has right (of several samples: more often).",
     ]
     notes += [f"No speed ratio: {reason}." for reason in sorted({task.no_speed for task in comparison.tasks} - {""})]
-    if any(task.mini for task in comparison.tasks):
-        notes.append(f"mini: {MINI_NOTE}.")
+    notes += [f"mini: {MINI_NOTE}."] if any(task.mini for task in comparison.tasks) else []
     columns = ("Task", "n", "A %", "B %", "B - A", "Detectable", "p", *map(str.capitalize, counted), "Speed B / A")
     return Table(title=f"A = {comparison.before}, B = {comparison.after}", columns=columns, rows=rows, notes=notes)
 

@@ -113,15 +113,13 @@ class RunFacts(NamedTuple):
     tasks: list[TaskFacts]
 
 
-# Called with every sample while a run is read: the run, the sample, its scores by metric, and its trace if it has one.
+# Called with every sample, failed ones included, while a run is read, so that who needs whole samples reads them only
+# once: the run, the sample, its scores by metric, and its trace if it has one.
 Visit = Callable[[Run, Sample, Mapping[str, ScoreRow], Trace | None], None]
 
 
 def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> RunFacts:
-    """Reads a run directory; `visit` lets a reader of whole samples, failed ones included, read them only once.
-
-    Raises StoreError if the directory holds no readable run, or an item was asked with several prompts.
-    """
+    """Reads a run; StoreError if the directory holds no readable run, or an item was asked with several prompts."""
     with RunReader.open(run_dir) as reader:
         run = reader.run
         scores = reader.scores_by_sample()
@@ -147,11 +145,9 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
                 continue
             item = (sample.key.without_prompt(), sample.item_id)
             if prompts.setdefault(item, sample.key.prompt_hash) != sample.key.prompt_hash:
-                raise StoreError(
-                    f"{run_dir}: {sample.key.task} item {sample.item_id} was asked with several prompts (the chat "
-                    "template, its date or the examples changed while the run went on), so no figure is made of it; "
-                    "start the run again in another folder"
-                )
+                where = f"{run_dir}: {sample.key.task} item {sample.item_id} was asked with several prompts"
+                reason = "the chat template, its date or the examples changed while the run went on"
+                raise StoreError(f"{where} ({reason}); start the run again in another folder")
             task.num_cut += sample.stop == "length"
             machine = fingerprints[sample.process_id]
             task.samples.append(_reduced(sample, run, machine, scores.get(sample.key, {}), trace))

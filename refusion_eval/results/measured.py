@@ -27,6 +27,7 @@ from refusion_eval.results.measurement import (
     VARIES,
     Measurement,
     system_key,
+    that_hold,
 )
 from refusion_eval.results.render import read_csv
 from refusion_eval.store.records import PASSED, STOCK_GENERATE, ScoreRow
@@ -71,10 +72,7 @@ class Measure(NamedTuple):
 
 
 def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
-    """The measurements of run directories and of files of `refusion-eval table --csv`, without those that are NaN.
-
-    Speed-ups of directories are among the directories given. Raises StoreError if a source cannot be read.
-    """
+    """The measurements of run directories and results files but those that are NaN; StoreError for unreadable ones."""
     paths = [Path(source) for source in sources]
     measurements = [entry for path in paths if path.is_file() for entry in read_csv(path)]
     directories = [path for path in paths if not path.is_file()]
@@ -89,10 +87,7 @@ def run_measurements(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: st
 
 
 def measurements_of(runs: Sequence[RunFacts], *, baseline: str | None = None) -> list[Measurement]:
-    """Every measurement of some runs; speed-ups are over the run `baseline`, or over one that `_reference_run` finds.
-
-    Raises StoreError if two directories have the same name, or the baseline is not among them.
-    """
+    """Every measurement of some runs; StoreError if two have the same name, or the baseline is not among them."""
     names = [facts.run.run_id for facts in runs]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise StoreError(f"two run directories are called {doubled[0]}; name each once, and rename one if they differ")
@@ -145,15 +140,16 @@ def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]
     if len(tasks) < 2 or len({task.task for task in tasks}) < len(tasks):
         return  # one task needs no mean; a task under two settings has no single score
     by_name = [{_mean_name(measure.metric): measure for measure in measures} for _, measures in part]
-    notes = [f"unweighted mean over {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"]
-    if num_errors := sum(task.num_errors for task in tasks):
-        notes.append(f"{num_errors} samples are errors and in no figure")
-    if unfinished := [task.task for task in tasks if not task.finished]:
-        notes.append(f"half-written: {', '.join(unfinished)}")
-    if num_unscored := sum(task.num_unscored for task in tasks):
-        notes.append(f"{num_unscored} samples are not scored")
-    if not all(task.isolated for task in tasks):
-        notes.append(UNISOLATED)
+    num_errors, num_unscored = sum(task.num_errors for task in tasks), sum(task.num_unscored for task in tasks)
+    unfinished = ", ".join(task.task for task in tasks if not task.finished)
+    sentences = {
+        f"unweighted mean over {len(tasks)} tasks ({', '.join(task.task for task in tasks)})": True,
+        f"{num_errors} samples are errors and in no figure": num_errors,
+        f"half-written: {unfinished}": unfinished,
+        f"{num_unscored} samples are not scored": num_unscored,
+        UNISOLATED: not all(task.isolated for task in tasks),
+    }
+    notes = that_hold(sentences)
     for metric in by_name[0]:
         if all(metric in measures for measures in by_name):
             yield _measurement(run, tasks, [measures[metric] for measures in by_name], notes)
@@ -172,8 +168,7 @@ def _measurement(
         origin="measured",
         system=system_key(manifest.system, manifest.backbone, settings, generate=manifest.decoder == STOCK_GENERATE),
         label=manifest.system,
-        backbone=manifest.backbone,
-        decoder=manifest.decoder,
+        **{name: getattr(manifest, name) for name in ("backbone", "decoder", "dtype", "device", "attention")},
         benchmark=AVERAGE if is_mean else tasks[0].benchmark or tasks[0].task,
         task=MEAN_TASK if is_mean else tasks[0].task,
         task_version="|".join(sorted({task.task_version for task in tasks})),
@@ -188,14 +183,12 @@ def _measurement(
         samples=len(samples),
         errors=sum(task.num_errors for task in tasks),
         num_refused=sum(task.num_refused for task in tasks),
+        num_cut=sum(task.num_cut for task in tasks),
         finished=all(task.finished for task in tasks),
         scored=not any(task.num_unscored for task in tasks),
         isolated=all(task.isolated for task in tasks),
         num_rounds=min(len({sample.round for sample in task.samples} or {1}) for task in tasks),
         batch_size="|".join(map(str, sorted({sample.batch_size for sample in samples}))),
-        dtype=manifest.dtype,
-        device=manifest.device,
-        attention=manifest.attention,
         hardware=" | ".join(sorted({label for task in tasks for label in task.hardware})),
         forwards=sum(sample.forwards for sample in samples),
         tokens=sum(sample.tokens for sample in samples),
@@ -203,7 +196,6 @@ def _measurement(
         settings=settings,
         run_id=run.run_id,
         prompts="|".join(sorted({name for task in tasks for name in task.prompts})),
-        num_cut=sum(task.num_cut for task in tasks),
         slowed_by="|".join(sorted({sentence for task in tasks for sentence in task.slowed_by})),
         items=digest(task.items for task in tasks),
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
@@ -259,24 +251,20 @@ def _sort_key(measurement: Measurement) -> tuple:
 
 
 def _notes(task: TaskFacts) -> list[str]:
-    num_samples, notes = len(task.samples), []
-    if task.num_missing:
-        notes.append(f"half-written: {num_samples} of {task.num_expected} samples are there, run its command again")
-    if task.num_refused:
-        notes.append(f"{task.num_refused} {REFUSED_NOTE}")
-    if task.num_errors:
-        notes.append(f"{task.num_errors} of {task.num_errors + num_samples} samples are errors and in no figure")
-    if task.num_unscored:
-        notes.append(f"{task.num_unscored} of {num_samples} samples are not scored")
-    if unjudged := task.unjudged:
-        more = f" and {len(unjudged) - _NUM_NAMED} more" if len(unjudged) > _NUM_NAMED else ""
-        notes.append(f"no verdict was possible, which counts as wrong: {', '.join(unjudged[:_NUM_NAMED])}{more}")
-    if not task.isolated:
-        notes.append(UNISOLATED)
-    notes += [f"{SLOWED}{sentence}" for sentence in sorted(task.slowed_by)]
-    if len(rounds := {sample.round for sample in task.samples}) > 1:
-        notes.append(f"timed in {len(rounds)} rounds")
-    return notes
+    num_samples, unjudged, rounds = len(task.samples), task.unjudged, {sample.round for sample in task.samples}
+    more = f" and {len(unjudged) - _NUM_NAMED} more" if len(unjudged) > _NUM_NAMED else ""
+    missing = f"half-written: {num_samples} of {task.num_expected} samples are there, run its command again"
+    sentences = {
+        missing: task.num_missing,
+        f"{task.num_refused} {REFUSED_NOTE}": task.num_refused,
+        f"{task.num_errors} of {task.num_errors + num_samples} samples are errors and in no figure": task.num_errors,
+        f"{task.num_unscored} of {num_samples} samples are not scored": task.num_unscored,
+        f"no verdict was possible, which counts as wrong: {', '.join(unjudged[:_NUM_NAMED])}{more}": unjudged,
+        UNISOLATED: not task.isolated,
+        **{f"{SLOWED}{sentence}": True for sentence in sorted(task.slowed_by)},
+        f"timed in {len(rounds)} rounds": len(rounds) > 1,
+    }
+    return that_hold(sentences)
 
 
 def seed_of(task: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE
 from refusion_eval.errors import DataError, StoreError
@@ -16,6 +16,7 @@ from refusion_eval.store.records import STOCK_GENERATE
 
 Origin = Literal["published", "measured"]
 MeasurementKey = tuple[str, str, str]  # system, benchmark, metric
+_Statement = TypeVar("_Statement")
 
 # The seven benchmarks in the order of the paper's tables.
 TASKS = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.in_paper)
@@ -41,6 +42,11 @@ MINI_NOTE = "synthetic look-alike, not the real benchmark"
 SLOWED = "lower than need be: "
 REFUSED_NOTE = "prompts were refused, for example as too long for the context, and are in no figure"
 UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
+
+
+def that_hold(statements: Mapping[_Statement, object]) -> list[_Statement]:
+    """The statements whose conditions are true, in their order."""
+    return [statement for statement, holds in statements.items() if holds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +120,6 @@ class Measurement:
 
     @property
     def generate(self) -> bool:
-        """Whether transformers' own loop decoded."""
         return GENERATE in self.variants
 
     @property
@@ -191,7 +196,6 @@ def speeds_of(machines: str) -> str:
 
 
 def require_comparable(measurements: Sequence[Measurement]) -> None:
-    """Raises StoreError if `problems` names any."""
     if sentences := problems(measurements):
         raise StoreError("; ".join(sentences))
 

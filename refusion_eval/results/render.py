@@ -24,7 +24,6 @@ from refusion_eval.untrusted import read_plain, visible
 Emphasis = Literal["", "best", "second", "above"]
 DAGGER = "\u2020"
 
-
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~])")
 # A bracket makes a link only before a bracket or a colon; those of intervals stay as they are.
 _MARKDOWN_PROSE = re.compile(r"[\\`<>|]|\](?=[\[(:])")
@@ -51,7 +50,6 @@ _LATEX = str.maketrans(
 
 
 def _shown(text: str) -> str:
-    """Text that rich and the terminal show as it is."""
     return escape(visible(text))
 
 
@@ -71,7 +69,6 @@ def markdown_source(text: str) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Text that LaTeX sets as it is."""
     return visible(" ".join(text.split("\n"))).translate(_LATEX)
 
 
@@ -88,7 +85,6 @@ class TableCell:
 
     @property
     def plain(self) -> str:
-        """Text, dagger and bounds without any markup."""
         return self.text and self.text + (DAGGER if self.dagger else "") + self.bounds
 
     @property
@@ -96,8 +92,9 @@ class TableCell:
         """The interval in brackets after a space; empty for none."""
         return f" [{self.low}, {self.high}]" if self.low else ""
 
-    def marked(self, escaped: str, italic: bool, marks: Mapping[str, str], dagger: str) -> str:
+    def marked(self, escape: Callable[[str], str], italic: bool, marks: Mapping[str, str], dagger: str) -> str:
         """The escaped text inside the marks of its emphasis and of italics, and the dagger; empty without a text."""
+        escaped = escape(self.text)
         for mark in filter(None, (self.emphasis, "italic" if italic else "")):
             escaped = marks[mark] % escaped
         return escaped + (dagger if self.dagger else "") if self.text else ""
@@ -149,7 +146,6 @@ class Table:
 
     @property
     def lines(self) -> list[TableRow]:
-        """Rows without the headings."""
         return [row for row in self.entries if isinstance(row, TableRow)]
 
     @property
@@ -194,7 +190,7 @@ class Table:
         return self.published_in_italics and row.origin == "published"
 
     def _markdown_cell(self, cell: TableCell, italic: bool) -> str:
-        text = cell.marked(self.escape(cell.text), italic, _MARKDOWN_MARKS, DAGGER)
+        text = cell.marked(self.escape, italic, _MARKDOWN_MARKS, DAGGER)
         return text and text + self.escape(cell.bounds)
 
     def latex(self, *, intervals: bool = True) -> str:
@@ -232,16 +228,14 @@ class Table:
 
     def latex_lines(self, row: TableRow, *, intervals: bool = True) -> list[str]:
         """The line of a row, and below it the line of its intervals if it has any."""
-        cells = [self._latex_cell(cell, self._is_italic(row)) for cell in row.shown]
+        italic, dagger = self._is_italic(row), r"$^\dagger$"
+        cells = [cell.marked(self._latex_text, italic, _LATEX_MARKS, dagger) for cell in row.shown]
         bounds = [rf"{{\scriptsize {latex_text(cell.bounds.strip())}}}" if cell.low else "" for cell in row.shown]
         lines = [cells, *([bounds] if intervals and any(bounds) else [])]
         return [" & ".join(line) + r" \\" for line in lines]
 
     def _latex_text(self, text: str) -> str:
         return self.formulas.get(text) or latex_text(text)
-
-    def _latex_cell(self, cell: TableCell, italic: bool) -> str:
-        return cell.marked(self._latex_text(cell.text), italic, _LATEX_MARKS, r"$^\dagger$")
 
     def csv(self) -> str:
         """Every cell as text; columns of bounds and items follow columns that have any."""
@@ -262,12 +256,12 @@ class Table:
 
     def write(self, folder: Path, *, intervals: bool = True) -> list[Path]:
         """Writes FOLDER/NAME.csv, .md and .tex, and the notes, if there are any, as .txt."""
-        files = {"csv": self.csv(), "md": self.markdown(), "tex": self.latex(intervals=intervals)}
-        if self.caption:
-            files["txt"] = f"{self.caption}\n"
-        for ending, text in files.items():
-            write_output(folder / f"{self.name}.{ending}", text)
-        return [folder / f"{self.name}.{ending}" for ending in files]
+        texts = {"csv": self.csv(), "md": self.markdown(), "tex": self.latex(intervals=intervals)}
+        texts |= {"txt": f"{self.caption}\n"} if self.caption else {}
+        files = {folder / f"{self.name}.{ending}": text for ending, text in texts.items()}
+        for file, text in files.items():
+            write_output(file, text)
+        return list(files)
 
 
 def text_cells(*texts: str) -> tuple[TableCell, ...]:
@@ -323,11 +317,8 @@ def _is_number(text: str) -> bool:
 
 
 def csv_records(path: str | os.PathLike[str]) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
-    """The columns of a CSV file that `csv_text` made, and its records with the numbers of their last lines.
-
-    A record that is too short has None where a cell is missing. Raises OSError if the file is missing, too large or not
-    plain, and UnicodeDecodeError or csv.Error if it is not CSV in UTF-8.
-    """
+    """The columns of a file that `csv_text` made, and its records (None for a missing cell) with their last lines."""
+    # Raises OSError for a file that is missing, too large or not plain; UnicodeDecodeError or csv.Error for no CSV.
     reader = csv.DictReader(io.StringIO(read_plain(path).decode("utf-8"), newline=""))
     records = []
     for record in reader:
@@ -380,14 +371,12 @@ def _unusual(usual: Mapping[str, Any], measurements: Sequence[Measurement]) -> l
 
 
 def csv_values(measurement: Measurement) -> dict[str, Any]:
-    """The columns of one measurement."""
     values = {name: getattr(measurement, name) for name in (*_COLUMNS, *_WHERE_USED)}
     values |= {"system": measurement.label, "benchmark": "" if measurement.is_mean else measurement.benchmark}
     return values | {SETTING_PREFIX + name: value for name, value in measurement.settings.items()}
 
 
 def write_csv(measurements: Sequence[Measurement], path: str | os.PathLike[str]) -> None:
-    """Writes one row a measurement; equal ones give equal bytes. Raises StoreError if the file cannot be written."""
     write_output(path, csv_text(*measurement_cells(measurements)))
 
 
@@ -424,10 +413,8 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
         values |= {name: _fact(record[name], usual[name]) for name in usual if record.get(name)}
     except ValueError as error:
         raise StoreError(f"{path}: {error}; write it with the table command") from error
-    own = (
-        (name.removeprefix(SETTING_PREFIX), cell) for name, cell in record.items() if name.startswith(SETTING_PREFIX)
-    )
-    settings = {name: cell for name, cell in own if cell}
+    in_force = {name: cell for name, cell in record.items() if cell and name.startswith(SETTING_PREFIX)}
+    settings = {name.removeprefix(SETTING_PREFIX): cell for name, cell in in_force.items()}
     label, task, generate = values.pop("system"), values["task"], values.pop("generate", False)
     notes = tuple(note for note in values.pop("note").split("; ") if note and note != MINI_NOTE)
     values["mini"] = record["mini"] == "yes"
@@ -438,5 +425,4 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
 
 
 def _fact(cell: str, usual: Any) -> Any:
-    """A cell as the type of its usual value."""
     return cell == "yes" if isinstance(usual, bool) else int(cell) if isinstance(usual, int) else cell

@@ -22,6 +22,7 @@ from refusion_eval.results.measurement import (
     UNISOLATED,
     Measurement,
     require_comparable,
+    that_hold,
 )
 from refusion_eval.results.render import Table, TableRow, interval_cells, interval_text, text_cells
 from refusion_eval.store.records import BY_FILTER
@@ -88,8 +89,8 @@ _OTHER_ITEMS_NOTE = (
 
 def _marked(system: str, marks: Mapping[str, object]) -> str:
     """The label of a system with those marks in brackets that hold."""
-    holding = ", ".join(mark for mark, holds in marks.items() if holds)
-    return f"{system} [{holding}]" if holding else system
+    holding = that_hold(marks)
+    return f"{system} [{', '.join(holding)}]" if holding else system
 
 
 def _have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
@@ -172,33 +173,31 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
 
 
 def summary_table(lines: Sequence[SummaryLine]) -> Table:
-    """The lines as a table, with what a reader must know below it."""
     by_filter = sorted({metric for line in lines for metric in line.measurements if metric.startswith(BY_FILTER)})
     shown = [*SUMMARY_COLUMNS]
     shown += [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in by_filter]
     if any(line.measurement("cut_in_thought") for line in lines):  # where a text has a thinking block
         shown.append(Column("cut_in_thought", "Cut in thought %"))
-    columns = ("Task", "System", "n", *(column.heading for column in shown))
     machines = list(dict.fromkeys(line.hardware for line in lines if line.hardware))
     numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}
-    notes = [_caption(lines)]
-    if len(machines) > 1:  # no speed stands above another machine's without a word
-        columns = (*columns, "Machine")
-        listed = "; ".join(f"{number}: {machine}" for machine, number in numbers.items())
-        notes.append(f"Speeds compare within one machine and number of threads only. {listed}.")
+    several = len(machines) > 1  # then no speed stands above another machine's without a word
+    listed = "; ".join(f"{number}: {machine}" for machine, number in numbers.items())
     fewer = _have_fewer((line.task, line.any_measurement.n) for line in lines)
-    if any(fewer):
-        notes.append(_FEWER_NOTE)
     letters = _letters_of_items(lines)
-    if any(letters):
-        notes.append(_OTHER_ITEMS_NOTE)
+    notes = {
+        _caption(lines): True,
+        f"Speeds compare within one machine and number of threads only. {listed}.": several,
+        _FEWER_NOTE: any(fewer),
+        _OTHER_ITEMS_NOTE: any(letters),
+    }
     rows = []
     for number, line in enumerate(lines):
         cells = line.texts(shown, fewer=fewer[number], letter=letters[number])
-        cells += (numbers.get(line.hardware, "-"),) if len(machines) > 1 else ()
+        cells += (numbers.get(line.hardware, "-"),) if several else ()
         begins_group = number > 0 and line.task != lines[number - 1].task
         rows.append(TableRow(cells=text_cells(*cells), begins_group=begins_group))
-    return Table(columns=columns, rows=rows, num_left=2, notes=notes)
+    columns = ("Task", "System", "n", *(column.heading for column in shown), *(["Machine"] if several else []))
+    return Table(columns=columns, rows=rows, num_left=2, notes=that_hold(notes))
 
 
 def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
@@ -237,7 +236,7 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
         "Other prompts: neither those of this project nor those of the release.": other,
         "No TPS where no sample was decoded alone after a warm-up, or on several machines.": None in rounds,
     }
-    return " ".join(sentence for sentence, holds in sentences.items() if holds)
+    return " ".join(that_hold(sentences))
 
 
 class SpeedRow(NamedTuple):
@@ -256,19 +255,14 @@ class SpeedRow(NamedTuple):
 
 
 def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
-    """The timed measurements, one row for each task and run, in their order; means last.
-
-    Raises StoreError if nothing was timed, if machines or task versions differ, or if a run has a task twice.
-    """
+    """The timed measurements, one row for each task and run, means last; StoreError if they cannot be compared."""
     metrics = {column.metric for column in (*SPEED_COLUMNS, *ENERGY_COLUMNS)}
     groups: dict[tuple[bool, str, str], dict[str, Measurement]] = {}
     for measurement in measurements:
         group = groups.setdefault((measurement.mini, measurement.benchmark, measurement.run_id), {})
         if measurement.metric in metrics and group.setdefault(measurement.metric, measurement) is not measurement:
-            raise StoreError(
-                f"{measurement.run_id} has {measurement.metric} of {measurement.benchmark} twice; compare its settings "
-                "with table"
-            )
+            twice = f"{measurement.run_id} has {measurement.metric} of {measurement.benchmark} twice"
+            raise StoreError(f"{twice}; compare its settings with table")
     timed = [group for group in groups.values() if "tps" in group]
     if not timed:
         raise StoreError("nothing was timed in these runs; decode at batch size 1, or some of it with tps_samples")
@@ -281,9 +275,8 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
 
 def _columns(rows: Sequence[SpeedRow]) -> tuple[Column, ...]:
     """The columns of some rows: those of energy only where it was measured."""
-    return SPEED_COLUMNS + tuple(
-        column for column in ENERGY_COLUMNS if any(column.metric in row.measurements for row in rows)
-    )
+    measured = {metric for row in rows for metric in row.measurements}
+    return (*SPEED_COLUMNS, *(column for column in ENERGY_COLUMNS if column.metric in measured))
 
 
 def speed_table(rows: Sequence[SpeedRow]) -> Table:
@@ -299,19 +292,19 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
         task = f"{tps.benchmark} (mini)" if tps.mini else tps.benchmark
         cells = [column.text(row.measurements.get(column.metric)) for column in columns]
         lines.append((task, _marked(tps.label, marks), str(tps.n), *cells))
-    explained = {
+    notes = {
+        **dict.fromkeys(_SPEED_NOTES, True),
         _FEWER_NOTE: any(row.fewer for row in rows),
         _ENERGY_NOTE: len(columns) > len(SPEED_COLUMNS),
         _FUSED_NOTE: any(row.tps.fused for row in rows),
+        f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}.": True,
     }
-    notes = [*_SPEED_NOTES, *(note for note, holds in explained.items() if holds)]
-    notes.append(f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}.")
     headings = ("Task", "System", "n", *(column.heading for column in columns))
-    return Table(title="Speed of one request at a time", columns=headings, rows=lines, num_left=2, notes=notes)
+    title = "Speed of one request at a time"
+    return Table(title=title, columns=headings, rows=lines, num_left=2, notes=that_hold(notes))
 
 
 def speed_cells(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[Any]]]:
-    """Column names, and the values of every row in their order."""
     lines = []
     for row in rows:
         tps = row.tps

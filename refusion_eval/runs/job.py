@@ -41,14 +41,11 @@ class Detokenizer:
         whole = "".join(text for text, _ in pieces)
         starts = [start for stop in until if (start := whole.find(stop)) >= 0]
         num_left = min(starts, default=len(whole))
-        kept = []
+        kept = ""
         for text, is_special in pieces:
-            if not is_special or text in (THINK_START, THINK_END):
-                kept.append(text[:num_left])
-            num_left -= len(text)
-            if num_left <= 0:
-                break
-        return "".join(kept)
+            kept += text[:num_left] if not is_special or text in (THINK_START, THINK_END) else ""
+            num_left = max(0, num_left - len(text))
+        return kept
 
     def kept(self, tokens: Sequence[int], until: Sequence[str]) -> Sequence[int]:
         """The shortest prefix of the tokens whose text contains a stop string; all tokens if there is none."""

@@ -38,12 +38,7 @@ EMBEDDED_DECODERS = {"autoregressive_sft": "autoregressive"}
 # Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
 LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
 
-
-MODEL_ARGS = "model_args"
-GENERATION_KWARGS = "generation_kwargs"
-CHECKPOINT = "checkpoint"
-PAPER = "paper"
-DEFAULT = "default"
+DEFAULT = "default"  # source of a setting that nothing gives
 
 # Names of lm-eval for the length of the response. The first that is given counts, as in lm-eval.
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -135,16 +130,12 @@ class ModelArgs(CheckpointOptions):
             example = "write it as 2026-01-31 or 2026-01-31T12:00"
             raise ConfigError(f"model_args: prompt_time={self.prompt_time!r} is not a date; {example}") from None
         needs_of_stock_loop = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
-        for name, needed in needs_of_stock_loop.items():
-            value = getattr(self, name)
-            if self.loop != "engine" and value not in (needed, None):
-                raise ConfigError(
-                    f"model_args: loop={self.loop} is transformers' own loop, which runs with {name}={needed} only, "
-                    f"not {value}; leave one of them out"
-                )
+        for name, needed in needs_of_stock_loop.items() if self.loop != "engine" else ():
+            if (value := getattr(self, name)) not in (needed, None):
+                reason = f"loop={self.loop}, transformers' own loop, runs with {name}={needed} only, not {value}"
+                raise ConfigError(f"model_args: {reason}; leave one of them out")
         for name, default in {"workers": None, "worker_cpus": 1, "ray_address": None}.items():
-            value = getattr(self, name)
-            if self.engine != "ray" and value != default:
+            if (value := getattr(self, name)) != default and self.engine != "ray":
                 raise ConfigError(f"model_args: {name}={value} is for engine=ray only; add engine=ray, or leave it out")
 
     @property
@@ -195,8 +186,6 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
 
 @settings_class()
 class PublishedSystem:
-    """One row of the paper's comparison."""
-
     name: str  # which `--system` takes
     label: str  # in tables
     decoder: str
@@ -242,8 +231,7 @@ def system_arguments(name: str, model: str | None) -> dict[str, str | bool | Non
 class Table(NamedTuple):
     """A settings table: the decoder's settings for each benchmark, and where each row comes from."""
 
-    label: str  # in messages and records
-    preset: str | None  # name of the table in its file; None if the file has one table only
+    label: str  # in messages and records, with the name of the table if its file has several
     benchmarks: Mapping[str, Mapping[str, Any]]
     sources: Mapping[str, str]
 
@@ -331,7 +319,7 @@ def load_table(
         # Built only to check the whole row; which settings a task has is known once all sources are merged.
         checked: Any = build(settings_type, {**checkpoint, **values}, f"{where}: {benchmark}")
         benchmarks[benchmark] = {key: getattr(checked, key) for key in values}
-    return Table(where, preset, benchmarks, sources)
+    return Table(where, benchmarks, sources)
 
 
 def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where: str) -> Generation:
@@ -364,7 +352,7 @@ def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where
     elif do_sample:
         raise ConfigError(f"{where}: do_sample=True, but this decoder has no temperature; leave it out")
     until = (until,) if isinstance(until, str) else until
-    return Generation(values, tuple(str(stop) for stop in until if stop))
+    return Generation(values, tuple(map(str, filter(None, until))))
 
 
 def resolve(
@@ -381,10 +369,10 @@ def resolve(
     task_here = find_task(task)
     # Lowest first: the decoder's defaults, the paper's algorithm, the mask and end tokens of the checkpoint, the table,
     # the task's generation arguments (its YAML's, updated by --gen_kwargs), the model arguments.
-    layers: list[tuple[str, Mapping[str, Any]]] = [(PAPER, paper or {}), (CHECKPOINT, checkpoint)]
+    layers: list[tuple[str, Mapping[str, Any]]] = [("paper", paper or {}), ("checkpoint", checkpoint)]
     if table is not None and task_here is not None and (name := task_here.benchmark.name) in table.benchmarks:
         layers.append((f"{table.label}:{name}", table.benchmarks[name]))
-    layers += [(GENERATION_KWARGS, generation.values), (MODEL_ARGS, model_args)]
+    layers += [("generation_kwargs", generation.values), ("model_args", model_args)]
     values: dict[str, Any] = {}
     sources = dict.fromkeys(field_types(settings_type), DEFAULT)
     for source, layer in layers:

@@ -41,12 +41,8 @@ class StockLoop:
         started = time.perf_counter()
         clock = _Clock(len(prompt), settings.stop_rule, device)
         tokens = torch.tensor([list(prompt)], device=device)
-        config = GenerationConfig(
-            max_new_tokens=settings.gen_length,
-            do_sample=False,
-            eos_token_id=list(settings.eos_ids) or None,
-            pad_token_id=_PAD_ID,
-        )
+        ends = {"eos_token_id": list(settings.eos_ids) or None, "pad_token_id": _PAD_ID}
+        config = GenerationConfig(max_new_tokens=settings.gen_length, do_sample=False, **ends)
         output: Any = self.model.generate(  # type: ignore[operator]
             tokens,
             attention_mask=torch.ones_like(tokens),
@@ -59,10 +55,8 @@ class StockLoop:
         stop: StopReason = "eos" if response[-1] in settings.eos_ids else ended_early
         trace = Trace()
         for number, token in enumerate(response):  # with a KV cache: the prompt once, then each token but the last
-            if number == 0:
-                trace.forward("prefill", len(prompt), 0)
-            else:
-                trace.forward("decode", 1, len(prompt) + number - 1)
+            forward = ("decode", 1, len(prompt) + number - 1) if number else ("prefill", len(prompt), 0)
+            trace.forward(*forward)
             trace.fix((number,), (token,))
         trace.stop(stop, len(response))
         return Decoded(response, stop, len(response), seconds, trace, clock.first - started)

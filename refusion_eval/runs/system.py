@@ -31,26 +31,11 @@ from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, weight_bytes
 from refusion_eval.paths import tasks_path
+from refusion_eval.runs import model_args
 from refusion_eval.runs.job import Detokenizer, Job, record, record_error
-from refusion_eval.runs.model_args import (
-    LAUNCH_ARGUMENTS,
-    ModelArgs,
-    Resolved,
-    Table,
-    load_table,
-    published_systems,
-    read_generation_kwargs,
-    resolve,
-)
-from refusion_eval.store.records import (
-    REFUSED,
-    STOCK_GENERATE,
-    Hardware,
-    Manifest,
-    Sample,
-    git_commit,
-    package_versions,
-)
+from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs, Resolved, Table, load_table, published_systems
+from refusion_eval.store import records
+from refusion_eval.store.records import REFUSED, STOCK_GENERATE, Hardware, Manifest, Sample
 from refusion_eval.store.run_store import RUN_JSON, RunReader
 from refusion_eval.types import Decoded
 from refusion_eval.untrusted import read_text
@@ -63,10 +48,8 @@ log = logging.getLogger(__name__)
 
 # Requests decoded together with batch_size=auto, by type of device; the KV budget may allow fewer.
 AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
-
 # Returns a measured fact: the value that is recorded under a name, or else the value that the function computes.
 GetOrCompute = Callable[[str, Callable[[], Any]], Any]
-
 # A request for log-likelihoods: contexts with their continuations.
 Pair = tuple[Sequence[int], Sequence[int]]
 Part = Sequence[Pair]
@@ -74,9 +57,7 @@ Part = Sequence[Pair]
 NO_TEMPLATE = "none"
 
 # A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
-WHOLE_BYTES = 256 * 2**20
-PIECE_BYTES = 2**16
-NUM_PIECES = 256
+WHOLE_BYTES, PIECE_BYTES, NUM_PIECES = 256 * 2**20, 2**16, 256
 
 _NVIDIA_SMI_FIELDS = "name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit"
 _NVIDIA_SMI_SECONDS = 20
@@ -121,19 +102,15 @@ class System:
     @functools.cached_property
     def model(self) -> api.LoadedModel:
         args = self.args
-        options = replace(
-            args.options,
-            attention=self.wanted_attention(),
-            cuda_graphs=args.cuda_graphs if args.loop == "engine" else False,
-        )
+        cuda_graphs = args.cuda_graphs if args.loop == "engine" else False
+        options = replace(args.options, attention=self.wanted_attention(), cuda_graphs=cuda_graphs)
         return self.model_cache.get((options, args.chat_template), lambda: self._open(options))
 
     def _open(self, options: CheckpointOptions) -> api.LoadedModel:
         args, opened = self.args, api.LoadedModel(options)
         log.info("%s: %s", args.pretrained, opened.place)
-        if args.adapter is None and any(
-            system.adapter for system in published_systems().values() if system.decoder == args.decoder
-        ):
+        published = [system.adapter for system in published_systems().values() if system.decoder == args.decoder]
+        if args.adapter is None and any(published):
             what = f"decoder={args.decoder} without the adapter that it was published with"
             log.warning("%s: right only if %s has it merged", what, args.pretrained)
         if args.chat_template is not None:
@@ -259,11 +236,11 @@ class System:
         cached = (task, json.dumps(generation_kwargs, sort_keys=True, default=str))
         if cached not in self._resolved:
             task_here = find_task(task)
-            resolved = resolve(
+            resolved = model_args.resolve(
                 task,
                 self.entry.Settings,
                 model_args=self.args.settings,
-                generation=read_generation_kwargs(generation_kwargs, self.entry.Settings, task),
+                generation=model_args.read_generation_kwargs(generation_kwargs, self.entry.Settings, task),
                 table=self.tables[task_here.mini] if task_here else None,
                 checkpoint=self.checkpoint_settings,
                 # Fusing gives the same tokens in fewer forwards, so the paper's TPF is counted without them.
@@ -310,7 +287,6 @@ class System:
         return ((number, self.score_part(part)) for number, part in enumerate(parts))
 
     def score_part(self, part: Part) -> list[TokenScore]:
-        """The log-likelihood of each continuation; see `api.score_tokens_many`."""
         args = self.args
         return api.score_tokens_many(self.model, part, len(part), args.mc_samples, int(args.settings.get("seed", 0)))
 
@@ -347,8 +323,7 @@ class System:
         try:
             warm = self._warm_up(job)
             decoded = self._run(job)
-        # torch raises RuntimeError when memory runs out or a kernel fails.
-        except (DecodeError, RuntimeError):
+        except (DecodeError, RuntimeError):  # torch raises the second when memory runs out or a kernel fails
             return record_error(job, traceback.format_exc(), batch_size=1)
         return record(job, decoded, self.detokenizer, batch_size=1, warm=warm)
 
@@ -368,8 +343,7 @@ class System:
                 for number, outcome in self.model.engine.run_many(requests, batch_size):
                     job = taken.pop(number)
                     if isinstance(outcome, DecodeError):
-                        error = "".join(traceback.format_exception(outcome))
-                        yield record_error(job, error, batch_size=batch_size)
+                        yield record_error(job, "".join(traceback.format_exception(outcome)), batch_size=batch_size)
                     else:
                         # Times of a batch do not measure speed, so no warm-up is spent on it.
                         yield record(job, outcome, self.detokenizer, batch_size=batch_size, warm=False)
@@ -403,12 +377,10 @@ class System:
 
 def fit(context: Sequence[int], continuation: Sequence[int], longest: int) -> Pair:
     """Drops the beginning of a text that has more than `longest` tokens; ConfigError if its continuation alone has."""
-    surplus = len(context) + len(continuation) - longest
-    if surplus >= len(context):
-        raise ConfigError(
-            f"a continuation of {len(continuation)} tokens is too long to be scored: it may have {longest - 1}"
-        )
-    return context[max(0, surplus) :], continuation
+    num_tokens = len(continuation)
+    if num_tokens >= longest:
+        raise ConfigError(f"a continuation of {num_tokens} tokens is too long to be scored: it may have {longest - 1}")
+    return context[max(0, len(context) + num_tokens - longest) :], continuation
 
 
 def scores(
@@ -433,8 +405,8 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         batch_size=system.batch_size,
         warmup=system.args.warmup,
         hardware=machine(system),
-        versions=package_versions(),
-        git_commit=git_commit(),
+        versions=records.package_versions(),
+        git_commit=records.git_commit(),
         command=sys.argv,
         arguments=run_arguments(system.args) | {"cuda_graphs": model.cuda_graphs},
         roofline={} if model.is_stock else _roofline(model),
@@ -498,9 +470,7 @@ def machine_state(system: System) -> dict[str, Any]:
     """Further facts that decide times: threads, load of the last minute, clocks of the processors and the GPU."""
     device = system.model.device
     clocks = [float(text) for name, text in _cpuinfo() if name == "cpu MHz"]
-    state: dict[str, Any] = {"threads": system.model.num_threads}
-    if hasattr(os, "getloadavg"):
-        state["load"] = round(os.getloadavg()[0], 2)
+    state: dict[str, Any] = {"threads": system.model.num_threads, "load": round(os.getloadavg()[0], 2)}
     if clocks:
         state["cpu_mhz"] = round(sum(clocks) / len(clocks))
     if device.type == "cuda":
@@ -552,25 +522,21 @@ def _checkpoint_hash(directory: Path) -> str:
 
 
 def collect_hardware(threads: int, gpu: torch.device | None = None, num_processes: int = 1) -> Hardware:
-    machine = Hardware(
+    facts: dict[str, Any] = {}
+    if gpu is not None:
+        properties = torch.cuda.get_device_properties(gpu)
+        # The identity of the GPU, because CUDA and nvidia-smi count GPUs differently.
+        detail = read_gpu(f"GPU-{properties.uuid}")
+        libraries = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        facts = {"gpu": detail.get("name", properties.name), "gpu_driver": detail.get("driver_version", "")}
+        facts |= {"gpu_detail": {**detail, **libraries}, "num_gpus": 1}
+    return Hardware(
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
         threads=threads,
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         num_processes=num_processes,
-    )
-    if gpu is None:
-        return machine
-    properties = torch.cuda.get_device_properties(gpu)
-    # The identity of the GPU, because CUDA and nvidia-smi count GPUs differently.
-    detail = read_gpu(f"GPU-{properties.uuid}")
-    libraries = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
-    return replace(
-        machine,
-        gpu=detail.get("name", properties.name),
-        gpu_driver=detail.get("driver_version", ""),
-        gpu_detail={**detail, **libraries},
-        num_gpus=1,
+        **facts,
     )
 
 

@@ -44,9 +44,8 @@ class Interruption:
     # Handlers belong to a process, not to a library, so the former ones are back when the block has ended.
     def __init__(self, describe: Callable[[], str], *, finish_first: bool) -> None:
         self._describe = describe  # gives the text behind the signal's name in that line, when the block has ended
-        self._finish_first = (
-            finish_first  # the first signal only ends the iterators of `stoppable`, the second the block
-        )
+        # The first signal only ends the iterators of `stoppable`, the second the block.
+        self._finish_first = finish_first
         self._received: int | None = None
         self._handlers_before: dict[int, Any] = {}
 
@@ -86,16 +85,12 @@ class Interruption:
 class StoppableIterator(Iterator[_Item]):
     """An iterator that ends when a stop is requested; its consumer can ask whether that happened."""
 
-    def __init__(self, items: Iterable[_Item], is_requested: Callable[[], bool]) -> None:
+    def __init__(self, items: Iterable[_Item], stop_requested: Callable[[], bool]) -> None:
         self._items = iter(items)
-        self._is_requested = is_requested
-
-    @property
-    def stop_requested(self) -> bool:
-        return self._is_requested()
+        self.stop_requested = stop_requested
 
     def __next__(self) -> _Item:
-        if self.stop_requested:
+        if self.stop_requested():
             raise StopIteration
         return next(self._items)
 
@@ -171,7 +166,7 @@ class ProgressDisplay:
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
-            widest = max((len(str(tally.total)) for tally in self._tallies.values()), default=1)
+            widest = len(str(max((tally.total for tally in self._tallies.values()), default=0)))
             count = MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * widest + 1))
             left = TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7))
             summary = TextColumn("{task.fields[summary]}")

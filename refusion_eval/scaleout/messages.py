@@ -17,7 +17,7 @@ from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import Resolved, parse_model_args
 from refusion_eval.runs.system import System, identity, run_arguments
 from refusion_eval.runs.terminal import StoppableIterator
-from refusion_eval.store.records import Hardware, Sample, SampleKey, as_json, differences
+from refusion_eval.store.records import Hardware, Sample, SampleKey, as_json, differences, from_fields, from_stored
 
 ATTENTION = "attention"
 WIDTH_COST = "width_cost"
@@ -83,7 +83,7 @@ def own_device(wanted: str, local_rank: int) -> str:
 
 
 def stop_requested(jobs: Iterable[Job]) -> bool:
-    return isinstance(jobs, StoppableIterator) and jobs.stop_requested
+    return isinstance(jobs, StoppableIterator) and jobs.stop_requested()
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
@@ -132,6 +132,6 @@ class RecordReader:
 
     def read(self, worker: Hashable, message: Mapping[str, Any]) -> Sample:
         if worker not in self._process_ids:
-            self._process_ids[worker] = self._register(Hardware.from_json(message["hardware"]), message["pid"])
-        sample = Sample.from_stored(message["body"], None)
+            self._process_ids[worker] = self._register(from_fields(Hardware, message["hardware"]), message["pid"])
+        sample = from_stored(Sample, message["body"])
         return replace(sample, trace=message["trace"], process_id=self._process_ids[worker])

@@ -12,6 +12,7 @@ import glob
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from refusion_eval.errors import StoreError
@@ -29,7 +30,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as stream:
             _lock(stream.fileno())
-            stream.write(content.encode("utf-8") if isinstance(content, str) else content)
+            # Models write lone surrogates, which UTF-8 cannot encode and a result must not fail at.
+            stream.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())  # before the rename, or a crash could leave the new name on an empty file
             os.fchmod(stream.fileno(), 0o644)
@@ -65,25 +67,20 @@ def _lock(descriptor: int) -> bool:
 def prepare_output(path: str | os.PathLike[str]) -> Path:
     """Checks that a result can be written before the work for it starts, and creates its folder; else a StoreError."""
     target = Path(path)
-    try:
+    with _refusing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and not target.is_file():
             raise OSError(f"it is a {kind_of(target.stat().st_mode)}")
         if not os.access(target.parent, os.W_OK | os.X_OK):
             raise OSError(f"no permission to write in {target.parent}")
-    except OSError as error:
-        raise _failure(target, error) from error
     return target
 
 
 def write_output(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a result atomically and creates its folder; a StoreError says why it cannot."""
     target = prepare_output(path)
-    try:
-        # Models write lone surrogates, which UTF-8 cannot encode and a result must not fail at.
-        write_atomically(target, content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
-    except OSError as error:
-        raise _failure(target, error) from error
+    with _refusing(target):
+        write_atomically(target, content)
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -100,15 +97,16 @@ def open_own(path: Path, flags: int) -> int:
 def append_line(path: Path, line: str) -> None:
     """Appends an ASCII line to a file by one call of the system, so that lines of several writers do not mix."""
     # Not flushed to the disk: a line costs microseconds, and a machine that loses power may lose lines.
+    with _refusing(path), os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as stream:
+        content = f"\n{line}\n".encode("ascii")  # a part of a line, left by a killed writer, spoils no later line
+        if stream.write(content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextlib.contextmanager
+def _refusing(target: Path) -> Iterator[None]:
     try:
-        with os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as stream:
-            content = f"\n{line}\n".encode("ascii")  # a part of a line, left by a killed writer, spoils no later line
-            if stream.write(content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        yield
     except OSError as error:
-        raise _failure(path, error) from error
-
-
-def _failure(target: Path, error: OSError) -> StoreError:
-    advice = "free some space and run the command again" if error.errno in _NO_SPACE else "name another file"
-    return StoreError(f"{target} cannot be written ({error.strerror or error}); {advice}")
+        advice = "free some space and run the command again" if error.errno in _NO_SPACE else "name another file"
+        raise StoreError(f"{target} cannot be written ({error.strerror or error}); {advice}") from error

@@ -133,9 +133,7 @@ class Sample:
             if value is not None and not 0 <= value <= MOST:
                 raise StoreError(f"{where}: {name} is {value!r}; a count or time is never negative, nor above 2**53")
         if self.prefill_seconds is not None and not 0 <= self.prefill_seconds <= self.seconds:
-            raise StoreError(
-                f"{where}: prefill_seconds is {self.prefill_seconds!r}, not a part of {self.seconds!r} seconds"
-            )
+            raise StoreError(f"{where}: {self.prefill_seconds!r} prefill_seconds are not a part of {self.seconds!r}")
         if not 1 <= self.batch_size <= MOST:
             raise StoreError(f"{where}: batch_size is {self.batch_size}; it is at least 1")
         if self.tokens is not None and len(self.tokens) != self.num_tokens:
@@ -158,15 +156,6 @@ class Sample:
         left_out = {"key", "trace", *(name for name in _WHERE_KNOWN if getattr(self, name) is None)}
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
         return dump({"key": asdict(self.key), **fields})
-
-    @classmethod
-    def from_stored(cls, body: str, packed_trace: bytes | None) -> Sample:
-        """Inverse of `body` and `pack`; raises StoreError if they are damaged."""
-        sample = _from_stored(cls, body)
-        if packed_trace is None:
-            return sample
-        with checking(f"the stored trace of {sample.key.task} {sample.item_id}"):
-            return replace(sample, trace=unpack(packed_trace))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,15 +191,17 @@ class ScoreRow:
     def body(self) -> str:
         return dump(asdict(self))
 
-    @classmethod
-    def from_stored(cls, body: str) -> ScoreRow:
-        return _from_stored(cls, body)
 
-
-def _from_stored(kind: type[_Kind], body: str) -> _Kind:
+def from_stored(kind: type[_Kind], body: str, packed_trace: bytes | None = None) -> _Kind:
+    """A sample from its `body` and its packed trace, or a score from its `body`; StoreError if they are damaged."""
     with checking("a stored record"):
         fields = parse_json(body)
-        return from_fields(kind, fields | {"key": from_fields(SampleKey, fields["key"])})
+        fields["key"] = from_fields(SampleKey, fields["key"])
+        record = from_fields(kind, fields)
+    if packed_trace is not None:
+        with checking(f"the stored trace of {fields['key'].task} {fields['item_id']}"):
+            record = replace(record, trace=unpack(packed_trace))  # type: ignore[type-var]
+    return record
 
 
 @contextmanager
@@ -218,11 +209,9 @@ def checking(what: str) -> Iterator[None]:
     """Turns what a value of another shape than ours raises inside the block into a StoreError."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise StoreError(
-            f"{what} is damaged ({type(error).__name__}: {error}); restore records.sqlite from a copy, or start the "
-            "run anew in another directory"
-        ) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
+        advice = "restore records.sqlite from a copy, or start the run anew in another directory"
+        raise StoreError(f"{what} is damaged ({type(error).__name__}: {error}); {advice}") from error
 
 
 def from_fields(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
@@ -275,9 +264,7 @@ def dump(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=True, separators=(",", ":"), sort_keys=True)
     except (TypeError, ValueError) as error:
-        raise StoreError(
-            f"a record holds a value that JSON cannot carry ({error}); convert it to plain types"
-        ) from error
+        raise StoreError(f"a record holds a value that is not JSON ({error}); convert it to plain types") from error
 
 
 def pack(trace: Sequence[Any]) -> bytes:
@@ -290,14 +277,11 @@ def pack(trace: Sequence[Any]) -> bytes:
 
 
 def unpack(packed: bytes) -> list:
-    """Inverse of `pack`. Raises ValueError or TypeError if the bytes are damaged."""
+    """Inverse of `pack`. Raises ValueError, TypeError or zlib.error if the bytes are damaged."""
     text = packed[1:]
     if packed[:1] == b"z":
         inflating = zlib.decompressobj()  # with a bound, because a few bytes can unpack to fill the memory
-        try:
-            text = inflating.decompress(text, LARGEST)
-        except zlib.error as error:
-            raise ValueError(str(error)) from error
+        text = inflating.decompress(text, LARGEST)
         if not inflating.eof:
             raise ValueError(f"it unpacks to more than {LARGEST >> 20} MiB, or is cut")
     trace: list = parse_json(text)
@@ -358,10 +342,6 @@ class Hardware:
         if not self.gpu and self.threads > 1 and 0 < weight_bytes <= ONE_THREAD_BYTES:
             sentences.append(f"{self.threads} threads, where one is faster for so small a model (OMP_NUM_THREADS=1)")
         return sentences
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Hardware:
-        return from_fields(cls, fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,7 +414,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
-        return from_fields(cls, {**fields, "hardware": Hardware.from_json(fields.get("hardware", {}))})
+        return from_fields(cls, {**fields, "hardware": from_fields(Hardware, fields.get("hardware", {}))})
 
 
 def restricted_to_tasks(fingerprint: Mapping[str, Any], tasks: Iterable[tuple[str, str]]) -> dict[str, Any]:

@@ -1,13 +1,10 @@
-"""Writes and reads the records of one run in one directory: `run.json` (what was run) and `records.sqlite`.
+"""Writes and reads the records of one run in one directory: `run.json` (what was run) and `records.sqlite`."""
 
-A sample is on disk when `append` returns. A process that is killed at any instant loses at most the samples in flight,
-and the same command continues after the last recorded one. Readers never wait for the writer.
-"""
+# A sample is on disk when `append` returns. A process that is killed at any instant loses at most the samples in
+# flight, and the same command continues after the last recorded one. Readers never wait for the writer.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -21,7 +18,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -29,21 +26,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from refusion_eval.errors import StoreError
+from refusion_eval.store import records
 from refusion_eval.store.atomic_write import open_own, write_atomically
-from refusion_eval.store.records import (
-    MOST,
-    Hardware,
-    Manifest,
-    Sample,
-    SampleKey,
-    ScoreRow,
-    checking,
-    differences,
-    dump,
-    from_fields,
-    pack,
-    restricted_to_tasks,
-)
+from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow, checking, dump, from_fields
 from refusion_eval.untrusted import LARGEST, kind_of, open_plain, parse_json
 
 # Strings that are compared or stored verbatim are in ASCII JSON (`body`), so that any Python string survives, including
@@ -70,8 +55,7 @@ SCHEMA = (
         PRIMARY KEY (key, scorer, metric))""",
 )
 _ENTRIES = "SELECT type, name, tbl_name, sql FROM sqlite_master"
-# Steps of SQLite that reading our schema takes some tens of.
-_MOST_STEPS_OF_SCHEMA = 10_000
+_MOST_STEPS_OF_SCHEMA = 10_000  # of SQLite, which reads our schema in some tens of steps
 _ATTEMPTS = 3
 _JOURNAL = "-journal"
 _WITHOUT_LOCKS = "?mode=ro&immutable=1"
@@ -83,7 +67,6 @@ _FILES += ("run.lock", "results.csv", "table.md")
 # compresses records as much.
 _MOST_HOLES = 64
 SCHEMA_VERSION = 1
-
 APPLICATION_ID = 0x52464556  # marks the file as ours: "RFEV" in ASCII
 
 # Prefixes of keys in the meta table: measured facts that decide how the run goes (run.json calls them settled), and
@@ -103,7 +86,7 @@ class Run:
     expected: Mapping[str, int] = field(default_factory=dict)
 
     def hardware(self, process_id: str) -> Hardware:
-        return Hardware.from_json(self.processes[process_id]["hardware"])
+        return from_fields(Hardware, self.processes[process_id]["hardware"])
 
     def round(self, process_id: str) -> int:
         """Which of the rounds, in which several systems take turns, a process belongs to; 1 without rounds."""
@@ -130,8 +113,6 @@ class Run:
 
 
 class RunDatabase:
-    """The records of a run, as its writer and its readers see them."""
-
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
         self.directory = directory
         self._connection = connection
@@ -158,7 +139,7 @@ class RunDatabase:
             for process in processes.values():
                 tasks |= process.get("tasks", {})
             measured, expected = _with_prefix(rows, MEASURED), _with_prefix(rows, EXPECTED)
-            if not all(type(total) is int and 0 <= total <= MOST for total in expected.values()):
+            if not all(type(total) is int and 0 <= total <= records.MOST for total in expected.values()):
                 raise ValueError("a number of expected samples is not a whole number")
         return Run(self.directory.resolve().name, replace(manifest, tasks=tasks), processes, measured, expected)
 
@@ -181,11 +162,7 @@ class RunDatabase:
     def _read(self, kind: type[_Record], query: str) -> Iterator[_Record]:
         with refusing(self.directory):
             for row in self._connection.execute(query):
-                try:
-                    record = kind.from_stored(*row)
-                except StoreError as error:
-                    raise StoreError(f"{self.directory}: {error}") from error
-                yield record
+                yield records.from_stored(kind, *row)
 
 
 class RunReader(RunDatabase):
@@ -211,7 +188,6 @@ class RunReader(RunDatabase):
             yield sample
 
     def check(self) -> None:
-        """Reads everything once. Raises StoreError if a record is damaged."""
         for sample in self.samples():
             if sample.trace is not None:
                 sample.events()
@@ -247,9 +223,11 @@ class _Process:
 def _process(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     # Other fields of later versions are only shown, so what is checked is not what is returned.
     checked = from_fields(_Process, fields)
-    Hardware.from_json(checked.hardware)
+    from_fields(Hardware, checked.hardware)
     loads = (state["load"] for state in (checked.before, checked.after) if state.get("load") is not None)
-    if not all(type(number) in (int, float) and 0 <= number <= MOST for number in (*loads, *checked.roofline.values())):
+    if not all(
+        type(number) in (int, float) and 0 <= number <= records.MOST for number in (*loads, *checked.roofline.values())
+    ):
         raise ValueError("a measured number is negative or not a number")
     return fields
 
@@ -279,12 +257,10 @@ def open_records(directory: Path) -> Iterator[sqlite3.Connection]:
         problem: StoreError | None = None
         try:
             yield connection
-        except StoreError as error:
-            problem = error
+        except StoreError as error:  # a sample does not know its run
+            problem = error if str(directory) in str(error) else StoreError(f"{directory}: {error}")
         if needs_no_lock and _state(path) != before:  # no lock kept a writer away, so pages of two states may be mixed
             raise StoreError(f"{path} was written while it was read; run the same command again") from problem
-        if problem is not None and str(directory) not in str(problem):  # a sample does not know its run
-            raise StoreError(f"{directory}: {problem}") from problem
         if problem is not None:
             raise problem
 
@@ -313,7 +289,7 @@ def check_files(directory: Path) -> None:
     """Refuses (StoreError) a run of which a file is not a plain file, or that has a rollback journal."""
     for name in _FILES:
         place = directory / name
-        with refusing(directory), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with refusing(directory), suppress(FileNotFoundError, NotADirectoryError):
             status = os.lstat(place)
             # Links and pipes may lead anywhere, and SQLite would follow them.
             if not stat.S_ISREG(status.st_mode) and not (name == DATABASE_NAME and stat.S_ISDIR(status.st_mode)):
@@ -322,10 +298,8 @@ def check_files(directory: Path) -> None:
             # A journal names further files, which SQLite deletes when it rolls back. Runs are created without a journal
             # and written with a write-ahead log.
             if name.endswith(_JOURNAL):
-                raise StoreError(
-                    f"{place} is a journal, which no run has and which can make SQLite delete other files; remove it "
-                    "if you know where it comes from, or name another directory"
-                )
+                reason = "is a journal, which no run has and which can make SQLite delete other files"
+                raise StoreError(f"{place} {reason}; remove it if you know its origin, or name another directory")
             if status.st_size > _MOST_HOLES * (512 * status.st_blocks + status.st_blksize):
                 raise StoreError(f"{place} is a file of holes ({status.st_size} bytes); name the directory of a run")
 
@@ -386,10 +360,8 @@ def check_content(connection: sqlite3.Connection, path: Path) -> None:
     if application != APPLICATION_ID:
         raise StoreError(f"{path} is a SQLite file of another program; choose another run directory")
     if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} was written by a newer refusion_eval (schema {version}; this one knows up to {SCHEMA_VERSION}); "
-            "upgrade refusion_eval"
-        )
+        newer = f"a newer refusion_eval (schema {version}; this one knows up to {SCHEMA_VERSION})"
+        raise StoreError(f"{path} was written by {newer}; upgrade refusion_eval")
     foreign = {str(name) for _, name, *_ in set(map(_plain, entries)) ^ _own_schema()}
     if foreign or version < 1:
         what = ", ".join(sorted(foreign))[:80] or f"schema {version}"
@@ -422,6 +394,7 @@ _ADVICE = {
     "command again, nothing finished is lost",
     "readonly|read-only|permission|unable to open": "make the directory writable or choose another one",
     "locked": "another program keeps the database open; close it",
+    "locks available|not supported|not implemented": "put the run on a file system with POSIX locks",
 }
 _DAMAGED = (
     f"{DATABASE_NAME} is damaged; restore it from a copy, save what `sqlite3 {DATABASE_NAME} .recover` still reads, or "
@@ -439,8 +412,7 @@ def _explain(directory: Path, error: Exception) -> str:
 MOST_DIFFERENCES = 4  # named in an error message
 
 LOCK_NAME = "run.lock"
-# What this project writes into it.
-_OWN_LOCK = re.compile(rb"(pid \d+ on [^\n]{0,300}\n)?")
+_OWN_LOCK = re.compile(rb"(pid \d+ on [^\n]{0,300}\n)?")  # what this project writes into it
 
 # Directories that this process has locked. POSIX locks never exclude their own process, and they are not inherited by
 # forked workers, so a worker that outlives a killed run does not keep its directory closed.
@@ -453,36 +425,25 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         self._name = str(directory.resolve())
         if self._name in _held:
-            raise StoreError(
-                f"{directory} is already open for writing in this process (pid {os.getpid()}); close it first"
-            )
+            reason = f"is already open for writing in this process (pid {os.getpid()}); close it first"
+            raise StoreError(f"{directory} {reason}")
         path = directory / LOCK_NAME
-        try:
+        with ExitStack() as opened, refusing(path):
             self._descriptor = open_own(path, os.O_RDWR)
-        except OSError as error:
-            reason = f"cannot be opened for writing ({error.strerror or error}); choose a writable run directory"
-            raise StoreError(f"{path} {reason}") from error
-        # A file of the user's that happens to have this name is never overwritten.
-        if not _OWN_LOCK.fullmatch(os.pread(self._descriptor, 400, 0)):
-            os.close(self._descriptor)
-            raise StoreError(f"{path} is not the lock of a run; remove it, or name another directory")
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(self._descriptor, 200, 0).decode("utf-8", "replace").strip() or "pid not yet known"
-            os.close(self._descriptor)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
+            opened.callback(os.close, self._descriptor)
+            content = os.pread(self._descriptor, 400, 0)
+            if not _OWN_LOCK.fullmatch(content):  # a user's file that happens to have this name is never overwritten
+                raise StoreError(f"{path} is not the lock of a run; remove it, or name another directory")
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                holder = content.decode("utf-8", "replace").strip() or "pid not yet known"
                 reason = f"is being written by another process ({holder}); wait for it, stop it, or choose another"
-            else:
-                reason = f"cannot be locked ({error.strerror}); put the run on a file system with POSIX locks"
-            raise StoreError(f"{directory} {reason}") from error
-        _held.add(self._name)
-        try:
+                raise StoreError(f"{directory} {reason}") from error
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        except OSError as error:
-            self.release()
-            raise StoreError(f"{path} cannot be written ({error.strerror}); free some space and run again") from error
+            opened.pop_all()
+        _held.add(self._name)
 
     def release(self) -> None:
         # The file stays: if it were removed, two writers could hold locks on two files of one name.
@@ -494,24 +455,21 @@ class DirectoryLock:
 def _open_for_writing(directory: Path) -> sqlite3.Connection:
     path = directory / DATABASE_NAME
     check_files(directory)
-    with refusing(directory):
+    with refusing(directory), ExitStack() as opened:
         is_new = not path.exists() or not path.stat().st_size
-        connection = connect(f"{path.resolve().as_uri()}?mode=rwc")
-        try:
-            if is_new:  # a process that is killed here leaves no journal, which would be refused
-                connection.execute("PRAGMA journal_mode = MEMORY")
-            connection.execute("PRAGMA journal_mode = WAL")  # so that readers never wait for the writer
-            connection.execute("PRAGMA synchronous = FULL")  # a transaction is on disk when its commit returns
-            connection.execute("PRAGMA foreign_keys = ON")
-            check_content(connection, path)
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                # In one transaction, so that a process killed here leaves an empty database for the next one.
-                marks = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {SCHEMA_VERSION}")
-                for statement in ("BEGIN IMMEDIATE", *SCHEMA, *marks, "COMMIT"):
-                    connection.execute(statement)
-        except BaseException:
-            connection.close()
-            raise
+        connection = opened.enter_context(closing(connect(f"{path.resolve().as_uri()}?mode=rwc")))
+        if is_new:  # a process that is killed here leaves no journal, which would be refused
+            connection.execute("PRAGMA journal_mode = MEMORY")
+        connection.execute("PRAGMA journal_mode = WAL")  # so that readers never wait for the writer
+        connection.execute("PRAGMA synchronous = FULL")  # a transaction is on disk when its commit returns
+        connection.execute("PRAGMA foreign_keys = ON")
+        check_content(connection, path)
+        if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+            # In one transaction, so that a process killed here leaves an empty database for the next one.
+            marks = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {SCHEMA_VERSION}")
+            for statement in ("BEGIN IMMEDIATE", *SCHEMA, *marks, "COMMIT"):
+                connection.execute(statement)
+        opened.pop_all()
     return connection
 
 
@@ -551,8 +509,8 @@ class RunStore(RunDatabase):
         recorded = self.read_run().manifest.fingerprint() if self.meta() else None
         tasks = {(sample.key.task, sample.benchmark) for sample in self.samples(traces=False)}
         if recorded is not None and tasks:
-            differing = differences(restricted_to_tasks(recorded, tasks), restricted_to_tasks(now, tasks))
-            if differing:
+            before, after = (records.restricted_to_tasks(fingerprint, tasks) for fingerprint in (recorded, now))
+            if differing := records.differences(before, after):
                 more = [f"{len(differing) - MOST_DIFFERENCES} more"] if len(differing) > MOST_DIFFERENCES else []
                 what = f"{self.directory} belongs to a different run; {'; '.join(differing[:MOST_DIFFERENCES] + more)}"
                 raise StoreError(f"{what}. Use the recorded settings, {ADVICE}")
@@ -567,23 +525,20 @@ class RunStore(RunDatabase):
         self.process_id = self.register_process(manifest.hardware, manifest)
 
     def register_process(self, hardware: Hardware, manifest: Manifest | None = None, pid: int | None = None) -> str:
-        """Records a process that generates samples, with the machine it runs on."""
         process_id = uuid.uuid4().hex[:12]
         body: dict[str, Any] = {"hardware": asdict(hardware), "pid": pid or os.getpid(), "started": _now()}
         if manifest is not None:
             names = ("command", "versions", "git_commit", "batch_size", "warmup", "tasks", "roofline")
             body |= {name: manifest.to_json()[name] for name in names}
-        with self._transaction() as connection:
+        with self._describing() as connection:
             connection.execute("INSERT INTO processes VALUES (?, ?)", (process_id, dump(body)))
-        self._write_run_json()
         return process_id
 
     def note(self, process_id: str, **facts: Any) -> None:
-        with self._transaction() as connection:
+        with self._describing() as connection:
             (body,) = connection.execute("SELECT body FROM processes WHERE process_id = ?", (process_id,)).fetchone()
             changed = (dump(parse_json(body) | facts), process_id)
             connection.execute("UPDATE processes SET body = ? WHERE process_id = ?", changed)
-        self._write_run_json()
 
     def get_or_compute(self, name: str, compute: Callable[[], Any]) -> Any:
         """A measured fact that decides how this run goes. The first process computes it, later ones read it."""
@@ -592,23 +547,24 @@ class RunStore(RunDatabase):
                 row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (MEASURED + name,)).fetchone()
             if row is None:
                 row = (dump(compute()),)
-                with self._transaction() as connection:
+                with self._describing() as connection:
                     connection.execute("INSERT INTO meta VALUES (?, ?)", (MEASURED + name, row[0]))
-                self._write_run_json()
             with checking(f"{self.directory}: the measured fact {name}"):
                 return parse_json(row[0])
 
     def expect(self, totals: Mapping[str, int]) -> None:
         # A run that is resumed with a smaller --limit still has all the samples that it was first asked for.
         recorded = self.read_run().expected
-        larger = {task: total for task, total in totals.items() if total > recorded.get(task, 0)}
-        if larger:
-            rows = [(EXPECTED + task, dump(total)) for task, total in larger.items()]
-            with self._transaction() as connection:
+        rows = [(EXPECTED + task, dump(total)) for task, total in totals.items() if total > recorded.get(task, 0)]
+        if rows:
+            with self._describing() as connection:
                 connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
-            self._write_run_json()
 
-    def _write_run_json(self) -> None:
+    @contextmanager
+    def _describing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that changes the description of the run, which is then in run.json too."""
+        with self._transaction() as connection:
+            yield connection
         run = self.read_run()
         with refusing(self.directory):
             write_atomically(self.directory / RUN_JSON, json.dumps(run.to_json(), indent=2, sort_keys=True) + "\n")
@@ -616,53 +572,42 @@ class RunStore(RunDatabase):
     def get(self, key: SampleKey) -> Sample | None:
         with self._mutex, refusing(self.directory):
             row = self._connection.execute("SELECT body, trace FROM samples WHERE key = ?", (key.digest(),)).fetchone()
-        return Sample.from_stored(*row) if row else None
+        return records.from_stored(Sample, *row) if row else None
 
     def append(self, sample: Sample) -> None:
         """Writes one sample to disk. It is final unless it is an error, which a later attempt replaces."""
         sample = replace(sample, process_id=sample.process_id or self.process_id, created=sample.created or _now())
         key = sample.key.digest()
         with self._transaction() as connection:
-            row = connection.execute("SELECT 1 FROM processes WHERE process_id = ?", (sample.process_id,)).fetchone()
-            if row is None:
-                raise StoreError(
-                    f"{self.directory}: process_id {sample.process_id!r} is not registered; leave it empty for this "
-                    "process, or use what register_process returned"
-                )
+            where = f"{self.directory}: {sample.key.task} {sample.item_id} sample {sample.key.sample}"
+            process = (sample.process_id,)
+            if connection.execute("SELECT 1 FROM processes WHERE process_id = ?", process).fetchone() is None:
+                advice = "leave process_id empty for this process, or use what register_process returned"
+                raise StoreError(f"{where} is of a process that is not registered ({sample.process_id!r}); {advice}")
             stored = connection.execute("SELECT failed, attempts FROM samples WHERE key = ?", (key,)).fetchone()
-            if stored is not None and not stored[0]:
-                raise StoreError(
-                    f"{self.directory}: {sample.key.task} {sample.item_id} sample {sample.key.sample} is already "
-                    "recorded, and records are written once; ask get() before generating"
-                )
-            packed = pack(sample.trace) if sample.trace is not None else None
+            failed, attempts = stored or (True, 0)
+            if not failed:
+                raise StoreError(f"{where} is already recorded, and records are written once; ask get() first")
+            packed = records.pack(sample.trace) if sample.trace is not None else None
             names = (_readable(sample.key.task), _readable(sample.item_id), sample.key.sample)
-            attempts = stored[1] + 1 if stored else 1
+            row = (key, *names, sample.error is not None, attempts + 1, sample.body(), packed)
             connection.execute("DELETE FROM scores WHERE key = ?", (key,))
-            connection.execute(
-                "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (key, *names, sample.error is not None, attempts, sample.body(), packed),
-            )
+            connection.execute("INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def append_scores(self, scores: Sequence[ScoreRow]) -> None:
         """Writes judgements, all or none. They replace those of the same sample, scorer and metric."""
         with self._transaction() as connection:
             for score in scores:
                 key = score.key.digest()
-                row = connection.execute("SELECT failed FROM samples WHERE key = ?", (key,)).fetchone()
-                if row is None or row[0]:
-                    state = "is not recorded" if row is None else "is an error, which is not an answer"
-                    raise StoreError(
-                        f"{self.directory}: {score.key.task} {score.item_id} sample {score.key.sample} cannot be "
-                        f"scored: it {state}; generate it first"
-                    )
-                connection.execute(
-                    "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)",
-                    (key, _readable(score.scorer), _readable(score.metric), score.body()),
-                )
+                failed = connection.execute("SELECT failed FROM samples WHERE key = ?", (key,)).fetchone()
+                if failed is None or failed[0]:
+                    where = f"{self.directory}: {score.key.task} {score.item_id} sample {score.key.sample}"
+                    state = "is not recorded" if failed is None else "is an error, which is not an answer"
+                    raise StoreError(f"{where} cannot be scored: it {state}; generate it first")
+                row = (key, _readable(score.scorer), _readable(score.metric), score.body())
+                connection.execute("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)", row)
 
     def close(self) -> None:
-        """Closes the database and releases the lock. A second call has no effect."""
         with self._mutex:
             try:
                 with refusing(self.directory):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from refusion_eval.report.questions import Asked
+from refusion_eval.report.collect import Asked
 from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow, pack
 from refusion_eval.store.run_store import RunStore
 

@@ -9,8 +9,7 @@ import time
 import pytest
 
 from refusion_eval.report.assemble import page
-from refusion_eval.report.collect import collect
-from refusion_eval.report.questions import Asked
+from refusion_eval.report.collect import Asked, collect
 
 from .conftest import LetterSources, make_sample, make_score, spell, write_run
 

@@ -7,8 +7,7 @@ import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.report.assemble import page
-from refusion_eval.report.collect import collect
-from refusion_eval.report.questions import Asked
+from refusion_eval.report.collect import Asked, collect
 from refusion_eval.report.sample import find_sample
 from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_store import RunStore

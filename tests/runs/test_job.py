@@ -7,7 +7,7 @@ import pytest
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.runs.job import Detokenizer, Job, record, response
 from refusion_eval.runs.model_args import Resolved
-from refusion_eval.store.records import Sample, SampleKey
+from refusion_eval.store.records import Sample, SampleKey, from_stored
 from refusion_eval.types import Decoded, Trace
 
 END = 1000
@@ -70,7 +70,7 @@ def test_sealed_tokens_are_counted_alike_and_withheld():
 def test_tokens_of_thoughts_are_counted_apart(prompt, text, num_thought_tokens, cut):
     sample = recorded(text, (), stop="eos", prompt=prompt)
     assert (sample.num_thought_tokens, sample.cut_in_thought) == (num_thought_tokens, cut)
-    assert Sample.from_stored(sample.body(), None).num_thought_tokens == num_thought_tokens
+    assert from_stored(Sample, sample.body()).num_thought_tokens == num_thought_tokens
 
 
 @pytest.mark.parametrize("prompt", ["?", "<think>\n\n</think>\n\n", "What does <think> mean in a prompt?"])

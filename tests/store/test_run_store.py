@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.records import Hardware, Sample, SampleKey, ScoreRow, pack, unpack
+from refusion_eval.store.records import Hardware, Sample, SampleKey, ScoreRow, from_stored, pack, unpack
 from refusion_eval.store.run_store import DATABASE_NAME, RunReader, RunStore
 from tests.examples import examples
 from tests.store.conftest import make_manifest, make_sample
@@ -96,7 +96,7 @@ def test_scores_come_back_as_they_were_written_and_the_last_of_a_judge_counts(
         for sample in samples:
             store.append(sample)
         for score in scores:
-            assert ScoreRow.from_stored(score.body()) == score
+            assert from_stored(ScoreRow, score.body()) == score
             store.append_scores([score])
         last = {(score.key, score.scorer, score.metric): score for score in scores}
         assert {(score.key, score.scorer, score.metric): score for score in store.scores()} == last
