@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from refusion_eval.bench.gpu_report import results_rows
+from refusion_eval.bench.gpu_check import results_rows
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.render import Table, markdown_source, read_csv

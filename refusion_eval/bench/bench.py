@@ -19,7 +19,6 @@ from transformers import Qwen3ForCausalLM
 from refusion_eval import api
 from refusion_eval.bench.checkpoints import SHAPES, inflate, random_checkpoint
 from refusion_eval.bench.plain import PlainEngine
-from refusion_eval.bench.profile import Profile, profile, profile_table
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.rows import read_rows
 from refusion_eval.decoders import DECODERS
@@ -46,21 +45,16 @@ RATIOS = {
     "our autoregressive / model.generate": ("autoregressive", "model.generate"),
     "our autoregressive / plain baseline": ("autoregressive", "autoregressive baseline"),
 }
+HOST = "decoder and engine (host)"  # what remains of a profile's time beside the operations
+NUM_SHOWN = 20  # operations of a profile in the table
 PROMPTED = ("gsm8k", "math", "humaneval", "mbpp", "mmlu_pro", "arc_challenge")
 RANDOM_PROMPT_LENGTH = 64
 
 
-class Extent(NamedTuple):
-    """How much is measured: prompts of a round, rounds, tokens of a response, and whether the plain baseline runs."""
-
-    num_prompts: int = 14
-    num_rounds: int = 3
-    gen_length: int = 128
-    with_baseline: bool = True
-
-
+# How much is measured: prompts of a round, rounds, tokens of a response, and whether the plain baseline runs.
+EXTENT = {"num_prompts": 14, "num_rounds": 3, "gen_length": 128, "with_baseline": True}
 # A forward of a large shape takes a tenth of a second and more on a CPU; this takes minutes.
-LARGE_ON_CPU = Extent(num_prompts=2, num_rounds=2, gen_length=32, with_baseline=False)
+LARGE_ON_CPU = {"num_prompts": 2, "num_rounds": 2, "gen_length": 32, "with_baseline": False}
 
 
 class System(NamedTuple):
@@ -71,14 +65,11 @@ class System(NamedTuple):
 
 
 def system_of(engine: Engine, decoder: str, settings: Any, same_tokens_as: str | None = None) -> System:
-    """A decoder on an engine; the engine takes the times, of this project's own model and of the plain baseline."""
     return System(lambda prompt: engine.run(DECODERS[decoder].decode, prompt, settings), same_tokens_as)
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speed of one system."""
-
     tokens_per_second: tuple[float, ...]  # of each round: all its tokens divided by all its seconds
     num_tokens: int  # of one round, as the forwards
     num_forwards: int
@@ -122,17 +113,25 @@ def compare(
 
 
 def _mean_joules(joules: Sequence[float | None], num_tokens: int) -> float | None:
-    """Joules a token; None if any was not measured."""
     measured = [energy for energy in joules if energy is not None]
     return sum(measured) / num_tokens if num_tokens and len(measured) == len(joules) else None
 
 
 class BatchSpeed(NamedTuple):
-    """Speed of continuous batching at one batch size."""
-
     tokens_per_second: float  # of wall time, over all prompts
     same: float  # share of the requests with the tokens of the smallest batch size: 1, except where rounding differs
     joules_per_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Operations of a decoding: kernels of a GPU, or operations of torch on a CPU."""
+
+    seconds: Mapping[str, float]  # of each operation without those that it calls, longest first
+    counts: Mapping[str, int]
+    num_forwards: int
+    watched: float  # seconds of the decodings under the profiler
+    unwatched: float  # seconds of the same decodings without it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +200,7 @@ def measure(
     batch = {}
     for decoder in ("refusion", "autoregressive"):
         progress(f"{decoder} in batches of {', '.join(map(str, batch_sizes))}")
-        resolved = _resolved(model, decoder, settings)
-        batch[decoder] = batch_speeds(model, decoder, resolved, list(prompts) * 2, batch_sizes)
+        batch[decoder] = batch_speeds(model, decoder, resolved(model, decoder, settings), [*prompts] * 2, batch_sizes)
     engine, curves, eager_curves = model.engine, {}, {}
     for context in CONTEXTS:
         if context + max(WIDTHS) <= model.config.max_positions:
@@ -234,21 +232,42 @@ def measure(
         weight_bytes=weight_bytes(model.config, model.dtype),
         cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),
-        profile=_profile(model, settings, prompts) if with_profile else None,
+        profile=_profile_by_operation(model, settings, prompts) if with_profile else None,
     )
 
 
-def _profile(model: api.LoadedModel, settings: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> Profile:
+def _profile_by_operation(
+    model: api.LoadedModel, settings: Mapping[str, Any], prompts: Sequence[Sequence[int]]
+) -> Profile:
     # A forward that is compiled or recorded as a whole has no operations to time.
     engine = Engine(model.transformer, "sdpa" if model.attention == "native" else model.attention)
-    return profile(engine, _resolved(model, "refusion", {**settings, "fuse": True}), prompts)
+    return profile(engine, resolved(model, "refusion", {**settings, "fuse": True}), prompts)
+
+
+def profile(engine: Engine, settings: Any, prompts: Sequence[Sequence[int]]) -> Profile:
+    """Decodes token ids with ReFusion at batch size 1, first without the profiler and then with it."""
+    decode, on_gpu = DECODERS["refusion"].decode, engine.model.device.type == "cuda"
+    engine.run(decode, prompts[0], settings)
+    unwatched = sum(engine.run(decode, prompt, settings).seconds for prompt in prompts)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] if on_gpu else []
+    with torch.profiler.profile(activities=activities) as profiled:
+        started = time.perf_counter()
+        num_forwards = sum(engine.run(decode, prompt, settings).num_forwards for prompt in prompts)
+        synchronize(engine.model.device)
+        watched = time.perf_counter() - started
+    events = [event for event in profiled.key_averages() if (event.device_type.name == "CUDA") == on_gpu]
+    time_of = operator.attrgetter("self_device_time_total" if on_gpu else "self_cpu_time_total")
+    events.sort(key=time_of, reverse=True)
+    seconds = {event.key: time_of(event) / 1e6 for event in events}
+    return Profile(seconds, {event.key: event.count for event in events}, num_forwards, watched, unwatched)
 
 
 def _systems(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, System]:
     """The systems of the comparison, with those on transformers' own model if `baseline` is its checkpoint."""
-    unfused = _resolved(model, "refusion", {**settings, "fuse": False})
-    fused = _resolved(model, "refusion", {**settings, "fuse": True})
-    greedy = _resolved(model, "autoregressive", settings)
+    unfused = resolved(model, "refusion", {**settings, "fuse": False})
+    fused = resolved(model, "refusion", {**settings, "fuse": True})
+    greedy = resolved(model, "autoregressive", settings)
     systems = {
         "refusion fused": system_of(model.engine, "refusion", fused, "refusion"),
         "refusion": system_of(model.engine, "refusion", unfused),
@@ -267,13 +286,11 @@ def _systems(model: api.LoadedModel, baseline: Path | None, settings: Mapping[st
     return systems
 
 
-def _resolved(model: api.LoadedModel, decoder: str, settings: Mapping[str, Any]) -> Any:
+def resolved(model: api.LoadedModel, decoder: str, settings: Mapping[str, Any]) -> Any:
     """A decoder's settings, from those of ReFusion that it has as well, with the width curve of this device."""
     names = DECODERS[decoder].Settings.__dataclass_fields__
-    resolved = api.decoder_settings(
-        model, decoder, **{name: value for name, value in settings.items() if name in names}
-    )
-    return api.with_width_cost(resolved, lambda: model.width_cost)
+    own = {name: value for name, value in settings.items() if name in names}
+    return api.with_width_cost(api.decoder_settings(model, decoder, **own), lambda: model.width_cost)
 
 
 def _count_forwards(
@@ -339,6 +356,21 @@ def _energy_text(speed: Speed | BatchSpeed) -> str:
     return "" if speed.joules_per_token is None else f"  {speed.joules_per_token:.3g} J/token"
 
 
+def profile_table(measured: Profile) -> str:
+    shown = dict(list(measured.seconds.items())[:NUM_SHOWN])
+    shown[HOST] = max(0.0, measured.watched - sum(measured.seconds.values()))
+    lines = [f"{'Operation of a batch-1 decode':<50} {'share':>7} {'ms a forward':>13}"]
+    lines += [
+        f"  {name[:48]:<48} {seconds / measured.watched:7.1%} {1e3 * seconds / measured.num_forwards:13.3f}"
+        for name, seconds in shown.items()
+    ]
+    lines.append(
+        f"{measured.num_forwards} forwards, {1e3 * measured.watched / measured.num_forwards:.3f} ms each under the "
+        f"profiler, {1e3 * measured.unwatched / measured.num_forwards:.3f} ms without"
+    )
+    return "\n".join(lines)
+
+
 def table(report: Report) -> str:
     lines = ["Ratios (medians of one run)"]
     lines += [f"  {name:<40} {ratio:8.2f}" for name, ratio in report.ratios.items()]
@@ -380,16 +412,14 @@ def run_bench(
     with_profile: bool,
     progress: Callable[[str], None],
 ) -> tuple[Report, str]:
-    """Measures what `--model` names; `extent` has the given fields of `Extent`. Returns the report, also as text."""
+    """Measures what `--model` names; `extent` replaces entries of `EXTENT`. Returns the report, also as text."""
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # so that it counts as chosen
         torch.set_num_threads(threads)
     size = name.removesuffix("-inflated")
     on_cpu = device == "cpu" or not torch.cuda.is_available()
-    num_prompts, num_rounds, gen_length, with_baseline = (
-        LARGE_ON_CPU if on_cpu and size in SHAPES else Extent()
-    )._replace(**extent)
-    settings = {**settings, "gen_length": gen_length}
+    extent = {**(LARGE_ON_CPU if on_cpu and size in SHAPES else EXTENT), **extent}
+    settings, num_prompts = {**settings, "gen_length": extent["gen_length"]}, extent["num_prompts"]
     title, prompts = "prompts of the mini tasks (synthetic)", None
     weight_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
     with tempfile.TemporaryDirectory() as folder:
@@ -415,8 +445,8 @@ def run_bench(
             settings,
             dtype=dtype,
             device=device,
-            num_rounds=num_rounds,
-            with_baseline=with_baseline,
+            num_rounds=extent["num_rounds"],
+            with_baseline=extent["with_baseline"],
             with_profile=with_profile,
             progress=progress,
         )

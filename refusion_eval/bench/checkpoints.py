@@ -50,7 +50,6 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None:
-    """Writes random weights; the special tokens are the last of the vocabulary."""
     torch.manual_seed(0)
     vocabulary = shape.vocab_size
     config = Qwen3Config(
@@ -68,13 +67,7 @@ def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None
 
 
 def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> None:
-    """Writes a checkpoint of a larger shape that computes the same tokens as a smaller one.
-
-    Only the matrices have the dtype: the scales of residual norms are multiplied by a root, so they are float32.
-
-    Raises:
-        ConfigError: the shape is not at least one feature wider than the source, or smaller in another dimension.
-    """
+    """Writes a checkpoint of a larger shape that computes the same tokens as a smaller one."""
     config = model_config(source)
     if config.family != "qwen3":
         raise ConfigError(f"inflate: the checkpoint's model_type is {config.family!r}; only 'qwen3' can be inflated")
@@ -114,7 +107,7 @@ def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> Non
 
 
 def _groups(config: ModelConfig, shape: Shape) -> tuple[int, int]:
-    """Query heads of each key-value head, in the small model and in the large one."""
+    # Query heads of each key-value head, in the small model and in the large one.
     return config.num_heads // config.num_kv_heads, shape.num_attention_heads // shape.num_key_value_heads
 
 
@@ -174,8 +167,8 @@ class _Builder:
         return self._pool.repeat(-(-size // _POOL_SIZE))[:size].view(num_rows, num_columns)
 
     def _norm(self, name: str) -> Tensor:
-        """Float32 scales of a residual norm: those of the small model, if it has this one, and ones."""
-        norm = torch.ones(self._shape.hidden_size)
+        """Scales of a residual norm: those of the small model, if it has this one, multiplied by a root, and ones."""
+        norm = torch.ones(self._shape.hidden_size)  # float32, whatever the dtype of the matrices
         if name in self._weights:
             norm[: self._width] = self._weights[name].float() * self._scale
         return norm
@@ -183,19 +176,16 @@ class _Builder:
     def _place(self, tensors: Mapping[str, Tensor], small: Mapping[str, Tensor]) -> None:
         """Writes a layer of the small model into the corner of a large layer."""
         width, head_dim, mlp = self._width, self._config.head_dim, self._config.intermediate_size
-        query, output = "self_attn.q_proj", "self_attn.o_proj"
+        query, output, num_groups = "self_attn.q_proj", "self_attn.o_proj", self._config.num_kv_heads
         group, wide_group = _groups(self._config, self._shape)
-        for kv_head in range(self._config.num_kv_heads):
-            rows = slice(kv_head * head_dim, (kv_head + 1) * head_dim)
-            for name in ("self_attn.k_proj", "self_attn.v_proj"):
-                _place_columns(tensors[name][rows], small[name][rows], width)
-            # Surplus query heads of this group attend to real values, so their output must not be read.
-            first, last = kv_head * wide_group * head_dim, (kv_head + 1) * wide_group * head_dim
-            tensors[output][:, first:last] = 0
-            wide = slice(first, first + group * head_dim)
-            narrow = slice(kv_head * group * head_dim, (kv_head + 1) * group * head_dim)
-            _place_columns(tensors[query][wide], small[query][narrow], width)
-            tensors[output][:width, wide] = small[output][:, narrow]
+        for name in ("self_attn.k_proj", "self_attn.v_proj"):
+            _place_columns(tensors[name][: num_groups * head_dim], small[name], width)
+        queries = tensors[query].unflatten(0, (-1, wide_group, head_dim))  # [group, head, row, column]
+        _place_columns(queries[:num_groups, :group], small[query].unflatten(0, (num_groups, group, head_dim)), width)
+        # Surplus query heads of these groups attend to real values, so their output must not be read.
+        outputs = tensors[output].unflatten(1, (-1, wide_group, head_dim))  # [row, group, head, column]
+        outputs[:, :num_groups] = 0
+        outputs[:width, :num_groups, :group] = small[output].unflatten(1, (num_groups, group, head_dim))
         for name in ("mlp.gate_proj", "mlp.up_proj"):
             _place_columns(tensors[name][:mlp], small[name], width)
         tensors["mlp.down_proj"][:, :mlp] = 0
@@ -204,5 +194,5 @@ class _Builder:
 
 def _place_columns(target: Tensor, weights: Tensor, width: int) -> None:
     """Writes weights for the real features and zero for the constant; weights that meet zeros stay random."""
-    target[:, :width] = weights
-    target[:, width] = 0
+    target[..., :width] = weights
+    target[..., width] = 0

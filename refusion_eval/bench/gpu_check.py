@@ -3,6 +3,7 @@
 The trained part of every model is an embedded checkpoint, by itself or inflated, so that nothing has to be downloaded.
 """
 
+import json
 import math
 import operator
 import shutil
@@ -11,21 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from refusion_eval import api
-from refusion_eval.bench.bench import batch_speeds, compare, decode_batch, measure, mini_prompts, system_of
+from refusion_eval.bench import bench
 from refusion_eval.bench.checkpoints import SHAPES, Shape, inflate
-from refusion_eval.bench.gpu_report import Check, Result
-from refusion_eval.bench.profile import profile
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.paths import embedded_decoders, embedded_path
+from refusion_eval.store.atomic_write import write_atomically
 
 REHEARSAL = Shape(256, 6, 4, 2, 512, 2300)
 REFUSION_SETTINGS = {"gen_length": 128, "slot_size": 8, "block_size": 32}
@@ -36,15 +36,29 @@ LEAST_SPEED_UP = 5.0
 LEAST_BATCH_GAIN = 12.0
 LEAST_SAME = 0.9  # share of the prompts whose tokens must agree in bfloat16, where rounding may tell two paths apart
 MAX_SECONDS = 1800.0  # of all checks together
+RESULTS = "checks.json"
+
+
+class Result(NamedTuple):
+    """The outcome of a check; the text of one that raised an error is the error."""
+
+    passed: bool | None  # None without a bound, in a rehearsal of a bound for GPUs, or where nothing was checked
+    text: str
+    figures: Mapping[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        return {True: "passed", False: "FAILED", None: "measured" if self.figures else "left out"}[self.passed]
+
+
+class Check(NamedTuple):
+    name: str
+    seconds: float
+    result: Result
 
 
 class GpuCheck:
-    """The checks on one device.
-
-    Args:
-        folder: existing folder for inflated checkpoints (16 GB at the shape 8B), one at a time.
-        shape: key of `SHAPES`; None is the small shape of a rehearsal.
-    """
+    """The checks on one device. The folder takes inflated checkpoints, of 16 GB at the shape 8B, one at a time."""
 
     def __init__(
         self, device: str, folder: Path, shape: str | None, num_prompts: int, progress: Callable[[str], None]
@@ -115,7 +129,7 @@ class GpuCheck:
         """Profiles decodings, counts their kernels by name, and refuses those of cuDNN."""
         model = self._model(self._inflated("refusion"), "bfloat16")
         # Five prompts show every kernel; profiles of more take minutes to sum up.
-        measured = profile(model.engine, self._settings(model, "refusion"), mini_prompts(model, 5))
+        measured = bench.profile(model.engine, self._settings(model, "refusion"), bench.mini_prompts(model, 5))
         counts, num_forwards = measured.counts, measured.num_forwards
         forbidden = [name for name in counts if "cudnn" in name.lower()]
         a_layer = sum(counts.values()) / num_forwards / model.config.num_layers
@@ -126,9 +140,9 @@ class GpuCheck:
     def speed(self) -> Result:
         """Measures ReFusion and the autoregressive decoder beside the plain loops on transformers' own model."""
         path = self._inflated("refusion")
-        prompts = mini_prompts(self._model(path, "bfloat16"), self._num_prompts)
-        measured = partial(measure, path, prompts, REFUSION_SETTINGS, batch_sizes=(1, 32), progress=self._progress)
-        report = measured(dtype="bfloat16", device=str(self._device))
+        prompts = bench.mini_prompts(self._model(path, "bfloat16"), self._num_prompts)
+        measured = partial(bench.measure, batch_sizes=(1, 32), progress=self._progress)
+        report = measured(path, prompts, REFUSION_SETTINGS, dtype="bfloat16", device=str(self._device))
         speed_up = report.ratios["refusion fused / plain baseline"]
         gain = report.ratios["autoregressive: batch 32 / batch 1"]
         fused = report.speeds["refusion fused"]
@@ -142,7 +156,7 @@ class GpuCheck:
     def bfloat16_tokens(self) -> Result:
         """Compares recorded forwards and batches with single forwards that are launched one by one."""
         model = self._model(embedded_path("refusion"), "bfloat16")
-        prompts = mini_prompts(model, self._num_prompts)
+        prompts = bench.mini_prompts(model, self._num_prompts)
         figures: dict[str, float] = {}
         for decoder in ("refusion", "autoregressive"):
             settings = self._settings(model, decoder, gen_length=64)
@@ -150,7 +164,7 @@ class GpuCheck:
                 _tokens(Engine(model.engine.model, model.attention, record=record), decoder, settings, prompts)
                 for record in (None, recorder(self._device))
             )
-            batched = decode_batch(model, decoder, settings, prompts, 16)
+            batched = bench.decode_batch(model, decoder, settings, prompts, 16)
             for way, tokens in (("recorded", recorded), ("batch 16", batched)):
                 figures[f"{decoder}, {way}"] = sum(map(operator.eq, eager, tokens)) / len(prompts)
         worst = min(figures, key=figures.__getitem__)
@@ -164,7 +178,7 @@ class GpuCheck:
         for name in embedded_decoders():
             here, there = (self._model(embedded_path(name), "float32", device) for device in ("cpu", str(self._device)))
             for decoder in here.decoders:
-                settings, prompts = self._settings(here, decoder, gen_length=32), mini_prompts(here, num_prompts)
+                settings, prompts = self._settings(here, decoder, gen_length=32), bench.mini_prompts(here, num_prompts)
                 pairs = zip(
                     *(_tokens(model.engine, decoder, settings, prompts) for model in (here, there)), strict=True
                 )
@@ -178,9 +192,10 @@ class GpuCheck:
         figures: dict[str, dict[str, float]] = {}
         for decoder in ("llada", "bd3lm"):
             model = self._model(self._inflated(decoder), "bfloat16")
-            settings, prompts = self._settings(model, decoder, gen_length=64), mini_prompts(model, self._num_prompts)
-            alone = compare({"": system_of(model.engine, decoder, settings)}, prompts, num_rounds=1)[""]
-            batched = batch_speeds(model, decoder, settings, prompts, (32,))[32]
+            settings = self._settings(model, decoder, gen_length=64)
+            prompts = bench.mini_prompts(model, self._num_prompts)
+            alone = bench.compare({"": bench.system_of(model.engine, decoder, settings)}, prompts, num_rounds=1)[""]
+            batched = bench.batch_speeds(model, decoder, settings, prompts, (32,))[32]
             figures[decoder] = {
                 "tokens_per_second": alone.median,
                 "tokens_per_forward": alone.num_tokens / alone.num_forwards,
@@ -195,8 +210,7 @@ class GpuCheck:
 
     def _settings(self, model: api.LoadedModel, decoder: str, **settings: Any) -> Any:
         defaults = REFUSION_SETTINGS | {"fuse": True} if decoder == "refusion" else {"gen_length": 128}
-        resolved = api.decoder_settings(model, decoder, **(defaults | settings))
-        return api.with_width_cost(resolved, lambda: model.width_cost)
+        return bench.resolved(model, decoder, defaults | settings)
 
     def _inflated(self, decoder: str) -> Path:
         """The embedded checkpoint of a decoder in the shape of this check, written in place of the one before."""
@@ -211,3 +225,67 @@ class GpuCheck:
 
 def _tokens(engine: Engine, decoder: str, settings: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     return [engine.run(DECODERS[decoder].decode, prompt, settings).tokens for prompt in prompts]
+
+
+def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
+    on_gpu = device.type == "cuda"
+    properties = torch.cuda.get_device_properties(device) if on_gpu else None
+    return {
+        "device": properties.name if properties else "cpu",
+        "memory_bytes": properties.total_memory if properties else 0,
+        "shape": shape or "small, a rehearsal on the CPU",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -> None:
+    """Writes what is known so far: `checks.json`, `checks.md`, and `roofline.png` once forwards were timed by width."""
+    results = [check._asdict() | {"result": check.result._asdict()} for check in checks]
+    write_atomically(out / RESULTS, json.dumps({"conditions": dict(facts), "checks": results}, indent=1) + "\n")
+    lines = [
+        f"# GPU check: {facts['device']}, {facts['shape']}",
+        "",
+        f"torch {facts['torch']}, CUDA {facts['cuda']}, cuDNN {facts['cudnn']}, {facts['started']}.",
+        "",
+        "| check | verdict | what was found | seconds |",
+        "|---|---|---|--:|",
+        *(f"| {name} | {result.verdict} | {result.text} | {seconds:.0f} |" for name, seconds, result in checks),
+    ]
+    write_atomically(out / "checks.md", "\n".join(lines) + "\n")
+    for check in checks:
+        if "mbu" in check.result.figures:
+            _draw_roofline(out / "roofline.png", facts["device"], check.result.figures)
+
+
+def results_rows(folder: Path) -> list[list[str]]:
+    """Folder, GPU, check, verdict and text of every check in a subfolder; rehearsals on a CPU are left out."""
+    rows = []
+    for path in sorted(folder.glob(f"*/{RESULTS}")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        device = report["conditions"]["device"]
+        for check in report["checks"] if device != "cpu" else ():
+            result = Result(**check["result"])
+            rows.append([path.parent.name, device, check["name"], result.verdict, result.text])
+    return rows
+
+
+def _draw_roofline(path: Path, device: str, figures: Mapping[str, Any]) -> None:
+    """Draws forwards by width as points under the measured memory bandwidth."""
+    from matplotlib.figure import Figure
+
+    weights, bandwidth, flops = figures["weight_bytes"], figures["copy_bytes_per_second"], figures["flops_per_row"]
+    drawing = Figure(figsize=(5, 3.4), layout="constrained")
+    axes = drawing.subplots()
+    for way, marker in (("eager", "o"), ("recorded", "s")):
+        curve = figures["seconds"][way]
+        achieved = [flops * width / seconds / 1e12 for width, seconds in curve.items()]
+        axes.plot(list(curve), achieved, marker, label=f"{way} forwards")
+    widths = [min(figures["mbu"]), max(figures["mbu"])]
+    bound = [flops * width / (weights / bandwidth) / 1e12 for width in widths]
+    axes.plot(widths, bound, color="black", linewidth=1, label=f"copy bandwidth, {bandwidth / 1e12:.2f} TB/s")
+    axes.set(xscale="log", yscale="log", xlabel="rows of a forward", ylabel="TFLOP/s", title=device)
+    axes.legend(frameon=False)
+    drawing.savefig(path, dpi=200)

@@ -1,6 +1,6 @@
-"""The command line. A command is the function of a file, both named like it; the file is imported when it is called.
+"""The command line. The commands of a group are the functions of a file, which is imported when one is called.
 
-`refusion-eval run --help` loads `run.py` alone; `refusion-eval --help` loads all of them, and none of them loads torch.
+None of the files loads torch before a command runs.
 """
 
 import errno
@@ -27,7 +27,8 @@ from refusion_eval.untrusted import visible
 
 LOGGER = logging.getLogger("refusion_eval")
 
-# The groups of `refusion-eval --help`. The command `tasks-path` is the function `tasks_path` in `tasks_path.py`.
+# The groups of `refusion-eval --help`. The last word of a group is the name of its file, and in a function's name, each
+# hyphen of a command is an underscore.
 GROUPS = {
     "Evaluate": ("suite", "run", "sweep", "rerun", "check", "lm-eval"),
     "Look at results": ("table", "compare", "speed", "report", "replay", "export", "plot", "paper-table", "claims"),
@@ -60,17 +61,18 @@ class _Commands(TyperGroup):
         return parameters
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        group = next((group for group, names in GROUPS.items() if cmd_name in names), None)
+        if group is None:
             return None
-        name = cmd_name.replace("-", "_")
-        function = getattr(importlib.import_module(f"refusion_eval.cli.{name}"), name)
+        module = importlib.import_module(f"refusion_eval.cli.{group.split()[-1].lower()}")
+        function = getattr(module, cmd_name.replace("-", "_"))
         takes_all = cmd_name == TAKES_ALL_ARGUMENTS
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         single.command(
             cmd_name,
             context_settings=HANDED_ON if takes_all else HELP_NAMES,
             add_help_option=not takes_all,
-            rich_help_panel=next(group for group, names in GROUPS.items() if cmd_name in names),
+            rich_help_panel=group,
             short_help=re.split(r"(?<=\.)\s", inspect.getdoc(function) or "", maxsplit=1)[0],
         )(function)
         return get_command(single)
@@ -155,31 +157,22 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 Number = TypeVar("Number", int, float)
+Cells = tuple[Sequence[str], Iterable[Iterable[Any]]]  # columns and rows
 
 WIDTH_WITHOUT_TERMINAL = 140
 
 
-def _folder(option: str, content: str) -> Callable[[Path | None], Path | None]:
-    # A folder that does not exist is refused even if the tasks at hand would not have read it.
-    def check(path: Path | None) -> Path | None:
-        if path is not None and not path.is_dir():
-            raise ConfigError(f"{option}: there is no directory {path}; name the folder of {content}, or leave it out")
-        return path
-
-    return check
-
-
+# Options of several commands.
 Sandbox = Annotated[
     Literal["auto", "none"],
     typer.Option(
         help="Isolation of model-written programs: auto takes the best that works here, none runs them without any."
     ),
 ]
+# A folder that does not exist is refused even if the tasks at hand would not have read it.
 Data = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].", callback=_folder("--data", "the rows")
-    ),
+    typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].", exists=True, file_okay=False),
 ]
 Tasks = Annotated[
     str,
@@ -190,10 +183,7 @@ Tasks = Annotated[
 ]
 IncludePath = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder with lm-eval task files, whose tasks --tasks may name.",
-        callback=_folder("--include-path", "the task files"),
-    ),
+    typer.Option(help="Folder with lm-eval task files, whose tasks --tasks may name.", exists=True, file_okay=False),
 ]
 Prompts = Annotated[
     Literal["ours", "release"] | None,
@@ -356,20 +346,24 @@ def prepare(*paths: Path | None) -> None:
     """Refuses files that cannot be written, before any work is done for them; see `prepare_output`."""
     from refusion_eval.store.atomic_write import prepare_output
 
-    for path in paths:
-        if path is not None:
-            prepare_output(path)
+    for path in filter(None, paths):
+        prepare_output(path)
 
 
-def show(table: Any, markdown: Path | None = None, cells: tuple | None = None) -> None:
-    """Prints a table, or `cells` (columns and rows) as JSON; writes it as Markdown if there is a file for it."""
+def show(
+    table: Any, cells: Cells = ((), ()), *, as_json: bool = False, csv: Path | None = None, markdown: Path | None = None
+) -> None:
+    """Prints a table, or its cells as JSON, and writes the files that are asked for."""
+    from refusion_eval.results.render import csv_text
     from refusion_eval.store.atomic_write import write_output
 
-    if cells is None:
+    if as_json:
+        print_json(*cells)
+    else:
         terminal = console()
         terminal.print(table.rich(terminal.width))
-    else:
-        print_json(*cells)
+    if csv is not None:
+        write_output(csv, csv_text(*cells))
     if markdown is not None:
         write_output(markdown, table.markdown())
 

@@ -14,7 +14,6 @@ from refusion_eval.cli.suite_runs import (
     PUBLISHED_REFUSION,
     UNFUSED,
     Suite,
-    base_name,
 )
 from refusion_eval.paths import EMBEDDED, embedded_systems
 from refusion_eval.runs.model_args import published_systems
@@ -43,23 +42,29 @@ class Artefacts:
         self._model = PUBLISHED_REFUSION if suite.model == ALL_PUBLISHED else suite.model
         self._is_embedded = self._model == EMBEDDED
         self._baseline = EMBEDDED if self._is_embedded else suite.given.baseline or PUBLISHED_BASELINE
-        self._family = base_name(self._model)
+        self._family = Path(self._model).name
         self._out = f"{suite.tables}/{self._family}/artefacts"
 
     def make(self) -> None:
-        suite, out, task, graded = self._suite, self._out, self._task(_CASE), self._graded()
+        suite, out, task = self._suite, self._out, self._task(_CASE)
         refusion, data = suite.refusion_run, suite.options("data")
-        self._ablation("recompute_kv")
-        self._ablation("serial", graded)
+        graded = self._task(_GRADED if self._is_embedded else _CASE)  # for figures that need some answers wrong
+        ablated = ("--model", self._model, "--decoder", "refusion", *UNFUSED, "--set")
+        self._run(f"{refusion}-recompute_kv", *ablated, "recompute_kv=true")
+        self._run(f"{refusion}-serial", *ablated, "serial=true", tasks=graded)
         self._part("paper-table", "all", *suite.run_dirs, "--out", out)
         self._part("plot", "figure1", *suite.run_dirs, "--task", graded, "--out", out)
         self._part("compare", refusion, f"{refusion}-recompute_kv", *self._files("compare_recompute_kv"))
-        self._stock_loop()
+        # The autoregressive system by transformers' generate as well, so that speed is known for both loops.
+        generate = f"{suite.runs}/{Path(self._baseline).name}-autoregressive-generate"
+        options = () if self._is_embedded else AS_IN_THE_PAPER
+        arguments = ("--model", self._baseline, "--decoder", "autoregressive", *options, "--loop", "generate")
+        self._run(generate, *arguments)
         suite.write_table(out)
         self._part("speed", *suite.run_dirs, *self._files("speed"), *suite.reference)
         self._locality()
         for figure in SWEEPS:
-            self._sweep(figure)
+            self._sweep(figure, graded)
         case = self._task(_ORDERED if self._is_embedded else _CASE)
         settings = ("--set", "block_size=96", "--set", "tau_slot=1") if self._is_embedded else ()
         for figure in ("figure5", "figure9"):
@@ -82,7 +87,7 @@ class Artefacts:
 
     def _part(self, *words: str) -> None:
         status = self._suite.step(*words)
-        self._suite.go_on_without(status, f"'{words[0]} {base_name(words[1])}' failed, and what needs it is missing")
+        self._suite.go_on_without(status, f"'{words[0]} {Path(words[1]).name}' failed, and what needs it is missing")
 
     def _is_there(self, path: str) -> bool:
         return self._suite.given.dry_run or Path(path).exists()
@@ -98,23 +103,8 @@ class Artefacts:
         names = [task.benchmark.name if task else name for name, task in tasks.items()]
         return default if not names or default in names else names[0]
 
-    def _graded(self) -> str:  # the benchmark of figures that need some answers wrong
-        return self._task(_GRADED if self._is_embedded else _CASE)
-
     def _files(self, name: str) -> tuple[str, ...]:
         return "--csv", f"{self._out}/{name}.csv", "--markdown", f"{self._out}/{name}.md"
-
-    def _ablation(self, setting: str, tasks: str | None = None) -> None:
-        """Runs ReFusion with a setting that is off by default."""
-        run_dir = f"{self._suite.refusion_run}-{setting}"
-        options = (*UNFUSED, "--set", f"{setting}=true")
-        self._run(run_dir, "--model", self._model, "--decoder", "refusion", *options, tasks=tasks)
-
-    def _stock_loop(self) -> None:
-        """Runs the autoregressive system by transformers' generate, so that speed is known for both loops."""
-        run_dir = f"{self._suite.runs}/{base_name(self._baseline)}-autoregressive-generate"
-        options = () if self._is_embedded else AS_IN_THE_PAPER
-        self._run(run_dir, "--model", self._baseline, "--decoder", "autoregressive", *options, "--loop", "generate")
 
     def _run(self, run_dir: str, *arguments: str, tasks: str | None = None) -> None:
         status = self._suite.evaluate(run_dir, *arguments, tasks=tasks)
@@ -141,8 +131,8 @@ class Artefacts:
     def _sweep_folder(self, figure: str) -> str:
         return f"{self._suite.results}/sweeps/{self._family}-{figure}"
 
-    def _sweep(self, figure: str) -> None:
-        suite, folder, graded = self._suite, self._sweep_folder(figure), self._graded()
+    def _sweep(self, figure: str, graded: str) -> None:
+        suite, folder = self._suite, self._sweep_folder(figure)
         file = Path(folder, f"{figure}.yaml")
         if not suite.given.dry_run:
             file.parent.mkdir(parents=True, exist_ok=True)

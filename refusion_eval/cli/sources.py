@@ -22,10 +22,7 @@ TURN_ONLY = "The user's turn as this version words it. What was sent had another
 
 
 class FoundSources:
-    """Loads benchmark rows and tokenizers when a report asks for them, each once.
-
-    If one of them cannot be loaded, the log says so once and the report is made without it.
-    """
+    """Loads rows and tokenizers when a report asks for them, each once; the log says so if one cannot be loaded."""
 
     def __init__(self, data_dir: Path | None) -> None:
         self._data_dir = data_dir
@@ -33,7 +30,6 @@ class FoundSources:
         self._systems: dict[str, System | None] = {}
 
     def asked(self, run: Run, sample: Sample) -> Asked:
-        """The question of a sample and its gold answer, if the recorded document is among the rows."""
         task = find_task(sample.key.task)
         rows = self._rows_of(task)
         if task is None or rows is None:
@@ -45,18 +41,15 @@ class FoundSources:
         if is_sealed(sample.key.task, sample.benchmark):
             return Asked(None, gold)
         turns, system = task.benchmark.turns(row), self._system(run)
-        for text in ([] if system is None else [system.render_turns(turns)]) + [turns.user]:
-            if prompt_hash(text) == sample.key.prompt_hash:
-                return Asked(text, gold, AS_SENT)
-        return Asked(turns.user, gold, TURN_ONLY)
+        texts = [turns.user] if system is None else [system.render_turns(turns), turns.user]
+        as_sent = next((text for text in texts if prompt_hash(text) == sample.key.prompt_hash), None)
+        return Asked(turns.user, gold, TURN_ONLY) if as_sent is None else Asked(as_sent, gold, AS_SENT)
 
     def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
-        """Number of items of the whole benchmark; None if its rows cannot be loaded."""
         rows = self._rows_of(find_task(task))
         return None if rows is None else len(rows)
 
     def spell(self, run: Run) -> Spell | None:
-        """The function that spells tokens of the run; None if its tokenizer cannot be loaded."""
         system = self._system(run)
         return None if system is None else system.detokenizer.spelled
 

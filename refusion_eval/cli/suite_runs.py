@@ -65,13 +65,12 @@ class Suite:
         self.status = 0
 
     def run(self) -> None:
-        """Runs all systems and writes the table."""
         default_baseline = self.baseline == EMBEDDED and not self.given.baseline
         if self.baseline and not default_baseline:
             self._check_checkpoints()
         runs = list(self._runs())
         if self.baseline:
-            run_dir = f"{self.runs}/{base_name(self.baseline)}-autoregressive"
+            run_dir = f"{self.runs}/{Path(self.baseline).name}-autoregressive"
             options = () if default_baseline else AS_IN_THE_PAPER
             arguments = ["--model", self.baseline, "--decoder", "autoregressive", *options]
             runs.append(PlannedRun(BASELINE, run_dir, arguments))
@@ -80,7 +79,7 @@ class Suite:
         if not self.run_dirs:
             raise SystemExit(self.status)
         preset = f"-{self.given.preset}" if self.given.preset else ""
-        name = f"{self._systems.replace(',', '+')}{preset}" if self._systems else base_name(self.model)
+        name = f"{self._systems.replace(',', '+')}{preset}" if self._systems else Path(self.model).name
         self.write_table(f"{self.tables}/{name}")
 
     def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
@@ -101,13 +100,8 @@ class Suite:
 
     def options(self, *names: str) -> list[str]:
         """Those of these options that the user gave, with their values."""
-        values = {name: getattr(self.given, name.replace("-", "_")) for name in names}
-        return [
-            word
-            for name, value in values.items()
-            if value not in (None, "auto", "")
-            for word in (f"--{name}", str(value))
-        ]
+        values = ((name, getattr(self.given, name.replace("-", "_"))) for name in names)
+        return [word for name, value in values if value not in (None, "auto", "") for word in (f"--{name}", str(value))]
 
     def step(self, *words: str) -> int:
         """Prints and runs one command of the package; returns 0 if it finished, even with failed samples."""
@@ -119,7 +113,6 @@ class Suite:
         return status
 
     def evaluate(self, run_dir: str, *arguments: str, tasks: str | None = None) -> int:
-        """Runs one system for the table."""
         options = [] if self.model == EMBEDDED else ["--prompts", self.prompts]
         options += self.options("tasks") if tasks is None else ["--tasks", tasks]
         options += ["--no-cuda-graphs"] if self.given.no_cuda_graphs else []
@@ -166,26 +159,20 @@ class Suite:
 
     def _check_checkpoints(self) -> None:
         """Says within seconds whether model and baseline can run, because the first run may take hours."""
-        checkpoints = {
-            (self.baseline, "autoregressive"): "baseline with --baseline, or run without one (--no-baseline)"
-        }
+        checks = [(self.baseline, "autoregressive", "baseline with --baseline, or run without one (--no-baseline)")]
         if not self._systems and self.model != EMBEDDED:
-            checkpoints = {(self.model, "refusion"): "model with --model"} | checkpoints
-        failed = [
-            advice
-            for (model, decoder), advice in checkpoints.items()
-            if self.step("check", "--model", model, "--decoder", decoder)
-        ]
-        for advice in failed:
-            say(f"name another {advice}")
-        if failed:
+            checks.insert(0, (self.model, "refusion", "model with --model"))
+        statuses = [self.step("check", "--model", model, "--decoder", decoder) for model, decoder, _ in checks]
+        for status, (*_, advice) in zip(statuses, checks, strict=True):
+            if status:
+                say(f"name another {advice}")
+        if any(statuses):
             raise SystemExit(1)
 
     def _runs(self) -> Iterator[PlannedRun]:
-        arguments_of = {name: self._arguments(name) for name in self.names}
+        arguments_of = {name: self._folder_and_arguments(name) for name in self.names}
         if not self._systems:
-            arguments = ["--model", self.model, "--decoder", "refusion"]
-            arguments_of[REFUSION] = (f"{base_name(self.model)}-refusion", arguments)
+            arguments_of[REFUSION] = f"{Path(self.model).name}-refusion", ["--model", self.model, "--decoder", REFUSION]
         for name, (folder, arguments) in arguments_of.items():
             run_dir = f"{self.runs}/{folder}"
             if name != REFUSION:
@@ -195,15 +182,14 @@ class Suite:
             if self.given.fused or self.model == EMBEDDED:
                 yield PlannedRun("refusion with fused forwards", f"{run_dir}-fused", [*arguments, "--set", "fuse=true"])
 
-    def _arguments(self, name: str) -> tuple[str, list[str]]:
-        """Folder and arguments of the run of a system."""
+    def _folder_and_arguments(self, name: str) -> tuple[str, list[str]]:
         if self.model == EMBEDDED:
             checkpoint, decoder = embedded_systems()[name]
             model = EMBEDDED if decoder == checkpoint else f"{EMBEDDED}:{checkpoint}"
             return f"embedded-{name}", ["--model", model, "--decoder", decoder]
         folder, arguments = name, ["--system", name]
         if self.model != ALL_PUBLISHED:
-            folder = f"{base_name(self.model)}-{name}"
+            folder = f"{Path(self.model).name}-{name}"
             arguments += ["--model", self.model, *(("--adapter", self._adapter) if self._adapter else ())]
         is_autoregressive = published_systems()[name].decoder == "autoregressive"
         preset = self.given.preset or (LONG_RESPONSES if is_autoregressive else "")
@@ -212,10 +198,6 @@ class Suite:
         if preset:
             say(f"{name} has no settings table '{preset}' and runs with its own")
         return folder, arguments
-
-
-def base_name(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
 
 
 def _absolute(checkpoint: str) -> str:

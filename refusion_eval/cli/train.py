@@ -1,10 +1,9 @@
-"""The command `train`, which train.sh starts: one process of the training for each GPU, on one machine or several."""
-
 import importlib
 import os
 import shlex
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -89,3 +88,26 @@ def train(
     print("+", shlex.join(words), flush=True)
     if not dry_run:
         os.execv(sys.executable, words)  # so that signals reach torchrun itself
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="Checkpoint folder or hub id, in either layout.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
+    to: Annotated[
+        Literal["release", "stock"],
+        typer.Option(help="Layout of the published ReFusion, or the backbone's, for any transformers."),
+    ],
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Type of the weights. The default is SOURCE's."),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="Rows of the vocabulary, with --to stock. The default is the backbone's number.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
+) -> None:
+    """Write a checkpoint in the layout of the release, or back. The weights stay the same."""
+    from refusion_eval.training.checkpoints import convert as conversion
+
+    conversion.convert(source, target, to, dtype=dtype, rows=rows, revision=revision)
+    print(f"{target}: {source} in the layout {to}")

@@ -12,9 +12,8 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, PUBLISHED, RELEASE, RELEASED, Item, Task
 from refusion_eval.config import check_keys
@@ -34,9 +33,7 @@ log = logging.getLogger(__name__)
 # scaleout is imported inside functions: torch.distributed and Ray load slowly, and most runs have one process.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    run_dir: Path
+class Outcome(NamedTuple):
     failed: Sequence[Sample]  # samples that could not be decoded
     unscored: int  # number of samples that could not be judged
 
@@ -48,17 +45,10 @@ class Outcome:
 def task_names(
     names: Sequence[str], model: str, *, prompts: str | None = None, data: str | Path | None = None
 ) -> list[str]:
-    """The names of the tasks that a user means.
-
-    Args:
-        prompts: what the name of a benchmark means: `RELEASE` or `OURS`. By default a real checkpoint is asked with the
-            prompts of the release, which the paper's figures were measured with, where the release has any.
-
-    Raises:
-        ConfigError: a mini task is meant beside rows of the benchmark or prompts that it does not have.
-    """
+    """The names of the tasks that a user means; ConfigError if they do not fit the rows or prompts that are named."""
     mini = embedded_name(model, "") is not None
     tasks = {name: Task(benchmark, mini or name not in PUBLISHED) for name, benchmark in BENCHMARKS.items()}
+    # A real checkpoint gets the prompts of the release where it has any: the paper's figures were measured with them.
     if not mini and prompts != OURS:
         tasks |= {name: Task(benchmark) for name, benchmark in RELEASED.items()}
     meant = next((name for name in names if name in tasks), None if names else "the default")
@@ -94,12 +84,6 @@ def find_tasks(names: Sequence[str], offered: Sequence[str] = ()) -> list[Task]:
     return list(dict.fromkeys(task for name in names for task in tasks[name]))
 
 
-def run_directory(args: ModelArgs) -> Path:
-    if args.run_dir is None:
-        raise ConfigError("a run needs a run directory: give --run-dir")
-    return Path(args.run_dir)
-
-
 def evaluate(
     args: ModelArgs,
     tasks: Sequence[str],
@@ -109,15 +93,7 @@ def evaluate(
     model_cache: ModelCache | None = None,
     turn: Turn | None = None,
 ) -> Outcome:
-    """Runs tasks, and records every sample and every verdict.
-
-    Raises:
-        ConfigError: a task is unknown, or an argument is wrong.
-        CheckpointError: the checkpoint cannot be loaded.
-        DataError: a task's rows cannot be found; no weights were loaded yet.
-        StoreError: the run directory belongs to another run.
-    """
-    run_dir = run_directory(args)
+    """Runs tasks, and records every sample and every verdict; what is missing is found before weights are loaded."""
     model_cache = model_cache or ModelCache()
     wanted = find_tasks(tasks)
     check_model(args, model_cache)
@@ -126,7 +102,7 @@ def evaluate(
     totals = {task.name: len(of_task) for task, of_task in items.items()}
     if turn is not None:
         items = {task: of_task[turn.number - 1 :: turn.of] for task, of_task in items.items()}
-    with Session(args, task_versions=versions, model_cache=model_cache, turn=turn) as session:
+    with contextlib.closing(Session(args, task_versions=versions, model_cache=model_cache, turn=turn)) as session:
         texts = {task: session.version_of(task.name, versions[task.name]) for task in items}
         requests = [
             (_job(session.system, task, item, texts[task]), task, item) for task in items for item in items[task]
@@ -140,11 +116,13 @@ def evaluate(
                 expected=totals,
                 score_of=scores.running_score,
             )
-    return Outcome(run_dir=run_dir, failed=session.failed, unscored=scores.num_unscored)
+    return Outcome(session.failed, scores.num_unscored)
 
 
 def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
     """Opens a checkpoint without its weights, before rows are looked for: the hub may take half a minute to refuse."""
+    if args.run_dir is None:
+        raise ConfigError("a run needs a run directory: give --run-dir")
     choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)
     _ = Session(args, model_cache=model_cache).system.checkpoint_settings
 
@@ -193,12 +171,6 @@ class Session:
             args, model_cache, get_or_compute=self._get_or_compute, num_processes=num_local_processes()
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Releases the runner's processes and the run directory; a later request opens them again."""
         if self._runner is not None:
@@ -216,13 +188,11 @@ class Session:
 
     @property
     def store(self) -> RunStore | None:
-        """The run store, opened when it is first asked for; None without a run directory."""
         if self._store is None and self.args.run_dir is not None:
             self._store = self._open_store(self.args.run_dir)
         return self._store
 
     def _open_store(self, run_dir: str) -> RunStore:
-        """Opens the store, and warns if the measured times will be worse than need be, or not comparable."""
         manifest = self.manifest()
         store = RunStore.open(run_dir, manifest)
         if self.args.engine == "local":
@@ -280,8 +250,7 @@ class Session:
         from refusion_eval.scaleout.channel import open_channel
         from refusion_eval.scaleout.torchrun import TorchrunRunner
 
-        channel = open_channel()
-        if channel is None:
+        if (channel := open_channel()) is None:
             return self.system
         if channel.info.rank > 0:
             raise ScaleOutError(
@@ -309,20 +278,13 @@ class Session:
         check_all: bool = False,
         score_of: Callable[[str], RunningScore] | None = None,
     ) -> None:
-        """Decodes every job that has no successful record.
-
-        A first SIGINT or SIGTERM lets the requests in flight end; a second one does not.
+        """Decodes every job that has no successful record; an interruption lets the requests in flight end.
 
         Args:
             on_sample: called with each job and its record: with recorded ones first, then as decoding ends. A record
                 is in the run store before that.
-            expected: samples of each task that the run is to have, those of later turns included. By default these are
-                the jobs.
+            expected: samples of each task, those of later turns included; the jobs by default.
             check_all: refuse the whole run if one prompt cannot be decoded, instead of recording a failure.
-
-        Raises:
-            ConfigError: a prompt cannot be decoded, with `check_all`; nothing was decoded.
-            Interrupted: a signal asked for an end; finished requests are recorded.
         """
         totals = Counter(job.key.task for job in jobs)
         store = self.store
@@ -389,10 +351,7 @@ class Session:
 
 
 def run_worker_or_return(args: ModelArgs) -> None:
-    """Returns on rank 0 and without a launcher; on any other rank, runs the worker loop and exits.
-
-    A command calls this before it runs anything.
-    """
+    """Runs the worker loop and exits on ranks above 0 of a launcher; a command calls this before it runs anything."""
     if _has_launcher():
         from refusion_eval.scaleout import torchrun
 

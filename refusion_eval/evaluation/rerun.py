@@ -17,8 +17,6 @@ _SHOWN = 10  # items of each kind of difference that are named
 
 
 class Repetition(NamedTuple):
-    """The comparison of a run with its repetition."""
-
     run_dir: Path  # of the second run
     num_samples: int
     # Kind of difference -> samples of the first run. A sample whose request the second run did not make (its prompt,
@@ -45,11 +43,7 @@ class Repetition(NamedTuple):
 
 
 def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
-    """The model arguments of a recorded run, with changes that are not None in their place.
-
-    Raises:
-        ConfigError: the run has no arguments, or names code or another machine, which no record may choose.
-    """
+    """The model arguments of a recorded run, with changes that are not None in their place."""
     recorded = run.manifest.arguments
     if not recorded:
         raise ConfigError(f"{run.run_id} kept no arguments; run its command again")
@@ -69,13 +63,7 @@ def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
 
 
 def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: str = "auto") -> Repetition:
-    """Repeats a run in another directory and compares the two. After an interruption the same call continues.
-
-    Raises:
-        ConfigError: the run has tasks that are not this project's.
-        StoreError: a directory cannot be read, both are the same, or weights or settings have changed; nothing is
-            decoded then.
-    """
+    """Repeats a run in another directory and compares the two. After an interruption the same call continues."""
     if run_dir.resolve() == again_dir.resolve():
         raise StoreError(f"{again_dir} is the run itself; name another folder")
     with RunReader.open(run_dir) as reader:

@@ -18,7 +18,6 @@ class Turn(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Reads K/N."""
         number, _, total = text.partition("/")
         if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
             raise ConfigError(f"--round {text}: write it as K/N, the K-th of N rounds, for example 1/3")

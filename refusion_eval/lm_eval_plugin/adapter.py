@@ -26,9 +26,8 @@ from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluation.loop import Session, run_worker_or_return
 from refusion_eval.evaluation.turns import Turn
-from refusion_eval.lm_eval_plugin.evaluation import Evaluation, leave_question_out, own_task
+from refusion_eval.lm_eval_plugin.evaluation import Evaluation, leave_question_out, own_task, read_local_rows
 from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
-from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
 from refusion_eval.runs.job import Job, response
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, fit, scores
@@ -57,7 +56,7 @@ class RefusionLM(TemplateLM):
         self.args = args
         self.session = Session(args, model_cache=model_cache, turn=turn)
         self.system = self.session.system
-        self._evaluation = Evaluation(self.session, sandbox)
+        self.evaluation = Evaluation(self.session, sandbox)
         self._chat_applied = False
         self._sealing = Sealing()
         self._chosen: Mapping[str, Sequence[int]] = {}  # task -> numbers of its documents, where not all are asked
@@ -68,7 +67,7 @@ class RefusionLM(TemplateLM):
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
-        """What lm-eval's command line calls."""
+        """The call of lm-eval's command line."""
         _log_like_lm_eval()
         args = parse_model_args(arg_dict, additional_config)
         run_worker_or_return(args)  # the worker loop of a launcher's ranks above 0
@@ -76,7 +75,7 @@ class RefusionLM(TemplateLM):
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
-        """What lm-eval's Python API calls when the model arguments are a string."""
+        """The call of lm-eval's Python API when the model arguments are a string."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def begin_evaluation(
@@ -84,17 +83,12 @@ class RefusionLM(TemplateLM):
     ) -> None:
         self._chosen, self._sealing = chosen, sealing
         self._chat_applied = False
-        self._evaluation.begin(versions)
+        self.evaluation.begin(versions)
 
     def end_evaluation(self, results: dict[str, Any]) -> None:
         if self.cache_hook.dbdict is not None:
             self.cache_hook.dbdict.commit()
-        self._evaluation.end(results)
-
-    @property
-    def num_decoded(self) -> int:
-        """Samples of the last evaluation that have a text."""
-        return self._evaluation.num_samples
+        self.evaluation.end(results)
 
     def close(self) -> None:
         self.session.close()
@@ -151,14 +145,7 @@ class RefusionLM(TemplateLM):
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Decodes every request and returns its text up to the first stop string; see `Session.run`.
-
-        Raises:
-            ConfigError: a prompt cannot be decoded; nothing was. lm-eval scores nothing unless every text is there, so
-                a run that cannot succeed ends before it costs hours.
-            DecodeError: samples failed; all others are recorded.
-            Interrupted: a signal asked for an end; finished samples are recorded.
-        """
+        """Decodes every request and returns its text up to the first stop string."""
         if not self._chat_applied and self.tokenizer.chat_template and self.args.chat_template is None:
             log.warning("this checkpoint has a chat template, and it is not applied: pass --apply_chat_template")
         jobs = self._jobs(requests)
@@ -172,12 +159,13 @@ class RefusionLM(TemplateLM):
             texts[job.key] = response(sample)
             if sample.error is None:
                 self._to_cache(_GENERATED, *_parts(job), value=texts[job.key])
-                self._evaluation.add(sample)
+                self.evaluation.add(sample)
             else:
                 num_failed += 1
             judge(request_of[job.key].doc, sample)
 
-        with self._evaluation.judging() as judge:
+        # lm-eval scores nothing unless every text is there, so a run that cannot succeed ends before it costs hours.
+        with self.evaluation.judging() as judge:
             self.session.run([job for job in jobs if job.key not in texts], take, check_all=True)
         if num_failed:
             kept = f"the others are in {self.args.run_dir}; run again to retry" if self.args.run_dir else "see the log"
@@ -185,7 +173,7 @@ class RefusionLM(TemplateLM):
         return [texts[job.key] for job in jobs]
 
     def _from_cache(self, *parts: Any) -> Any:
-        """What lm-eval's cache of responses (`--use_cache`) has of a request of this system; None for nothing."""
+        """The entry of lm-eval's cache of responses (`--use_cache`) for a request of this system; None for nothing."""
         # The keys that lm-eval makes hold the prompt and the generation arguments alone, so a file would serve the
         # texts of another checkpoint, decoder or settings table. The keys here hold all that decides a text.
         cache = self.cache_hook.dbdict
@@ -223,7 +211,7 @@ class RefusionLM(TemplateLM):
         if not sealed and is_sealed(task):
             sealed = texts_of(request.doc, real_prompt)
         return Job(
-            key=self._evaluation.key(task, request.doc, request.args, sample),
+            key=self.evaluation.key(task, request.doc, request.args, sample),
             benchmark=resolved.task.benchmark.name if resolved.task else task,
             item_id=_item_id(request.doc, self._chosen.get(task, range(doc_number + 1))[doc_number], resolved.task),
             prompt_ids=self.tok_encode(real_prompt),
@@ -246,7 +234,7 @@ class RefusionLM(TemplateLM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """As in lm-eval, after a check that the run directory has no document with another prompt."""
         keys = {
-            self._evaluation.key(str(request.task_name), request.doc, request.args): str(request.doc_id)
+            self.evaluation.key(str(request.task_name), request.doc, request.args): str(request.doc_id)
             for request in requests
             if not request.idx  # what is recorded of a document is the request of its first continuation
         }
@@ -260,10 +248,7 @@ class RefusionLM(TemplateLM):
         return [(results[number].log_prob, results[number].is_greedy) for number in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihoods of whole texts, in windows as long as the model reads, each token scored once.
-
-        With a masked model each window's value is a bound given the window's context, so the sum is a bound as well.
-        """
+        """Log-likelihoods of whole texts, in windows as long as the model reads, each token scored once."""
         longest = api.longest_scored(self.system.model)
         windows: list[tuple[list[int], list[int]]] = []
         text_of_window: list[int] = []
@@ -272,6 +257,7 @@ class RefusionLM(TemplateLM):
             of_text = get_rolling_token_windows(tokens, self.prefix_token_id, longest - 1, 1)
             windows += map(make_disjoint_window, of_text)
             text_of_window += [number] * (len(windows) - len(text_of_window))
+        # With a masked model the value of a window is a bound given its context, so the sum is a bound as well.
         values: list[list[float]] = [[] for _ in requests]
         for window, score in self._scores(windows):
             values[text_of_window[window]].append(score.log_prob)
@@ -292,9 +278,8 @@ class RefusionLM(TemplateLM):
         yield from ((number, TokenScore(*score)) for number, score in enumerate(cached) if score is not None)
         missing = [number for number, score in enumerate(cached) if score is None]
         name = "log-likelihoods"
-        interruption = Interruption(
-            lambda: f"{name} are kept only where lm-eval has a cache (--use_cache)", finish_first=False
-        )
+        hint = f"{name} are kept only where lm-eval has a cache (--use_cache)"
+        interruption = Interruption(lambda: hint, finish_first=False)
         with interruption, ProgressDisplay(self.args.system_name, {name: len(missing)}) as progress:
             for number, score in scores(runner.score, [fitting[number] for number in missing], system.batch_size):
                 self._to_cache(_SCORED, *fitting[missing[number]], value=tuple(score))
@@ -304,6 +289,7 @@ class RefusionLM(TemplateLM):
 
 def observe() -> None:
     """Has lm-eval's `evaluate` tell a `RefusionLM` when an evaluation begins and ends; further calls do nothing."""
+    # lm-eval itself tells a model neither the version of a task nor how its texts were judged.
     original = evaluator.evaluate
     if hasattr(original, "observed"):
         return
@@ -327,12 +313,11 @@ def observe() -> None:
             call.arguments["cache_requests"] = False
         tasks = call.arguments["task_dict"]
         tasks = tasks.get("tasks", tasks)
-        for task in tasks.values():
-            if isinstance(task, ConfigurableTask):
-                leave_question_out(task)
         versions = {name: str(task.VERSION) for name, task in tasks.items() if hasattr(task, "VERSION")}
         sealing = Sealing()
         for task in tasks.values():
+            if isinstance(task, ConfigurableTask):
+                leave_question_out(task)
             sealing.update(getattr(getattr(task, "dataset", None), "sealing", Sealing()))
         model.begin_evaluation(versions, call.arguments["samples"] or {}, sealing)
         keeps_samples = call.arguments["log_samples"]
@@ -360,9 +345,9 @@ def _item_id(doc: Mapping[str, Any], doc_number: int, task: Task | None) -> str:
 
 
 def _log_like_lm_eval() -> None:
-    """Sends our log lines where lm-eval sends its own; without this its command line would show warnings only."""
-    theirs, ours = logging.getLogger("lm_eval"), logging.getLogger("refusion_eval")
-    if theirs.handlers and not ours.handlers:
-        ours.handlers = list(theirs.handlers)
-        ours.setLevel(theirs.level)
-        ours.propagate = False
+    """Sends log lines where lm-eval sends its own; without this its command line would show warnings only."""
+    of_lm_eval, own = logging.getLogger("lm_eval"), logging.getLogger("refusion_eval")
+    if of_lm_eval.handlers and not own.handlers:
+        own.handlers = list(of_lm_eval.handlers)
+        own.setLevel(of_lm_eval.level)
+        own.propagate = False

@@ -3,10 +3,11 @@
 lm_eval takes seconds to import, so it is imported only where one of its tasks is asked for.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from refusion_eval.evaluation.loop import Outcome, check_model, evaluate, find_tasks, own_tasks, run_directory
+from refusion_eval.evaluation.loop import Outcome, check_model, evaluate, find_tasks, own_tasks
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import ModelCache
@@ -25,14 +26,7 @@ def evaluate_any(
     model_cache: ModelCache | None = None,
     turn: Turn | None = None,
 ) -> Outcome:
-    """Runs tasks of this project and of lm-eval into one run directory; see `evaluation.loop.evaluate` for errors.
-
-    Prompts of lm-eval's tasks are written with the checkpoint's chat template, if it has one.
-
-    Raises:
-        ConfigError: lm-eval would run model-written code without isolation.
-    """
-    run_dir = run_directory(args)
+    """Runs tasks of this project and of lm-eval, with the checkpoint's chat template if any, into one run directory."""
     model_cache = model_cache or ModelCache()
     own, others = split_names(names)
     outcomes = []
@@ -43,11 +37,8 @@ def evaluate_any(
         outcomes.append(evaluate_others(args, others, include_path, limit, sandbox, model_cache, turn))
     if own:
         outcomes.append(evaluate(args, own, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=turn))
-    return Outcome(
-        run_dir=run_dir,
-        failed=[sample for outcome in outcomes for sample in outcome.failed],
-        unscored=sum(outcome.unscored for outcome in outcomes),
-    )
+    failed = [sample for outcome in outcomes for sample in outcome.failed]
+    return Outcome(failed, sum(outcome.unscored for outcome in outcomes))
 
 
 def load_any(names: Sequence[str], include_path: Path | None, args: ModelArgs, sandbox: str) -> list[str]:
@@ -68,3 +59,14 @@ def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """The names of this project's tasks, and all others without the prefix of lm-eval."""
     own = [name for name in names if name in own_tasks()]
     return own, [name.removeprefix(PREFIX) for name in names if name not in own]
+
+
+def run_lm_eval(arguments: Sequence[str]) -> None:
+    """lm-eval's own command line, with the model of this project registered."""
+    import lm_eval.models  # noqa: F401 - lm-eval lists its own models only while no other is registered
+    from lm_eval.__main__ import cli_evaluate
+
+    from refusion_eval.lm_eval_plugin import adapter  # noqa: F401 - registers the model
+
+    sys.argv = ["lm_eval", *arguments]
+    cli_evaluate()

@@ -1,7 +1,4 @@
-"""Copies verdicts and speed of an evaluation by lm-eval to its run directory and results.
-
-lm-eval tells a model neither the version of a task nor how its texts were judged, and it calls nothing when an
-evaluation ends. Its function `evaluate` is therefore wrapped as soon as a model of this project is made (`adapter`).
+"""Evaluations by lm-eval: rows from `data_dir`, and copies of verdicts and speed in the run directory and the results.
 
 The texts of this project's own tasks are judged as they come, as in `refusion-eval run`. Every other task is judged by
 lm-eval, for each of its filters, when all texts are there.
@@ -11,13 +8,16 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import datasets
 import lm_eval
 import numpy as np
 from lm_eval.api.task import ConfigurableTask
 
-from refusion_eval.benchmarks import OTHER, Row, Task, find_task, is_sealed
+from refusion_eval.benchmarks import OTHER, PUBLISHED, Row, Task, find_task, is_sealed
+from refusion_eval.benchmarks.rows import check_rows, find_rows
 from refusion_eval.errors import DataError
 from refusion_eval.evaluation.loop import Session
 from refusion_eval.lm_eval_plugin.filters import INVALID
@@ -34,6 +34,59 @@ SCORED = "scored"  # why "decoding" ended where a text was scored and nothing wa
 
 # Metrics of speed, named as in results.csv -> whether more is better.
 SPEED = {"tps": True, "latency_mean": False, "tpf": True, "forwards_mean": False}
+
+
+# Arguments of `datasets.load_dataset` that name files of the user.
+_NAMES_FILES = {"data_files", "data_dir"}
+
+
+def read_local_rows() -> None:
+    """Has lm-eval's own tasks read the rows of `data_dir`, as this project's do; further calls do nothing."""
+    # lm-eval passes model arguments to tasks as metadata, and loads a task's rows from the hub whatever they say.
+    original = ConfigurableTask.download
+    if hasattr(original, "reads_local_rows"):
+        return
+
+    @functools.wraps(original)
+    def download(task: ConfigurableTask, dataset_kwargs: dict[str, Any] | None = None, **others: Any) -> None:
+        data_dir = (task.config.metadata or {}).get("data_dir")
+        is_local = _NAMES_FILES & (dataset_kwargs or {}).keys() or Path(str(task.DATASET_PATH)).exists()
+        if data_dir is None or is_local or callable(task.config.custom_dataset):
+            original(task, dataset_kwargs, **others)
+        else:
+            task.dataset = LocalSplits(str(task.config.task), task.DATASET_PATH, task.DATASET_NAME, str(data_dir))
+
+    download.reads_local_rows = True  # type: ignore[attr-defined] # says that there is nothing left to wrap
+    ConfigurableTask.download = download  # type: ignore[method-assign]
+
+
+class LocalSplits(dict[str, datasets.Dataset]):
+    """The splits of a dataset of the hub that is one of the benchmarks, each read when it is first asked for."""
+
+    def __init__(self, task: str, path: str | None, config: str | None, data_dir: str) -> None:
+        super().__init__()
+        sources = {name: benchmark.source for name, benchmark in PUBLISHED.items()}
+        served = (name for name, source in sources.items() if source.hub == path and config in (*source.configs, None))
+        name = next(served, None)
+        if name is None:
+            dataset = path if config is None else f"{path} ({config})"
+            raise DataError(
+                f"data_dir={data_dir} serves {', '.join(sources)}; {task} reads {dataset}, which is none of them: "
+                "leave data_dir out, and its rows come from the hub"
+            )
+        self._benchmark, self._config, self._data_dir = PUBLISHED[name], config, data_dir
+
+    def __missing__(self, split: str) -> datasets.Dataset:
+        benchmark = self._benchmark
+        rows, origin = find_rows(benchmark.name, benchmark.source, self._data_dir, split)
+        check_rows(rows, benchmark.source, origin)
+        if self._config is not None and len(benchmark.source.configs) > 1:
+            # Each configuration is a subject, which the column `type` names in another spelling.
+            rows = [
+                row for row in rows if str(row["type"]).lower().replace("&", "and").replace(" ", "_") == self._config
+            ]
+        self[split] = datasets.Dataset.from_list(list(rows))
+        return self[split]
 
 
 def leave_question_out(task: ConfigurableTask) -> None:
@@ -82,7 +135,7 @@ class Evaluation:
 
     @contextmanager
     def judging(self) -> Iterator[Callable[[Row, Sample], None]]:
-        """Yields what judges the sample of a document, if its task is this project's and there is a run directory."""
+        """Yields the judge of samples and their documents; it leaves out tasks of others, and runs without records."""
         store = self._session.store
         if store is None:
             yield lambda doc, sample: None
@@ -148,14 +201,13 @@ def deciding_metric(logged: Sequence[Logged]) -> tuple[str, str] | None:
     """Metric and filter whose value says whether a document is right: the first pair that is only ever 0 or 1."""
     candidates = dict.fromkeys((metric, doc["filter"]) for doc in logged for metric in doc["metrics"])
     for metric, filter_name in candidates:
-        values = {_number(doc.get(metric)) for doc in logged if doc["filter"] == filter_name}
-        if values <= {0.0, 1.0}:
+        if {_number(doc.get(metric)) for doc in logged if doc["filter"] == filter_name} <= {0.0, 1.0}:
             return metric, filter_name
     return None
 
 
 def score_rows(doc: Logged, sample: Sample, decides: tuple[str, str] | None) -> Iterator[ScoreRow]:
-    """The metrics of a document under one filter, named as lm-eval names them; what is no number is left out."""
+    """The metrics of a document under one filter, named as lm-eval names them; only numbers are recorded."""
     row = functools.partial(ScoreRow, key=sample.key, item_id=sample.item_id, scorer=f"lm_eval {lm_eval.__version__}")
     for metric in doc["metrics"]:
         value = _number(doc[metric])
@@ -180,10 +232,8 @@ def _timings(samples: Sequence[Sample], store: RunStore | None) -> list[Timing]:
     if store is None:  # all samples are of this machine
         return [Timing(**costs(sample)) for sample in samples]
     machine_of = store.read_run().hardware
-    return [
-        Timing(**costs(sample), hardware=machine_of(sample.process_id or store.process_id).fingerprint())
-        for sample in samples
-    ]
+    machines = [machine_of(sample.process_id or store.process_id).fingerprint() for sample in samples]
+    return [Timing(**costs(sample), hardware=machine) for sample, machine in zip(samples, machines, strict=True)]
 
 
 def speed(timings: Sequence[Timing]) -> dict[str, Any]:

@@ -39,16 +39,10 @@ _TaskFileLoader.add_constructor("!function", lambda _loader, node: node.value)
 
 
 def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> list[Extraction]:
-    """Extracts an answer from each (row, text) with a filter of a task."""
     if not items:
         return []
-    pipelines = {entry["name"]: entry["filter"] for entry in _read(task_file).get("filter_list", ())}
-    if filter_name not in pipelines:
-        raise _missing(task_file, f"the filter {filter_name}")
-    steps = [
-        (step["function"], {key: value for key, value in step.items() if key != "function"})
-        for step in pipelines[filter_name]
-    ]
+    pipeline = _entry(task_file, "filter_list", "name", filter_name)["filter"]
+    steps = [(step["function"], {key: step[key] for key in step if key != "function"}) for step in pipeline]
     instances = [Instance("generate_until", dict(row), ("", {}), 0, resps=[text]) for row, text in items]
     build_filter_ensemble(filter_name, steps).apply(instances)
     return [_extraction(instance.filtered_resps[filter_name], f"lm-eval {filter_name}") for instance in instances]
@@ -56,13 +50,11 @@ def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> 
 
 def is_right(task_file: str, gold: str, answer: str) -> bool:
     """Compares as the task does, by lm-eval's exact match with its options. An overlong text is not an answer."""
-    options = [entry for entry in _read(task_file).get("metric_list", ()) if entry["metric"] == _METRIC]
-    if not options:
-        raise _missing(task_file, f"the metric {_METRIC}")
+    options = _entry(task_file, "metric_list", "metric", _METRIC)
     if len(answer) > _LONGEST_COMPARED:
         return False
     not_passed_on = ("metric", "aggregation", "higher_is_better")
-    given = {key: value for key, value in options[0].items() if key not in not_passed_on}
+    given = {key: value for key, value in options.items() if key not in not_passed_on}
     return bool(get_metric(_METRIC)(predictions=[answer], references=[gold], **given)[_METRIC] == 1)
 
 
@@ -98,19 +90,17 @@ def _extraction(answer: str, how: str) -> Extraction:
 
 
 @cache
-def _read(task_file: str) -> Mapping[str, Any]:
+def _entry(task_file: str, section: str, key: str, name: str) -> Mapping[str, Any]:
+    """The entry of a list in a task file whose key has this value."""
     path = Path(lm_eval.__file__).parent / "tasks" / task_file
-    if not path.is_file():
-        raise _missing(task_file, "this task file")
-    content: Mapping[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_TaskFileLoader)
-    return content
-
-
-def _missing(task_file: str, what: str) -> ConfigError:
-    return ConfigError(
-        f"lm_eval {lm_eval.__version__}: tasks/{task_file}: {what} is not there; install lm_eval 0.4.13, "
-        "which these filters were written for"
-    )
+    content = yaml.load(path.read_text(encoding="utf-8"), Loader=_TaskFileLoader) if path.is_file() else {}
+    entry: Mapping[str, Any] | None = next((row for row in content.get(section, ()) if row[key] == name), None)
+    if entry is None:
+        raise ConfigError(
+            f"lm_eval {lm_eval.__version__}: tasks/{task_file} has no {name} in its {section}; install lm_eval "
+            "0.4.13, which these filters were written for"
+        )
+    return entry
 
 
 def _rules(filter_name: str, **task_files: str) -> dict[str, Rule]:
@@ -170,7 +160,6 @@ FILTERS: dict[str, AnswerFilter] = {
 
 
 def find_filter(name: str) -> AnswerFilter:
-    """The filter of a name, or of a user's function given as module:function."""
     if ":" in name:
         return custom_filter(name)
     check_keys([name], FILTERS, "", what="filter", offered=[*FILTERS, "module:function"])

@@ -29,19 +29,16 @@ Scored = list[list[dict[str, Any]]]
 @contextmanager
 def filters_in_sandbox(sandbox: str) -> Iterator[None]:
     """A block in which scores of tasks are computed with this isolation; the former one holds again afterwards."""
-    former = os.environ.get(SANDBOX_VARIABLE)
+    former = {name: value for name, value in os.environ.items() if name == SANDBOX_VARIABLE}
     os.environ[SANDBOX_VARIABLE] = sandbox
     try:
         yield
     finally:
-        if former is None:
-            del os.environ[SANDBOX_VARIABLE]
-        else:
-            os.environ[SANDBOX_VARIABLE] = former
+        del os.environ[SANDBOX_VARIABLE]
+        os.environ.update(former)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Makes a function that a task file names."""
     for benchmark in (*RELEASED.values(), *BENCHMARKS.values()):
         functions: dict[str, Callable[..., Any]] = {
             "rows": partial(_rows, Task(benchmark)),
@@ -101,16 +98,9 @@ def _judge_guarded(bench: Benchmark, items: list[tuple[Row, str]], filter_name: 
         return [Verdict(None, ERROR, f"{type(problem).__name__}: {problem}")] * len(items)
 
 
-def answer_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """Means over the responses to one document: acc, extracted (an answer was found), strict if it exists, scored."""
-    return _metrics("acc", results[0])
-
-
-def code_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    return _metrics("pass@1", results[0])
-
-
-def _metrics(metric: str, responses: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _metrics(metric: str, doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """Means over the responses to one document: the metric, extracted (an answer was found), strict if any, scored."""
+    responses = results[0]
     scored = [entry for entry in responses if entry["verdict"] != ERROR]
     numbers = {"scored": len(scored) / len(responses)}
     if scored:
@@ -119,3 +109,6 @@ def _metrics(metric: str, responses: Sequence[Mapping[str, Any]]) -> dict[str, f
         if "strict" in scored[0]:
             numbers["strict"] = fmean(entry["strict"] for entry in scored)
     return numbers
+
+
+answer_metrics, code_metrics = partial(_metrics, "acc"), partial(_metrics, "pass@1")

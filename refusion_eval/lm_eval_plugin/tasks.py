@@ -1,5 +1,6 @@
 """Tasks of lm-eval under this project's commands: lm-eval loads, asks and judges them, this project records them."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from yaml import YAMLError
 
 from refusion_eval.errors import ConfigError, DataError, DecodeError, RefusionEvalError
-from refusion_eval.evaluation.loop import Outcome, Session, find_tasks, run_directory
+from refusion_eval.evaluation.loop import Outcome, Session, find_tasks
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
+from refusion_eval.lm_eval_plugin.evaluation import read_local_rows
 from refusion_eval.lm_eval_plugin.hooks import code_metrics, filters_in_sandbox
-from refusion_eval.lm_eval_plugin.local_rows import read_local_rows
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import ModelCache
 from refusion_eval.untrusted import open_plain
@@ -51,21 +52,19 @@ def evaluate_others(
     except DecodeError:
         if not model.session.failed:
             raise
-        num_unscored = model.num_decoded  # lm-eval judges nothing unless every text is there
+        num_unscored = model.evaluation.num_samples  # lm-eval judges nothing unless every text is there
     finally:
         model.close()
-    return Outcome(run_dir=run_directory(args), failed=model.session.failed, unscored=num_unscored)
+    return Outcome(model.session.failed, num_unscored)
 
 
 def _items_of(turn: Turn, tasks: Mapping[str, Task], limit: int | None, session: Session) -> dict[str, Sequence[int]]:
-    """Task -> numbers of its items in a turn; records how many there are in all.
-
-    A task that has no item in this turn is asked whole, because lm-eval takes no empty choice. Its items are recorded
-    by the turns before, so nothing is decoded.
-    """
+    """Task -> numbers of its items in a turn; records how many there are in all."""
     totals = {name: min(len(task.eval_docs), limit or len(task.eval_docs)) for name, task in tasks.items()}
     if session.store is not None:
         session.store.expect(totals)
+    # lm-eval takes no empty choice, so a task without an item in this turn is asked whole. Its items are recorded by
+    # then, so nothing is decoded.
     return {name: range(turn.number - 1, num, turn.of) or range(num) for name, num in totals.items()}
 
 
@@ -79,13 +78,10 @@ def find_other_tasks(
             raise DataError(f"{path} is not a plain file; remove it")
     read_local_rows()
     metadata = {"pretrained": args.checkpoint} | ({} if args.data_dir is None else {"data_dir": args.data_dir})
-
-    def manager(*, has_stock: bool) -> OtherTasks:
-        return OtherTasks(sandbox=sandbox, include_path=include_path, include_defaults=has_stock, metadata=metadata)
-
-    of_user = tasks = manager(has_stock=False)
+    manager = functools.partial(OtherTasks, sandbox=sandbox, include_path=include_path, metadata=metadata)
+    of_user = tasks = manager(include_defaults=False)
     if not all(map(of_user.knows, names)) or any(are_groups):
-        tasks = manager(has_stock=True)  # reads lm-eval's 15,000 task files
+        tasks = manager(include_defaults=True)  # reads lm-eval's 15,000 task files
     find_tasks([name for name in names if not tasks.knows(name)], of_user.all_tasks)  # raises the error, if any
     return tasks
 

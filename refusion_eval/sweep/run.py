@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -56,8 +57,7 @@ def run_sweep(
 ) -> SweepResult:
     """Runs what is missing of a sweep and writes its two files when it ends or is interrupted.
 
-    The points take turns; those that a frontier chooses while the sweep runs come last, each in one go. Every error of
-    a point, of its data or of the machine is raised before anything is run.
+    The points take turns; those that a frontier chooses while the sweep runs come last, each in one go.
     """
     for name in ("sweep.csv", "points.csv"):
         prepare_output(out / name)
@@ -71,7 +71,7 @@ def run_sweep(
     _check_machine(jobs, model_cache)
     total = len(jobs) + sum(system.frontier.points - 2 for system in spec.systems if system.frontier is not None)
     result = SweepResult([], [], [])
-    descriptions: dict[Path, list[dict[str, Any]]] = {}
+    descriptions: dict[Path, list[tuple[Any, ...]]] = {}
     duplicates = _Duplicates(on_point)
 
     def decode(job: _Job, turn: Turn | None = None) -> bool:
@@ -102,8 +102,7 @@ def run_sweep(
                 same = duplicates.same.get((figure.run_id, figure.task), "")
                 result.figures.append(replace(figure, same_decode_as=same))
             write_csv(result.figures, out / "sweep.csv")
-            rows = ([row[column] for column in POINT_COLUMNS] for rows in descriptions.values() for row in rows)
-            write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
+            write_output(out / "points.csv", csv_text(POINT_COLUMNS, itertools.chain(*descriptions.values())))
     return result
 
 
@@ -156,8 +155,8 @@ def _frontier_jobs(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], 
 def _task_results(run_dir: Path) -> list[TaskResult]:
     """TPF and accuracy of each task, sorted by the names of the tasks; 0 if not measured."""
     lines = [line for line in summary(run_measurements([run_dir])) if line.task != MEAN_TASK]
-    figures = [(line.measurement("tpf"), line.measurement(ACCURACY)) for line in lines]
-    return [TaskResult(*(0.0 if figure is None else figure.value for figure in pair)) for pair in figures]
+    pairs = [(line.measurement("tpf"), line.measurement(ACCURACY)) for line in lines]
+    return [TaskResult(*(0.0 if figure is None else figure.value for figure in pair)) for pair in pairs]
 
 
 def _job(spec: SweepSpec, out: Path, common: Mapping[str, Any], system: SweptSystem, point: SweepPoint) -> _Job:
@@ -165,7 +164,7 @@ def _job(spec: SweepSpec, out: Path, common: Mapping[str, Any], system: SweptSys
     settings = {**system.settings, **point.settings}
     args = parse_model_args({**system.arguments, **common, **settings, "run_dir": str(run_dir)})
     tasks = task_names(spec.tasks, args.pretrained, data=args.data_dir)
-    return _Job(system=system, point=point, args=args, run_dir=run_dir, tasks=tasks)
+    return _Job(system, point, args, run_dir, tasks)
 
 
 def _check(jobs: list[_Job], include_path: Path | None, sandbox: str, model_cache: ModelCache) -> None:
@@ -203,17 +202,12 @@ def _check_machine(jobs: list[_Job], model_cache: ModelCache) -> None:
             )
 
 
-def _described(job: _Job) -> Iterator[dict[str, Any]]:
+def _described(job: _Job) -> Iterator[tuple[Any, ...]]:
     """Rows of points.csv, one for each task. The operating point has the settings of the table's own run."""
     table_dir = job.run_dir.with_name(f"{job.system.name}-{TABLE}")
     operating = {task.task: task.settings for task in read_facts(table_dir).tasks}
+    varied = " ".join(f"{key}={value}" for key, value in job.point.settings.items())
     for task in read_facts(job.run_dir).tasks:
-        yield {
-            "run_id": job.run_dir.name,
-            "system": job.args.system_name,
-            "decoder": job.args.decoder,
-            "task": task.task,
-            "origin": job.point.origin,
-            "varied": " ".join(f"{key}={value}" for key, value in job.point.settings.items()),
-            "operating_point": task.settings == operating.get(task.task),
-        }
+        is_operating = task.settings == operating.get(task.task)
+        run = (job.run_dir.name, job.args.system_name, job.args.decoder)
+        yield *run, task.task, job.point.origin, varied, is_operating

@@ -25,17 +25,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from annotated_types import Ge, MinLen
 
-from refusion_eval.config import (
-    NonNegativeInt,
-    PositiveInt,
-    build,
-    check_keys,
-    field_types,
-    mapping,
-    read_values,
-    read_yaml,
-    settings_class,
-)
+from refusion_eval import config
 from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.model_args import parse_model_args, system_arguments
@@ -52,7 +42,7 @@ class TaskResult(NamedTuple):
     accuracy: float
 
 
-@settings_class("frontier")
+@config.settings_class("frontier")
 class Frontier:
     """One setting whose values are chosen so that the curve of accuracy against tokens per forward is known evenly."""
 
@@ -61,7 +51,7 @@ class Frontier:
     high: float
     points: Annotated[int, Ge(2)] = 8
     scale: Literal["linear", "log"] = "linear"
-    multiple_of: NonNegativeInt = 0
+    multiple_of: config.NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         if not self.low < self.high or (self.scale == "log" and self.low <= 0):
@@ -102,7 +92,7 @@ class Frontier:
         return float(f"{middle:.4g}")
 
 
-@settings_class()
+@config.settings_class()
 class _SystemEntry:
     """One entry of `systems:` as the file has it; see the top of this module."""
 
@@ -115,14 +105,10 @@ class _SystemEntry:
 
     def varied(self) -> Iterator[tuple[Origin, dict[str, Any]]]:
         yield "table", {}
-        if self.grid:
-            for combination in itertools.product(*self.grid.values()):
-                yield "grid", dict(zip(self.grid, combination, strict=True))
-        for key, values in self.around.items():
-            for value in values:
-                yield "around", {key: value}
-        for settings in self.points:
-            yield "points", settings
+        combinations = itertools.product(*self.grid.values()) if self.grid else ()
+        yield from (("grid", dict(zip(self.grid, values, strict=True))) for values in combinations)
+        yield from (("around", {key: value}) for key, values in self.around.items() for value in values)
+        yield from (("points", settings) for settings in self.points)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +128,7 @@ class SweptSystem:
     name: str
     arguments: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    points: Sequence[SweepPoint] = ()  # known before anything is run; the settings table's own is the first
+    points: Sequence[SweepPoint] = ()  # without those of the frontier; the settings table's own is the first
     frontier: Frontier | None = None
 
     @property
@@ -151,7 +137,7 @@ class SweptSystem:
 
     def point(self, settings: Mapping[str, Any], origin: Origin) -> SweepPoint:
         """A point of this system; equal settings get the same form, whatever way they are written."""
-        converted = read_values(self.decoder_settings, settings, f"sweep: {self.name}")
+        converted = config.read_values(self.decoder_settings, settings, f"sweep: {self.name}")
         return SweepPoint(settings=dict(sorted(converted.items())), origin=origin)
 
     def frontier_point(self, value: float) -> SweepPoint:
@@ -160,21 +146,19 @@ class SweptSystem:
 
     @property
     def known_points(self) -> list[SweepPoint]:
-        """All points that are known before anything is run, the ends of the frontier among them."""
         ends = () if self.frontier is None else (self.frontier.low, self.frontier.high)
         return [*self.points, *map(self.frontier_point, ends)]
 
 
-@settings_class()
+@config.settings_class()
 class SweepSpec:
     name: str
     tasks: tuple[str, ...] = ()
-    limit: PositiveInt | None = None
+    limit: config.PositiveInt | None = None
     systems: tuple[SweptSystem, ...]
 
 
 def shipped_specs() -> list[str]:
-    """Names of the sweeps that come with the package."""
     return sorted(path.stem for path in SPECS.glob("*.yaml"))
 
 
@@ -183,12 +167,12 @@ def read_spec(name: str) -> SweepSpec:
     if not path.is_file():
         raise ConfigError(f"sweep {name}: no such file; give a YAML file, or one of {', '.join(shipped_specs())}")
     where = f"sweep {name}"
-    content = read_yaml(path, where)
+    content = config.read_yaml(path, where)
     if not content.get("systems"):
         raise ConfigError(f"{where}: needs `systems:` with one or more entries")
-    systems = mapping(content["systems"], f"{where}: systems")
+    systems = config.mapping(content["systems"], f"{where}: systems")
     content["systems"] = [_system(f"{where}: {key}", key, row) for key, row in systems.items()]
-    return build(SweepSpec, {**_without_none(content), "name": path.stem}, where)
+    return config.build(SweepSpec, {**_without_none(content), "name": path.stem}, where)
 
 
 def with_model(spec: SweepSpec, model: str) -> SweepSpec:
@@ -210,7 +194,7 @@ def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _system(where: str, name: str, row: Any) -> SweptSystem:
-    entry = build(_SystemEntry, _without_none(mapping(row, where)), where)
+    entry = config.build(_SystemEntry, _without_none(config.mapping(row, where)), where)
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise ConfigError(f"{where}: a system's name is part of folder names; use letters, digits, _, - and . only")
     given = dict(entry.arguments)
@@ -226,16 +210,14 @@ def _system(where: str, name: str, row: Any) -> SweptSystem:
     system = SweptSystem(name=name, arguments=given)
     settings = system.point(entry.settings, "table").settings
     if entry.frontier is not None:
-        check_keys([entry.frontier.setting], field_types(system.decoder_settings), f"{where}: frontier")
+        config.check_keys([entry.frontier.setting], config.field_types(system.decoder_settings), f"{where}: frontier")
     points: dict[str, SweepPoint] = {}
     for origin, values in entry.varied():
         point = system.point(values, origin)
         if origin != "around" and (doubled := settings.keys() & point.settings.keys()):
             raise ConfigError(f"{where}: {', '.join(sorted(doubled))} is both fixed under settings and varied")
         points.setdefault(point.name, point)
-    return SweptSystem(
-        name=name, arguments=given, settings=settings, points=tuple(points.values()), frontier=entry.frontier
-    )
+    return replace(system, settings=settings, points=tuple(points.values()), frontier=entry.frontier)
 
 
 def _text(value: Any) -> str:

@@ -3,8 +3,7 @@
 import json
 
 from refusion_eval.bench import bench
-from refusion_eval.bench.bench import System, _same_text, compare, run_bench
-from refusion_eval.bench.profile import HOST
+from refusion_eval.bench.bench import HOST, System, _same_text, compare, run_bench
 from refusion_eval.types import Decoded, Trace
 
 

@@ -8,8 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from refusion_eval.bench import gpu_check
-from refusion_eval.bench.gpu_check import GpuCheck
-from refusion_eval.bench.gpu_report import Check, Result, conditions, results_rows, write_report
+from refusion_eval.bench.gpu_check import Check, GpuCheck, Result, conditions, results_rows, write_report
 from refusion_eval.cli import app
 
 

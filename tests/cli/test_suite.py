@@ -357,6 +357,7 @@ def test_what_cannot_be_run_is_one_line_before_anything_is_run(arguments, messag
         (["--modle", "x"], "No such option: --modle"),
         (["--limit", "0"], "Invalid value for '--limit'"),
         (["--limit"], "Option '--limit' requires an argument"),
+        (["--data", "no/such"], "'no/such' does not exist"),
         (["--sandbox", "off"], "'off' is not one of 'auto', 'none'"),
         (["--prompts", "theirs"], "'theirs' is not one of 'ours', 'release'"),
         (["gsm8k"], "extra argument"),

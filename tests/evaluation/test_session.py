@@ -1,5 +1,7 @@
 """A system at work: what it records, what it finds again, and in which process it may be."""
 
+from contextlib import closing
+
 import pytest
 from torch.distributed import HashStore
 
@@ -31,7 +33,7 @@ def jobs_of(session, *prompts):
 
 def test_a_prompt_that_is_refused_is_recorded_and_the_rest_is_decoded(checkpoint, tmp_path):
     seen = {}
-    with Session(arguments(checkpoint, tmp_path)) as session:
+    with closing(Session(arguments(checkpoint, tmp_path))) as session:
         session.run(jobs_of(session, [5, 6, 7], [5] * 10**6), lambda job, sample: seen.update({job.item_id: sample}))
     assert seen["0"].error is None
     assert "exceed the context" in seen["1"].error
@@ -39,7 +41,7 @@ def test_a_prompt_that_is_refused_is_recorded_and_the_rest_is_decoded(checkpoint
 
 
 def test_one_prompt_that_is_refused_can_end_the_whole_run_before_it_begins(checkpoint, tmp_path):
-    with Session(arguments(checkpoint, tmp_path)) as session:
+    with closing(Session(arguments(checkpoint, tmp_path))) as session:
         jobs = jobs_of(session, [5, 6, 7], [5] * 10**6)
         with pytest.raises(ConfigError, match=r"mini_gsm8k item 1: .*nothing was decoded"):
             session.run(jobs, lambda job, sample: pytest.fail("something was decoded"), check_all=True)
@@ -53,7 +55,7 @@ def test_a_record_is_on_the_disk_when_it_is_handed_over_and_is_found_again(check
 
     texts: list[str] = []
     for _ in range(2):
-        with Session(arguments(checkpoint, tmp_path)) as session:
+        with closing(Session(arguments(checkpoint, tmp_path))) as session:
             session.run(jobs_of(session, [5, 6, 7], [8, 9]), recorded)
     assert texts[:2] == texts[2:]
     with RunReader.open(tmp_path) as reader:

@@ -18,8 +18,8 @@ import time
 import traceback
 
 from refusion_eval import api
+from refusion_eval.cli import evaluate  # noqa: F401 - imported here so that no run has to
 from refusion_eval.cli import main as command_line
-from refusion_eval.cli import run, table  # noqa: F401 - imported here so that no run has to
 from refusion_eval.evaluation.loop import find_tasks
 from refusion_eval.models import tokenizer
 from refusion_eval.paths import embedded_path

@@ -15,7 +15,7 @@ from refusion_eval.errors import CheckpointError, ConfigError, DataError
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.lm_eval_plugin import hooks
 from refusion_eval.lm_eval_plugin.any_task import evaluate_any, split_names
-from refusion_eval.lm_eval_plugin.local_rows import LocalSplits
+from refusion_eval.lm_eval_plugin.evaluation import LocalSplits
 from refusion_eval.lm_eval_plugin.tasks import find_other_tasks
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import PASSED

@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 
 from refusion_eval.cli import COMMANDS, TAKES_ALL_ARGUMENTS, app, names_of
-from refusion_eval.cli.run import with_system
+from refusion_eval.cli.evaluate import with_system
 from refusion_eval.config import field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from refusion_eval.bench.gpu_report import Check, Result, write_report
-from refusion_eval.cli import app, plot
+from refusion_eval.bench.gpu_check import Check, Result, write_report
+from refusion_eval.cli import app, results
 from refusion_eval.errors import DataError
 from refusion_eval.paper.moments import generation_order, longest_sample, step_by_step
 from refusion_eval.paper.studies import CASE_STUDY, MOST_SLOTS, MOST_TOKENS, sort_sources
@@ -147,7 +147,7 @@ def test_table_8_is_of_one_problem(tmp_path):
 
 
 def test_the_case_study_is_decoded_and_drawn_by_one_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(plot, "NUM_CASES", 1)
+    monkeypatch.setattr(results, "NUM_CASES", 1)
     done = RUNNER.invoke(app, ["plot", "figure5", "--model", "embedded", "--task", "gsm8k", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     _, sample = find_sample(tmp_path / "case_study")
@@ -161,7 +161,7 @@ def test_the_case_study_is_decoded_and_drawn_by_one_command(tmp_path, monkeypatc
 
 
 def test_settings_of_the_case_study_may_be_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(plot, "NUM_CASES", 1)
+    monkeypatch.setattr(results, "NUM_CASES", 1)
     ordered = ["plot", "figure5", "--out", str(tmp_path), "--set", "block_size=96", "--set", "tau_slot=1"]
     done = RUNNER.invoke(app, [*ordered, "--model", "embedded", "--task", "arc_challenge"])
     assert done.exit_code == 0, done.output

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from refusion_eval.cli.score import score
+from refusion_eval.cli.texts import score
 from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.scoring import score as scoring
 from refusion_eval.scoring.score import COLUMNS

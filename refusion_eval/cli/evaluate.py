@@ -1,0 +1,280 @@
+import dataclasses
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import typer
+
+from refusion_eval import cli
+from refusion_eval.benchmarks import RELEASE
+from refusion_eval.cli.artefacts import SWEEPS, Artefacts
+from refusion_eval.cli.suite_runs import PUBLISHED_BASELINE, Suite
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluation.turns import Turn
+from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.render import measurement_cells
+from refusion_eval.results.tables import summary, summary_table
+from refusion_eval.runs.model_args import ModelArgs, parse_model_args, system_arguments
+from refusion_eval.runs.terminal import Interruption, resume_hint
+from refusion_eval.store.records import REFUSED
+from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model
+
+# The files of models load slowly, so they are imported inside the functions that need them.
+
+SYSTEM_FIELDS = ("decoder", "pretrained")
+HELPS = {
+    "pretrained": "Checkpoint: a folder, a hub id, or embedded. The default is that of --system, else embedded.",
+    "decoder": "Name of the decoder, or where one of your own is: FILE.py:DECODER or MODULE:DECODER. The default is "
+    "that of --system, else refusion.",
+    "system": "Name of the system in tables, for a checkpoint of your own. The default is the decoder's.",
+}
+
+
+def suite(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="ReFusion checkpoint: hub id or directory, for example GSAI-ML/ReFusion; with --system the checkpoint "
+            "of that one system, published (all that have a public checkpoint), or embedded."
+        ),
+    ] = "",
+    system: Annotated[
+        str,
+        typer.Option(
+            help="Systems of the paper by name, separated by commas (`systems` lists them), as they were published; "
+            "or all: the embedded family on the mini tasks."
+        ),
+    ] = "",
+    preset: Annotated[str, typer.Option(help="With --system: settings table of the decoders, such as official.")] = "",
+    adapter: Annotated[str, typer.Option(help="With --system and --model: LoRA adapter of the model.")] = "",
+    baseline: Annotated[
+        str, typer.Option(help=f"Autoregressive checkpoint to compare with. The default is {PUBLISHED_BASELINE}.")
+    ] = "",
+    no_baseline: Annotated[
+        bool, typer.Option("--no-baseline", help="Run no baseline; the table then has no speed-up.")
+    ] = False,
+    tasks: cli.Tasks = "",
+    include_path: cli.IncludePath = None,
+    limit: cli.Limit = None,
+    data: cli.Data = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of runs, tables, pages. The default is results (tables: results/local).")
+    ] = None,
+    no_cuda_graphs: Annotated[
+        bool, typer.Option("--no-cuda-graphs", help="Compute every forward anew instead of replaying recordings (GPU).")
+    ] = False,
+    gpu_check: Annotated[
+        bool, typer.Option("--gpu-check", help="Check this machine's GPU in RESULTS/gpu instead of evaluating.")
+    ] = False,
+    prompts: cli.Prompts = None,
+    sandbox: cli.Sandbox = "auto",
+    artefacts: Annotated[
+        bool,
+        typer.Option(
+            "--artefacts",
+            help="Also make every table and figure of the paper that these systems support, in "
+            "RESULTS/<model>/artefacts, and a page of all samples, RESULTS/reports/<model>.html. For the embedded "
+            "family this takes about 40 minutes.",
+        ),
+    ] = False,
+    rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
+    fused: Annotated[
+        bool, typer.Option("--fused", help="Also run ReFusion with fused forwards, as embedded models always do.")
+    ] = False,
+    dry_run: cli.DryRun = False,
+    root: Annotated[Path, typer.Option(hidden=True, help="Folder that holds `results`; eval.sh gives it.")] = Path(),
+) -> None:
+    """Evaluate one or several systems in one table, as eval.sh. Run it again to continue an interrupted run.
+
+    Without options: the tiny embedded models on the eight mini tasks, on any machine, in minutes. With --model: that
+    checkpoint on the real benchmarks, with the prompts of ReFusion's release.
+    """
+    try:
+        runs = Suite(SimpleNamespace(**context.params))
+    except ConfigError as error:
+        raise cli.wrong_options("suite", error) from error
+    if gpu_check:
+        raise typer.Exit(runs.step("gpu-check", "--out", f"{runs.results}/gpu"))
+    with Interruption(
+        lambda: "what is finished is recorded; run the same command again to continue", finish_first=False
+    ):
+        runs.run()
+        if artefacts:
+            Artefacts(runs).make()
+    raise typer.Exit(runs.status)
+
+
+@cli.options_from(
+    ModelArgs,
+    "pretrained:model decoder adapter system:name backbone preset batch_size tps_samples kv_budget_gib dtype device "
+    "attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop engine workers worker_cpus "
+    "ray_address tune backend",
+    without_default=(*SYSTEM_FIELDS, "enable_thinking"),
+    helps=HELPS,
+)
+def run(
+    given: dict[str, Any],
+    system: cli.System = None,
+    tasks: cli.Tasks = "",
+    include_path: cli.IncludePath = None,
+    limit: cli.Limit = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the records, to continue them too. The default is in results/runs.")
+    ] = None,
+    data: cli.Data = None,
+    prompts: cli.Prompts = None,
+    sandbox: cli.Sandbox = "auto",
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws. The default is 0.")] = None,
+    turn: Annotated[
+        str | None,
+        typer.Option(
+            "--round",
+            metavar="K/N",
+            help="Evaluate only every N-th item, from the K-th on, and print no table. In N rounds several systems "
+            "take turns, so that what slows the machine for a while slows all of them.",
+        ),
+    ] = None,
+    settings: cli.Settings = None,
+) -> None:
+    """Run tasks with one system, and print the table. Every sample is recorded and scored."""
+    cli.log_to_stderr()
+    from refusion_eval.evaluation.loop import run_worker_or_return, task_names
+    from refusion_eval.lm_eval_plugin.any_task import evaluate_any
+
+    arguments = with_system(system, given)
+    model = str(arguments["pretrained"])
+    given_names = cli.names_of(tasks)
+    names = task_names(given_names, model, prompts=prompts, data=data)
+    loop = arguments["loop"] if arguments["loop"] != "engine" else None
+    # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
+    is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in given_names)
+    parts = (Path(model).name, system or arguments["decoder"], arguments.get("preset"), loop)
+    name = "-".join(filter(None, (*parts, RELEASE if is_released else None)))
+    run_dir = run_dir or Path("results/runs") / re.sub(r"[:/]", "-", name)  # a user's decoder is named by its file
+    places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}
+    seeds = {} if seed is None else {"seed": seed}
+    args = parse_model_args({**arguments, **places, **seeds, **cli.read_pairs(settings)})
+    share = None if turn is None else Turn.read(turn)
+    with Interruption(lambda: resume_hint(run_dir), finish_first=False):
+        run_worker_or_return(args)
+        outcome = evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, turn=share)
+        if turn is None:
+            figures = run_measurements([run_dir])
+            cells, csv, markdown = measurement_cells(figures), run_dir / "results.csv", run_dir / "table.md"
+            cli.show(summary_table(summary(figures)), cells, csv=csv, markdown=markdown)
+    if not outcome.is_complete:
+        refused = [sample for sample in outcome.failed if sample.stop == REFUSED]
+        for first in refused[:1]:
+            cli.say(
+                f"error: {len(refused)} prompts are refused, and the same command would refuse them again. "
+                f"{first.key.task} item {first.item_id}: {first.error}"
+            )
+        num_failed = len(outcome.failed) - len(refused)
+        if num_failed or outcome.unscored:
+            cli.say(
+                f"error: {num_failed} samples could not be decoded and {outcome.unscored} could not be judged; "
+                "they are missing from the table. Run the same command again to retry them"
+            )
+        raise typer.Exit(cli.EXIT_INCOMPLETE)
+
+
+def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The given model arguments over those of a published system, or of the embedded ReFusion without a system."""
+    if system is None:
+        return {"pretrained": "embedded", "decoder": "refusion", **given}
+    if "decoder" in given:
+        raise ConfigError(f"--system {system} brings its decoder; leave out --decoder {given['decoder']}")
+    return system_arguments(system, given.get("pretrained")) | given
+
+
+def sweep(
+    spec: Annotated[
+        str, typer.Argument(help="A YAML file, or the name of a sweep of the package; list prints these names.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep. The default is results/sweeps/NAME.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint of the file's ReFusion systems: a folder, a hub id, or embedded.")
+    ] = None,
+    tasks: Annotated[
+        str, typer.Option(help="Other tasks than the file's, separated by commas, named as in `run`.")
+    ] = "",
+    include_path: cli.IncludePath = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Another number of items than the file's.")] = None,
+    data: cli.Data = None,
+    sandbox: cli.Sandbox = "auto",
+    batch_size: Annotated[
+        str | None, typer.Option(help="Requests decoded together, or auto. Speed is measured at 1 only.")
+    ] = None,
+    rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
+    dry_run: cli.DryRun = False,
+) -> None:
+    """Run many settings, each as a run of its own. It writes sweep.csv and points.csv. Run it again to continue."""
+    if spec == "list":
+        print("\n".join(shipped_specs()))
+        return
+    read = read_spec(spec) if model is None else with_model(read_spec(spec), model)
+    changes: dict[str, Any] = {"tasks": tuple(cli.names_of(tasks)), "limit": limit}
+    read = dataclasses.replace(read, **{name: value for name, value in changes.items() if value})
+    cli.log_to_stderr()
+    from refusion_eval.sweep.run import planned_points, run_sweep
+
+    if dry_run:
+        print("\n".join(planned_points(read)))
+        return
+    out = out or Path("results/sweeps") / read.name
+    to_continue = f"the points that are finished are in {out}; run the same command again to continue"
+    with Interruption(lambda: to_continue, finish_first=False):
+        result = run_sweep(
+            read, out, include_path, data=data, sandbox=sandbox, batch_size=batch_size, rounds=rounds, on_point=cli.say
+        )
+    cli.show(summary_table(summary(result.figures)))
+    print(f"{len(result.run_dirs)} points: {out / 'sweep.csv'}")
+    figure = read.name.removeprefix("mini_")
+    drawn = f"plot {figure} {out} --out figures" if figure in SWEEPS else f"report {out}/runs/* --out {out}/report.html"
+    print(f"Next: refusion-eval {drawn}")
+    if result.incomplete:
+        names = ", ".join(path.name for path in result.incomplete)
+        cli.say(f"error: samples of {names} failed; the same command retries all but prompts that are too long")
+        raise typer.Exit(cli.EXIT_INCOMPLETE)
+
+
+def rerun(
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a recorded run.")],
+    out: Annotated[Path | None, typer.Option(help="Directory of the second run. The default is RUN-again.")] = None,
+    data: cli.Data = None,
+    sandbox: cli.Sandbox = "auto",
+) -> None:
+    """Repeat a recorded run and compare every sample. Compared are tokens, texts and verdicts."""
+    cli.log_to_stderr()
+    from refusion_eval.evaluation.rerun import rerun as repeat
+
+    second = out or run_dir.with_name(f"{run_dir.name}-again")
+    with Interruption(lambda: resume_hint(second), finish_first=False):
+        result = repeat(run_dir, second, data=data, sandbox=sandbox)
+    cli.tell(result.in_words())
+    if not result.is_same:
+        raise typer.Exit(cli.EXIT_INCOMPLETE)
+
+
+@cli.options_from(
+    ModelArgs, "pretrained:model decoder adapter revision backend", without_default=SYSTEM_FIELDS, helps=HELPS
+)
+def check(given: dict[str, Any], system: cli.System = None) -> None:
+    """Say whether a decoder can run a checkpoint. Only the checkpoint's configuration is read, no weights."""
+    from refusion_eval.runs.system import System
+
+    opened = System(parse_model_args(with_system(system, given)))
+    config = opened.model.config
+    brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
+    name, decoder = opened.args.pretrained, opened.args.decoder
+    print(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
+    print(f"{name}: {opened.model.place}")
+
+
+def lm_eval(context: typer.Context) -> None:
+    """Run lm_eval with the model of this project registered. It is for places where Python reads no start-up hook."""
+    from refusion_eval.lm_eval_plugin.any_task import run_lm_eval
+
+    run_lm_eval(context.args)

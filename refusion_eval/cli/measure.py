@@ -1,0 +1,143 @@
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from refusion_eval import cli
+from refusion_eval.errors import ConfigError
+from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.store.atomic_write import write_output
+
+
+@cli.options_from(ModelArgs, "dtype device")
+def bench(
+    given: dict[str, Any],
+    model: Annotated[
+        str, typer.Option(help="Checkpoint folder, hub id, embedded, or a shape: 0.6B, 8B, 0.6B-inflated, 8B-inflated.")
+    ] = "embedded",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Interleaved rounds. The default is 3; 2 for a shape on a CPU.")
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Prompts of each round. The default is 14; 2 for a shape on a CPU.")
+    ] = None,
+    gen_length: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a response. The default is 128; 32 for a shape on a CPU.")
+    ] = None,
+    slot_size: Annotated[int, typer.Option(min=1, help="Slot size k of ReFusion.")] = 8,
+    block_size: Annotated[int, typer.Option(min=1, help="Block size b of ReFusion.")] = 32,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. The default is torch's choice.")] = None,
+    baseline: Annotated[
+        bool | None,
+        typer.Option(
+            "--baseline/--no-baseline",
+            help="Also run the plain baseline on stock transformers. The default is yes; no for a shape on a CPU.",
+        ),
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also print how the time of a decoding is spent.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write all figures to this JSON file.")] = None,
+) -> None:
+    """Measure decoding speed. It is compared with a plain baseline and with the memory limit, by width and batch."""
+    from refusion_eval.bench.bench import run_bench
+
+    cli.prepare(out)
+    extent = {"num_prompts": prompts, "num_rounds": rounds, "gen_length": gen_length, "with_baseline": baseline}
+    report, text = run_bench(
+        model,
+        extent={name: value for name, value in extent.items() if value is not None},
+        settings={"slot_size": slot_size, "block_size": block_size},
+        threads=threads,
+        with_profile=profile,
+        progress=cli.say,
+        **given,
+    )
+    print(text)
+    if out is not None:
+        write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
+
+
+@cli.options_from(ModelArgs, "dtype device revision")
+def locality(
+    given: dict[str, Any],
+    out: Annotated[Path, typer.Option(help="CSV with every ratio and distance.")],
+    model: Annotated[
+        str, typer.Option(help="Checkpoint folder, hub id, or embedded[:NAME], which is measured on the mini task.")
+    ] = "embedded",
+    reading: Annotated[
+        Literal["auto", "bidirectional", "bidirectional_shifted", "refusion"],
+        typer.Option(help="How predictions at masks are read. auto takes what the checkpoint's card says."),
+    ] = "auto",
+    data: cli.Data = None,
+    responses: Annotated[int, typer.Option(help="Number of gold responses, from the first of the benchmark.")] = 100,
+    max_length: Annotated[
+        int | None,
+        typer.Option(help="Skip texts with more tokens, prompt included. The default is the model's length."),
+    ] = None,
+    ratios: Annotated[str, typer.Option(help="Shares of the response that are masked.")] = "0.2,0.4,0.6,0.8",
+    reveals: Annotated[int, typer.Option(help="Tokens that are revealed in a masked response, one at a time.")] = 8,
+    distances: Annotated[
+        str, typer.Option(help="Distances of the printed table, on both sides. The CSV holds all up to 128.")
+    ] = "1,2,4,8,16,32,64,128",
+    seed: Annotated[int, typer.Option(help="Seed of masks and revealed positions.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Texts in one forward.")] = 16,
+) -> None:
+    """Measure how far a revealed token changes predictions. By distance, this is the paper's Figure 3."""
+    from refusion_eval.paper.locality.study import LocalitySettings, locality_command
+
+    settings = LocalitySettings(
+        ratios=cli.numbers_of(ratios, "--ratios", float),
+        reveals=reveals,
+        num_responses=responses,
+        max_length=max_length,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    locality_command(
+        model,
+        settings,
+        out=out,
+        reading=reading,
+        data=data,
+        distances=list(cli.numbers_of(distances, "--distances", int)),
+        console=cli.console(),
+        **given,
+    )
+
+
+def gpu_check(
+    out: Annotated[Path, typer.Option(help="Folder for checks.json, checks.md and roofline.png.")] = Path(
+        "results/local/gpu"
+    ),
+    device: Annotated[str, typer.Option(help="cuda, cuda:1, ...; cpu runs the checks at a small shape.")] = "cuda",
+    shape: Annotated[str, typer.Option(help="Shape of the timed models: 8B (16 GB on the disk each) or 0.6B.")] = "8B",
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of the mini tasks in each check.")] = 14,
+    folder: Annotated[
+        Path | None, typer.Option(help="Existing folder for temporary checkpoints; the default is the system's.")
+    ] = None,
+) -> None:
+    """Check the GPU path on this machine. Speed, kernels and tokens each get a verdict."""
+    import torch
+
+    from refusion_eval.bench.checkpoints import SHAPES
+    from refusion_eval.bench.gpu_check import GpuCheck, conditions, write_report
+
+    on_cpu = device == "cpu"
+    if not on_cpu and not torch.cuda.is_available():
+        raise ConfigError("gpu-check: torch sees no CUDA device here; --device cpu runs the checks at a small shape")
+    if shape not in SHAPES:
+        raise ConfigError(f"--shape {shape} is unknown; choose {' or '.join(SHAPES)}")
+    timed_shape = None if on_cpu else shape
+    out.mkdir(parents=True, exist_ok=True)
+    facts = conditions(torch.device(device), timed_shape)
+    checks = []
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        for check in GpuCheck(device, Path(scratch), timed_shape, prompts, cli.say).run():
+            checks.append(check)
+            name, seconds, result = check
+            print(f"{result.verdict:<8}  {name}: {result.text} ({seconds:.0f} s)", flush=True)
+            write_report(out, facts, checks)
+    print(f"{out}/checks.md")
+    if any(check.result.passed is False for check in checks):
+        raise typer.Exit(cli.EXIT_INCOMPLETE)

@@ -1,0 +1,363 @@
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from refusion_eval import cli
+from refusion_eval.config import unknown_key
+from refusion_eval.decoders import DECODERS
+from refusion_eval.errors import ConfigError
+from refusion_eval.paths import EMBEDDED
+from refusion_eval.report.assemble import page
+from refusion_eval.report.collect import collect
+from refusion_eval.report.frames import frames, play
+from refusion_eval.report.replay import Replay, Speller, replay_of
+from refusion_eval.report.sample import find_sample, sample_replay, speller_of
+from refusion_eval.results import compare as comparing
+from refusion_eval.results.measured import read_measurements, run_measurements
+from refusion_eval.results.render import Table, csv_text, measurement_cells
+from refusion_eval.results.tables import speed_cells, speed_rows, speed_table, summary, summary_table
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.store.atomic_write import write_output
+from refusion_eval.store.records import Sample
+from refusion_eval.store.run_store import Run
+
+# The files of models and of matplotlib load slowly, so they are imported inside the functions that need them.
+
+ANSWERS = 8  # the table of answers
+NUM_CASES = 20  # items that the case study tries
+WIDE = 110  # columns of a terminal that has room for the intervals of claims
+
+# For a prompt of the user on the embedded model: as short as its texts, eight slots to choose from in every block.
+REPLAYED: dict[str, Any] = {"gen_length": 96, "slot_size": 4, "block_size": 32, "tau_slot": 0.6, "tau_token": 0.4}
+
+Runs = Annotated[list[Path], typer.Argument(help="Run directories, finished or not.")]
+
+
+def table(
+    run_dirs: Annotated[list[Path], typer.Argument(help="Run directories. Speed-up needs the baseline's among them.")],
+    csv: cli.Csv = None,
+    markdown: cli.Markdown = None,
+    baseline: cli.Baseline = None,
+    as_json: cli.Json = False,
+) -> None:
+    """Print the table of one or more runs. It has accuracy, TPS, TPF and speed-up, each with its interval."""
+    cli.prepare(csv, markdown)
+    figures = run_measurements(run_dirs, baseline=baseline)
+    shown, cells = summary_table(summary(figures)), measurement_cells(figures)
+    cli.show(shown, cells, as_json=as_json, csv=csv, markdown=markdown)
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="Run directory A.")],
+    after: Annotated[Path, typer.Argument(help="Run directory B.")],
+    common_items: Annotated[
+        bool, typer.Option("--common-items", help="If the runs hold different items, compare those that both hold.")
+    ] = False,
+    filter_name: Annotated[
+        str | None, typer.Option("--filter", help="Compare by this answer filter, which rescore judged both runs with.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each task.")] = None,
+    items: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each item.")] = None,
+    markdown: cli.Markdown = None,
+    as_json: cli.Json = False,
+) -> None:
+    """Compare two runs item by item. It shows the difference with its interval, flips, settings and speed."""
+    cli.prepare(csv, items, markdown)
+    comparison = comparing.compare_runs(before, after, common_items=common_items, filter_name=filter_name)
+    shown, cells = comparing.comparison_table(comparison), comparing.comparison_cells(comparison)
+    cli.show(shown, cells, as_json=as_json, csv=csv)
+    if not as_json:
+        cli.tell("\n".join(comparing.details(comparison)))
+    if items is not None:
+        write_output(items, csv_text(*comparing.item_cells(comparison)))
+    if markdown is not None:
+        write_output(markdown, comparing.comparison_markdown(comparison))
+
+
+def speed(
+    results: Annotated[list[Path], typer.Argument(help="Run directories, all of one machine, or results CSV files.")],
+    csv: cli.Csv = None,
+    markdown: cli.Markdown = None,
+    baseline: cli.Baseline = None,
+    as_json: cli.Json = False,
+) -> None:
+    """Print the speed breakdown: forwards/s, tokens per forward, the memory limit, prefill and both AR loops."""
+    cli.prepare(csv, markdown)
+    rows = speed_rows(read_measurements(results, baseline=baseline))
+    cli.show(speed_table(rows), speed_cells(rows), as_json=as_json, csv=csv, markdown=markdown)
+
+
+def report(
+    run_dirs: Runs,
+    out: Annotated[Path, typer.Option(help="File of the page, which needs no other file and no network.")] = Path(
+        "report.html"
+    ),
+    baseline: cli.Baseline = None,
+    data: cli.Data = None,
+) -> None:
+    """Write one HTML page about runs. It has figures, frontiers, and every sample with each step of its decoding."""
+    from refusion_eval.cli.sources import FoundSources
+
+    cli.log_to_stderr()
+    cli.prepare(out)
+    colours = {name: decoder.style.colour for name, decoder in DECODERS.items()}
+    collected = collect(run_dirs, FoundSources(data), baseline=baseline, colours=colours)
+    for warning in collected.index["warnings"]:
+        cli.say(f"note: {warning}")
+    write_output(out, page(collected.index, collected.chunks))
+    print(f"{out} ({out.stat().st_size / 2**20:.1f} MiB)")
+
+
+def replay(
+    run_dir: Annotated[Path | None, typer.Argument(help="Run directory, finished or not.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task or benchmark. The default is the first of the run.")] = None,
+    sample: Annotated[
+        str | None, typer.Option(help="Id of the item in the benchmark. The default is the first item.")
+    ] = None,
+    number: Annotated[int | None, typer.Option(min=0, help="Number of the sample, if the item has several.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write an animation, x.gif or x.png, instead of playing on the terminal.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.02, max=60, help="Time that each step is shown.")] = 0.5,
+    prompt: Annotated[
+        str | None, typer.Option(help="Decode this prompt with the embedded ReFusion model instead of reading a run.")
+    ] = None,
+) -> None:
+    """Show step by step how one sample was decoded. It plays on the terminal or becomes an animated picture."""
+    from refusion_eval.report.picture import check_format, write_animation
+
+    if (run_dir is None) == (prompt is None):
+        raise ConfigError("name one of the two, a run directory or a --prompt: refusion-eval replay RUN --task gsm8k")
+    if prompt is not None and (task, sample, number) != (None, None, None):
+        raise ConfigError("--task, --sample and --number choose from a run; leave them out with --prompt")
+    if out is not None:
+        check_format(out)
+        cli.prepare(out)
+    cli.log_to_stderr()
+    if run_dir is None:
+        title, steps, speller = _from_prompt(prompt)
+    else:
+        run, decoded = find_sample(run_dir, task, sample, number)
+        title = f"{run.manifest.system} · {decoded.key.task} · {decoded.item_id}"
+        steps, speller = sample_replay(decoded), _speller(run, decoded)
+    if out is None:
+        play(steps, speller, cli.console(), title, seconds)
+        return
+    shown = list(frames(steps, speller))
+    write_animation(shown, out, title, seconds=seconds)
+    print(f"{out} ({len(shown)} frames, {out.stat().st_size / 2**10:.0f} KiB)")
+
+
+def _speller(run: Run, sample: Sample) -> Speller:
+    from refusion_eval.cli.sources import FoundSources
+
+    return speller_of(sample, FoundSources(None).spell(run))
+
+
+def _from_prompt(prompt: str | None) -> tuple[str, Replay, Speller]:
+    from refusion_eval import api
+    from refusion_eval.runs.system import System
+
+    system = System(parse_model_args({"pretrained": EMBEDDED, "decoder": "refusion"}))
+    turn = [{"role": "user", "content": prompt or ""}]
+    ids = system.model.tokenizer.encode(system.model.tokenizer.render_chat(turn))
+    decoded = api.generate(system.model, ids, "refusion", **REPLAYED)
+    steps = replay_of(decoded.trace, slot_size=REPLAYED["slot_size"])
+    return "ReFusion · embedded model", steps, Speller(system.detokenizer.spelled)
+
+
+def export(
+    run_dirs: Runs,
+    out: Annotated[
+        Path | None, typer.Option(help="File of JSON lines. Without it, they go to standard output.")
+    ] = None,
+) -> None:
+    """Write every sample as a line of JSON. The keys are the columns of `refusion_eval.results.load`."""
+    from refusion_eval.results.data_frames import sample_rows
+
+    cli.prepare(out)
+    # A data frame groups by settings and so has them as text; in JSON they are an object like the scores.
+    lines = (json.dumps(row | {"settings": json.loads(row["settings"])}) + "\n" for row in sample_rows(run_dirs))
+    if out is None:
+        sys.stdout.writelines(lines)
+    else:
+        written = list(lines)
+        write_output(out, "".join(written))
+        print(f"{out} ({len(written)} samples)")
+
+
+def plot(
+    figure: Annotated[
+        str, typer.Argument(help="figure1, 3, 4, 5, 6, 7, 8 or 9; or list, which says what each is drawn from.")
+    ],
+    sources: Annotated[
+        list[Path] | None, typer.Argument(help="Sources of the figure, or the CSV that was written with it before.")
+    ] = None,
+    out: cli.Out = Path("figures"),
+    task: Annotated[
+        str | None, typer.Option(help="Benchmark. Default: the sweep's, else mbpp; figures 5 and 9: the run's first.")
+    ] = None,
+    item: Annotated[
+        str | None, typer.Option(help="Item of figures 5 and 9. Default: the right answer with the most steps.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Figures 5 and 9: let this ReFusion (folder, hub id or embedded) answer the first 20 items under the "
+            "settings of the paper's case study (--set changes them), into OUT/case_study, and draw from that."
+        ),
+    ] = None,
+    settings: cli.Settings = None,
+    data: cli.Data = None,
+    width: Annotated[
+        Literal["one", "two"] | None,
+        typer.Option(help="Columns of a paper that the figure takes. Default: as many as it needs."),
+    ] = None,
+) -> None:
+    """Draw the paper's figures beside measured ones. The files are CSV, PNG, PDF, and the caption."""
+    from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
+    from refusion_eval.paper.points import TASK
+
+    if figure == "list":
+        for name, entry in FIGURES.items():
+            print(f"{name}  {entry.shows}; from {entry.sources}")
+        return
+    name = figure if figure.startswith("figure") else f"figure{figure}"
+    if name not in FIGURES:
+        raise unknown_key(figure, FIGURES, what="figure")
+    cli.log_to_stderr()
+    cli.prepare(out / f"{name}.csv")
+    if settings and model is None:
+        raise ConfigError("--set changes the settings of --model; name a model with it")
+    if model is not None:
+        if FIGURES[name].read is not None or sources:
+            raise ConfigError("--model makes the run that figures 5 and 9 are drawn from; name no sources with it")
+        task = task or TASK
+        sources = [_case_study(model, task, cli.read_pairs(settings), data, out / "case_study")]
+    rows = rows_of(name, sources or [], task)
+    if rows is None:
+        rows = _moments(name, sources or [], task, item)
+    for path in write_figure(name, rows, out, width):
+        print(path)
+
+
+def _case_study(model: str, task: str, settings: dict[str, str], data: Path | None, run_dir: Path) -> Path:
+    """Runs the first items of a task by the paper's algorithm; what is not set is as in the paper's case study."""
+    from refusion_eval.evaluation.loop import evaluate, task_names
+    from refusion_eval.paper.studies import CASE_STUDY
+
+    where = {"pretrained": model, "decoder": "refusion", "run_dir": str(run_dir)}
+    where |= {} if data is None else {"data_dir": str(data)}
+    args = parse_model_args({**where, **CASE_STUDY, "fuse": False, **settings})
+    evaluate(args, task_names([task], model, data=data), limit=NUM_CASES)
+    return run_dir
+
+
+def _moments(name: str, sources: list[Path], task: str | None, item: str | None) -> list:
+    """The rows of figure 5 or 9: the text of one sample at one or several steps of its decoding."""
+    from refusion_eval.paper.moments import generation_order, longest_sample, step_by_step
+
+    if len(sources) != 1:
+        raise ConfigError(f"{name} shows one sample; name one run directory")
+    if item is None:
+        task, item = longest_sample(sources[0], task)
+    run, sample = find_sample(sources[0], task, item)
+    make = generation_order if name == "figure5" else step_by_step
+    return list(make(run.manifest.system, sample, _speller(run, sample)))
+
+
+def paper_table(
+    table: Annotated[
+        str, typer.Argument(help="Tables by number, 1 to 7, separated by commas, or all; 8 with --item, from runs.")
+    ],
+    results: cli.Results = None,
+    out: cli.Out = Path("tables"),
+    baseline: cli.Baseline = None,
+    paper: Annotated[
+        Literal["v1", "v2"], typer.Option(help="Version of the paper whose values Table 2 prints.")
+    ] = "v2",
+    item: Annotated[str | None, typer.Option(help="Table 8: the benchmark's id of the problem.")] = None,
+    task: Annotated[str | None, typer.Option(help="Table 8: task or benchmark of the problem.")] = None,
+    data: cli.Data = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(help="Tables 1 to 4: labels of the systems to show, in this order, separated by commas."),
+    ] = None,
+    row: Annotated[
+        str | None, typer.Option(help="Tables 1 to 4: print one measured system as lines of LaTeX; no file is written.")
+    ] = None,
+    intervals: Annotated[
+        bool, typer.Option("--intervals/--no-intervals", help="Whether LaTeX shows intervals.")
+    ] = True,
+) -> None:
+    """Write the paper's tables beside measured figures. The files are CSV, Markdown and LaTeX.
+
+    Table 8 has the answers of several runs to one problem side by side.
+    """
+    from refusion_eval.paper.tables import NUMBERS
+    from refusion_eval.paper.tables import paper_table as make_table
+
+    names = [str(number) for number in NUMBERS] if table == "all" else cli.names_of(table)
+    numbers = [int(name) for name in (name.removeprefix("table") for name in names) if name.isdecimal()]
+    if len(numbers) < len(names) or not set(numbers) <= {*NUMBERS, ANSWERS}:
+        raise ConfigError(f"{table!r}: name tables by number, 1 to {ANSWERS}, or all")
+    if (ANSWERS in numbers) != (item is not None) or (ANSWERS in numbers and numbers != [ANSWERS]):
+        raise ConfigError("Table 8 shows one problem: paper-table 8 RUN RUN RUN --item ID; other tables take no --item")
+    if row is None:
+        cli.prepare(out / f"table{numbers[0]}.csv")
+    if item is not None:
+        made = [_answers(results or [], task, item, data)]
+    else:
+        measured = read_measurements(results or [], baseline=baseline)
+        systems = cli.names_of(rows or "") if row is None else [row]
+        made = [make_table(number, measured, paper, systems) for number in numbers]
+    for made_table in made:
+        if row is None:
+            for path in made_table.write(out, intervals=intervals):
+                print(path)
+        else:
+            _print_row(made_table, row, intervals)
+
+
+def _print_row(table: Table, name: str, intervals: bool) -> None:
+    """Prints score and throughput of a measured system, without the columns of labels."""
+    lines = [line for line in table.lines if line.origin == "measured"]
+    if not lines:
+        raise ConfigError(f"{name} was not measured; name its run or results CSV")
+    for line in lines:
+        label, _, _, *figures = line.shown
+        print("\n".join(table.latex_lines(replace(line, cells=(label, *figures), num_repeated=0), intervals=intervals)))
+
+
+def _answers(run_dirs: list[Path], task: str | None, item: str, data: Path | None) -> Table:
+    from refusion_eval.cli.sources import FoundSources
+    from refusion_eval.paper.answers import answers_table, read_answers
+
+    if not run_dirs:
+        raise ConfigError("Table 8 is made from runs; name their directories")
+    answers = read_answers(run_dirs, task, item)
+    question = FoundSources(data).asked(answers[0].run, answers[0].sample)
+    return answers_table(answers, question.prompt, question.gold)
+
+
+def claims(
+    results: cli.Results = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for claims.csv, averages.csv and claims.md.")] = None,
+) -> None:
+    """Judge the paper's claims by its tables and measured figures. Every average of a speed-up is shown."""
+    from refusion_eval.paper.claims import averages_table, claims_table, write_claims
+    from refusion_eval.paper.judge import judge_all
+    from refusion_eval.paper.studies import sort_sources
+
+    cli.prepare(out and out / "claims.csv")
+    runs, of_studies = sort_sources(results or [])
+    judged, averages = judge_all([*read_measurements(runs), *of_studies])
+    narrow = cli.console().width < WIDE
+    cli.show(claims_table(judged, brief=True, narrow=narrow))
+    cli.show(averages_table(averages, narrow=narrow))
+    if out is not None:
+        write_claims(judged, averages, out)
