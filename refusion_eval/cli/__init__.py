@@ -126,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_command(*words: str) -> int:
     """Runs a command in this process and returns the exit status that it would have in a process of its own."""
+    from refusion_eval.evaluation.turns import free_memory
+
     loudness = {logging.DEBUG: ["--verbose"], logging.WARNING: ["--quiet"]}.get(LOGGER.level, [])
     try:
         main([*loudness, *words])
@@ -134,6 +136,8 @@ def run_command(*words: str) -> int:
     except Exception:  # a defect of one command must not cost the results of the commands after it
         LOGGER.exception("refusion-eval %s ended unexpectedly", words[0])
         return 1
+    finally:
+        free_memory()
     return 0
 
 

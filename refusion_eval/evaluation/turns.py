@@ -34,10 +34,9 @@ def run_in_turns(
         for system in list(remaining):
             if not run(system, Turn(number, rounds)):
                 remaining.remove(system)
-            _free_memory()
 
 
-def _free_memory() -> None:
+def free_memory() -> None:
     """Frees what a finished turn leaves behind, so that the next system has as much memory as in its own process."""
     gc.collect()  # a system and its runner refer to each other
     torch = sys.modules.get("torch")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.loop import num_local_processes, run_worker_or_return, task_names
-from refusion_eval.evaluation.turns import Turn, run_in_turns
+from refusion_eval.evaluation.turns import Turn, free_memory, run_in_turns
 from refusion_eval.lm_eval_plugin.any_task import evaluate_any, load_any
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
@@ -85,6 +85,7 @@ def run_sweep(
             descriptions[job.run_dir] = list(_described(job))
         if not outcome.is_complete and job.run_dir not in result.incomplete:
             result.incomplete.append(job.run_dir)
+        free_memory()
         return True
 
     try:
