@@ -254,15 +254,21 @@ def open_records(directory: Path) -> Iterator[sqlite3.Connection]:
         with refusing(directory):
             before = _state(path)
             connection, needs_no_lock = _open_checked(path, opened)
-        problem: StoreError | None = None
+
+        def require_unchanged() -> None:
+            # Without locks a writer is not kept away, so pages of two states may be mixed.
+            if needs_no_lock and _state(path) != before:
+                raise StoreError(f"{path} was written while it was read; run the same command again")
+
+        # No variable keeps the error: its frames, and what was unpacked in them, would stay in a circle with this one.
         try:
             yield connection
-        except StoreError as error:  # a sample does not know its run
-            problem = error if str(directory) in str(error) else StoreError(f"{directory}: {error}")
-        if needs_no_lock and _state(path) != before:  # no lock kept a writer away, so pages of two states may be mixed
-            raise StoreError(f"{path} was written while it was read; run the same command again") from problem
-        if problem is not None:
-            raise problem
+        except StoreError as error:
+            require_unchanged()
+            if str(directory) in str(error):
+                raise
+            raise StoreError(f"{directory}: {error}") from error  # a sample does not know its run
+        require_unchanged()
 
 
 def _state(path: Path) -> tuple[int, ...]:

@@ -143,7 +143,7 @@ def test_the_cache_is_everything_clean_in_generation_order_and_never_a_mask(prom
     cached: list[tuple[int, int]] = []  # (position, token)
     previous: list[tuple[int, int]] = []
     for step, forward in enumerate(forwards):
-        assert forward.commit.keep is forward.commit.replace is None
+        assert forward.commit.keep is None
         cached += [previous[row] for row in forward.commit.rows]
         previous = list(zip(forward.positions, forward.tokens, strict=True))
         assert cached == [(position, final[position]) for position in chain(*order[:step])]
