@@ -22,7 +22,7 @@ from refusion_eval.errors import ConfigError, RefusionEvalError, ScaleOutError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import Part, System, machine
-from refusion_eval.runs.terminal import Interruption
+from refusion_eval.runs.terminal import Interrupted, Interruption
 from refusion_eval.scaleout import messages
 from refusion_eval.scaleout.channel import POLL_SECONDS, Channel, Finished, open_channel
 from refusion_eval.store.records import Sample
@@ -143,15 +143,18 @@ def serve(channel: Channel, device: str) -> int:
         with channel.heartbeat():
             _serve(channel, messages.own_device(device, channel.info.local_rank))
     except Finished:
-        return 0
+        channel.leave()
     except RefusionEvalError as error:
         print(f"error: process {rank}: {error}", file=sys.stderr, flush=True)
-        with contextlib.suppress(ScaleOutError):  # if the driver is gone, nobody can receive the message
+        with contextlib.suppress(ScaleOutError):  # if the driver is gone, each call waits in vain for minutes
             channel.send({"error": str(error)})
+            channel.leave()
         return 1
-    finally:
+    except Interrupted:
         with contextlib.suppress(ScaleOutError):
             channel.leave()
+        raise
+    return 0
 
 
 def _serve(channel: Channel, device: str) -> NoReturn:
