@@ -173,10 +173,18 @@ Sandbox = Annotated[
         help="Isolation of model-written programs: auto takes the best that works here, none runs them without any."
     ),
 ]
-# A folder that does not exist is refused even if the tasks at hand would not have read it.
+
+
+def _folder(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    # A folder that does not exist is refused even if the tasks at hand would not have read it.
+    if path is not None and not path.is_dir():
+        raise ConfigError(f"{option.opts[0]}: there is no directory {path}; name one, or leave the option out")
+    return path
+
+
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].", exists=True, file_okay=False),
+    typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].", callback=_folder),
 ]
 Tasks = Annotated[
     str,
@@ -187,7 +195,7 @@ Tasks = Annotated[
 ]
 IncludePath = Annotated[
     Path | None,
-    typer.Option(help="Folder with lm-eval task files, whose tasks --tasks may name.", exists=True, file_okay=False),
+    typer.Option(help="Folder with lm-eval task files, whose tasks --tasks may name.", callback=_folder),
 ]
 Prompts = Annotated[
     Literal["ours", "release"] | None,

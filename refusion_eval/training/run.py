@@ -5,6 +5,7 @@ The folder of the run contains `run.json` (settings, data, versions), `log.csv`,
 
 import argparse
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -221,6 +222,7 @@ def main(
         return 2
     finally:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
+            gc.collect()  # the wrapped model, in circles of references, would keep the group until the threads are gone
             torch.distributed.destroy_process_group()
     return 0
 

@@ -74,6 +74,7 @@ def test_stock_lm_eval_in_three_processes_prints_its_results_once(single, tmp_pa
     assert len(re.findall(r"^\|mini_gsm8k", result.out, re.MULTILINE)) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_run_and_the_same_command_completes_it(single, tmp_path):
     command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", *RUN, "--run-dir", tmp_path]
     launched = start(command)
