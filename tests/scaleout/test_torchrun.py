@@ -52,6 +52,7 @@ def test_two_processes_leave_the_records_of_one(single, tmp_path):
     assert result.out.count("mini_gsm8k") == 1  # one table
 
 
+@pytest.mark.slow
 def test_stock_lm_eval_in_three_processes_prints_its_results_once(single, tmp_path):
     arguments = ",".join(f"{key}={value}" for key, value in {**SETTINGS, "run_dir": tmp_path}.items())
     result = run_checked(
@@ -158,6 +159,7 @@ def hosts():
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_two_hosts_joined_by_a_network_leave_the_records_of_one_process(single, hosts, tmp_path):
     rendezvous = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "10.231.7.1", "--master-port", "29500"]
