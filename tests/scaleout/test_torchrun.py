@@ -160,7 +160,6 @@ def hosts():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_two_hosts_joined_by_a_network_leave_the_records_of_one_process(single, hosts, tmp_path):
     rendezvous = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "10.231.7.1", "--master-port", "29500"]
     nodes = [
