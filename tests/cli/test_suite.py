@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from refusion_eval import cli
 from refusion_eval.cli import app, artefacts, suite_runs
 from refusion_eval.cli.artefacts import write_spec
+from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_systems
 from refusion_eval.runs.model_args import published_systems
 from refusion_eval.runs.terminal import Interrupted
@@ -357,7 +358,6 @@ def test_what_cannot_be_run_is_one_line_before_anything_is_run(arguments, messag
         (["--modle", "x"], "No such option: --modle"),
         (["--limit", "0"], "Invalid value for '--limit'"),
         (["--limit"], "Option '--limit' requires an argument"),
-        (["--data", "no/such"], "'no/such' does not exist"),
         (["--sandbox", "off"], "'off' is not one of 'auto', 'none'"),
         (["--prompts", "theirs"], "'theirs' is not one of 'ours', 'release'"),
         (["gsm8k"], "extra argument"),
@@ -367,4 +367,11 @@ def test_a_wrong_option_is_refused_with_status_2(arguments, message):
     done = RUNNER.invoke(app, ["suite", "--dry-run", *arguments], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_folder_of_rows_that_does_not_exist_is_refused_before_anything_is_run():
+    done = suite("--dry-run", "--data", "no/such")
+    assert isinstance(done.exception, ConfigError)
+    assert "--data: there is no directory no/such" in str(done.exception)
     assert done.stdout == ""
