@@ -98,9 +98,17 @@ def _judge_guarded(bench: Benchmark, items: list[tuple[Row, str]], filter_name: 
         return [Verdict(None, ERROR, f"{type(problem).__name__}: {problem}")] * len(items)
 
 
-def _metrics(metric: str, doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+# Functions, not partials: lm-eval copies what a task file names, and only a function is then still the same object.
+def answer_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    return _metrics("acc", results[0])
+
+
+def code_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    return _metrics("pass@1", results[0])
+
+
+def _metrics(metric: str, responses: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Means over the responses to one document: the metric, extracted (an answer was found), strict if any, scored."""
-    responses = results[0]
     scored = [entry for entry in responses if entry["verdict"] != ERROR]
     numbers = {"scored": len(scored) / len(responses)}
     if scored:
@@ -109,6 +117,3 @@ def _metrics(metric: str, doc: Row, results: Sequence[Sequence[Mapping[str, Any]
         if "strict" in scored[0]:
             numbers["strict"] = fmean(entry["strict"] for entry in scored)
     return numbers
-
-
-answer_metrics, code_metrics = partial(_metrics, "acc"), partial(_metrics, "pass@1")

@@ -17,6 +17,7 @@ from refusion_eval.lm_eval_plugin import hooks
 from refusion_eval.lm_eval_plugin.any_task import evaluate_any, split_names
 from refusion_eval.lm_eval_plugin.evaluation import LocalSplits
 from refusion_eval.lm_eval_plugin.tasks import find_other_tasks
+from refusion_eval.paths import tasks_path
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import PASSED
 from refusion_eval.store.run_store import RunReader
@@ -147,6 +148,14 @@ def test_lm_eval_runs_no_program_without_isolation(checkpoint, folder, tmp_path)
     (folder / "sums.yaml").write_text(yaml.safe_dump({**task, "unsafe_code": True}))
     with pytest.raises(ConfigError, match=r"sums: lm-eval runs .* without isolation; allow it with --sandbox none"):
         evaluate_any(arguments(checkpoint, tmp_path / "run"), [str(folder / "sums.yaml")])
+
+
+def test_a_variant_of_this_projects_code_tasks_runs_its_programs_in_the_sandbox(checkpoint, folder):
+    variant = {"include": str(tasks_path() / "mini" / "mini_mbpp.yaml"), "task": "variant", "num_fewshot": 1}
+    (folder / "variant.yaml").write_text(yaml.safe_dump(variant))
+    file = str(folder / "variant.yaml")
+    (task,) = find_other_tasks([file], None, arguments(checkpoint)).load([file])["tasks"].values()
+    assert task.config.process_results is hooks.code_metrics
 
 
 def test_programs_are_isolated_again_after_an_evaluation_without_isolation(checkpoint, folder, tmp_path, monkeypatch):
