@@ -158,6 +158,8 @@ def _with_branches(
     forward: Forward, branches: Sequence[Branch], mask_id: int
 ) -> Steps[tuple[tuple[Readout, ...], Ready]]:
     """Makes a forward with branches after its rows; returns its own readouts, and those of the branches."""
+    if not branches:  # always, unless fused: nothing is copied between two forwards
+        return (yield forward), {}
     tokens, positions = list(forward.tokens), list(forward.positions)
     attention, reads = list(forward.attention), list(forward.reads)
     for branch in branches:
