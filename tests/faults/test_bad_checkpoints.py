@@ -292,7 +292,14 @@ def test_a_bad_checkpoint_is_one_error_that_names_it_and_earlier_results_stay(
     assert not (own_checkpoint / "exploded").exists()
 
 
-@pytest.mark.parametrize("name", ["missing shard", "a pickle named safetensors", "code of its own"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("missing shard", marks=pytest.mark.slow),
+        pytest.param("a pickle named safetensors", marks=pytest.mark.slow),
+        "code of its own",
+    ],
+)
 def test_a_process_of_its_own_refuses_likewise(name, own_checkpoint, tmp_path):
     damage, words = CASES[name]
     damage(own_checkpoint)

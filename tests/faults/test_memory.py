@@ -36,7 +36,7 @@ def calm(tmp_path_factory):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("limit", [1.5, 2.5])
+@pytest.mark.parametrize("limit", [pytest.param(1.5, marks=pytest.mark.slow), 2.5])
 def test_a_run_without_memory_is_one_line_and_continues_with_equal_records(limit, calm, tmp_path):
     command = (*RUN, "--run-dir", tmp_path / "run")
     status, text = started(command, int(limit * GIB))

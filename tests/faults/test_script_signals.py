@@ -71,7 +71,7 @@ def evaluation(tmp_path, name, *arguments):
     return Script(folder, PYTHON, ["eval.sh", *options])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_lets_the_sample_finish_and_the_same_command_continues(number, tmp_path):
     script = evaluation(tmp_path, "first")
     run_dir = tmp_path / "results" / "runs" / "embedded-refusion-unfused"
@@ -90,6 +90,7 @@ def test_a_signal_lets_the_sample_finish_and_the_same_command_continues(number, 
     assert num_recorded(run_dir) == 40
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_continues_with_what_is_recorded(tmp_path):
     script = evaluation(tmp_path, "first")
     run_dir = tmp_path / "results" / "runs" / "embedded-refusion-unfused"

@@ -95,6 +95,7 @@ def tracked(folder):
     return [ROOT / name for name in listed.stdout.split("\0") if name]
 
 
+@pytest.mark.slow
 def test_a_wheel_from_the_source_distribution_is_the_same(wheel, tmp_path):
     with tarfile.open(build("sdist", tmp_path)) as archive:
         archive.extractall(tmp_path, filter="data")

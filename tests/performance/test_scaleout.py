@@ -56,6 +56,7 @@ def test_one_process_has_nothing_to_be_compared_with():
         ScaleOutSettings(num_processes=1)
 
 
+@pytest.mark.slow
 def test_two_processes_are_started_and_both_decode():
     report = measure_scaleout(ScaleOutSettings(num_prompts=6, num_rounds=1, gen_length=16))
     assert sum(report.shares) == 6

@@ -77,6 +77,7 @@ def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "measure_training", measured)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured_once")
 def test_the_command_prints_ratios_first_and_writes_them(script, tmp_path: Path) -> None:
     out = tmp_path / "report.json"

@@ -64,7 +64,14 @@ def _storm_of(caller: Caller) -> Storm:
     return found
 
 
-@pytest.fixture(params=CALLERS, ids=lambda caller: caller.label.replace(" ", "-"))
+# The profiles that root and an ordinary user get on most machines are always tried.
+_ALWAYS = ("namespaces", "landlock")
+
+
+@pytest.fixture(
+    params=[pytest.param(c, marks=() if c.profile in _ALWAYS else pytest.mark.slow) for c in CALLERS],
+    ids=lambda caller: caller.label.replace(" ", "-"),
+)
 def storm(request: pytest.FixtureRequest) -> Storm:
     """All programs against one profile, run the first time it is asked for."""
     found = _storm_of(request.param)

@@ -113,6 +113,7 @@ def test_a_text_that_is_too_long_loses_its_beginning():
         fit([1, 2, 3], [4, 5], longest=2)
 
 
+@pytest.mark.slow
 def test_processes_of_a_launcher_score_for_lm_eval(tmp_path):
     (tmp_path / "scored.py").write_text(SCRIPT)
     alone = run_checked([*PYTHON, tmp_path / "scored.py"])

@@ -103,6 +103,7 @@ def test_an_error_of_the_driver_ends_the_workers(tmp_path):
     assert "error" not in stopped.err
 
 
+@pytest.mark.slow
 def test_a_driver_that_vanishes_costs_each_worker_one_clear_line(tmp_path):
     driver, worker = ranks([*RUN, "--run-dir", tmp_path])
     wait_for(driver, lambda: read_run(tmp_path).num_decoding == 2)

@@ -68,7 +68,7 @@ def rescore_arguments(folder, rows):
     return ["rescore", *map(str, runs)], [run / "rescored" / "ours.csv" for run in runs]
 
 
-@pytest.mark.parametrize("arguments", [score_arguments, rescore_arguments])
+@pytest.mark.parametrize("arguments", [score_arguments, pytest.param(rescore_arguments, marks=pytest.mark.slow)])
 def test_a_killed_command_goes_on_and_judges_nothing_twice(arguments, rows, tmp_path):
     def run(folder, last):
         given, results = commands[folder]
