@@ -30,23 +30,30 @@ GROUPS = {
         "bench",
         "benchmarks/test_an_eighth_benchmark.py",
         "decoders/test_one_file.py",
+        "evaluation/test_prompts_of_a_run.py",
+        "evaluation/test_rerun.py",
         "evaluation/test_resume.py",
         "faults",
-        "lm_eval_plugin/test_adapter.py",
-        "lm_eval_plugin/test_lm_eval_options.py",
-        "lm_eval_plugin/test_prompt_options.py",
+        "lm_eval_plugin",
         "miniature/test_train.py",
+        "packaging/test_declared.py",
         "packaging/test_installation.py",
         "packaging/test_release.py",
         "paper/test_commands.py",
         "performance",
         "scaleout",
         "scoring/test_killed.py",
+        "sweep/test_run.py",
         "test_eval_sh.py",
         "test_examples.py",
         "test_train_sh.py",
         "training/test_run.py",
+        "training/test_token_cache.py",
     ),
+    "extraction": ("benchmarks/extract",),
+    "figures": ("paper/test_figures.py", "paper/test_locality.py"),
+    "golden": ("guard",),
+    "miniature": ("miniature",),
     "rehearsal": ("engine/test_fake_cuda.py", "engine/test_recorded.py", "models/test_kernels.py"),
     "sandbox": ("sandbox",),
     "browser": ("report/test_browser.py",),
@@ -74,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(group)
         if GOLDEN_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("golden")
-        if not any(item.get_closest_marker(group) for group in (*GROUPS, "golden")):
+        if not any(item.get_closest_marker(group) for group in GROUPS):
             item.add_marker("unit")
 
 

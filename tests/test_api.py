@@ -396,6 +396,7 @@ def test_a_mask_id_says_that_a_causal_checkpoint_was_trained_with_masks(shared):
         api.decoder_settings(opened, "dream", mask_id=5)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("environment", "chosen", "threads"),
     [({}, 0, 1), ({"OMP_NUM_THREADS": ""}, 0, 1), ({"OMP_NUM_THREADS": "2"}, 0, 2), ({}, 3, 3)],
@@ -431,6 +432,7 @@ for model in (small, large, small):
 """
 
 
+@pytest.mark.process
 def test_a_small_model_leaves_the_threads_of_the_process_to_other_models():
     unset = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-c", THREADS_OF_TWO_MODELS]
