@@ -18,6 +18,7 @@ from refusion_eval.report.replay import Replay, Speller, replay_of
 from refusion_eval.report.sample import find_sample, sample_replay, speller_of
 from refusion_eval.results import compare as comparing
 from refusion_eval.results.measured import read_measurements, run_measurements
+from refusion_eval.results.measurement import notes_of
 from refusion_eval.results.render import Table, csv_text, measurement_cells
 from refusion_eval.results.tables import speed_cells, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
@@ -355,9 +356,10 @@ def claims(
 
     cli.prepare(out and out / "claims.csv")
     runs, of_studies = sort_sources(results or [])
-    judged, averages = judge_all([*read_measurements(runs), *of_studies])
-    narrow = cli.console().width < WIDE
-    cli.show(claims_table(judged, brief=True, narrow=narrow))
+    measured = [*read_measurements(runs), *of_studies]
+    judged, averages = judge_all(measured)
+    known, narrow = notes_of(measured), cli.console().width < WIDE
+    cli.show(claims_table(judged, known, brief=True, narrow=narrow))
     cli.show(averages_table(averages, narrow=narrow))
     if out is not None:
-        write_claims(judged, averages, out)
+        write_claims(judged, averages, out, known)

@@ -45,10 +45,6 @@ class FoundSources:
         as_sent = next((text for text in texts if prompt_hash(text) == sample.key.prompt_hash), None)
         return Asked(turns.user, gold, TURN_ONLY) if as_sent is None else Asked(as_sent, gold, AS_SENT)
 
-    def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
-        rows = self._rows_of(find_task(task))
-        return None if rows is None else len(rows)
-
     def spell(self, run: Run) -> Spell | None:
         system = self._system(run)
         return None if system is None else system.detokenizer.spelled

@@ -97,7 +97,9 @@ def evaluate(
     model_cache = model_cache or ModelCache()
     wanted = find_tasks(tasks)
     check_model(args, model_cache)
-    items = {task: task.items(args.data_dir)[:limit] for task in wanted}
+    every = {task: task.items(args.data_dir) for task in wanted}
+    whole = {task.name: len(of_task) for task, of_task in every.items()}
+    items = {task: of_task[:limit] for task, of_task in every.items()}
     versions = {task.name: task.benchmark.prompts.version for task in items}
     totals = {task.name: len(of_task) for task, of_task in items.items()}
     if turn is not None:
@@ -114,6 +116,7 @@ def evaluate(
                 [job for job, _, _ in requests],
                 lambda job, sample: scores.judge(*questions[job.key], sample),
                 expected=totals,
+                whole=whole,
                 score_of=scores.running_score,
             )
     return Outcome(session.failed, scores.num_unscored)
@@ -275,6 +278,7 @@ class Session:
         on_sample: Callable[[Job, Sample], None],
         *,
         expected: Mapping[str, int] | None = None,
+        whole: Mapping[str, int] | None = None,
         check_all: bool = False,
         score_of: Callable[[str], RunningScore] | None = None,
     ) -> None:
@@ -284,12 +288,13 @@ class Session:
             on_sample: called with each job and its record: with recorded ones first, then as decoding ends. A record
                 is in the run store before that.
             expected: samples of each task, those of later turns included; the jobs by default.
+            whole: samples of each task without a limit, where that is known.
             check_all: refuse the whole run if one prompt cannot be decoded, instead of recording a failure.
         """
         totals = Counter(job.key.task for job in jobs)
         store = self.store
         if store:
-            store.expect(totals if expected is None else expected)
+            store.expect(totals if expected is None else expected, whole)
         interruption = Interruption(lambda: resume_hint(self.args.run_dir), finish_first=True)
         display = ProgressDisplay(self.args.system_name, dict(totals), score_of=score_of)
         with interruption, display as progress:

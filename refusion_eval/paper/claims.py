@@ -27,7 +27,9 @@ _NOT_NARROW = {*_NOT_BRIEF, "Mini"}
 _NARROW = "A wider terminal and claims.md (--out) also have intervals and the figures of mini tasks."
 
 
-def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False, narrow: bool = False) -> Table:
+def claims_table(
+    judged: Sequence[JudgedClaim], known: Sequence[str] = (), *, brief: bool = False, narrow: bool = False
+) -> Table:
     """One line for each claim that has a formula; the other claims are counted below. A narrow terminal has less."""
     left_out = _NOT_NARROW if narrow else _NOT_BRIEF if brief else set()
     rows = [
@@ -56,7 +58,7 @@ def claims_table(judged: Sequence[JudgedClaim], *, brief: bool = False, narrow: 
         columns=[columns[at] for at in shown],
         rows=[[row[at] for at in shown] for row in rows],
         num_left=3 if left_out else 4,
-        notes=(HOW, _NARROW if narrow else "", others),
+        notes=(HOW, _NARROW if narrow else "", others, *known),
     )
 
 
@@ -125,7 +127,9 @@ def _without_bounds(interval: Interval | None) -> Interval | None:
     return None if interval is None else replace(interval, low=math.nan, high=math.nan)
 
 
-def write_claims(judged: Sequence[JudgedClaim], averages: Sequence[Average], folder: Path) -> None:
+def write_claims(
+    judged: Sequence[JudgedClaim], averages: Sequence[Average], folder: Path, known: Sequence[str] = ()
+) -> None:
     """Writes claims.csv, averages.csv and claims.md. Raises StoreError if a file cannot be written."""
     intervals = [f"{prefix}_{name}" for prefix in ("measured", "mini") for name in ("value", "ci_low", "ci_high")]
     head = [*_COLUMNS, "on_published", "follows", "verdict", "reason", *intervals]
@@ -147,7 +151,11 @@ def write_claims(judged: Sequence[JudgedClaim], averages: Sequence[Average], fol
         lines.append([average.claim.id, average.claim.value, *values, *_bounds(average), average.mini.fused])
     write_output(folder / "averages.csv", csv_text(head, lines))
     task_sets = dict.fromkeys(average.tasks for average in averages)
-    tables = [claims_table(judged), unjudged_table(judged), *(averages_table(averages, tasks) for tasks in task_sets)]
+    tables = [
+        claims_table(judged, known),
+        unjudged_table(judged),
+        *(averages_table(averages, tasks) for tasks in task_sets),
+    ]
     write_output(folder / "claims.md", "\n".join(table.markdown() for table in tables))
 
 

@@ -5,13 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
 from refusion_eval.paper.rows import Point
-from refusion_eval.results.measurement import FUSED, TASKS, Measurement, read_published
+from refusion_eval.results.measurement import FUSED, TASKS, Measurement, read_published, speed_notes
 
 TASK_NAMES: Mapping[str, str] = {task: BENCHMARKS[task].title for task in TASKS}
 MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
-FUSED_SENTENCE = (
-    "Fused: with this engine's fused forwards, which are fewer for the same tokens than the paper's algorithm makes."
-)
 NO_PUBLISHED = "The paper's values are not public."
 
 
@@ -40,10 +37,6 @@ def mini_sentence(measurements: Iterable[Measurement | Point]) -> str:
     return MINI_SENTENCE if any(entry.mini for entry in measurements) else ""
 
 
-def fused_sentence(measurements: Iterable[Measurement | Point]) -> str:
-    return FUSED_SENTENCE if any(entry.fused for entry in measurements) else ""
-
-
 def benchmark_title(points: Sequence[Point]) -> str:
     return task_title(points[0].task, points[0].mini)
 
@@ -57,9 +50,11 @@ def caption(points: Sequence[Point], unit: str = "items") -> list[str]:
     shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "not stated"
     machines = sorted({point.hardware for point in points if point.hardware})
     notes = sorted({point.note for point in points if point.note})
+    limited = sorted({point.limited for point in points if point.limited})
     return [
         f"Filled: measured, n = {shown} {unit} a point{', bars: 95% intervals' if with_bars else ''}.",
         f"Hardware: {', '.join(machines)}." if machines else "",
-        fused_sentence(points),
+        *speed_notes(point.conditions for point in points),
+        f"Limited: {', '.join(limited)} samples were asked for." if limited else "",
         f"\u2020 {'; '.join(notes)}." if notes else "",
     ]

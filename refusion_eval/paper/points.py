@@ -162,7 +162,8 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
             continue
         x, y = by_metric["tpf"].interval, score.interval
         point = _point(run.measurements, score.benchmark, x, y, metric=score.metric, mark=run.mark)
-        points.append(replace(point, hardware=""))  # neither axis is a time
+        # Neither axis is a time.
+        points.append(replace(point, hardware="", num_rounds=0, slowed_by="", attention=""))
     if not points:
         raise DataError(f"{folders[0]}: no run of {task} has a score and tokens per forward")
     return sorted(points, key=lambda point: (point.series, point.x, point.y))
@@ -229,8 +230,11 @@ def _point(
     measurements: Sequence[Measurement], panel: str, x: Interval, y: Interval, *, metric: str, mark: str
 ) -> Point:
     first = measurements[0]
-    incomplete = next((entry.run_id for entry in measurements if not entry.complete), None)
-    notes = [f"{incomplete} is half-written"] if incomplete else []
+    timed = next((entry for entry in measurements if entry.metric == "tps"), None)
+    incomplete = next((entry for entry in measurements if not entry.complete), None)
+    notes = (
+        [] if incomplete is None else [f"{incomplete.run_id} lacks samples ({incomplete.unfinished or 'see its note'})"]
+    )
     notes += [f"{first.run_id}: same decode as {first.same_decode_as}"] if first.same_decode_as else []
     return Point(
         task=first.benchmark,
@@ -242,10 +246,12 @@ def _point(
         **_bounded("y", y),
         n=y.n,
         mark=mark,
-        hardware=next((entry.hardware for entry in measurements if entry.metric == "tps"), ""),
+        hardware="" if timed is None else timed.hardware,
         mini=first.mini,
         fused=any(entry.fused for entry in measurements),
         note="; ".join(notes),
+        limited=first.limited and f"{first.task} {first.limited}",
+        **{name: getattr(timed, name) for name in ("num_rounds", "slowed_by", "attention") if timed is not None},
     )
 
 

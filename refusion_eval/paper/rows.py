@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refusion_eval.errors import DataError
-from refusion_eval.results.measurement import Origin
+from refusion_eval.results.measurement import Conditions, Origin
 from refusion_eval.results.render import csv_records, csv_text
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.untrusted import open_plain
@@ -43,6 +43,14 @@ class Point:
     mini: bool = False
     fused: bool = False
     note: str = ""
+    limited: str = ""
+    num_rounds: int = 0  # 0 for a point that shows no speed
+    slowed_by: str = ""
+    attention: str = ""
+
+    @property
+    def conditions(self) -> Conditions:
+        return Conditions(self.fused, self.num_rounds, self.slowed_by, self.attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.paper.formulas import MissingMeasurement, compute, mean
-from refusion_eval.paper.names import TASK_NAMES, fused_sentence, mini_sentence, system_label
+from refusion_eval.paper.names import TASK_NAMES, mini_sentence, system_label
 from refusion_eval.paths import tasks_path
 from refusion_eval.results.measurement import (
     AVERAGE,
@@ -25,6 +25,7 @@ from refusion_eval.results.measurement import (
     Origin,
     beside_published,
     by_key,
+    notes_of,
     published_measurements,
     read_published,
     require_comparable,
@@ -270,7 +271,7 @@ def _mark_best(lines: Sequence[list[TableCell]], apart: Sequence[list[TableCell]
 
 def _cell(measurement: Measurement | None, printed: Mapping[MeasurementKey, str]) -> TableCell:
     if measurement is None or math.isnan(measurement.value):
-        return EMPTY
+        return EMPTY if measurement is None else TableCell(text="-", dagger=True)
     return _interval_cell(measurement.interval, printed.get(measurement.key), dagger=not measurement.complete)
 
 
@@ -291,14 +292,14 @@ def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]
     if len(counts) == 1:
         items = f"{next(iter(counts))} items a task"
     machines = sorted({entry.hardware for entry in measured if entry.metric == "tps" and entry.hardware})
-    incomplete = ", ".join(sorted({entry.run_id for entry in measured if not entry.complete}))
+    incomplete = any(not entry.complete for entry in measured)
     sentences = [
         f"Here: n = {items}, in brackets 95% intervals.",
         f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
-        fused_sentence(measured),
+        *notes_of(measured),
         mini_sentence(measured),
         f"The averages measured here are over {len(columns)} tasks." if len(columns) > len(TASKS) else "",
-        f"\u2020 Samples are missing in {incomplete}: run it again; such figures are never best." if incomplete else "",
+        "\u2020 Samples are missing; such figures are never best." if incomplete else "",
     ]
     return list(filter(None, sentences))
 

@@ -14,7 +14,15 @@ from refusion_eval.report.replay import Spell, Speller
 from refusion_eval.report.sample import body, list_row, rounded
 from refusion_eval.results.facts import RunFacts, TaskFacts, read_facts
 from refusion_eval.results.measured import measurements_of, setting_text
-from refusion_eval.results.measurement import MEAN_TASK, METRIC_ORDER, SPEED_METRICS, Measurement, that_hold
+from refusion_eval.results.measurement import (
+    MEAN_TASK,
+    METRIC_ORDER,
+    SLOWED,
+    SPEED_METRICS,
+    Measurement,
+    speed_notes,
+    that_hold,
+)
 from refusion_eval.store.records import Sample, ScoreRow
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
@@ -37,9 +45,6 @@ class Sources(Protocol):
 
     def asked(self, run: Run, sample: Sample) -> Asked:
         """The question of a sample. The prompt of a sealed task is never shown."""
-
-    def num_items(self, run: Run, task: str, benchmark: str) -> int | None:
-        """Number of items of the whole task, None if it is not known."""
 
     def spell(self, run: Run) -> Spell | None:
         """Gives the text of token ids of the run, None if its tokenizer is not at hand."""
@@ -116,18 +121,18 @@ class Mark(NamedTuple):
         return f"{self.kind} {self.amount}" if self.amount else self.kind
 
 
-def marks(task: TaskFacts, num_items: int | None) -> list[Mark]:
-    """The marks of a task of one run, whose benchmark has `num_items` items as far as is known."""
-    there = f"{task.num_expected - task.num_missing}"
-    num_asked, unscored, errors = len(task.asked), task.num_unscored, task.num_errors
+def marks(task: TaskFacts, command: str) -> list[Mark]:
+    """The marks of a task of one run, which a command continues."""
+    extent, unscored, errors = task.extent, task.num_unscored, task.num_errors
     machines = f"Samples of this task come from several machines: {' | '.join(sorted(task.hardware))}."
-    ended_early = f"{there} of {task.num_expected} samples: the run ended early or is still going."
-    limited = Mark("limited", f"{num_asked} of {num_items} items were asked for.", f"{num_asked}/{num_items}")
+    ended_early = f"{extent.unfinished} samples: the run ended early or is still going. To continue it: {command}"
+    slowed = f"Speed is {SLOWED}{', '.join(sorted(task.slowed_by))}."
     statements = {
         Mark("sandbox off", "Programs ran without isolation, so their verdicts can be forged."): not task.isolated,
         Mark("mixed hardware", machines): len(task.hardware) > 1,
-        Mark("unfinished", ended_early, f"{there}/{task.num_expected}"): task.num_missing,
-        limited: not task.num_missing and num_items is not None and num_asked < num_items,
+        Mark("unfinished", ended_early, extent.unfinished): extent.unfinished,
+        Mark("limited", f"{extent.limited} samples of the task were asked for.", extent.limited): extent.limited,
+        Mark("slowed", slowed): task.slowed_by,
         Mark("unscored", f"{unscored} samples have no verdict: the run has not ended.", unscored): unscored,
         Mark("errors", f"{errors} samples failed and are in no figure.", errors): errors,
         Mark("batched", "Some samples were decoded together; their times are in no speed figure."): any(
@@ -199,7 +204,7 @@ def collect(
         "metrics": [*ordered, *sorted(metrics - set(ordered))],
         "speed": list(SPEED_METRICS),
         "states": {state: look.name for state, look in LOOKS.items()},
-        "warnings": warnings(cells, runs),
+        "warnings": [*warnings(cells, runs), *speed_notes(entry.conditions for entry in measurements)],
     }
     return ReportData(index, chunks)
 
@@ -239,8 +244,11 @@ class _Collector:
             by_task[entry.task, entry.task_version, *sorted(entry.settings.items())][entry.metric] = _encoded(entry)
         marks_by_task: dict[str, list[Mark]] = {}
         for task in facts.tasks:
-            num_items = self._sources.num_items(run, task.task, task.benchmark)
-            marks_by_task.setdefault(task.task, []).extend(task_marks := marks(task, num_items))
+            marks_by_task.setdefault(task.task, []).extend(task_marks := marks(task, run.command))
+            if task.identity not in part.rows:
+                version, shown = task.task_version, [(mark.label, mark.sentence) for mark in task_marks]
+                yield _cell(task=task.task, version=version, mini=task.mini, marks=shown)
+                continue
             rows = sorted(part.rows[task.identity], key=lambda row: (_natural(row["item_id"]), row["number"]))
             self._writer.flush()
             chunk, _ = self._writer.add({name: [row[name] for row in rows] for name in rows[0]})
@@ -258,7 +266,6 @@ class _Collector:
                 metrics=by_task[task.task, task.task_version, *sorted(settings.items())],
                 list=chunk,
             )
-        yield from _empty(run, facts.tasks)
         yield from _means(measurements, marks_by_task)
 
     def about(self, run: Run) -> dict[str, Any]:
@@ -302,14 +309,6 @@ def _cell(**facts: Any) -> dict[str, Any]:
     empty: dict[str, Any] = {"task": "", "version": "", "benchmark": "", "mini": False, "sealed": False, "mean": False}
     empty |= {"settings": {}, "hardware": [], "items": 0, "samples": 0, "marks": [], "metrics": {}, "list": None}
     return empty | facts
-
-
-def _empty(run: Run, begun: Sequence[TaskFacts]) -> Iterator[dict[str, Any]]:
-    """Tasks that the run was asked for and has no sample of."""
-    mark = ("no samples", "The run was stopped before this task began, or has not come to it yet.")
-    for task, version in sorted(run.manifest.tasks.items()):
-        if task not in {facts.task for facts in begun}:
-            yield _cell(task=task, version=str(version), mini=is_mini(task), marks=[mark])
 
 
 def _means(entries: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[Mark]]) -> Iterator[dict[str, Any]]:

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Z_95, Bootstrap, Interval, bootstrap_mean, by_item, mean_of, speedup
-from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, read_facts
+from refusion_eval.results.facts import Extent, RunFacts, SampleFacts, TaskFacts, read_facts
 from refusion_eval.results.measured import seed_of
-from refusion_eval.results.measurement import MEAN_TASK, MINI_NOTE
+from refusion_eval.results.measurement import MEAN_TASK, MINI_NOTE, Conditions, TaskExtent, extent_notes, speed_notes
 from refusion_eval.results.render import Table, interval_cells, interval_text, markdown_prose
 from refusion_eval.store.records import BY_FILTER, PASSED, as_json, differences
 
@@ -46,6 +46,7 @@ class TaskComparison:
     items: Sequence[ItemChange]
     left_out: int
     difference: Interval
+    extents: tuple[Extent, Extent] | None = None  # of A and of B; None for a mean
     detectable: float = math.nan
     settings: Sequence[str] = ()
     speed: Interval | None = None  # TPS of B over TPS of A on the same items; None if there is no such ratio
@@ -80,6 +81,7 @@ class Comparison(NamedTuple):
     tasks: Sequence[TaskComparison]
     lines: Sequence[TaskComparison]
     only_in_one: Sequence[str]
+    notes: Sequence[str]  # what the records know of missing samples, limits and speeds
 
 
 def compare_runs(
@@ -113,6 +115,23 @@ def compare_runs(
         tasks=tasks,
         lines=[*tasks, _mean_of_tasks(tasks)] if has_mean else tasks,
         only_in_one=sorted(tasks_a.keys() ^ tasks_b.keys()),
+        notes=[
+            *extent_notes(
+                TaskExtent(facts.run.run_id, facts.run.command, task.task, task.extent.unfinished, task.extent.limited)
+                for facts in (run_a, run_b)
+                for task in facts.tasks
+            ),
+            *speed_notes(
+                Conditions(
+                    num_rounds=len({sample.round for sample in task.samples}),
+                    slowed_by="|".join(sorted(task.slowed_by)),
+                    attention=facts.run.manifest.attention,
+                )
+                for facts in (run_a, run_b)
+                for task in facts.tasks
+                if task.task in names and any(entry.speed for entry in tasks)
+            ),
+        ],
     )
 
 
@@ -140,6 +159,8 @@ def mcnemar(gained: int, lost: int) -> float:
 def _tasks(facts: RunFacts) -> dict[str, TaskFacts]:
     tasks: dict[str, TaskFacts] = {}
     for task in facts.tasks:
+        if not task.asked:  # no sample is there yet
+            continue
         if tasks.setdefault(task.task, task) is not task:
             several = f"{facts.run.run_id} holds {task.task} in several versions or settings"
             raise StoreError(f"{several}; compare runs of one")
@@ -170,6 +191,7 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metri
         items=sorted(items, key=lambda item: item.item_id),
         left_out=left_out,
         difference=_difference(items, seed),
+        extents=(before.extent, after.extent),
         detectable=100 * detectable_difference([item.after - item.before for item in items]),
         settings=differences(_without_none(before.settings), _without_none(after.settings), ("A", "B")),
         speed=speed,
@@ -251,7 +273,7 @@ def comparison_table(comparison: Comparison) -> Table:
         counted.append("other prompts")
     rows = [
         (
-            task.task,
+            _marked(task),
             str(len(task.items)),
             *(f"{accuracy:.1f}" for accuracy in task.accuracies),
             interval_text(task.difference),
@@ -268,9 +290,21 @@ def comparison_table(comparison: Comparison) -> Table:
         "Gained, lost: items that only B, only A has right (of several samples: more often).",
     ]
     notes += [f"No speed ratio: {reason}." for reason in sorted({task.no_speed for task in comparison.tasks} - {""})]
+    notes += comparison.notes
     notes += [f"mini: {MINI_NOTE}."] if any(task.mini for task in comparison.tasks) else []
     columns = ("Task", "n", "A %", "B %", "B - A", "Detectable", "p", *map(str.capitalize, counted), "Speed B / A")
     return Table(title=f"A = {comparison.before}, B = {comparison.after}", columns=columns, rows=rows, notes=notes)
+
+
+def _marked(task: TaskComparison) -> str:
+    """The name of a task, with what it lacks in A and in B."""
+    marks = [
+        f"{run} {name} {text}"
+        for run, extent in zip("AB", task.extents or (), strict=False)
+        for name in ("unfinished", "limited")
+        if (text := getattr(extent, name))
+    ]
+    return f"{task.task} [{', '.join(marks)}]" if marks else task.task
 
 
 def details(comparison: Comparison) -> list[str]:
@@ -311,6 +345,8 @@ def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]
         row |= interval_cells("difference", task.difference) | {"detectable": task.detectable}
         row |= {name.replace(" ", "_"): len(items) for name, items in task.flips.items()}
         row |= interval_cells("speed_ratio", task.speed)
+        for run, extent in zip(("before", "after"), task.extents or (None, None), strict=True):
+            row |= {f"{name}_{run}": getattr(extent, name, "") for name in ("unfinished", "limited")}
         rows.append(row | {"no_speed": task.no_speed, "p_value": task.p_value})
     return list(rows[0]), [list(row.values()) for row in rows]
 

@@ -1,6 +1,7 @@
 """Runs as pandas data frames: one row a sample, or one row a figure with its interval."""
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -8,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from refusion_eval.benchmarks import is_mini
+from refusion_eval.results.facts import Extent
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import csv_columns, csv_values
-from refusion_eval.store.records import PASSED, Sample, ScoreRow, dump
+from refusion_eval.store.records import PASSED, REFUSED, Sample, ScoreRow, dump
 from refusion_eval.store.run_store import Run, RunReader
 
 RunDirs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -20,10 +22,10 @@ SAMPLE_COLUMNS = (
     *("run_id", "system", "backbone", "decoder", "task", "task_version", "benchmark", "mini", "item_id", "sample"),
     *("text", "extracted", "verdict", "reason", "passed", "error", "stop"),
     *("prompt_tokens", "tokens", "forwards", "tpf", "seconds", "prefill_seconds", "batch_size", "warm", "hardware"),
-    *("settings", "settings_hash", "doc_hash", "prompt_hash", "scores"),
+    *("settings", "settings_hash", "doc_hash", "prompt_hash", "scores", "unfinished", "limited"),
 )
 # Facts that `figures` has after the columns of the CSV.
-FIGURE_FACTS = ("system_key", "decoder", "finished", "scored", "isolated", "fused", "complete")
+FIGURE_FACTS = ("system_key", "decoder", "finished", "unfinished", "limited", "scored", "isolated", "fused", "complete")
 # Types of columns. Text is of type object, because it may hold lone surrogates, which pandas' own type refuses.
 _TYPES = {
     **dict.fromkeys(("sample", "prompt_tokens", "tokens", "forwards", "batch_size", "n", "samples", "errors"), "int64"),
@@ -57,6 +59,7 @@ def load(run_dirs: RunDirs) -> pd.DataFrame:
         - settings, settings_hash: decoder settings in force, as JSON and as a hash.
         - doc_hash, prompt_hash: equal across runs for the same item, and for the same rendered prompt.
         - scores: metrics that scorers named themselves, as a dict.
+        - unfinished, limited: `26 of 40` samples of the task are there, `40 of 100` were asked for; empty for all.
 
     Raises:
         StoreError: a directory holds no readable run.
@@ -81,6 +84,8 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
         - forwards, tokens, seconds, samples, errors: totals over the samples; failed ones are in no figure.
         - benchmark, mini, attention, hardware, note, task_version: the rest, as `Measurement` documents it.
         - system_key, decoder: key in systems.toml, and name of the decoder.
+        - unfinished, limited: `26 of 40` samples are there, `40 of 100` samples of the task were asked for; empty for
+          all of them.
         - finished, scored, isolated, complete: whether all samples that were asked for are there, all have a verdict,
           all programs ran in isolation, and no sample is missing from the figure.
         - fused: whether forwards that verify and plan at once are in the figure.
@@ -114,9 +119,25 @@ def sample_rows(run_dirs: RunDirs) -> Iterator[dict[str, Any]]:
     """The rows of `load` one by one, each from column to value. Raises StoreError as `load` does."""
     for run_dir in _as_list(run_dirs):
         with RunReader.open(run_dir) as reader:
-            scores = reader.scores_by_sample()
+            scores, extents = reader.scores_by_sample(), _extents(reader)
             for sample in reader.samples(traces=False):
-                yield _sample_row(reader.run, sample, scores.get(sample.key, {}))
+                extent = extents[sample.key.task]
+                row = _sample_row(reader.run, sample, scores.get(sample.key, {}))
+                yield row | {"unfinished": extent.unfinished, "limited": extent.limited}
+
+
+def _extents(reader: RunReader) -> dict[str, Extent]:
+    """How much of each task is there; not known of a task under several settings."""
+    keys = [s.key for s in reader.samples(traces=False) if s.error is None or s.stop == REFUSED]
+    present, kinds = (
+        Counter(key.task for key in keys),
+        Counter(task for task, _ in {(k.task, k.settings_hash) for k in keys}),
+    )
+    run = reader.run
+    known = {task: (run.expected.get(task, 0), run.whole.get(task, 0)) for task, num in kinds.items() if num == 1}
+    return defaultdict(
+        lambda: Extent(0, 0, 0), {task: Extent(present[task], *totals) for task, totals in known.items()}
+    )
 
 
 def _sample_row(run: Run, sample: Sample, scores: dict[str, ScoreRow]) -> dict[str, Any]:

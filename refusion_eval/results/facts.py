@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks import BENCHMARKS, is_mini
+from refusion_eval.benchmarks import BENCHMARKS, find_task, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
@@ -45,6 +45,24 @@ class SampleFacts(Timing):
         return self.scores.get(PASSED)
 
 
+class Extent(NamedTuple):
+    """How much of a task a run has, in samples; a number that is not known is 0."""
+
+    present: int  # decoded, or refused at every attempt
+    expected: int  # asked for
+    whole: int  # without a limit
+
+    @property
+    def unfinished(self) -> str:
+        """How many of the samples that were asked for are there; empty if that is all of them."""
+        return f"{self.present} of {self.expected}" if self.present < self.expected else ""
+
+    @property
+    def limited(self) -> str:
+        """How many samples of the whole task were asked for; empty if that is all of them."""
+        return f"{self.expected} of {self.whole}" if self.expected < self.whole else ""
+
+
 @dataclass(slots=True)
 class TaskFacts:
     """All samples of one task under one set of settings, in canonical order."""
@@ -58,7 +76,8 @@ class TaskFacts:
     num_errors: int = 0
     num_refused: int = 0  # errors that recur at every attempt
     hardware: set[str] = field(default_factory=set)
-    num_expected: int = 0  # samples that the run was asked for; 0 if it does not say how many
+    num_expected: int = 0
+    num_whole: int = 0
     prompts: set[str] = field(default_factory=set)
     num_cut: int = 0  # good samples that reached the length of the settings, and so may lack their end
     slowed_by: set[str] = field(default_factory=set)
@@ -82,14 +101,9 @@ class TaskFacts:
         return "pass@1" if self.is_code else "accuracy"
 
     @property
-    def finished(self) -> bool:
-        """Whether every sample that was asked for is there, failed ones not counted."""
-        return len(self.samples) >= self.num_expected
-
-    @property
-    def num_missing(self) -> int:
-        """Samples that the same command, run again, would still add; refused ones fail at every attempt."""
-        return max(0, self.num_expected - len(self.samples) - self.num_refused)
+    def extent(self) -> Extent:
+        """How much of the task is there; samples that failed, which the same command tries again, are not."""
+        return Extent(len(self.samples) + self.num_refused, self.num_expected, self.num_whole)
 
     @property
     def num_unscored(self) -> int:
@@ -152,10 +166,16 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
             machine = fingerprints[sample.process_id]
             task.samples.append(_reduced(sample, run, machine, scores.get(sample.key, {}), trace))
     names = [task.task for task in tasks.values()]
+    for name, version in run.manifest.tasks.items():
+        if name not in names and run.expected.get(name):  # no sample of it is there yet
+            entry = find_task(name)
+            tasks[name, str(version), ""] = TaskFacts(
+                name, str(version), "", "" if entry is None else entry.benchmark.name, {}
+            )
     for task in tasks.values():
         task.items = digest(str(sample.item) for sample in task.samples)
-        if names.count(task.task) == 1:  # the run does not say how many each of two settings should have
-            task.num_expected = run.expected.get(task.task, 0)
+        if names.count(task.task) <= 1:  # the run does not say how many each of two settings should have
+            task.num_expected, task.num_whole = (total.get(task.task, 0) for total in (run.expected, run.whole))
     return RunFacts(run, [tasks[key] for key in sorted(tasks)])
 
 

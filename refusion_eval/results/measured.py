@@ -72,13 +72,16 @@ class Measure(NamedTuple):
 
 
 def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
-    """The measurements of run directories and results files but those that are NaN; StoreError for unreadable ones."""
+    """The measurements of run directories and results files; StoreError for unreadable ones.
+
+    Those that are NaN are left out, except where the samples are still to come.
+    """
     paths = [Path(source) for source in sources]
     measurements = [entry for path in paths if path.is_file() for entry in read_csv(path)]
     directories = [path for path in paths if not path.is_file()]
     if directories:
         measurements += run_measurements(directories, baseline=baseline)
-    return [entry for entry in measurements if not math.isnan(entry.value)]
+    return [entry for entry in measurements if entry.unfinished or not math.isnan(entry.value)]
 
 
 def run_measurements(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
@@ -141,11 +144,12 @@ def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]
         return  # one task needs no mean; a task under two settings has no single score
     by_name = [{_mean_name(measure.metric): measure for measure in measures} for _, measures in part]
     num_errors, num_unscored = sum(task.num_errors for task in tasks), sum(task.num_unscored for task in tasks)
-    unfinished = ", ".join(task.task for task in tasks if not task.finished)
+    unfinished, limited = _of_tasks(tasks, "unfinished"), _of_tasks(tasks, "limited")
     sentences = {
         f"unweighted mean over {len(tasks)} tasks ({', '.join(task.task for task in tasks)})": True,
         f"{num_errors} samples are errors and in no figure": num_errors,
-        f"half-written: {unfinished}": unfinished,
+        f"unfinished: {', '.join(unfinished)}": unfinished,
+        f"limited: {', '.join(limited)}": limited,
         f"{num_unscored} samples are not scored": num_unscored,
         UNISOLATED: not all(task.isolated for task in tasks),
     }
@@ -153,6 +157,12 @@ def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]
     for metric in by_name[0]:
         if all(metric in measures for measures in by_name):
             yield _measurement(run, tasks, [measures[metric] for measures in by_name], notes)
+
+
+def _of_tasks(tasks: Sequence[TaskFacts], name: str) -> list[str]:
+    """What an extent says of each of several tasks, with its name; without the name if there is only one."""
+    texts = {task.task: getattr(task.extent, name) for task in tasks}
+    return [f"{task} {text}" if len(tasks) > 1 else text for task, text in texts.items() if text]
 
 
 def _measurement(
@@ -184,7 +194,9 @@ def _measurement(
         errors=sum(task.num_errors for task in tasks),
         num_refused=sum(task.num_refused for task in tasks),
         num_cut=sum(task.num_cut for task in tasks),
-        finished=all(task.finished for task in tasks),
+        unfinished="|".join(_of_tasks(tasks, "unfinished")),
+        limited="|".join(_of_tasks(tasks, "limited")),
+        command=run.command,
         scored=not any(task.num_unscored for task in tasks),
         isolated=all(task.isolated for task in tasks),
         num_rounds=min(len({sample.round for sample in task.samples} or {1}) for task in tasks),
@@ -253,9 +265,10 @@ def _sort_key(measurement: Measurement) -> tuple:
 def _notes(task: TaskFacts) -> list[str]:
     num_samples, unjudged, rounds = len(task.samples), task.unjudged, {sample.round for sample in task.samples}
     more = f" and {len(unjudged) - _NUM_NAMED} more" if len(unjudged) > _NUM_NAMED else ""
-    missing = f"half-written: {num_samples} of {task.num_expected} samples are there, run its command again"
+    extent = task.extent
     sentences = {
-        missing: task.num_missing,
+        f"unfinished: {extent.unfinished} samples are there, run its command again": extent.unfinished,
+        f"limited: {extent.limited} samples were asked for": extent.limited,
         f"{task.num_refused} {REFUSED_NOTE}": task.num_refused,
         f"{task.num_errors} of {task.num_errors + num_samples} samples are errors and in no figure": task.num_errors,
         f"{task.num_unscored} of {num_samples} samples are not scored": task.num_unscored,
@@ -275,7 +288,7 @@ def seed_of(task: str) -> int:
 def _scores(task: TaskFacts) -> Iterator[Measure]:
     """Accuracy and what goes with it, then the metrics that scorers name themselves."""
     # An accuracy over the texts that happened to be judged would leave out those that a program kept from it.
-    withheld = task.finished and 0 < task.num_unscored < len(task.samples)
+    withheld = not task.extent.unfinished and 0 < task.num_unscored < len(task.samples)
     if not task.samples or withheld:  # a task with nothing but errors has a figure that says so
         undefined = Bootstrap(math.nan, np.full(RESAMPLES, np.nan), 0)
         yield Measure(task.score_name, _PERCENT, undefined, task.samples)

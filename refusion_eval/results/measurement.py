@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE
 from refusion_eval.errors import DataError, StoreError
@@ -44,6 +44,70 @@ REFUSED_NOTE = "prompts were refused, for example as too long for the context, a
 UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
 
 
+class Conditions(NamedTuple):
+    """What the records know of how a number was measured; of a number that is no speed only whether it is fused."""
+
+    fused: bool = False
+    num_rounds: int = 0
+    slowed_by: str = ""
+    attention: str = ""
+
+
+def speed_notes(entries: Iterable[Conditions]) -> list[str]:
+    """Sentences about what the records know of measured speeds, for wherever such a number stands."""
+    entries = list(entries)
+    slowed = sorted({sentence for entry in entries for sentence in entry.slowed_by.split("|")} - {""})
+    kernels = sorted({entry.attention for entry in entries} - {""})
+    in_rounds = {entry.num_rounds > 1 for entry in entries if entry.num_rounds}
+    sentences = {
+        "Intervals of speed also cover the rounds in which the systems took turns.": True in in_rounds,
+        "A speed of one round has an interval that leaves out changes of the machine's own speed.": False in in_rounds,
+        f"Speed is {SLOWED}{', '.join(slowed)}.": slowed,
+        f"Attention was computed by different kernels ({', '.join(kernels)}).": len(kernels) > 1,
+        "Fused: fewer forwards for the same tokens than the paper's algorithm makes.": any(
+            entry.fused for entry in entries
+        ),
+    }
+    return that_hold(sentences)
+
+
+class TaskExtent(NamedTuple):
+    """How much of a task a run has, with the command that continues the run; see `Measurement.unfinished`."""
+
+    run_id: str
+    command: str
+    task: str
+    unfinished: str
+    limited: str
+
+
+def extent_notes(extents: Iterable[TaskExtent]) -> list[str]:
+    """Sentences about runs that lack samples, with the commands that continue them, and about limits."""
+    unfinished: dict[tuple[str, str], dict[str, None]] = {}
+    limited: dict[str, None] = {}
+    for extent in extents:
+        if extent.unfinished:
+            unfinished.setdefault(extent[:2], {})[f"{extent.task} {extent.unfinished}"] = None
+        if extent.limited:
+            limited[f"{extent.task} {extent.limited}"] = None
+    sentences = [
+        f"{run_id} is unfinished: {', '.join(tasks)} samples are there (to continue it: {command or 'run it again'})."
+        for (run_id, command), tasks in unfinished.items()
+    ]
+    return [*sentences, *([f"Limited: {', '.join(limited)} samples were asked for."] if limited else [])]
+
+
+def notes_of(measurements: Iterable["Measurement"]) -> list[str]:
+    """The sentences of `extent_notes` and `speed_notes` about some measurements."""
+    measured = [entry for entry in measurements if entry.origin == "measured"]
+    extents = (
+        TaskExtent(entry.run_id, entry.command, entry.task, entry.unfinished, entry.limited)
+        for entry in measured
+        if not entry.is_mean  # its tasks say it themselves
+    )
+    return [*extent_notes(extents), *speed_notes(entry.conditions for entry in measured)]
+
+
 def that_hold(statements: Mapping[_Statement, object]) -> list[_Statement]:
     """The statements whose conditions are true, in their order."""
     return [statement for statement, holds in statements.items() if holds]
@@ -71,7 +135,8 @@ class Measurement:
     n: int = 0  # items
     samples: int = 0
     errors: int = 0  # samples that failed and are in no measurement
-    finished: bool = True
+    unfinished: str = ""  # `26 of 40` samples that were asked for are there; several tasks joined by `|`
+    limited: str = ""  # `40 of 100` samples of the task were asked for; several tasks joined by `|`
     scored: bool = True
     isolated: bool = True
     batch_size: str = ""  # requests decoded at the same time; several joined by `|`; empty if not published
@@ -94,6 +159,7 @@ class Measurement:
     same_decode_as: str = ""  # run of a sweep, of other settings, with the same tokens and forwards for every item
     slowed_by: str = ""  # what made the speed lower than it need be, sentences joined by `|`
     items: str = field(default="", compare=False)  # digest of the items; empty if published or read from a file
+    command: str = field(default="", compare=False)  # that continues the run; empty if published or read from a file
 
     @property
     def key(self) -> MeasurementKey:
@@ -133,6 +199,16 @@ class Measurement:
     @property
     def is_mean(self) -> bool:
         return self.benchmark == AVERAGE
+
+    @property
+    def conditions(self) -> Conditions:
+        if self.metric in SPEED_METRICS:
+            return Conditions(self.fused, self.num_rounds, self.slowed_by, self.attention)
+        return Conditions(self.fused)
+
+    @property
+    def finished(self) -> bool:
+        return not self.unfinished
 
     @property
     def complete(self) -> bool:

@@ -357,7 +357,7 @@ _COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
 _WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
 # ... and those of files alone, after all others.
 _USUAL_FACTS: dict[str, Any] = {"num_tasks": 1, "finished": True, "scored": True, "isolated": True, "generate": False}
-_USUAL_FACTS |= {"slowed_by": "", "same_decode_as": ""}
+_USUAL_FACTS |= {"slowed_by": "", "same_decode_as": "", "unfinished": "", "limited": ""}
 
 
 def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
@@ -416,6 +416,8 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
     in_force = {name: cell for name, cell in record.items() if cell and name.startswith(SETTING_PREFIX)}
     settings = {name.removeprefix(SETTING_PREFIX): cell for name, cell in in_force.items()}
     label, task, generate = values.pop("system"), values["task"], values.pop("generate", False)
+    if not values.pop("finished", True):  # files of version 1.0 do not say how much is there
+        values.setdefault("unfinished", "some")
     notes = tuple(note for note in values.pop("note").split("; ") if note and note != MINI_NOTE)
     values["mini"] = record["mini"] == "yes"
     values["benchmark"] = AVERAGE if task == MEAN_TASK else values["benchmark"] or task

@@ -18,9 +18,9 @@ from refusion_eval.results.measurement import (
     MEAN_TASK,
     PASS_AT_1,
     REFUSED_NOTE,
-    SLOWED,
     UNISOLATED,
     Measurement,
+    notes_of,
     require_comparable,
     that_hold,
 )
@@ -76,10 +76,6 @@ _ENERGY_NOTE = (
     "J: of the whole GPU, from its own counter, which advances in steps of some tens of milliseconds; rough for one "
     "response, not for the mean of many."
 )
-_FUSED_NOTE = (
-    "Fused: verifications carry likely next plans, so tok/fwd and x AR hold a gain of this engine beside the "
-    "algorithm's; fuse=false shows the algorithm's alone."
-)
 _FEWER_NOTE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
 _OTHER_ITEMS_NOTE = (
     "Letters at n: rows of one task with different letters rest on different items, so their figures do not compare; "
@@ -91,6 +87,12 @@ def _marked(system: str, marks: Mapping[str, object]) -> str:
     """The label of a system with those marks in brackets that hold."""
     holding = that_hold(marks)
     return f"{system} [{', '.join(holding)}]" if holding else system
+
+
+def extent_marks(measurement: Measurement) -> dict[str, str]:
+    """The marks of a task of a run that lacks samples or was limited; a mean leaves the numbers to its tasks."""
+    texts = {name: getattr(measurement, name) for name in ("unfinished", "limited")}
+    return {name if measurement.is_mean else f"{name} {text}": text for name, text in texts.items()}
 
 
 def _have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
@@ -137,6 +139,7 @@ class SummaryLine:
         measurement = self.any_measurement
         mini = " (mini)" if measurement.mini and not is_mini(self.task) else ""
         marks = {
+            **extent_marks(measurement),
             f"{self.errors} errors": self.errors,
             "fewer items": fewer,
             f"same decode as {measurement.same_decode_as}": measurement.same_decode_as,
@@ -214,63 +217,55 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
     tasks = [line for line in lines if line.task != MEAN_TASK]
     num_refused = sum(line.any_measurement.num_refused for line in tasks)
     num_errors = sum(line.errors for line in tasks) - num_refused
-    rounds = {None if (tps := line.measurement("tps")) is None else tps.num_rounds > 1 for line in lines}
     every = [line.any_measurement for line in lines]
-    fused, cut, mini = (any(getattr(entry, name) for entry in every) for name in ("decoded_fused", "num_cut", "mini"))
+    cut, mini = (any(getattr(entry, name) for entry in every) for name in ("num_cut", "mini"))
     release, other = RELEASE in {entry.prompts for entry in every}, any(OTHER in entry.prompts for entry in every)
-    slowed_by = {entry.slowed_by for line in lines for entry in line.measurements.values()}
-    slowed = sorted({sentence for sentences in slowed_by for sentence in sentences.split("|")} - {""})
+    known = notes_of(entry for line in lines for entry in line.measurements.values())
+    untimed = any(line.measurement("tps") is None for line in lines)
     sentences = {
         "There are no samples.": not lines,
         "In brackets: 95% interval by item.": bool(lines),
-        "Intervals of speed also cover the rounds in which the systems took turns.": True in rounds,
-        "A speed of one round has an interval that leaves out changes of the machine's own speed.": False in rounds,
-        f"Speed is {SLOWED}{', '.join(slowed)}.": bool(slowed),
+        **dict.fromkeys(known, True),
         MINI_CAPTION: mini,
         f"{num_errors} samples are errors and in no figure; run the same command again to retry them.": num_errors > 0,
         f"{num_refused} {REFUSED_NOTE}.": num_refused > 0,
         f"No isolation: {UNISOLATED}.": not all(line.isolated for line in lines),
-        "Fused: fewer forwards for the same tokens than the paper's algorithm makes.": fused,
         "Cut short: responses that reached the length of the settings, and so may lack their answer.": cut,
         "Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.": release,
         "Other prompts: neither those of this project nor those of the release.": other,
-        "No TPS where no sample was decoded alone after a warm-up, or on several machines.": None in rounds,
+        "No TPS where no sample was decoded alone after a warm-up, or on several machines.": untimed,
     }
     return " ".join(that_hold(sentences))
 
 
 class SpeedRow(NamedTuple):
-    """The speed of one run on one task: the measurements that have a column, by metric; "tps" is always there."""
+    """The speed of one run on one task: `of` is its TPS, or any measurement of a task that has no sample yet."""
 
-    measurements: dict[str, Measurement]
+    of: Measurement
+    measurements: dict[str, Measurement]  # those that have a column, by metric
     fewer: bool
-
-    @property
-    def tps(self) -> Measurement:
-        return self.measurements["tps"]
-
-    @property
-    def complete(self) -> bool:
-        return all(entry.complete for entry in self.measurements.values())
 
 
 def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     """The timed measurements, one row for each task and run, means last; StoreError if they cannot be compared."""
     metrics = {column.metric for column in (*SPEED_COLUMNS, *ENERGY_COLUMNS)}
     groups: dict[tuple[bool, str, str], dict[str, Measurement]] = {}
+    first: dict[tuple[bool, str, str], Measurement] = {}
     for measurement in measurements:
-        group = groups.setdefault((measurement.mini, measurement.benchmark, measurement.run_id), {})
+        key = (measurement.mini, measurement.benchmark, measurement.run_id)
+        group, _ = groups.setdefault(key, {}), first.setdefault(key, measurement)
         if measurement.metric in metrics and group.setdefault(measurement.metric, measurement) is not measurement:
             twice = f"{measurement.run_id} has {measurement.metric} of {measurement.benchmark} twice"
             raise StoreError(f"{twice}; compare its settings with table")
-    timed = [group for group in groups.values() if "tps" in group]
-    if not timed:
+    if not any("tps" in group for group in groups.values()):
         raise StoreError("nothing was timed in these runs; decode at batch size 1, or some of it with tps_samples")
+    of = {key: groups[key].get("tps", entry) for key, entry in first.items()}
+    shown = [key for key, entry in of.items() if "tps" in groups[key] or not entry.samples]
     for mini in (False, True):
-        require_comparable([entry for group in timed for entry in group.values() if entry.mini == mini])
-    fewer = _have_fewer(((group["tps"].mini, group["tps"].benchmark), group["tps"].n) for group in timed)
-    rows = [SpeedRow(group, has_fewer) for group, has_fewer in zip(timed, fewer, strict=True)]
-    return sorted(rows, key=lambda row: (row.tps.mini, row.tps.is_mean, row.tps.benchmark))
+        require_comparable([entry for key in shown for entry in groups[key].values() if entry.mini == mini])
+    fewer = _have_fewer((key[:2], of[key].n) for key in shown)
+    rows = [SpeedRow(of[key], groups[key], has_fewer) for key, has_fewer in zip(shown, fewer, strict=True)]
+    return sorted(rows, key=lambda row: (row.of.mini, row.of.is_mean, row.of.benchmark))
 
 
 def _columns(rows: Sequence[SpeedRow]) -> tuple[Column, ...]:
@@ -282,22 +277,22 @@ def _columns(rows: Sequence[SpeedRow]) -> tuple[Column, ...]:
 def speed_table(rows: Sequence[SpeedRow]) -> Table:
     lines, columns = [], _columns(rows)
     for row in rows:
-        tps = row.tps
+        of = row.of
         marks = {
-            tps.run_id: any(other.tps.label == tps.label and other.tps.run_id != tps.run_id for other in rows),
-            "half-written": not row.complete,
+            of.run_id: any(other.of.label == of.label and other.of.run_id != of.run_id for other in rows),
+            **extent_marks(of),
             "fewer items": row.fewer,
-            "fused": tps.fused,
+            "fused": of.fused,
         }
-        task = f"{tps.benchmark} (mini)" if tps.mini else tps.benchmark
+        task = f"{of.benchmark} (mini)" if of.mini else of.benchmark
         cells = [column.text(row.measurements.get(column.metric)) for column in columns]
-        lines.append((task, _marked(tps.label, marks), str(tps.n), *cells))
+        lines.append((task, _marked(of.label, marks), str(of.n), *cells))
+    every = [entry for row in rows for entry in (row.of, *row.measurements.values())]
     notes = {
-        **dict.fromkeys(_SPEED_NOTES, True),
+        **dict.fromkeys((*_SPEED_NOTES, *notes_of(every)), True),
         _FEWER_NOTE: any(row.fewer for row in rows),
         _ENERGY_NOTE: len(columns) > len(SPEED_COLUMNS),
-        _FUSED_NOTE: any(row.tps.fused for row in rows),
-        f"Measured on {' and '.join(sorted({row.tps.hardware for row in rows}))}.": True,
+        f"Measured on {' and '.join(sorted({row.of.hardware for row in rows if 'tps' in row.measurements}))}.": True,
     }
     headings = ("Task", "System", "n", *(column.heading for column in columns))
     title = "Speed of one request at a time"
@@ -307,9 +302,11 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
 def speed_cells(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[Any]]]:
     lines = []
     for row in rows:
-        tps = row.tps
-        line: dict[str, Any] = {"run_id": tps.run_id, "system": tps.label, "task": tps.benchmark, "mini": tps.mini}
-        line |= {"complete": row.complete, "n": tps.n, "fewer": row.fewer, "fused": tps.fused, "hardware": tps.hardware}
+        of = row.of
+        line: dict[str, Any] = {"run_id": of.run_id, "system": of.label, "task": of.benchmark, "mini": of.mini}
+        line |= {name: getattr(of, name) for name in ("complete", "unfinished", "limited", "n")}
+        line |= {"fewer": row.fewer, "fused": of.fused, "hardware": of.hardware, "num_rounds": of.num_rounds}
+        line["slowed_by"] = of.slowed_by
         for column in _columns(rows):
             measurement = row.measurements.get(column.metric)
             line |= interval_cells(column.metric, None if measurement is None else measurement.interval)

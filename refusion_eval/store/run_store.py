@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -70,9 +71,10 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x52464556  # marks the file as ours: "RFEV" in ASCII
 
 # Prefixes of keys in the meta table: measured facts that decide how the run goes (run.json calls them settled), and
-# samples asked for by task.
+# by task the samples asked for and those that the whole task has.
 MEASURED = "settled:"
 EXPECTED = "expected:"
+WHOLE = "whole:"
 
 _Record = TypeVar("_Record", Sample, ScoreRow)
 
@@ -84,6 +86,14 @@ class Run:
     processes: Mapping[str, Mapping[str, Any]]
     measured: Mapping[str, Any]
     expected: Mapping[str, int] = field(default_factory=dict)
+    whole: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """The command that started the run, and that continues it."""
+        program, *words = self.manifest.command or ("",)
+        name = "refusion-eval" if program.endswith("__main__.py") else Path(program).name
+        return shlex.join([*(("python", program) if name.endswith(".py") else (name,)), *words]) if name else ""
 
     def hardware(self, process_id: str) -> Hardware:
         return from_fields(Hardware, self.processes[process_id]["hardware"])
@@ -109,6 +119,7 @@ class Run:
             "processes": dict(self.processes),
             "settled": dict(self.measured),
             "expected": dict(self.expected),
+            "whole": dict(self.whole),
         }
 
 
@@ -138,10 +149,11 @@ class RunDatabase:
             tasks = dict(manifest.tasks)
             for process in processes.values():
                 tasks |= process.get("tasks", {})
-            measured, expected = _with_prefix(rows, MEASURED), _with_prefix(rows, EXPECTED)
-            if not all(type(total) is int and 0 <= total <= records.MOST for total in expected.values()):
+            measured, expected, whole = (_with_prefix(rows, prefix) for prefix in (MEASURED, EXPECTED, WHOLE))
+            totals = (*expected.values(), *whole.values())
+            if not all(type(total) is int and 0 <= total <= records.MOST for total in totals):
                 raise ValueError("a number of expected samples is not a whole number")
-        return Run(self.directory.resolve().name, replace(manifest, tasks=tasks), processes, measured, expected)
+        return Run(self.directory.resolve().name, replace(manifest, tasks=tasks), processes, measured, expected, whole)
 
     def other_machines(self, hardware: Hardware) -> list[str]:
         """Labels of the machines of recorded samples whose speeds are not comparable with those of this machine."""
@@ -558,10 +570,12 @@ class RunStore(RunDatabase):
             with checking(f"{self.directory}: the measured fact {name}"):
                 return parse_json(row[0])
 
-    def expect(self, totals: Mapping[str, int]) -> None:
+    def expect(self, totals: Mapping[str, int], whole: Mapping[str, int] | None = None) -> None:
+        """Records how many samples of each task are asked for, and how many the whole task has where that is known."""
+        run = self.read_run()
         # A run that is resumed with a smaller --limit still has all the samples that it was first asked for.
-        recorded = self.read_run().expected
-        rows = [(EXPECTED + task, dump(total)) for task, total in totals.items() if total > recorded.get(task, 0)]
+        rows = [(EXPECTED + task, dump(total)) for task, total in totals.items() if total > run.expected.get(task, 0)]
+        rows += [(WHOLE + task, dump(total)) for task, total in (whole or {}).items() if total != run.whole.get(task)]
         if rows:
             with self._describing() as connection:
                 connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,9 @@ def csv_rows(run_dir: Path) -> dict[str, Any]:
 
 
 def table_rows(run_dir: Path) -> dict[str, Any]:
-    """The rows of table.md by task, without the column of a time."""
-    lines = [line for line in (run_dir / "table.md").read_text().splitlines() if line.startswith("|")]
+    """The rows of table.md by task, without the column of a time and the mark of a limit, which is newer."""
+    text = re.sub(r" \[limited[^\]]*\]", "", (run_dir / "table.md").read_text())
+    lines = [line for line in text.splitlines() if line.startswith("|")]
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     kept = [number for number, name in enumerate(head) if name != TIMED_COLUMN]
     return {row[0]: {head[number]: row[number] for number in kept} for row in rows}

@@ -64,7 +64,7 @@ def make_row(run_id, metric, value, *, decoder_label="ReFusion", settings=(), ha
         attention="sdpa",
         hardware=hardware,
         notes=(note,) if note else (),
-        finished=not note.startswith("half-written"),
+        unfinished="1 of 2" if note.startswith("unfinished") else "",
         settings=dict(settings),
     )
 

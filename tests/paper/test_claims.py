@@ -192,7 +192,7 @@ def test_other_models_half_written_runs_and_other_machines_are_no_evidence():
     assert judge(CLAIMS["P03"], Evidence([*ours, *theirs])).verdict == REPRODUCED
     spoilt = {
         "is a refusion of tiny, not of Qwen3-8B": [replace(one, backbone="tiny") for one in ours],
-        "refusion lacks samples": [replace(one, finished=False) for one in ours],
+        "refusion lacks samples": [replace(one, unfinished="1 of 2") for one in ours],
         "speeds from different machines": [replace(one, hardware="another") for one in ours],
         "there is no tps of refusion on mbpp": ours[:-1],
         "refusion has 2 of the 164 items of humaneval": [

@@ -15,7 +15,7 @@ from refusion_eval.paper.draw_curves import sweet_spot
 from refusion_eval.paper.draw_text import lay_out
 from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
 from refusion_eval.paper.locality.study import COLUMNS
-from refusion_eval.paper.names import FUSED_SENTENCE, caption, system_label
+from refusion_eval.paper.names import caption, system_label
 from refusion_eval.paper.points import (
     DELTA_SCORE,
     LOCALITY_COLUMNS,
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_another_backbone_is_no_published_system_in_figure_1(sou
     measured = {point.series: point for point in against_baseline([tmp_path / "real.csv"]) if point.n}
     assert set(measured) == {"autoregressive", "refusion on tiny"}
     assert measured["refusion on tiny"].label == "ReFusion on tiny"
-    assert FUSED_SENTENCE in caption(list(measured.values()))
+    assert any("Fused: fewer forwards" in sentence for sentence in caption(list(measured.values())))
 
 
 def test_published_points_are_exact_and_hollow_grey_measured_ones_filled(sources):
@@ -241,11 +241,11 @@ def test_the_sweet_spot_is_the_run_of_good_values_around_the_operating_point(del
 
 
 def test_half_written_runs_are_noted(made, tmp_path):
-    folder = made["sweep"](tmp_path / "s", "tau_slot", [0.5, 0.7], operating=0.7, note="half-written: 1 of 2")
+    folder = made["sweep"](tmp_path / "s", "tau_slot", [0.5, 0.7], operating=0.7, note="unfinished: 1 of 2")
     assert {point.note for point in frontier([folder])} == {
-        "refusion-0.5 is half-written",
-        "refusion-0.7 is half-written",
-        "refusion-table is half-written",
+        "refusion-0.5 lacks samples (1 of 2)",
+        "refusion-0.7 lacks samples (1 of 2)",
+        "refusion-table lacks samples (1 of 2)",
     }
 
 

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.paper.names import FUSED_SENTENCE
 from refusion_eval.paper.tables import NUMBERS, paper_table
 from refusion_eval.results.measurement import AVERAGE, TASKS, published_measurements
 from refusion_eval.results.render import Section, Table, TableCell, TableRow, latex_text, markdown_text, text_cells
@@ -101,11 +100,12 @@ def test_table_2_prints_the_version_that_is_asked_for():
 
 
 def test_half_written_runs_are_marked_named_and_never_best(made):
-    cells = made["system"]("refusion", 90.0, 90.0, finished=False) + made["system"]("llada", 80.0, 10.0)
+    cells = made["system"]("refusion", 90.0, 90.0, unfinished="1 of 2") + made["system"]("llada", 80.0, 10.0)
     table = paper_table(1, cells)
     entry = lines_of(table, "ReFusion")["measured", "score"][0]
     assert (entry.dagger, entry.emphasis) == (True, "")
-    assert "Samples are missing in run-refusion" in table.caption
+    assert "run-refusion is unfinished" in table.caption
+    assert "Samples are missing" in table.caption
     assert "80.0" in table.markdown()
 
 
@@ -145,7 +145,7 @@ def test_fused_forwards_are_named_below_the_table(made):
     assert not made["cell"]("refusion", "mbpp", "tps", 90.0, settings=of_release).fused
     for fuse, shown in (("true", True), ("null", True), ("false", False)):
         cells = made["system"]("refusion", 80.0, 90.0, settings={"fuse": fuse})
-        assert [FUSED_SENTENCE in paper_table(number, cells).caption for number in (1, 4, 7)] == [shown] * 3
+        assert ["Fused: fewer forwards" in paper_table(number, cells).caption for number in (1, 4, 7)] == [shown] * 3
 
 
 def test_table_6_marks_what_differs_from_the_paper(made):

@@ -41,9 +41,6 @@ class NoSources:
     def asked(self, run, sample):
         return Asked(None, None, "The benchmark's rows are not at hand.")
 
-    def num_items(self, run, task, benchmark):
-        return None
-
     def spell(self, run):
         return None
 
@@ -51,15 +48,11 @@ class NoSources:
 class LetterSources(NoSources):
     """Knows the letters, and of every item what it was asked."""
 
-    def __init__(self, asked=None, num_items=None):
+    def __init__(self, asked=None):
         self._asked = asked or Asked("What comes next?", "abce", "as it was sent")
-        self._num_items = num_items
 
     def asked(self, run, sample):
         return self._asked
-
-    def num_items(self, run, task, benchmark):
-        return self._num_items
 
     def spell(self, run):
         return spell
@@ -108,10 +101,10 @@ def make_score(sample, value=1.0, **changes):
     return ScoreRow(key=sample.key, item_id=sample.item_id, scorer="test 1", value=value, **{**fields, **changes})
 
 
-def write_run(directory, samples, scores=None, expected=(), **manifest):
+def write_run(directory, samples, scores=None, expected=(), whole=(), **manifest):
     """A run directory; without scores every sample that did not fail is right."""
     with RunStore.open(directory, make_manifest(**manifest)) as store:
-        store.expect(dict(expected))
+        store.expect(dict(expected), dict(whole))
         process = store.register_process(Hardware(cpu="Test CPU", cores=2, threads=1, memory_gib=8))
     if scores is None:
         scores = [make_score(sample) for sample in samples if sample.error is None]

@@ -104,7 +104,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shown(browser, runs, tmp_path_factory):
-    data = collect(runs, LetterSources(Asked(HOSTILE, "abce", "as it was sent"), num_items=200))
+    data = collect(runs, LetterSources(Asked(HOSTILE, "abce", "as it was sent")))
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(page(data.index, data.chunks), encoding="utf-8")
     return Page(browser, path)

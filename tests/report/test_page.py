@@ -152,31 +152,33 @@ def test_a_run_that_has_not_ended_says_so(tmp_path):
     tasks = {"mini_gsm8k": "1", "mini_math": "1"}
     expected = dict.fromkeys(tasks, 3)
     run = write_run(tmp_path / "run", [make_sample("1"), make_sample("2")], [], expected, tasks=tasks)
-    data = collect([run], LetterSources(num_items=200))
-    assert marks(data) == ["unfinished 2/3", "unscored 2"]
+    data = collect([run], LetterSources())
+    assert marks(data) == ["unfinished 2 of 3", "unscored 2"]
     assert data.index["cells"][1]["task"] == "mini_math"
-    assert marks(data, 1) == ["no samples"]
+    assert marks(data, 1) == ["unfinished 0 of 3"]
 
 
 @pytest.mark.parametrize("command", [["python", "limited.py"], ["refusion-eval", "sweep"], ["refusion-eval", "rerun"]])
 def test_a_complete_run_of_some_items_is_limited_whatever_command_limited_it(tmp_path, command):
     samples = [make_sample("1"), make_sample("2")]
-    run = write_run(tmp_path / "run", samples, expected={"mini_gsm8k": 2}, command=command)
-    data = collect([run], LetterSources(num_items=200))
-    assert marks(data) == ["limited 2/200"]
+    run = write_run(tmp_path / "run", samples, expected={"mini_gsm8k": 2}, whole={"mini_gsm8k": 200}, command=command)
+    data = collect([run], LetterSources())
+    assert marks(data) == ["limited 2 of 200"]
     assert "ended early" not in json.dumps(data.index)
-    assert marks(collect([run], LetterSources())) == []
 
 
 def test_a_mean_over_tasks_has_the_marks_of_its_tasks(tmp_path):
     samples = [make_sample(number, task=task) for task in ("mini_gsm8k", "mini_math") for number in "123"]
     tasks = {"mini_gsm8k": "1", "mini_math": "1"}
-    run = write_run(tmp_path / "run", samples, expected=dict.fromkeys(tasks, 3), tasks=tasks)
-    data = collect([run], LetterSources(num_items=200))
+    run = write_run(
+        tmp_path / "run", samples, expected=dict.fromkeys(tasks, 3), whole=dict.fromkeys(tasks, 200), tasks=tasks
+    )
+    data = collect([run], LetterSources())
     mean = next(cell for cell in data.index["cells"] if cell["mean"])
     assert [name for name, _ in mean["marks"]] == ["limited"]
     assert dict(mean["marks"])["limited"] == (
-        "mini_gsm8k: 3 of 200 items were asked for. mini_math: 3 of 200 items were asked for."
+        "mini_gsm8k: 3 of 200 samples of the task were asked for. "
+        "mini_math: 3 of 200 samples of the task were asked for."
     )
 
 

@@ -41,7 +41,7 @@ def sample(item, *, task="mini_gsm8k", version="1", prompt=None, number=0, **cha
 def write_run(tmp_path):
     """Writes a run: samples, the items that are right, how many were asked for, which samples are scored (all)."""
 
-    def write(name, samples, right=(), expected=None, scored=None, **changes):
+    def write(name, samples, right=(), expected=None, scored=None, whole=None, **changes):
         fields = {
             "system": "ReFusion",
             "backbone": "tiny",
@@ -59,7 +59,7 @@ def write_run(tmp_path):
             "roofline": ROOFLINE,
         }
         with RunStore.open(tmp_path / name, Manifest(**{**fields, **changes})) as store:
-            store.expect(expected or {})
+            store.expect(expected or {}, whole)
             for one in samples:
                 store.append(one)
             store.append_scores(

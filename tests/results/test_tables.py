@@ -45,7 +45,7 @@ def runs(write_run):
 
 def test_every_factor_by_hand(runs):
     rows = {
-        row.tps.run_id: {name: one.value for name, one in row.measurements.items()}
+        row.of.run_id: {name: one.value for name, one in row.measurements.items()}
         for row in speed_rows(read_measurements(runs))
     }
     ours = {
@@ -86,7 +86,7 @@ def test_energy_has_columns_only_where_it_was_measured(runs, write_run):
     assert "joules" not in csv_text(*speed_cells(without))
     run = write_run("counted", [sample(i, joules=30.0 * (i + 1)) for i in range(4)], system="Counted")
     rows = speed_rows(read_measurements([*runs, run]))
-    figures = {row.tps.run_id: row.measurements for row in rows}["counted"]
+    figures = {row.of.run_id: row.measurements for row in rows}["counted"]
     assert figures["joules_mean"].value == pytest.approx(75)
     assert figures["joules_per_token"].value == pytest.approx(75 / 6)
     table = speed_table(rows)
@@ -120,7 +120,7 @@ def test_half_written_runs_are_marked(write_run, tmp_path):
     run = write_run("half", [sample(0), sample(1)], expected={"mini_gsm8k": 9})
     result = CliRunner().invoke(app, ["speed", str(run), "--markdown", str(tmp_path / "speed.md")])
     assert result.exit_code == 0, result.output
-    assert "ReFusion [half-written]" in (tmp_path / "speed.md").read_text()
+    assert "ReFusion [unfinished 2 of 9]" in (tmp_path / "speed.md").read_text()
 
 
 def test_runs_with_fewer_items_and_fused_forwards_are_marked(write_run, tmp_path):
@@ -136,7 +136,7 @@ def test_runs_with_fewer_items_and_fused_forwards_are_marked(write_run, tmp_path
     assert "| ReFusion [all] | 4 |" in text
     assert "| ReFusion [paper] | 4 |" in text
     assert "| ReFusion [some, fewer items, fused] | 2 |" in text
-    assert "Fused: verifications carry likely next plans" in text
+    assert "Fused: fewer forwards for the same tokens" in text
     with (tmp_path / "speed.csv").open(newline="") as stream:
         rows = {row["run_id"]: (row["n"], row["fewer"], row["fused"]) for row in csv.DictReader(stream)}
     assert rows == {"all": ("4", "no", "no"), "some": ("2", "yes", "yes"), "paper": ("4", "no", "no")}
@@ -203,7 +203,7 @@ def test_a_run_by_the_stock_loop_says_so(checkpoint, tmp_path):
     with RunReader.open(tmp_path / "engine") as reader:
         assert [one.tokens for one in reader.samples()] == [one.tokens for one in samples]
     rows = {
-        row.tps.run_id: row.measurements
+        row.of.run_id: row.measurements
         for row in speed_rows(read_measurements([tmp_path / "engine", tmp_path / "stock"]))
     }
     assert rows["engine"]["speedup_stock"].value == pytest.approx(1 / rows["stock"]["speedup"].value)

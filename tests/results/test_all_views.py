@@ -1,0 +1,134 @@
+"""Every view of runs says which runs lack samples, which were limited, and what is known of their speeds."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from refusion_eval.cli import app
+from tests.results.conftest import sample
+
+WHOLE = {"mini_mbpp": 5, "mini_gsm8k": 5}
+CONTINUES = "refusion-eval run --tasks mbpp,gsm8k --run-dir cut"
+ONE_ROUND = "A speed of one round"
+
+
+@pytest.fixture
+def runs(write_run):
+    """A complete run, a run of three items by a limit, and a run that was killed after two of its four items."""
+    command = CONTINUES.split()
+
+    def samples(num):
+        return [sample(item, task="mini_mbpp", benchmark="mbpp") for item in range(num)]
+
+    version = {"tasks": {"mini_mbpp": "1"}, "whole": WHOLE}
+    return [
+        write_run("complete", samples(5), expected={"mini_mbpp": 5}, system="AR", decoder="autoregressive", **version),
+        write_run("limited", samples(3), expected={"mini_mbpp": 3}, system="LLaDA", decoder="llada", **version),
+        write_run(
+            "cut",
+            samples(2),
+            expected={"mini_mbpp": 4, "mini_gsm8k": 4},
+            command=command,
+            **version | {"tasks": {"mini_mbpp": "1", "mini_gsm8k": "1"}},
+        ),
+    ]
+
+
+def output(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False, env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    return " ".join(re.sub(r"[│|]", " ", done.stdout).split())
+
+
+def text_of(folder, *endings):
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix[1:] in endings]
+    assert files
+    return {file.name: " ".join(file.read_text().replace("\\", "").split()) for file in files}
+
+
+def assert_all(text):
+    assert "unfinished 2 of 4" in text or "mini_mbpp 2 of 4" in text
+    assert "limited 3 of 5" in text or "mini_mbpp 3 of 5" in text
+    assert "mini_gsm8k 0 of 4" in text
+    assert CONTINUES in text
+
+
+def test_the_table_has_a_row_for_each_task_with_its_extent(runs, tmp_path):
+    files = ("--markdown", tmp_path / "table.md", "--csv", tmp_path / "table.csv")
+    for text in (output("table", *runs, *files), *text_of(tmp_path, "md").values()):
+        assert_all(text)
+        assert "ReFusion [unfinished 2 of 4, limited 4 of 5" in text
+        assert "ReFusion [unfinished 0 of 4, limited 4 of 5" in text
+        assert ONE_ROUND in text
+    for rows in (json.loads(output("table", *runs, "--json")),):
+        extents = {(row["run_id"], row["task"]): (row["unfinished"], row["limited"]) for row in rows}
+        assert extents["complete", "mini_mbpp"] == ("", "")
+        assert extents["limited", "mini_mbpp"] == ("", "3 of 5")
+        assert extents["cut", "mini_mbpp"] == ("2 of 4", "4 of 5")
+        assert extents["cut", "mini_gsm8k"] == ("0 of 4", "4 of 5")
+    assert "2 of 4" in (tmp_path / "table.csv").read_text()
+
+
+def test_a_table_from_the_csv_says_the_same_but_the_command(runs, tmp_path):
+    output("table", *runs, "--csv", tmp_path / "results.csv")
+    text = output("speed", tmp_path / "results.csv")
+    assert (
+        "cut is unfinished: mini_gsm8k 0 of 4, mini_mbpp 2 of 4 samples are there (to continue it: run it again)."
+        in text
+    )
+
+
+def test_compare_says_what_each_run_lacks(runs, tmp_path):
+    words = ("compare", runs[1], runs[2], "--common-items")
+    text = output(*words, "--markdown", tmp_path / "compare.md")
+    for form in (text, *text_of(tmp_path, "md").values()):
+        assert_all(form)
+        assert "mini_mbpp [A limited 3 of 5, B unfinished 2 of 4, B limited 4 of 5]" in form
+        assert ONE_ROUND in form
+    (row,) = json.loads(output(*words, "--json"))
+    assert (row["unfinished_before"], row["unfinished_after"]) == ("", "2 of 4")
+    assert (row["limited_before"], row["limited_after"]) == ("3 of 5", "4 of 5")
+
+
+def test_speed_has_a_row_for_each_task_with_its_extent(runs, tmp_path):
+    text = output("speed", *runs, "--markdown", tmp_path / "speed.md")
+    for form in (text, *text_of(tmp_path, "md").values()):
+        assert_all(form)
+        assert ONE_ROUND in form
+    rows = {(row["run_id"], row["task"]): row for row in json.loads(output("speed", *runs, "--json"))}
+    assert rows["cut", "mbpp"]["unfinished"] == "2 of 4"
+    assert rows["cut", "gsm8k"]["unfinished"] == "0 of 4"
+    assert rows["limited", "mbpp"]["limited"] == "3 of 5"
+    assert rows["limited", "mbpp"]["num_rounds"] == 1
+
+
+def test_the_page_marks_each_task(runs, tmp_path):
+    output("report", *runs, "--out", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    for mark in ("unfinished 2 of 4", "unfinished 0 of 4", "limited 3 of 5"):
+        assert f'"{mark}"' in text
+    assert CONTINUES in text
+    assert ONE_ROUND in text
+
+
+def test_figures_tables_and_claims_of_the_paper_say_so_below(runs, tmp_path):
+    output("plot", "figure1", *runs, "--out", tmp_path / "figures")
+    output("paper-table", "1", *runs, "--out", tmp_path / "tables")
+    claims = output("claims", *runs, "--out", tmp_path / "claims")
+    (caption,) = text_of(tmp_path / "figures", "txt").values()
+    assert "cut lacks samples (2 of 4)" in caption
+    assert "Limited: mini_mbpp 3 of 5, mini_mbpp 4 of 5" in caption
+    assert ONE_ROUND in caption
+    notes = text_of(tmp_path / "tables", "txt", "md")
+    for text in (claims, *notes.values(), text_of(tmp_path / "claims", "md")["claims.md"]):
+        assert_all(text)
+        assert ONE_ROUND in text
+
+
+def test_every_exported_sample_has_the_extent_of_its_task(runs, tmp_path):
+    output("export", *runs, "--out", tmp_path / "samples.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    extents = {row["run_id"]: (row["unfinished"], row["limited"]) for row in rows}
+    assert extents == {"complete": ("", ""), "limited": ("", "3 of 5"), "cut": ("2 of 4", "4 of 5")}
