@@ -1,4 +1,4 @@
-"""Pages of the documentation that are made from the code, or that lie elsewhere in the repository, by their path."""
+"""Pages of the documentation that are made from the code, by their path below docs/."""
 
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,6 @@ import yaml
 from generated_tables import table_of
 from typer.main import get_command
 
-from refusion_eval.benchmarks import PUBLISHED
 from refusion_eval.cli import COMMANDS, app, descriptions
 from refusion_eval.decoders import DECODERS
 from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
@@ -21,29 +20,17 @@ from refusion_eval.store import records
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Files of the repository that are pages too: path of the page -> path of the file.
-FILES = {
-    "project/changelog.md": "CHANGELOG.md",
-    "project/contributing.md": "CONTRIBUTING.md",
-    "project/security.md": "SECURITY.md",
-    "project/performance.md": "performance/README.md",
-    "reference/goldens.md": "tests/data/README.md",
-    "reference/published.md": "results/published/README.md",
-    "reference/tasks/mini.md": "tasks/mini/README.md",
-    **{f"reference/tasks/{name}.md": f"tasks/{name}/README.md" for name in PUBLISHED},
-}
-
 
 def pages() -> dict[str, str]:
     """All of these pages: path below docs/ -> Markdown."""
-    copied = {page: (ROOT / file).read_text(encoding="utf-8") for page, file in FILES.items()}
-    return copied | {
-        "reference/command-line.md": "\n".join(command_line()),
-        "reference/settings.md": "\n".join(decoder_settings()),
-        "reference/settings-tables.md": "\n".join(settings_tables()),
-        "reference/model-arguments.md": "\n".join(model_arguments()),
-        "reference/records.md": "\n".join(record_fields()),
+    made = {
+        "command-line": command_line,
+        "settings": decoder_settings,
+        "settings-tables": settings_tables,
+        "model-arguments": model_arguments,
+        "records": record_fields,
     }
+    return {f"reference/{name}.md": "\n".join(lines()) for name, lines in made.items()}
 
 
 # --- Command line ---
@@ -200,8 +187,8 @@ def record_fields() -> Iterator[str]:
         yield _fields_table(cls)
     yield "## Columns of the CSV of figures\n"
     yield (
-        "`refusion-eval table --csv` and `results.figures` have one row for each figure. The columns are fields of a "
-        "figure, and `setting_NAME` for each setting of the decoder. `system` is the label.\n"
+        "`refusion-eval table RUN --csv FILE` and `results.figures` have one row for each figure. The columns are "
+        "fields of a figure, and `setting_NAME` for each setting of the decoder. `system` is the label.\n"
     )
     yield _fields_table(Measurement)
     yield f"`results.figures` adds {', '.join(f'`{name}`' for name in FIGURE_FACTS)}.\n"

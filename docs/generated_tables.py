@@ -1,26 +1,144 @@
-"""Tables of the documentation that are made from files in results/ and from the code, by the name of their markers."""
+"""Tables of the Markdown files that are made from files in results/ and from the code, by the name of their markers.
+
+A table is between `<!-- NAME:begin WORDS -->` and `<!-- NAME:end -->`; NAME is a key of `MAKERS`.
+"""
 
 import csv
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
-from readme_table import Maker
+import yaml
 
+from refusion_eval.bench.gpu_check import results_rows
+from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED
+from refusion_eval.paper.tables import paper_table
+from refusion_eval.results.measured import read_measurements
+from refusion_eval.results.measurement import read_published
 from refusion_eval.results.render import Table, markdown_source, read_csv
+from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.sandbox.jail import PROFILES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "embedded"
+GPU_RESULTS = ROOT / "results" / "gpu"
+NO_GPU = "No result of a GPU is in this repository: every speed and every memory need of one is an estimate.\n"
+BLOCK = re.compile(r"(<!-- (\w+):begin ?([^>]*?) ?-->\n).*?(<!-- \2:end -->\n)", re.DOTALL)
+
+Maker = Callable[[Sequence[str]], str]  # words behind the name -> Markdown
+
+
+def regenerated(text: str) -> str:
+    """The text with every table written again between its markers.
+
+    Raises:
+        KeyError: a marker names no table.
+    """
+    return BLOCK.sub(lambda found: f"{found[1]}{MAKERS[found[2]](found[3].split())}{found[4]}", text)
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[Any]], num_left: int = 1) -> str:
     """A Markdown table of plain values."""
     texts = [[str(value) for value in row] for row in rows]
     return Table(columns=list(columns), rows=texts, num_left=num_left, escape=markdown_source).markdown()
+
+
+# --- Addresses ---
+
+
+def clone(_: Sequence[str]) -> str:
+    """Where the project, its site and a report page are, by the addresses in mkdocs.yml."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    repository, site = settings["repo_url"], settings["site_url"]
+    unknown = urlsplit(repository).hostname == "example.org"
+    badge = f"[![tests]({repository}/actions/workflows/tests.yaml/badge.svg)]({repository}/actions)"
+    return (
+        f"```bash\ngit clone {repository} refusion_eval && cd refusion_eval\n```\n\n"
+        f"[Documentation]({site}) · [A sample report]({site}sample-report.html) with every answer of the tiny models · "
+        f"{'`example.org` stands for the address, which `mkdocs.yml` does not name yet' if unknown else badge}\n"
+    )
+
+
+# --- Measurements ---
+
+
+def results(tasks: Sequence[str]) -> str:
+    """The compact table with its hardware; of all tasks if none is named, else of these and the mean."""
+    rows = [row for row in read_csv(RESULTS / "results.csv") if not tasks or row.task in tasks or row.is_mean]
+    hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
+    return f"{summary_table(summary(rows)).markdown().strip()}\n\nMeasured on {hardware}.\n"
+
+
+def gpu(_: Sequence[str]) -> str:
+    """What was found on GPUs, or that nothing was."""
+    rows = results_rows(GPU_RESULTS)
+    return table_of(("Results", "GPU", "Check", "Verdict", "What was found"), rows, 5) if rows else NO_GPU
+
+
+def _paper_block(number: int) -> Maker:
+    def block(files: Sequence[str]) -> str:
+        table = paper_table(number, read_measurements([ROOT / file for file in files]))
+        return table.markdown().partition("\n\n")[2]  # the text around the table has headings of its own
+
+    return block
+
+
+def equal_data(systems: Sequence[str]) -> str:
+    """TPF and accuracy of systems of the embedded family by task; the TPF of AR-SFT is always 1."""
+    names = {"tpf": "TPF", "accuracy": "accuracy %", "pass@1": "accuracy %"}
+    found: dict[str, dict[str, str]] = {}
+    for row in read_csv(RESULTS / "family.csv"):
+        task = f"**mean of {row.num_tasks}**" if row.is_mean else row.task
+        if row.metric in names:
+            interval = _interval(row.value, row.ci_low, row.ci_high, 2 if row.metric == "tpf" else 1)
+            found.setdefault(task, {})[f"{row.label}: {names[row.metric]}"] = interval
+    parallel = [system for system in systems if system != "AR-SFT"]
+    columns = [*(f"{system}: TPF" for system in parallel), *(f"{system}: accuracy %" for system in systems)]
+    return table_of(
+        ("Task", *columns), [(task, *(cells[column] for column in columns)) for task, cells in found.items()]
+    )
+
+
+def memory_bound(_: Sequence[str]) -> str:
+    """Speed where reading the weights takes most of the time of a forward."""
+    measured = json.loads((RESULTS / "bench_0.6B_inflated.json").read_text(encoding="utf-8"))
+    ratios = measured["ratios"]
+    rows = []
+    for name, standing, ratio in (
+        ("Autoregressive, the same weights", "autoregressive", 1.0),
+        ("ReFusion", "refusion", ratios["refusion unfused / our autoregressive"]),
+        ("ReFusion, fused", "refusion fused", ratios["refusion fused / our autoregressive"]),
+    ):
+        found = measured["standings"][standing]
+        tpf = found["num_tokens"] / found["num_forwards"]
+        rows.append((name, f"{tpf:.1f}", f"{median(found['tokens_per_second']):.1f}", f"{ratio:.1f}"))
+    return table_of(("Decoded", "TPF", "TPS", "Speed-up"), rows)
+
+
+def hours(words: Sequence[str]) -> str:
+    """Hours on one A100 by the published seconds a response; only the sum if the word `sum` is given."""
+    seconds = {
+        (row["system"], row["task"]): float(row["value"])
+        for row in read_published("published.csv")
+        if row["artefact"] == "table9_v2" and row["metric"] == "latency_mean"
+    }
+    items = {name: BENCHMARKS[name].source.num_rows for name in PUBLISHED}
+    needs = {
+        system: [seconds[system, name] * count / 3600 for name, count in items.items()]
+        for system in ("refusion", "qwen3")
+    }
+    columns = zip(items, *needs.values(), strict=True)
+    rows = [
+        (name, f"{items[name]:,}", *(f"{need:.1f}" for need in need_by_system)) for name, *need_by_system in columns
+    ]
+    total = ("all", f"{sum(items.values()):,}", *(f"{sum(each):.0f}" for each in needs.values()))
+    head = ("Benchmark", "Items", "ReFusion, hours", "Qwen3-8B, hours")
+    return table_of(head, [total] if words == ["sum"] else [*rows, total])
 
 
 def csv_table(words: Sequence[str]) -> str:
@@ -79,16 +197,18 @@ def scaling(_: Sequence[str]) -> str:
     """Accuracy and speed by training samples."""
     with (RESULTS / "scaling.csv").open(encoding="utf-8", newline="") as file:
         means = [row for row in csv.DictReader(file) if row["task"] == "average"]
-    values = {(row["samples"], row["metric"]): _with_interval(row) for row in means}
+    values = {
+        (row["samples"], row["metric"]): _interval(*(float(row[name]) for name in ("value", "ci_low", "ci_high")))
+        for row in means
+    }
     samples = dict.fromkeys(row["samples"] for row in means)
     rows = [(f"{int(each):,}", values[each, "accuracy"], values[each, "tps"]) for each in samples]
     hardware = ", ".join(sorted({row["hardware"] for row in means}))
     return table_of(("Training samples", "Accuracy, %", "TPS"), rows, 0) + f"\nMeasured on {hardware}.\n"
 
 
-def _with_interval(row: dict[str, str]) -> str:
-    value, low, high = (float(row[name]) for name in ("value", "ci_low", "ci_high"))
-    return f"{value:.1f} [{low:.1f}, {high:.1f}]"
+def _interval(value: float, low: float, high: float, digits: int = 1) -> str:
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def slot_sizes(_: Sequence[str]) -> str:
@@ -129,6 +249,13 @@ def training_memory_table(_: Sequence[str]) -> str:
 
 
 MAKERS: dict[str, Maker] = {
+    "clone": clone,
+    "results": results,
+    "gpu": gpu,
+    **{f"table{number}": _paper_block(number) for number in range(1, 8)},
+    "equal_data": equal_data,
+    "memory_bound": memory_bound,
+    "hours": hours,
     "csv": csv_table,
     "bench_train": bench_train,
     "soak": soak,

@@ -75,7 +75,7 @@ def tables(work_dir: Path) -> Iterator[Sequence[str]]:
     yield ("cp", "-r", str(work_dir / "results" / "embedded" / "artefacts"), str(OUT))
     yield ("rm", "-r", f"{OUT}/artefacts/case_study")  # the records that figures 5 and 9 were drawn from
     yield (*PACKAGE, "plot", "figure7", f"{OUT}/scaling.csv", "--out", f"{OUT}/artefacts")
-    yield (sys.executable, "plots/readme_table.py", f"{OUT}/results.csv")
+    yield (sys.executable, "docs/write.py")
 
 
 def main() -> None:

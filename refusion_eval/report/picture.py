@@ -31,14 +31,18 @@ def check_format(path: str | os.PathLike[str]) -> str:
 
 
 def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title: str, *, seconds: float = 0.5) -> None:
-    """Writes an animation that repeats. Raises StoreError if the file cannot be written."""
+    """Writes an animation that repeats, the last frame first, which a preview shows.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
     kind = check_format(path)
     prepare_output(path)
     rows = max(len(_lines(frame.runs)) for frame in shown)
-    images = [_draw(frame, title, min(rows, MOST_ROWS)) for frame in shown]
+    images = [_draw(frame, title, min(rows, MOST_ROWS)) for frame in (shown[-1], *shown[:-1])]
     if kind == "GIF":  # one palette for all frames: that of a single frame would lack colours of the others
         images = [image.quantize(palette=_palette(), dither=Image.Dither.NONE) for image in images]
-    durations = [round(1000 * seconds)] * (len(images) - 1) + [round(1000 * max(seconds, LAST_SECONDS))]
+    durations = [round(1000 * max(seconds, LAST_SECONDS))] + [round(1000 * seconds)] * (len(images) - 1)
     content = BytesIO()
     images[0].save(content, kind, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=False)
     write_output(path, content.getvalue())

@@ -32,7 +32,7 @@ def test_every_file_of_the_family_is_made_by_a_command(work_dir: Path) -> None:
     # A picture stands beside the file that its command names.
     made |= {"frontiers.csv", "frontiers.png", "overview.txt"}
     assert {path.name for path in (ROOT / "results/embedded").iterdir()} - OTHERS <= made
-    scripts = {word for word in words if word.startswith(("plots/", "eval.sh", "tasks/"))}
+    scripts = {word for word in words if word.startswith(("plots/", "docs/", "eval.sh", "tasks/"))}
     assert all((ROOT / script).exists() for script in scripts)
     assert len(scripts) == 6
 

@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.main import get_command
 
+from refusion_eval.bench.gpu_check import Check, Result, write_report
 from refusion_eval.cli import COMMANDS, TAKES_ALL_ARGUMENTS, app, names_of
 from refusion_eval.cli.evaluate import with_system
 from refusion_eval.config import field_types
@@ -207,30 +208,33 @@ def test_readme_is_short() -> None:
 
 @pytest.fixture(scope="module")
 def site():
-    """The module docs/generated_pages.py, beside which docs/generated_tables.py and plots/readme_table.py are found."""
-    sys.path[:0] = [str(ROOT / "plots"), str(DOCS)]
-    yield importlib.import_module("generated_pages")
-    del sys.path[:2]
+    """The module docs/write.py."""
+    sys.path.insert(0, str(DOCS))
+    yield importlib.import_module("write")
+    sys.path.remove(str(DOCS))
 
 
-@pytest.fixture(scope="module")
-def generated(site) -> dict[str, str]:
-    """The pages that are made when the documentation is built."""
-    return site.pages()
+@pytest.fixture
+def tables(site):
+    """The module docs/generated_tables.py."""
+    return importlib.import_module("generated_tables")
+
+
+@pytest.mark.process
+def test_what_the_pages_take_from_code_and_results_is_up_to_date(site) -> None:
+    assert [name_of(path) for path in site.stale()] == [], "python docs/write.py writes these files again"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_link_of_a_page_leads_to_a_page_or_a_file(page: Path, generated: dict[str, str]) -> None:
-    made = {DOCS / name for name in generated}
+def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
     for found in LINK.finditer(page.read_text(encoding="utf-8")):
         target = found[1] or found[2]
-        if target and "://" not in target:
-            path = (page.parent / target).resolve()
-            assert path.exists() or path in made, target
+        assert not target or "://" in target or (page.parent / target).exists(), target
 
 
-def test_the_generated_pages_hold_every_command_decoder_setting_and_argument(generated: dict[str, str]) -> None:
-    line, settings = generated["reference/command-line.md"], generated["reference/settings.md"]
+def test_the_reference_holds_every_command_decoder_setting_and_argument() -> None:
+    names = ("command-line", "settings", "model-arguments")
+    line, settings, arguments = ((DOCS / f"reference/{name}.md").read_text(encoding="utf-8") for name in names)
     assert [name for name in COMMANDS if f"refusion-eval {name}" not in line] == []
     for name, decoder in DECODERS.items():
         section = settings.split(f"## {name} ")[1].split("\n## ")[0]
@@ -238,23 +242,50 @@ def test_the_generated_pages_hold_every_command_decoder_setting_and_argument(gen
         rows = {line[0].strip("| `"): line[-2] for line in cells}
         assert rows.keys() == field_types(decoder.Settings).keys()
         assert [name for name, meaning in rows.items() if not meaning.strip()] == []
-    arguments = generated["reference/model-arguments.md"]
     assert [name for name in field_types(ModelArgs) if f"| `{name}` |" not in arguments] == []
 
 
-@pytest.mark.process
-def test_every_table_of_a_page_is_made_of_the_files_of_results(site) -> None:
-    tool, makers = importlib.import_module("readme_table"), importlib.import_module("generated_tables").MAKERS
+def test_every_table_is_on_a_page_and_none_is_empty(tables) -> None:
     shown = set()
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        markers = [(found[2], found[3]) for found in tool.BLOCK.finditer(text)]
-        assert len(markers) == text.count(":begin"), name_of(page)
-        shown.update(name for name, _ in markers)
-        for found in tool.BLOCK.finditer(tool.regenerated(text, more=makers)):
-            made = found[0].removeprefix(found[1]).removesuffix(found[4])
-            assert "| :-- |" in made or "| --: |" in made or made == tool.NO_GPU, found[2]
-    assert makers.keys() <= shown
+        blocks = list(tables.BLOCK.finditer(text))
+        assert len(blocks) == text.count(":begin"), name_of(page)
+        for block in blocks:
+            made = block[0].removeprefix(block[1]).removesuffix(block[4])
+            assert "| :-- |" in made or "| --: |" in made or made == tables.NO_GPU or block[2] == "clone", block[2]
+        shown.update(block[2] for block in blocks)
+    assert {name for name in tables.MAKERS if not name.startswith("table")} <= shown
+
+
+def test_a_stale_table_of_a_page_is_replaced(tables) -> None:
+    blocks = ("results:begin mini_gsm8k", "results:end", "table6:begin", "table6:end")
+    stale = "a\n" + "".join(f"<!-- {name} -->\n{'old' if 'begin' in name else 'b'}\n" for name in blocks)
+    fresh = tables.regenerated(stale)
+    assert "old" not in fresh
+    assert fresh.startswith("a\n<!-- results:begin mini_gsm8k -->\n| Task | System |")
+    assert {line.split(" | ")[0] for line in fresh.partition("results:end")[0].splitlines() if "ReFusion" in line} == {
+        "| mini_gsm8k",
+        "| mean (mini)",
+    }
+    assert "| *MMLU-Pro* | *paper* |" in fresh
+    assert tables.regenerated(fresh) == fresh
+
+
+def test_a_marker_that_names_no_table_is_an_error(tables) -> None:
+    with pytest.raises(KeyError, match="tabel1"):
+        tables.regenerated("<!-- tabel1:begin -->\n<!-- tabel1:end -->\n")
+
+
+def test_the_table_of_gpus_is_made_of_their_results(tables, tmp_path: Path, monkeypatch) -> None:
+    facts = {"device": "NVIDIA H100", "shape": "8B", "torch": "2", "cuda": "13", "cudnn": 9, "started": "now"}
+    (tmp_path / "h100").mkdir()
+    write_report(tmp_path / "h100", facts, [Check("kernels", 1.0, Result(True, "9.0 kernels a layer", {}))])
+    block = "<!-- gpu:begin -->\n<!-- gpu:end -->\n"
+    monkeypatch.setattr(tables, "GPU_RESULTS", tmp_path)
+    assert "| h100 | NVIDIA H100 | kernels | passed | 9.0 kernels a layer |" in tables.regenerated(block)
+    monkeypatch.setattr(tables, "GPU_RESULTS", tmp_path / "none")
+    assert tables.NO_GPU in tables.regenerated(block)
 
 
 def test_every_metric_of_a_results_file_is_defined() -> None:

@@ -36,10 +36,19 @@ def test_an_animation_has_a_picture_for_every_frame(tmp_path, name, kind):
     write_animation(shown, tmp_path / name, "Title \ud800 \x07", seconds=0.25)
     with Image.open(tmp_path / name) as image:
         assert (image.format, image.n_frames) == (kind, len(shown))
-        image.seek(3)
+        image.seek(4)
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20)}
     ground = tuple(bytes.fromhex(LOOKS[NEW].ground.removeprefix("#")))
     assert min(sum(abs(a - b) for a, b in zip(ground, colour, strict=True)) for colour in colours) < 12
+
+
+def test_an_animation_begins_with_the_decoded_text_which_a_preview_shows(tmp_path):
+    shown = list(frames(REPLAY, Speller(spell)))
+    for name, states in (("all.png", shown), ("last.png", shown[-1:])):
+        write_animation(states, tmp_path / name, "Title")
+    with Image.open(tmp_path / "all.png") as animation, Image.open(tmp_path / "last.png") as last:
+        assert animation.info["duration"] == 3000
+        assert animation.convert("RGB").tobytes() == last.convert("RGB").tobytes()
 
 
 def test_states_differ_in_grey():
