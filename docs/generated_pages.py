@@ -45,7 +45,7 @@ def command_line() -> Iterator[str]:
         command = group.get_command(typer.Context(group), name)
         context = typer.Context(command)
         if name in SCRIPTS:
-            yield f"## bash {SCRIPTS[name]} {{ #{name} }}\n"
+            yield f"## bash {SCRIPTS[name]}\n"
             yield f"`refusion-eval {name}` takes the same options in an environment of your own.\n"
         else:
             yield f"## refusion-eval {name}\n"
@@ -78,7 +78,7 @@ def decoder_settings() -> Iterator[str]:
         "[settings tables](settings-tables.md) have the values for each benchmark with their source.\n"
     )
     for name, decoder in DECODERS.items():
-        yield f"## {name} {{ #{name} }}\n"
+        yield f"## {name}\n"
         yield f"{decoder.label}. Attention: {decoder.reads.attention.replace('_', '-')}.\n"
         yield settings_table(decoder.Settings)
 
@@ -151,7 +151,7 @@ def settings_tables() -> Iterator[str]:
     yield (ROOT / "tasks/settings/README.md").read_text(encoding="utf-8")
     for path in sorted((ROOT / "tasks/settings").glob("*.yaml")):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        yield f"## {path.stem} {{ #{path.stem} }}\n"
+        yield f"## {path.stem}\n"
         for preset, table in content.get("presets", {"": content}).items():
             name = f"Table `{preset}`. " if preset else ""
             yield f"{name}Source: {_plain(table.get('source', ''))}.\n"
