@@ -1,5 +1,9 @@
 """Pages of the documentation that are made from the code, by their path below docs/."""
 
+import ast
+import inspect
+import re
+import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -11,11 +15,17 @@ import yaml
 from generated_tables import table_of
 from typer.main import get_command
 
+from refusion_eval import api, benchmarks, decoders, errors, loading, sandbox, types
+from refusion_eval.benchmarks.rows import Source
 from refusion_eval.cli import COMMANDS, app, descriptions
+from refusion_eval.config import CheckpointOptions
+from refusion_eval.data_frame import evaluate
 from refusion_eval.decoders import DECODERS
+from refusion_eval.results import data_frames
 from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.runs.model_args import ModelArgs, published_systems
+from refusion_eval.sandbox.result import CheckResult, Program
 from refusion_eval.store import records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +39,7 @@ def pages() -> dict[str, str]:
         "settings-tables": settings_tables,
         "model-arguments": model_arguments,
         "records": record_fields,
+        "python": python,
     }
     return {f"reference/{name}.md": "\n".join(lines()) for name, lines in made.items()}
 
@@ -200,6 +211,76 @@ def _fields_table(cls: type) -> str:
     meanings = descriptions(cls)
     rows = [(f"`{each.name}`", _plain(meanings.get(each.name, ""))) for each in fields(cls)]
     return table_of(("Field", "Meaning"), rows, 2)
+
+
+# --- Python ---
+
+# Title -> what is documented there: objects, or all public classes and functions of a module.
+INTERFACE: Mapping[str, Sequence[Any]] = {
+    "Decoding": (
+        *(loading.load_model, CheckpointOptions, loading.LoadedModel, api.generate, api.generate_many),
+        *(api.generate_stream, api.decoder_settings, api.score_tokens, api.score_tokens_many),
+    ),
+    "Evaluating": (evaluate,),
+    "Results": (data_frames.load, data_frames.figures),
+    "Types": (types,),
+    "Decoders": (decoders.Decoder, decoders.Reads, decoders.Style),
+    "Benchmarks": (
+        *(benchmarks.Benchmark, benchmarks.Item, benchmarks.Task, benchmarks.Prompts, benchmarks.Extraction),
+        *(benchmarks.CodeTest, Source),
+    ),
+    "Sandbox": (sandbox.check_program, sandbox.check_programs, Program, CheckResult),
+    "Errors": (errors,),
+}
+
+
+def python() -> Iterator[str]:
+    """Signatures and docstrings of the Python interface."""
+    yield "# Python\n"
+    yield "This page is made from the signatures and docstrings of the Python interface.\n"
+    for title, objects in INTERFACE.items():
+        yield f"## {title}\n"
+        for each in objects:
+            source = textwrap.dedent(inspect.getsource(each))
+            nodes = ast.parse(source).body
+            for node in nodes if not inspect.ismodule(each) else filter(_is_public, nodes):
+                yield f"### {node.name}\n"
+                yield _signature(node, source)
+                yield _docstring(node)
+                for method in filter(_is_public, node.body if isinstance(node, ast.ClassDef) else ()):
+                    yield _signature(method, source)
+                    yield _docstring(method)
+
+
+def _is_public(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and ast.get_docstring(node) is not None
+    )
+
+
+def _signature(node: Any, source: str) -> str:
+    """The head of a function or class, and the fields of a class, as they stand in the source."""
+    first = min(each.lineno for each in (node, *node.decorator_list))
+    head = source.splitlines()[first - 1 : node.body[0].lineno - 1]
+    if isinstance(node, ast.ClassDef):
+        head += [f"    {ast.get_source_segment(source, each)}" for each in node.body if isinstance(each, ast.AnnAssign)]
+    return f"```python\n{textwrap.dedent(chr(10).join(head))}\n```\n"
+
+
+def _docstring(node: Any) -> str:
+    """A docstring of Google form as Markdown: its sections are lists."""
+    text, section = "", ""
+    for line in (ast.get_docstring(node) or "").splitlines():
+        if found := re.fullmatch(r"(Args|Attributes|Returns|Yields|Raises):", line):
+            section = found[1]
+            text += f"**{section}**\n\n"
+        elif section in ("Args", "Attributes", "Raises"):
+            text += re.sub(r"^([*\w][\w, *]*): ", r"- `\1`: ", re.sub("^ {4}(?:  )?", "", line)) + "\n"
+        else:
+            text += (line.removeprefix(" " * 4) if section else line) + "\n"
+    return text
 
 
 def _plain(text: str | None) -> str:

@@ -133,7 +133,7 @@ def check_tasks(text: str) -> None:
 
 def check_lm_eval(words: list[str]) -> None:
     for option in ("--model_args", "--gen_kwargs"):
-        if option in words:
+        if option in words[:-1]:
             pairs = dict(pair.split("=", 1) for pair in words[words.index(option) + 1].split(","))
             parse_model_args({"pretrained": "embedded"} | pairs)
     if "--model" in words:
@@ -237,7 +237,7 @@ def test_the_reference_holds_every_command_decoder_setting_and_argument() -> Non
     line, settings, arguments = ((DOCS / f"reference/{name}.md").read_text(encoding="utf-8") for name in names)
     assert [name for name in COMMANDS if f"refusion-eval {name}" not in line] == []
     for name, decoder in DECODERS.items():
-        section = settings.split(f"## {name} ")[1].split("\n## ")[0]
+        section = settings.split(f"## {name}\n")[1].split("\n## ")[0]
         cells = [re.split(r" (?<!\\)\|", line) for line in section.splitlines() if line.startswith("| `")]
         rows = {line[0].strip("| `"): line[-2] for line in cells}
         assert rows.keys() == field_types(decoder.Settings).keys()
