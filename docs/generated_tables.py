@@ -95,7 +95,7 @@ def equal_data(systems: Sequence[str]) -> str:
     for row in read_csv(RESULTS / "family.csv"):
         task = f"**mean of {row.num_tasks}**" if row.is_mean else row.task
         if row.metric in names:
-            interval = _interval(row.value, row.ci_low, row.ci_high, 2 if row.metric == "tpf" else 1)
+            interval = _interval(row.value, row.ci_low, row.ci_high, int(row.metric == "tpf"))
             found.setdefault(task, {})[f"{row.label}: {names[row.metric]}"] = interval
     parallel = [system for system in systems if system != "AR-SFT"]
     columns = [*(f"{system}: TPF" for system in parallel), *(f"{system}: accuracy %" for system in systems)]
