@@ -272,6 +272,19 @@ def test_a_stale_table_of_a_page_is_replaced(tables) -> None:
     assert tables.regenerated(fresh) == fresh
 
 
+def test_the_addresses_are_those_of_the_site_and_a_placeholder_is_called_so(
+    tables, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    for host in ("example.org", "forge.test"):
+        settings = f"repo_url: https://{host}/project\nsite_url: https://{host}/pages/\n"
+        (tmp_path / "mkdocs.yml").write_text(settings, encoding="utf-8")
+        made = tables.regenerated("<!-- clone:begin -->\n<!-- clone:end -->\n")
+        assert f"git clone https://{host}/project refusion_eval" in made
+        assert f"(https://{host}/pages/sample-report.html)" in made
+        assert ("does not name yet" in made) == (host == "example.org") == ("badge.svg" not in made)
+
+
 def test_a_marker_that_names_no_table_is_an_error(tables) -> None:
     with pytest.raises(KeyError, match="tabel1"):
         tables.regenerated("<!-- tabel1:begin -->\n<!-- tabel1:end -->\n")
