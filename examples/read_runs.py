@@ -1,4 +1,4 @@
-"""Opens runs as pandas data frames, prints means by task, and draws tokens per forward of every sample.
+"""Opens runs as pandas data frames, prints sums by task, and draws tokens per forward of every sample.
 
 python examples/evaluate.py runs/example
 python examples/read_runs.py runs/example/refusion runs/example/autoregressive --out tpf.png
