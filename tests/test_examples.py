@@ -41,7 +41,7 @@ def test_decoding_says_which_forward_made_each_token_final(tmp_path: Path) -> No
 
 def test_an_evaluation_prints_a_table_whose_runs_are_read_and_drawn(run: Run, tmp_path: Path) -> None:
     printed = run("evaluate.py", "runs")
-    assert "| mini_gsm8k | ReFusion | 4 |" in printed
+    assert "| mini_gsm8k | ReFusion [limited 4 of 100] | 4 |" in printed
     assert printed.count("complete") == 2
     printed = run("read_runs.py", "runs/refusion", "runs/autoregressive", "--out", "tpf.png")
     assert "mini_arc_challenge" in printed
