@@ -218,6 +218,14 @@ def plot(
         Literal["one", "two"] | None,
         typer.Option(help="Columns of a paper that the figure takes. Default: as many as it needs."),
     ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Figures 4 and 8: points of score by which a value of the sweet spot may be worse than the baseline. "
+            "Default: 2.",
+        ),
+    ] = None,
 ) -> None:
     """Draw the paper's figures beside measured ones. The files are CSV, PNG, PDF, and the caption."""
     from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
@@ -242,7 +250,7 @@ def plot(
     rows = rows_of(name, sources or [], task)
     if rows is None:
         rows = _moments(name, sources or [], task, item)
-    for path in write_figure(name, rows, out, width):
+    for path in write_figure(name, rows, out, width, margin):
         print(path)
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from refusion_eval.metrics import RESAMPLES
 from refusion_eval.paper.formulas import FORMULAS, Formula, Reader, Values, largest
+from refusion_eval.paper.points import MARGIN, is_better
 from refusion_eval.paper.studies import CASE_STUDY_SYSTEM, DIVERGENCE_FAR, DIVERGENCE_NEAR, MOST_SLOTS, MOST_TOKENS
 
 
@@ -20,14 +21,20 @@ def _curve(read: Reader, name: str, system: str, setting: str) -> tuple[NDArray[
 
 
 def sweet_spot(read: Reader, setting: str, low: float, high: float) -> Values:
-    """Percent of the swept values from `low` to `high` where ReFusion beats the baseline in score and speed."""
+    """Percent of the swept values from `low` to `high` that are shown to be in the sweet spot (`is_better`).
+
+    The draws alternate between this and the percent that may be in it, so that the interval is from one to the other.
+    """
     task = read.points("refusion", setting)[0][2]
-    wins = []
+    bounds = []
     for name in ("score", "tps"):
         values, measurements = _curve(read, name, "refusion", setting)
         inside = (values >= low) & (values <= high)
-        wins.append(measurements[inside] > read.metric(name, f"qwen3@{setting}", task)[0])
-    return 100 * np.mean(wins[0] & wins[1], axis=0)
+        above_baseline = measurements[inside] - read.metric(name, f"qwen3@{setting}", task)[0]
+        bounds.append(np.quantile(above_baseline[:, 1:], (0.025, 0.975), axis=1))
+    score, tps = bounds
+    shown, possible = 100 * is_better(score, tps, MARGIN).mean(axis=1)
+    return np.where(np.arange(1 + RESAMPLES) % 2, possible, shown)
 
 
 def correlation(read: Reader, setting: str, name: str) -> Values:

@@ -11,8 +11,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 
 from refusion_eval.paper import style
-from refusion_eval.paper.names import benchmark_title, caption, mini_sentence
-from refusion_eval.paper.rows import Point
+from refusion_eval.paper.names import benchmark_title, caption, count, mini_sentence
+from refusion_eval.paper.rows import BASELINE, Point
 
 _LEAST_RANGE = 12.0  # points of score, so that differences of single items look small
 _GAP, _ROOM = 2.5, 3.5  # printer's points between marker and text; half the size of a marker
@@ -44,7 +44,20 @@ def draw_against_baseline(points: Sequence[Point], width: style.Width | None = N
             lines = [line.get_window_extent() for line in axes.get_lines() if line.get_label() == "baseline"]
             lines += [bar.get_window_extent() for bar in axes.collections if isinstance(bar, LineCollection)]
             place_labels(axes, labels, size=6.5, lines=lines)
-    return style.drawing(figure, [mini_sentence(measured), _published_note(published), *caption(measured)])
+    return style.drawing(figure, [_plotted(measured), mini_sentence(measured), _note(published), *caption(measured)])
+
+
+def _plotted(measured: Sequence[Point]) -> str:
+    """The sentence that a caption begins with."""
+    where, baseline = "MBPP", "AR, Qwen3-8B"
+    if measured:
+        label = next(point.label for point in measured if point.mark == BASELINE)
+        where = f"{benchmark_title(measured)}, {count((point.n for point in measured), 'items a system')}"
+        baseline = label if label == "AR" else f"AR, {label}"
+    return (
+        "Score in points (vertical axis) and throughput in tokens per second (horizontal axis) of each system minus "
+        f"those of the autoregressive baseline ({baseline}; dashed lines) on {where}."
+    )
 
 
 def _quadrants(axes: Axes, points: Sequence[Point]) -> None:
@@ -84,7 +97,7 @@ def _dot(axes: Axes, point: Point, others: Sequence[str]) -> None:
     )
 
 
-def _published_note(points: Sequence[Point]) -> str:
+def _note(points: Sequence[Point]) -> str:
     if not points:
         return ""
     return (

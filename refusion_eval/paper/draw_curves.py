@@ -11,8 +11,8 @@ from matplotlib.ticker import NullFormatter
 
 from refusion_eval.decoders import Style
 from refusion_eval.paper import style
-from refusion_eval.paper.names import NO_PUBLISHED, benchmark_title, caption, mini_sentence, task_title
-from refusion_eval.paper.points import DELTA_SCORE, DELTA_TPS, DISTANCES
+from refusion_eval.paper.names import NO_PUBLISHED, benchmark_title, caption, count, mini_sentence, task_title
+from refusion_eval.paper.points import DELTA_SCORE, DELTA_TPS, DISTANCES, MARGIN, is_better
 from refusion_eval.paper.rows import OPERATING_POINT, Point
 from refusion_eval.results.measurement import read_published, without_backbone
 
@@ -36,6 +36,9 @@ _SETTINGS = {
 }
 _LEAST_RANGE = 6.0  # points of score in Figures 4 and 8, so that differences of single items look small
 _SIZES = ("slot_size", "block_size")  # drawn on a logarithmic axis
+_SHOWN, _NOT_DECIDED = "sweet spot", "not decided"
+_SPOT: Mapping = {"facecolor": style.SWEET_SPOT, "edgecolor": style.SWEET_EDGE, "linewidth": 0.5}
+_UNDECIDED: Mapping = {**_SPOT, "facecolor": "white", "hatch": "////"}
 
 
 def draw_locality(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
@@ -65,7 +68,12 @@ def draw_locality(points: Sequence[Point], width: style.Width | None = None) -> 
         legend = figure.legend(loc="outside upper center", ncols=len(series), title="masked share", title_fontsize=7)
         for text in legend.get_texts():
             style.formula(text)
-    return style.drawing(figure, [mini_sentence(points), *caption(points, "responses"), NO_PUBLISHED])
+    plotted = (
+        "Jensen-Shannon divergence in nats between a model's predictions before and after a token is revealed "
+        "(vertical axis) by their distance from this token (horizontal axis), a panel for each model and a curve for "
+        f"each share of masked tokens, {count((point.n for point in points), 'responses a point')}."
+    )
+    return style.drawing(figure, [plotted, mini_sentence(points), *caption(points), NO_PUBLISHED])
 
 
 def _place(distance: float) -> float:
@@ -74,14 +82,18 @@ def _place(distance: float) -> float:
 
 
 def draw_frontier(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
-    """Figure 6: score against tokens per forward, with one curve for each system."""
+    """Figure 6: score against tokens per forward; a line joins the points of a system that none of its points beats."""
     series = style.in_order(point.series for point in points)
     with style.paper_style():
         figure = style.new_figure(style.page_width(width, "one"), 2.5)
         axes = figure.subplots()
         for name in series:
-            curve = sorted((point for point in points if point.series == name), key=lambda point: point.x)
-            _curve(axes, curve, style.style_of(name, series), curve[0].label, x_bars=True)
+            curve = [point for point in points if point.series == name]
+            look = style.style_of(name, series)
+            # A line through all points would join the noise of single runs.
+            _curve(axes, curve, replace(look, line="none"), curve[0].label, x_bars=True)
+            best = unbeaten(curve)
+            axes.plot([p.x for p in best], [p.y for p in best], color=look.colour, linestyle=look.line, zorder=2)
         axes.set_xlabel("Tokens per forward (TPF)")
         axes.set_ylabel(_SCORES.get(points[0].metric, points[0].metric))
         handles, labels = axes.get_legend_handles_labels()
@@ -89,7 +101,21 @@ def draw_frontier(points: Sequence[Point], width: style.Width | None = None) -> 
             handles.append(Line2D([], [], **_RING))
             labels.append("operating point")
         figure.legend(handles, labels, loc="outside upper center", ncols=2, columnspacing=1.4)
-    return style.drawing(figure, [mini_sentence(points), f"{benchmark_title(points)}.", *caption(points), NO_PUBLISHED])
+    plotted = (
+        "Score in percent (vertical axis) against tokens per forward (TPF, horizontal axis) on "
+        f"{benchmark_title(points)}, a point for each setting, {count(point.n for point in points)}."
+    )
+    joined = "Lines join the points of a system than which no other of its points is better in both."
+    return style.drawing(figure, [plotted, mini_sentence(points), joined, *caption(points), NO_PUBLISHED])
+
+
+def unbeaten(points: Sequence[Point]) -> list[Point]:
+    """The points to which no other is equal or better in both, from left to right (the Pareto frontier)."""
+    frontier: list[Point] = []
+    for point in sorted(points, key=lambda point: (-point.x, -point.y)):
+        if not frontier or point.y > frontier[-1].y:
+            frontier.append(point)
+    return frontier[::-1]
 
 
 def draw_scaling(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
@@ -117,7 +143,12 @@ def draw_scaling(points: Sequence[Point], width: style.Width | None = None) -> s
         if len(series) > 1:
             figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(series))
         figure.supxlabel("Training samples", size=8)
-    return style.drawing(figure, [mini_sentence(points), *caption(points), NO_PUBLISHED])
+    speed = " and throughput in tokens per second (lower axes)" if num_rows == 2 else ""
+    plotted = (
+        f"Score in percent{' (upper axes)' if speed else ''}{speed} against the number of training samples (horizontal "
+        f"axis, logarithmic), a panel for each task, {count(point.n for point in points)}."
+    )
+    return style.drawing(figure, [plotted, mini_sentence(points), *caption(points), NO_PUBLISHED])
 
 
 def _scaling_panel(cells: Sequence[Axes], points: Sequence[Point], series: Sequence[str], *, is_first: bool) -> None:
@@ -146,7 +177,7 @@ def _amount(value: float) -> str:
     return f"{value:g}"
 
 
-def draw_swept(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:
+def draw_swept(points: Sequence[Point], width: style.Width | None = None, margin: float = MARGIN) -> style.Drawing:
     """Figures 4 and 8: score and throughput minus the baseline's, with the sweet spot of each setting shaded."""
     panels = sorted(dict.fromkeys(point.panel for point in points), key=lambda name: [*_SETTINGS, name].index(name))
     points, off = _with_off_on_the_axis(points)
@@ -162,7 +193,7 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None) -> sty
             grid = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
         for column, panel in enumerate(panels):
             for (metric, name), axes in zip(rows, grid[:, column], strict=True):
-                _draw_sweet_spot(axes, panel, points)
+                _draw_sweet_spot(axes, panel, points, margin)
                 axes.axhline(0, color=style.BLACK, linewidth=0.6, linestyle=(0, (4, 2)), zorder=1)
                 for system in series:
                     key = (panel, metric, system)
@@ -182,17 +213,25 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None) -> sty
             middle = (low + high) / 2
             grid[0, 0].set_ylim(middle - _LEAST_RANGE / 2, middle + _LEAST_RANGE / 2)
         num_columns = 4 if inches == style.TEXT_WIDTH else 2
-        legend = _swept_legend(points)
+        legend = _swept_legend(points, margin)
         figure.legend(handles=legend, loc="outside upper center", ncols=num_columns, columnspacing=1.4)
         figure.align_ylabels(grid[:, 0])
-    has_spot = any(isinstance(handle, Patch) for handle in legend)
+    labels = {handle.get_label() for handle in legend}
+    sides = ("left", "right") if stacked else ("upper", "lower")
     sentences = [
-        f"{benchmark_title(points)}. \u0394: minus the autoregressive baseline (AR).",
+        f"Score in points ({sides[0]} axes) and throughput in tokens per second ({sides[1]} axes) minus those of the "
+        f"autoregressive baseline (AR, dashed) against the value of a setting (horizontal axis) on "
+        f"{benchmark_title(points)}, {count(point.n for point in points)}.",
         mini_sentence(points),
         *caption(points),
-        "Shaded: values around the operating point with a score no worse than AR's (the upper bound of the "
-        "difference is at least 0) and a higher throughput (its lower bound is above 0)."
-        if has_spot
+        "Shaded: values around the operating point that are shown to be faster than AR and no worse by more than "
+        f"{margin:g} points (the lower bound of the first difference is above 0, that of the second above "
+        f"\u2212{margin:g})."
+        if _SHOWN in labels
+        else "",
+        f"Hatched: values around the operating point of which the data do not decide whether they are faster than AR "
+        f"and no worse by more than {margin:g} points (a bound is on either side)."
+        if _NOT_DECIDED in labels
         else "",
         "" if points[0].mini else "Dotted: bounds of the sweet spot that the paper prints.",
     ]
@@ -225,15 +264,25 @@ def _setting_axis(axes: Axes, panel: str, points: Sequence[Point], off: float | 
         style.formula(axes.xaxis.get_label())
 
 
-def sweet_spot(points: Sequence[Point], panel: str, series: str) -> tuple[float, float] | None:
-    """The least and greatest value around the operating point where the setting is as good as the baseline, or None."""
-    # The score is not worse (the upper bound of its difference, or the difference itself, is at least 0), and the
-    # throughput is higher (the lower bound of its difference is above 0).
+def sweet_spot(
+    points: Sequence[Point], panel: str, series: str, margin: float = MARGIN, *, undecided: bool = False
+) -> tuple[float, float] | None:
+    """The least and greatest value around the operating point that are shown to be better than the baseline, or None.
+
+    With `undecided`, values count too of which the data do not decide whether they are better.
+    """
     curve = [point for point in points if (point.panel, point.series) == (panel, series)]
-    score = {p.x: p.y if math.isnan(p.y_high) else p.y_high for p in curve if p.metric == DELTA_SCORE}
-    speed = {p.x: p.y if math.isnan(p.y_low) else p.y_low for p in curve if p.metric == DELTA_TPS}
-    values = sorted(score.keys() & speed.keys())
-    good = [score[value] >= 0 and speed[value] > 0 for value in values]
+
+    def bounds(metric: str) -> dict[float, float]:
+        """A value without an interval is undecided."""
+        of_metric = {point.x: point for point in curve if point.metric == metric}
+        name, unknown = ("y_high", math.inf) if undecided else ("y_low", -math.inf)
+        numbers = {x: getattr(point, name) for x, point in of_metric.items()}
+        return {x: unknown if math.isnan(number) else number for x, number in numbers.items()}
+
+    score, tps = bounds(DELTA_SCORE), bounds(DELTA_TPS)
+    values = sorted(score.keys() & tps.keys())
+    good = [is_better(score[value], tps[value], margin) for value in values]
     operating = [value for value in values if any(p.x == value and p.mark == OPERATING_POINT for p in curve)]
     if not operating or not good[values.index(operating[0])]:
         return None
@@ -245,12 +294,13 @@ def sweet_spot(points: Sequence[Point], panel: str, series: str) -> tuple[float,
     return values[low], values[high]
 
 
-def _draw_sweet_spot(axes: Axes, panel: str, points: Sequence[Point]) -> None:
+def _draw_sweet_spot(axes: Axes, panel: str, points: Sequence[Point], margin: float) -> None:
     """Shades the measured sweet spot, and marks the bounds of the published one beside real benchmarks."""
-    if spot := sweet_spot(points, panel, _main_series(points)):
-        low, high = spot  # widened, so that a range of a single value has an area
-        low, high = (low / 2**0.25, high * 2**0.25) if panel in _SIZES else (low - 0.02, high + 0.02)
-        axes.axvspan(low, high, facecolor=style.SWEET_SPOT, edgecolor=style.SWEET_EDGE, linewidth=0.5, zorder=0)
+    for undecided in (True, False):  # what is shown covers the rest
+        if spot := sweet_spot(points, panel, _main_series(points), margin, undecided=undecided):
+            low, high = spot  # widened, so that a range of a single value has an area
+            low, high = (low / 2**0.25, high * 2**0.25) if panel in _SIZES else (low - 0.02, high + 0.02)
+            axes.axvspan(low, high, zorder=0, **(_UNDECIDED if undecided else _SPOT))
     claim = _SETTINGS.get(panel, ("", ""))[1]
     text = next((row["published"] for row in read_published("claims.csv") if row["id"] == claim), "")
     bounds = text.strip("{}").replace("..", ",").split(",")
@@ -265,7 +315,7 @@ def _main_series(points: Sequence[Point]) -> str:
     return next((name for name in names if without_backbone(name) == "refusion"), names[0])
 
 
-def _swept_legend(points: Sequence[Point]) -> list[Line2D | Patch]:
+def _swept_legend(points: Sequence[Point], margin: float) -> list[Line2D | Patch]:
     labels = {point.series: point.label for point in points}
     handles: list[Line2D | Patch] = []
     for system in style.in_order(labels):
@@ -274,8 +324,13 @@ def _swept_legend(points: Sequence[Point]) -> list[Line2D | Patch]:
     if any(point.mark == OPERATING_POINT for point in points):
         handles.append(Line2D([], [], **_RING, label="operating point"))
     handles.append(Line2D([], [], color=style.BLACK, linewidth=0.6, linestyle=(0, (4, 2)), label="AR baseline"))
-    if any(sweet_spot(points, panel, _main_series(points)) for panel in {point.panel for point in points}):
-        handles.append(Patch(facecolor=style.SWEET_SPOT, edgecolor=style.SWEET_EDGE, linewidth=0.5, label="sweet spot"))
+    panels, main = {point.panel for point in points}, _main_series(points)
+    shown, possible = (
+        {panel: sweet_spot(points, panel, main, margin, undecided=undecided) for panel in panels}
+        for undecided in (False, True)
+    )
+    handles += [Patch(label=_SHOWN, **_SPOT)] if any(shown.values()) else []
+    handles += [Patch(label=_NOT_DECIDED, **_UNDECIDED)] if possible != shown else []
     return handles
 
 

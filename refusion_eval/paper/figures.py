@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,16 +76,24 @@ def rows_of(name: str, sources: Sequence[Path], task: str | None = None) -> Sequ
     return None if figure.read is None else figure.read(sources, task or points.only_task(sources) or points.TASK)
 
 
-def write_figure(name: str, rows: Sequence[Any], out: Path, width: Width | None = None) -> list[Path]:
+def write_figure(
+    name: str, rows: Sequence[Any], out: Path, width: Width | None = None, margin: float | None = None
+) -> list[Path]:
     """Writes a figure as .csv, .png and .pdf, and its caption as .txt and .tex. It is drawn from the written CSV.
 
     The files are called after the figure, with `_mini` for mini tasks. Those of Figures 1, 5 and 9 name task and item.
+    The margin, in points of score, is that of sweet spots; ConfigError for a figure without one.
     """
     figure = FIGURES[name]
+    if margin is not None and figure.draw is not draw_curves.draw_swept:
+        raise ConfigError(f"{name} has no sweet spot, so it takes no margin; leave --margin out")
     stem = out / _stem(name, rows)
     csv, text, latex = (stem.with_name(f"{stem.name}.{ending}") for ending in ("csv", "txt", "tex"))
     write_rows(csv, figure.kind, rows)
-    drawn = figure.draw(read_rows(csv, figure.kind), width)
+    draw: Callable[[Sequence[Any], Width | None], Drawing] = figure.draw
+    if margin is not None:
+        draw = partial(draw_curves.draw_swept, margin=margin)
+    drawn = draw(read_rows(csv, figure.kind), width)
     pictures = save_figure(drawn.figure, stem)
     write_output(text, f"{drawn.caption}\n")
     write_output(latex, _float(stem.name, drawn))

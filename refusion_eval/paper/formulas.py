@@ -7,15 +7,15 @@ A formula is a function of a `Reader`, which picks figures by metric, systems an
 A pick is an array [systems, tasks, draws], so that numpy's broadcasting compares one system with each of several, task
 by task. Draw 0 is the figure itself. Intervals are propagated by simulation: every figure with a 95% interval is drawn
 from a normal distribution whose two sides have different spreads, so that its 2.5 and 97.5 percentiles are the bounds,
-and the percentiles of the formula's results are its interval. Figures are drawn independently of each other; those of
-the same items rise and fall together, so the interval of their comparison is too wide rather than too narrow.
+and the percentiles of the formula's results are its interval. Figures of runs are paired by item: their draws are in
+the order of their resamples, in which figures of the same items rise and fall together. Other figures are drawn
+independently of each other, so that the interval of their comparison is too wide rather than too narrow.
 """
 
 import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import RESAMPLES, Z_95, Bootstrap, Interval
 from refusion_eval.paper.rows import number
-from refusion_eval.results.measurement import SCORES, TASKS, Measurement, MeasurementKey
+from refusion_eval.results.measurement import SCORES, TASKS, ByItem, Measurement, MeasurementKey
 
 Values = NDArray[Any]  # [..., 1 + RESAMPLES]: the value itself, then its draws
 
@@ -45,6 +45,7 @@ class Reader:
 
     def __init__(self, measurements: Mapping[MeasurementKey, Measurement]) -> None:
         self._figures = measurements
+        self._drawn: dict[str, Values] = {}
         self.used: dict[MeasurementKey, Measurement] = {}
 
     def score(self, systems: str, tasks: str = "") -> Values:
@@ -87,22 +88,37 @@ class Reader:
             raise MissingMeasurement(f"there is no {name} of {system} on {task}", keys)
         measurement = self.used[key] = self._figures[key]
         identity = "|".join((measurement.run_id, *key))
-        return _draws(
-            identity, measurement.value, measurement.ci_low, measurement.ci_high, measurement.metric in SCORES
-        )
+        if identity not in self._drawn:
+            self._drawn[identity] = _draws(identity, measurement)
+        return self._drawn[identity]
 
 
-@lru_cache(maxsize=1024)
-def _draws(identity: str, value: float, low: float, high: float, is_score: bool) -> Values:
+def _draws(identity: str, measurement: Measurement) -> Values:
     """A figure and its draws, seeded by its identity: a score stays within 0 and 100, a speed above 0."""
-    values = np.full(1 + RESAMPLES, float(value))
-    if np.isfinite(low) and np.isfinite(high):
+    is_score = measurement.metric in SCORES
+    values = np.full(1 + RESAMPLES, float(measurement.value))
+    if measurement.has_interval:
         normal = np.random.default_rng(zlib.crc32(identity.encode())).standard_normal(RESAMPLES)
-        values[1:] += normal * np.where(normal > 0, high - value, value - low) / Z_95
-        if value >= 0:
+        if measurement.by_item is not None and np.isfinite(measurement.by_item.replicates).all():
+            normal = _in_order_of(measurement.by_item, normal, measurement.n if is_score else None)
+        below, above = measurement.value - measurement.ci_low, measurement.ci_high - measurement.value
+        values[1:] += normal * np.where(normal > 0, above, below) / Z_95
+        if measurement.value >= 0:
             np.clip(values, 0, 100 if is_score else None, out=values)
-    values.flags.writeable = False
     return values
+
+
+def _in_order_of(by_item: ByItem, normal: Values, num_scored: int | None) -> Values:
+    """Normal draws in the order of the resamples of a figure."""
+    replicates = by_item.replicates
+    if num_scored is not None:
+        # A score that changed on no item would never change in a resample. A noise of this size gives the difference of
+        # two such scores the score interval's width.
+        replicates = replicates + normal * 100 * Z_95 / (math.sqrt(2) * num_scored)
+    places = np.argsort(np.argsort(replicates, kind="stable"))
+    # Other items of equal number are drawn by the same numbers, so their resamples are shuffled apart.
+    shuffled = np.random.default_rng(zlib.crc32(by_item.items.encode())).permutation(RESAMPLES)
+    return np.asarray(np.sort(normal)[places][shuffled])
 
 
 Formula = Callable[[Reader], Values]

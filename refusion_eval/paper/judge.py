@@ -29,7 +29,7 @@ from refusion_eval.results.measurement import (
 )
 
 REPRODUCED = "reproduced"
-CONSISTENT = "consistent, too imprecise"
+NOT_DECIDED = "not decided"
 NOT_REPRODUCED = "not reproduced"
 NOT_MEASURED = "not measured"
 DOES_NOT_FOLLOW = "does not follow from the paper's own table"
@@ -38,7 +38,7 @@ OTHER_PROMPTS = "measured with other prompts"
 OTHER_GPU = "measured on another GPU"
 ARITHMETIC = "right, by arithmetic"
 
-AGREES, DISAGREES, OPEN = "agrees in direction", "disagrees in direction", "direction open"
+AGREES, DISAGREES, OPEN = "agrees in direction", "disagrees in direction", "direction not decided"
 ONE_ROUND = "speed of one round only"
 
 PAPER_GPU = "A100"
@@ -229,6 +229,7 @@ def _over_rounds(measurements: Sequence[Measurement]) -> dict[MeasurementKey, Me
                 ci_low=interval.low,
                 ci_high=interval.high,
                 num_rounds=len(rounds),
+                by_item=None,
             )
         elif len({entry.value for entry in rounds}) == 1:
             result[key] = rounds[0]
@@ -250,7 +251,7 @@ def _compared(claim: Claim, measured: Computed) -> tuple[str, str]:
     if elsewhere := [machine for machine in machines if PAPER_GPU not in machine]:
         return OTHER_GPU, f"on {elsewhere[0] or 'an unnamed machine'}, and the paper's speed is that of an {PAPER_GPU}"
     if claim.leaves_open(interval):
-        return CONSISTENT, f"[{interval.low:.4g}, {interval.high:.4g}] does not tell, {origin}"
+        return NOT_DECIDED, f"[{interval.low:.4g}, {interval.high:.4g}] does not tell, {origin}"
     if claim.holds(interval):
         return REPRODUCED, origin
     return NOT_REPRODUCED, f"{'more' if interval.value > float(claim.value) else 'less'} than is claimed, {origin}"

@@ -41,18 +41,26 @@ def benchmark_title(points: Sequence[Point]) -> str:
     return task_title(points[0].task, points[0].mini)
 
 
-def caption(points: Sequence[Point], unit: str = "items") -> list[str]:
-    """Sentences about intervals, items, hardware, and what is incomplete."""
+def count(counts: Iterable[int], unit: str = "items a point") -> str:
+    """The numbers of items (0 where none is stated) as a caption says them: `n = 40 to 100 items a point`."""
+    stated = sorted({number for number in counts if number})
+    if not stated:
+        return f"n ({unit}) is not stated"
+    return f"n = {' to '.join(dict.fromkeys((str(stated[0]), str(stated[-1]))))} {unit}"
+
+
+def caption(points: Sequence[Point]) -> list[str]:
+    """Sentences about intervals, pairing, hardware, and what is incomplete, of measured points."""
     if not points:
         return []
-    counts = sorted({point.n for point in points if point.n})
     with_bars = any(not math.isnan(point.y_low) for point in points)
-    shown = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "not stated"
     machines = sorted({point.hardware for point in points if point.hardware})
     notes = sorted({point.note for point in points if point.note})
     limited = sorted({point.limited for point in points if point.limited})
+    pairings = sorted({point.pairing for point in points if point.pairing})
     return [
-        f"Filled: measured, n = {shown} {unit} a point{', bars: 95% intervals' if with_bars else ''}.",
+        "Bars: 95% intervals." if with_bars else "",
+        f"Differences are {'; '.join(pairings)}." if pairings else "",
         f"Hardware: {', '.join(machines)}." if machines else "",
         *speed_notes(point.conditions for point in points),
         f"Limited: {', '.join(limited)} samples were asked for." if limited else "",

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import Interval
-from refusion_eval.paper.formulas import compute, setting_number
+from refusion_eval.paper.formulas import setting_number
 from refusion_eval.paper.names import benchmark_of, system_label, task_title
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, read_records
+from refusion_eval.results.differences import Difference, difference
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import (
     AVERAGE,
@@ -24,6 +25,7 @@ from refusion_eval.results.measurement import (
     speeds_of,
 )
 
+MARGIN = 2.0  # points of score that a system may lose and still count as no worse
 TASK = "mbpp"  # benchmark of Figures 1, 4, 6 and 8 in the paper
 DELTA_SCORE, DELTA_TPS = "delta_score", "delta_tps"
 # Of several autoregressive systems that were measured the first of these is the baseline, else the first one.
@@ -84,12 +86,30 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
         if not _is_timed(group):
             continue
         if system == baseline:
-            x = y = Interval(0, math.nan, math.nan, group[0].n)
+            zero = Interval(0, math.nan, math.nan, group[0].n)
+            points.append(_point(group, "measured", zero, zero, metric=DELTA_SCORE, mark=BASELINE))
         else:
-            x, y = _deltas(group, by_system[baseline])
-        mark = BASELINE if system == baseline else ""
-        points.append(_point(group, "measured", x, y, metric=DELTA_SCORE, mark=mark))
+            tps, score = _deltas(group, by_system[baseline])
+            pairing = _pairing(score=score.paired, speed=tps.paired)
+            point = _point(group, "measured", tps.interval, score.interval, metric=DELTA_SCORE)
+            points.append(replace(point, pairing=pairing))
     return points
+
+
+def _pairing(**parts: bool) -> str:
+    """Whether differences are paired, in words; part by part where the parts differ."""
+    texts = {name: "paired by item" if paired else "unpaired" for name, paired in parts.items()}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return ", ".join(f"{name} {text}" for name, text in texts.items())
+
+
+def is_better(score: Any, tps: Any, margin: float) -> Any:
+    """Whether bounds of both differences from the baseline say that a system is faster and not worse by the margin.
+
+    Of lower bounds: shown to be so. Of upper bounds: not shown to be otherwise.
+    """
+    return (score > -margin) & (tps > 0)
 
 
 def _published() -> Iterator[Point]:
@@ -140,10 +160,10 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
             if math.isnan(value):
                 continue  # the system does not have this setting
             deltas = _deltas(run.measurements, baseline.measurements)
-            for metric, y in zip((DELTA_TPS, DELTA_SCORE), deltas, strict=True):
+            for metric, (y, paired) in zip((DELTA_TPS, DELTA_SCORE), deltas, strict=True):
                 x = Interval(value, math.nan, math.nan, y.n)
                 point = _point(run.measurements, name, x, y, metric=metric, mark=run.mark)
-                points[name, point.series, metric, value] = point
+                points[name, point.series, metric, value] = replace(point, pairing=_pairing(**{metric: paired}))
     if not points:
         advice = "figures 4 and 8 are drawn from such sweeps"
         raise DataError(f"{folders[0]}: no run of {task} varies one setting; {advice}")
@@ -179,7 +199,10 @@ def only_task(folders: Sequence[Path]) -> str | None:
 
 
 def read_sweep(folder: Path) -> tuple[list[dict[str, Any]], list[Measurement]]:
-    """The rows of a sweep's points.csv, and its measurements. Raises DataError if the folder is not that of a sweep."""
+    """The rows of a sweep's points.csv, and its measurements, read from its runs if they are there, or sweep.csv.
+
+    Raises DataError if the folder is not that of a sweep.
+    """
     missing = [name for name in ("points.csv", "sweep.csv") if not (folder / name).is_file()]
     if missing:
         raise DataError(
@@ -187,7 +210,14 @@ def read_sweep(folder: Path) -> tuple[list[dict[str, Any]], list[Measurement]]:
             "the folders that refusion-eval sweep SPEC --out FOLDER writes"
         )
     records = [record for _, record in read_records(folder / "points.csv", _POINTS)]
-    return records, read_measurements([folder / "sweep.csv"])
+    measurements = read_measurements([folder / "sweep.csv"])
+    run_dirs = [folder / "runs" / run_id for run_id in dict.fromkeys(record["run_id"] for record in records)]
+    if not all(map(Path.is_dir, run_dirs)):
+        return records, measurements
+    # A run has its items, by which points are compared with the baseline; the file has what the sweep found out.
+    same = {(entry.run_id, entry.task): entry.same_decode_as for entry in measurements}
+    of_runs = read_measurements(run_dirs)
+    return records, [replace(one, same_decode_as=same.get((one.run_id, one.task), "")) for one in of_runs]
 
 
 def _swept_runs(folder: Path, task: str) -> list[_SweptRun]:
@@ -216,18 +246,23 @@ def _is_timed(measurements: Sequence[Measurement]) -> bool:
     return "tps" in metrics and bool(metrics & set(SCORES))
 
 
-def _deltas(measurements: Sequence[Measurement], baseline: Sequence[Measurement]) -> tuple[Interval, Interval]:
-    """Throughput and score of a run on a benchmark minus the baseline's, with intervals."""
-    task, n = measurements[0].benchmark, measurements[0].n
-    both = {"point": measurements, "baseline": baseline}
-    keyed = by_key([replace(entry, system=name) for name, part in both.items() for entry in part])
-    tps = compute(lambda read: read.tps("point", task) - read.tps("baseline", task), keyed)
-    score = compute(lambda read: read.score("point", task) - read.score("baseline", task), keyed)
-    return replace(tps.interval, n=n), replace(score.interval, n=n)
+def _deltas(measurements: Sequence[Measurement], baseline: Sequence[Measurement]) -> tuple[Difference, Difference]:
+    """Throughput and score of a run on a benchmark minus the baseline's."""
+    both = (baseline, measurements)
+    for part in both:
+        by_key(part)  # refuses what was measured twice
+    if not _is_timed(baseline):
+        missing = f"{baseline[0].run_id} lacks the score or the speed of {baseline[0].benchmark}"
+        raise DataError(f"{missing}, so nothing can be compared with it; run it at batch size 1")
+    tps, score = (
+        difference(*(next(entry for entry in part if entry.metric in metrics) for part in both))
+        for metrics in (("tps",), SCORES)
+    )
+    return tps, score
 
 
 def _point(
-    measurements: Sequence[Measurement], panel: str, x: Interval, y: Interval, *, metric: str, mark: str
+    measurements: Sequence[Measurement], panel: str, x: Interval, y: Interval, *, metric: str, mark: str = ""
 ) -> Point:
     first = measurements[0]
     timed = next((entry for entry in measurements if entry.metric == "tps"), None)

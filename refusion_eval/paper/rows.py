@@ -22,7 +22,7 @@ class Point:
     """One point of a plot, with 95% intervals (NaN for none) and a note that a dagger points to.
 
     All points of a series (a system, or a masking ratio) are drawn in one style. `n` counts benchmark items, or
-    responses in Figure 3.
+    responses in Figure 3. `pairing` says of a difference whether it is paired by item.
     """
 
     task: str = ""
@@ -43,6 +43,7 @@ class Point:
     mini: bool = False
     fused: bool = False
     note: str = ""
+    pairing: str = ""
     limited: str = ""
     num_rounds: int = 0  # 0 for a point that shows no speed
     slowed_by: str = ""

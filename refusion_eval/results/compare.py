@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from refusion_eval.errors import DataError, StoreError
-from refusion_eval.metrics import Z_95, Bootstrap, Interval, bootstrap_mean, by_item, mean_of, speedup
+from refusion_eval.metrics import Z_95, Interval, by_item, mean_of_intervals, paired_difference, scaled, speedup
 from refusion_eval.results.facts import Extent, RunFacts, SampleFacts, TaskFacts, read_facts
 from refusion_eval.results.measured import seed_of
 from refusion_eval.results.measurement import MEAN_TASK, MINI_NOTE, Conditions, TaskExtent, extent_notes, speed_notes
@@ -82,6 +82,11 @@ class Comparison(NamedTuple):
     lines: Sequence[TaskComparison]
     only_in_one: Sequence[str]
     notes: Sequence[str]  # what the records know of missing samples, limits and speeds
+
+    @property
+    def adjusted(self) -> list[float]:
+        """The p values of `lines`: those of tasks adjusted for their number (Holm); that of the mean, which is one."""
+        return [*holm([task.p_value for task in self.tasks]), *(line.p_value for line in self.lines if line.parts)]
 
 
 def compare_runs(
@@ -156,6 +161,15 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(1.0, 2 * tail / 2**total)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values, in their order: each one below 5% is shown with a risk of 5% that any of them is by chance."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
 def _tasks(facts: RunFacts) -> dict[str, TaskFacts]:
     tasks: dict[str, TaskFacts] = {}
     for task in facts.tasks:
@@ -190,7 +204,7 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metri
         mini=before.mini,
         items=sorted(items, key=lambda item: item.item_id),
         left_out=left_out,
-        difference=_difference(items, seed),
+        difference=scaled(paired_difference(*zip(*((i.before, i.after) for i in items), strict=True), seed=seed), 100),
         extents=(before.extent, after.extent),
         detectable=100 * detectable_difference([item.after - item.before for item in items]),
         settings=differences(_without_none(before.settings), _without_none(after.settings), ("A", "B")),
@@ -200,32 +214,15 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metri
 
 
 def _mean_of_tasks(tasks: Sequence[TaskComparison]) -> TaskComparison:
-    items = [item for task in tasks for item in task.items]
-    difference = mean_of([_resampled(task.items, seed_of(task.task)) for task in tasks]).interval()
-    if not any(item.change for item in items):
-        bound = math.hypot(*(task.difference.high for task in tasks)) / len(tasks)
-        difference = Interval(0.0, -bound, bound, len(items))
     return TaskComparison(
         task=MEAN_TASK,
         mini=tasks[0].mini,
-        items=items,
+        items=[item for task in tasks for item in task.items],
         left_out=sum(task.left_out for task in tasks),
-        difference=difference,
+        difference=mean_of_intervals([task.difference for task in tasks]),
+        detectable=math.hypot(*(task.detectable for task in tasks)) / len(tasks),
         parts=tasks,
     )
-
-
-def _resampled(items: Sequence[ItemChange], seed: int) -> Bootstrap:
-    return bootstrap_mean([item.after - item.before for item in items], seed=seed).scaled(100)
-
-
-def _difference(items: Sequence[ItemChange], seed: int) -> Interval:
-    interval = _resampled(items, seed).interval()
-    if any(item.change for item in items) or interval.n < 2:
-        return interval
-    # Where no item differs, no resample does. The bounds are those of the score interval of Tango (1998) for pairs.
-    bound = 100 * Z_95**2 / (interval.n + Z_95**2)
-    return Interval(0.0, -bound, bound, interval.n)
 
 
 def _scored(task: TaskFacts, metric: str) -> dict[Any, list[SampleFacts]]:
@@ -271,6 +268,7 @@ def comparison_table(comparison: Comparison) -> Table:
     counted = ["gained", "lost"]
     if any(task.flips["other prompts"] for task in comparison.lines):
         counted.append("other prompts")
+    several = len(comparison.tasks) > 1
     rows = [
         (
             _marked(task),
@@ -279,20 +277,27 @@ def comparison_table(comparison: Comparison) -> Table:
             interval_text(task.difference),
             "" if math.isnan(task.detectable) else f"{task.detectable:.2f}",
             f"{task.p_value:.2g}",
+            *([f"{adjusted:.2g}"] if several else []),
             *(str(len(task.flips[name])) for name in counted),
             interval_text(task.speed, missing="-"),
         )
-        for task in comparison.lines
+        for task, adjusted in zip(comparison.lines, comparison.adjusted, strict=True)
     ]
     notes = [
-        "B - A: points, paired by item, 95% bootstrap interval. Detectable: true difference in points that a sample "
-        "like this finds significant (5%) four times out of five. p: McNemar's exact test.",
+        "B - A: points, paired by item, 95% interval. Detectable: true difference in points that a sample like this "
+        "finds significant (5%) four times out of five. p: McNemar's exact test.",
+        "p (Holm): adjusted for the number of tasks, so that the risk of any false finding among them is 5%. The mean "
+        "is one hypothesis of its own, and its p is not adjusted."
+        if several
+        else "",
         "Gained, lost: items that only B, only A has right (of several samples: more often).",
     ]
     notes += [f"No speed ratio: {reason}." for reason in sorted({task.no_speed for task in comparison.tasks} - {""})]
     notes += comparison.notes
     notes += [f"mini: {MINI_NOTE}."] if any(task.mini for task in comparison.tasks) else []
-    columns = ("Task", "n", "A %", "B %", "B - A", "Detectable", "p", *map(str.capitalize, counted), "Speed B / A")
+    p_columns = ("p", "p (Holm)") if several else ("p",)
+    measured = ("Task", "n", "A %", "B %", "B - A", "Detectable", *p_columns)
+    columns = (*measured, *map(str.capitalize, counted), "Speed B / A")
     return Table(title=f"A = {comparison.before}, B = {comparison.after}", columns=columns, rows=rows, notes=notes)
 
 
@@ -338,7 +343,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     """Column names, and the values of every task in their order, and of their mean."""
     rows = []
-    for task in comparison.lines:
+    for task, adjusted in zip(comparison.lines, comparison.adjusted, strict=True):
         before, after = task.accuracies
         row = {"before": comparison.before, "after": comparison.after, "task": task.task, "mini": task.mini}
         row |= {"n": len(task.items), "left_out": task.left_out, "accuracy_before": before, "accuracy_after": after}
@@ -347,7 +352,7 @@ def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]
         row |= interval_cells("speed_ratio", task.speed)
         for run, extent in zip(("before", "after"), task.extents or (None, None), strict=True):
             row |= {f"{name}_{run}": getattr(extent, name, "") for name in ("unfinished", "limited")}
-        rows.append(row | {"no_speed": task.no_speed, "p_value": task.p_value})
+        rows.append(row | {"no_speed": task.no_speed, "p_value": task.p_value, "p_holm": adjusted})
     return list(rows[0]), [list(row.values()) for row in rows]
 
 

@@ -22,9 +22,12 @@ from refusion_eval.results.measurement import (
     METRIC_ORDER,
     PASS_AT_1,
     REFUSED_NOTE,
+    SCORES,
     SLOWED,
+    SPEED_METRICS,
     UNISOLATED,
     VARIES,
+    ByItem,
     Measurement,
     system_key,
     that_hold,
@@ -58,6 +61,8 @@ _COUNTED = {
     "tpf_canvas": ("tokens/forward", "tokens_canvas", "forwards"),
     "tpf_release": ("tokens/forward", "tpf_release"),
 }
+# Metrics that systems are compared by; those of many points would need too much memory for all metrics.
+_COMPARED = (*SCORES, "tps", "latency_mean", "tpf", "tokens_mean")
 _OF_THOUGHTS = {"thought_tokens_mean": ("tokens", "thought_tokens"), "answer_tokens_mean": ("tokens", "answer_tokens")}
 
 
@@ -69,6 +74,7 @@ class Measure(NamedTuple):
     bootstrap: Bootstrap
     samples: Sequence[SampleFacts]
     note: str = ""
+    scores: ArrayLike = ()  # share of right samples of each item, [items]
 
 
 def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
@@ -170,7 +176,8 @@ def _measurement(
 ) -> Measurement:
     """One metric of one task, or of the mean of several tasks."""
     manifest = run.manifest
-    interval = metrics.mean_of([measure.bootstrap for measure in measures]).interval()
+    combined = metrics.mean_of([measure.bootstrap for measure in measures])
+    interval = combined.interval()
     samples = [sample for measure in measures for sample in measure.samples]
     settings = _common_settings(tasks)
     is_mean = len(tasks) > 1
@@ -210,8 +217,19 @@ def _measurement(
         prompts="|".join(sorted({name for task in tasks for name in task.prompts})),
         slowed_by="|".join(sorted({sentence for task in tasks for sentence in task.slowed_by})),
         items=digest(task.items for task in tasks),
+        by_item=_by_item(tasks, measures, combined) if measures[0].metric in _COMPARED else None,
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
     )
+
+
+def _by_item(tasks: Sequence[TaskFacts], measures: Sequence[Measure], combined: Bootstrap) -> ByItem:
+    timed = measures[0].metric in SPEED_METRICS
+    parts = list(zip(tasks, measures, strict=True))
+    items = digest(
+        f"{task.task} {sample.item} {sample.round if timed else ''}" for task, part in parts for sample in part.samples
+    )
+    scores = {task.task: np.asarray(part.scores) for task, part in parts if np.size(part.scores)}
+    return ByItem(items, combined.replicates, scores)
 
 
 def _reference_run(
@@ -314,7 +332,8 @@ def _accuracy(
     note = f"judged by {len(scorers)} scorers ({', '.join(scorers)}); score again" if len(scorers) > 1 else ""
 
     def percent(metric: str, values: ArrayLike) -> Measure:
-        return Measure(metric, _PERCENT, metrics.accuracy(values, seed=seed_of(task.task)).scaled(100), judged, note)
+        share = metrics.accuracy(values, seed=seed_of(task.task)).scaled(100)
+        return Measure(metric, _PERCENT, share, judged, note, values)
 
     yield percent(task.score_name, means)
     yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from numpy.typing import NDArray
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE
 from refusion_eval.errors import DataError, StoreError
@@ -113,6 +115,15 @@ def that_hold(statements: Mapping[_Statement, object]) -> list[_Statement]:
     return [statement for statement, holds in statements.items() if holds]
 
 
+@dataclass(frozen=True, slots=True)
+class ByItem:
+    """What a measurement of a run rests on item by item, so that it is compared with others on the same items."""
+
+    items: str  # digest of tasks and items, for a time also of their rounds; equal ones were resampled alike
+    replicates: NDArray[Any]  # [RESAMPLES]
+    scores: Mapping[str, NDArray[Any]]  # task -> share of right samples of each item, [items]; empty if no score
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """A number with its interval and everything that it rests on; who shows it averages and fills in nothing."""
@@ -160,6 +171,7 @@ class Measurement:
     slowed_by: str = ""  # what made the speed lower than it need be, sentences joined by `|`
     items: str = field(default="", compare=False)  # digest of the items; empty if published or read from a file
     command: str = field(default="", compare=False)  # that continues the run; empty if published or read from a file
+    by_item: ByItem | None = field(default=None, compare=False, repr=False)  # None where no item is at hand
 
     @property
     def key(self) -> MeasurementKey:
