@@ -324,6 +324,7 @@ def paper_table(
         measured = read_measurements(results or [], baseline=baseline)
         systems = cli.names_of(rows or "") if row is None else [row]
         made = [make_table(number, measured, paper, systems) for number in numbers]
+        made = [one.without_empty_columns() for one in made] if rows else made
     for made_table in made:
         if row is None:
             for path in made_table.write(out, intervals=intervals):

@@ -1,18 +1,21 @@
 """Figure 1: score and throughput against the autoregressive baseline, each point with its name beside it."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
+from numpy.typing import NDArray
 
 from refusion_eval.paper import style
 from refusion_eval.paper.names import benchmark_title, caption, count, mini_sentence
 from refusion_eval.paper.rows import BASELINE, Point
+
+Boxes = NDArray[Any]  # [boxes, 4]: left, lower, right and upper edge in pixels
 
 _LEAST_RANGE = 12.0  # points of score, so that differences of single items look small
 _GAP, _ROOM = 2.5, 3.5  # printer's points between marker and text; half the size of a marker
@@ -42,7 +45,9 @@ def draw_against_baseline(points: Sequence[Point], width: style.Width | None = N
         for axes, group in panels:
             labels = [Label(point.label + ("\u2020" if point.note else ""), point.x, point.y) for point in group]
             lines = [line.get_window_extent() for line in axes.get_lines() if line.get_label() == "baseline"]
-            lines += [bar.get_window_extent() for bar in axes.collections if isinstance(bar, LineCollection)]
+            # The collections of error bars know no extent of their own.
+            bars = [ends for bar in axes.collections if isinstance(bar, LineCollection) for ends in bar.get_segments()]
+            lines += [Bbox(axes.transData.transform(ends)) for ends in bars if len(ends)]
             place_labels(axes, labels, size=6.5, lines=lines)
     return style.drawing(figure, [_plotted(measured), mini_sentence(measured), _note(published), *caption(measured)])
 
@@ -112,56 +117,85 @@ class Label(NamedTuple):
     y: float
 
 
+# Places for the middle of a label, in widths and heights of it: beside, above and below the point, then farther away.
+_PLACES = [
+    (right, up)
+    for up in (0, 1, -1, 1.7, -1.7, 2.8, -2.8, 4, -4, 5.5, -5.5, 7, -7, 9, -9)
+    for right in (1, -1, 0, 0.5, -0.5, 1.6, -1.6, 2.4, -2.4)
+    if up or abs(right) == 1
+]
+
+
 def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Sequence[Bbox] = ()) -> None:
     """Writes each label at the cheapest of a fixed set of places near its point; a line leads to a far point."""
     figure = axes.get_figure()
     assert figure is not None
     pixel = figure.dpi / _POINTS
-    frame = axes.get_window_extent()
-    at = {label: axes.transData.transform((label.x, label.y)) for label in labels}
-    marks = [Bbox.from_extents(*(point - _ROOM * pixel), *(point + _ROOM * pixel)) for point in at.values()]
-    written: list[Bbox] = []
-    for label in sorted(labels, key=lambda label: (-label.y, label.x)):
-        x, y = at[label]
+    frame = np.array([axes.get_window_extent().extents])
+    points = axes.transData.transform([(label.x, label.y) for label in labels])
+    marks = np.hstack([points - _ROOM * pixel, points + _ROOM * pixel])
+    crossed = np.array([line.padded(2 * pixel).extents for line in lines]).reshape(-1, 4)
+    written = np.array([text.get_window_extent().extents for text in axes.texts]).reshape(-1, 4)
+    for number in sorted(range(len(labels)), key=lambda number: (-labels[number].y, labels[number].x)):
+        own = points[number]
         halo = [withStroke(linewidth=1.5, foreground="w")]
-        text = axes.text(0, 0, label.text, size=size, zorder=5, path_effects=halo)
+        text = axes.text(0, 0, labels[number].text, size=size, zorder=5, path_effects=halo)
         extent = text.get_window_extent()
-        wide, high = extent.width, extent.height
-        # Middles of boxes beside, above and below the point, then farther away.
-        choices = [
-            (x + right * (wide / 2 + (_GAP + _ROOM) * pixel), y + up * (high * 0.75 + _ROOM * pixel * (abs(right) < 1)))
-            for up in (0, 1, -1, 1.7, -1.7, 2.8, -2.8)
-            for right in (1, -1, 0, 0.5, -0.5)
-            if up or abs(right) == 1
-        ]
-        boxes = [Bbox.from_bounds(cx - wide / 2, cy - high / 2, wide, high) for cx, cy in choices]
-
-        costs = []
-        for number, box in enumerate(boxes):
-            outside = box.width * box.height - _shared(box, frame)
-            hidden = sum(_shared(box, other) for other in (*marks, *written))
-            crossed = sum(_shared(box, other.padded(2 * pixel)) for other in lines)
-            misleading = box.width * box.height * _is_misleading(box, at[label], at.values())
-            costs.append(20 * outside + 10 * hidden + 10 * misleading + 4 * crossed + number * pixel)
-        best = costs.index(min(costs))
-        box, own = boxes[best], at[label]
-        written.append(box)
+        half = np.array([extent.width, extent.height]) / 2
+        middles = np.array(
+            [
+                (right * (half[0] + (_GAP + _ROOM) * pixel), up * (1.5 * half[1] + _ROOM * pixel * (abs(right) < 1)))
+                for right, up in _PLACES
+            ]
+        )
+        boxes = np.hstack([own + middles - half, own + middles + half])
+        area = extent.width * extent.height
+        nearest = np.clip(own, boxes[:, :2], boxes[:, 2:])
+        in_the_way = np.vstack([marks[(points != own).any(axis=1)], written])
+        misleading = _is_misleading(boxes, own, points)
+        across = _are_joined_across(nearest, own, in_the_way)
+        hidden = _shared(boxes, np.vstack([marks, written])).sum(axis=1) / area
+        outside = 1 - _shared(boxes, frame)[:, 0] / area
+        num_crossed = (_shared(boxes, crossed) > 0).sum(axis=1)
+        far = np.linalg.norm(own - nearest, axis=1)
+        costs = (
+            20 * outside
+            + 10 * hidden
+            + 3 * (hidden > 0)
+            + 2 * misleading
+            + 4 * across
+            + num_crossed
+            + 0.2 * far / extent.height
+        )
+        best = int(np.argmin(costs + 0.01 * np.arange(len(boxes))))
+        written = np.vstack([written, boxes[best] + _GAP * pixel * np.array([-1, 0, 1, 0])])
         to_data = axes.transData.inverted().transform
-        text.set(position=tuple(to_data(choices[best])), ha="center", va="center")
-        if _is_misleading(box, own, at.values()):
-            ends = to_data([np.clip(own, box.min, box.max), own])
-            axes.plot(*ends.T, color="0.35", linewidth=0.5, zorder=2, label="leader")
+        text.set(position=tuple(to_data(own + middles[best])), ha="center", va="center")
+        if misleading[best] or far[best] > 3 * _ROOM * pixel:
+            axes.plot(*to_data([nearest[best], own]).T, color="0.35", linewidth=0.5, zorder=2, label="leader")
 
 
-def _is_misleading(box: Bbox, own: np.ndarray, points: Iterable[np.ndarray]) -> bool:
-    """Whether a label is about as near to another point as to its own."""
+def _is_misleading(boxes: Boxes, own: NDArray[Any], points: NDArray[Any]) -> NDArray[Any]:
+    """Whether a label, at each of some places, is about as near to another point as to its own, [places]."""
 
-    def distance(point: np.ndarray) -> float:
-        return float(np.linalg.norm(point - np.clip(point, box.min, box.max)))
+    def distances(to: NDArray[Any]) -> NDArray[Any]:
+        nearest = np.clip(to, boxes[:, np.newaxis, :2], boxes[:, np.newaxis, 2:])
+        return np.asarray(np.linalg.norm(to - nearest, axis=2))
 
-    return any(distance(point) < _CLEARLY * distance(own) for point in points if (point != own).any())
+    others = points[(points != own).any(axis=1)]
+    return np.asarray((distances(others) < _CLEARLY * distances(own[np.newaxis])).any(axis=1))
 
 
-def _shared(a: Bbox, b: Bbox) -> float:
-    common = Bbox.intersection(a, b)
-    return 0.0 if common is None else common.width * common.height
+def _are_joined_across(starts: NDArray[Any], end: NDArray[Any], boxes: Boxes) -> NDArray[Any]:
+    """Whether the line from each start, [starts, 2], to the end leads through one of the boxes, [starts]."""
+    steps = np.linspace(0.05, 0.95, 20)[:, np.newaxis, np.newaxis]
+    along = (starts + steps * (end - starts))[:, :, np.newaxis]
+    inside = (along >= boxes[:, :2]).all(axis=3) & (along <= boxes[:, 2:]).all(axis=3)
+    return np.asarray(inside.any(axis=(0, 2)))
+
+
+def _shared(boxes: Boxes, others: Boxes) -> NDArray[Any]:
+    """The areas that boxes have in common with others, [boxes, others]."""
+    low = np.maximum(boxes[:, np.newaxis, :2], others[:, :2])
+    high = np.minimum(boxes[:, np.newaxis, 2:], others[:, 2:])
+    return np.asarray(np.prod(np.maximum(high - low, 0), axis=2))

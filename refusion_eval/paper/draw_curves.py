@@ -38,7 +38,7 @@ _LEAST_RANGE = 6.0  # points of score in Figures 4 and 8, so that differences of
 _SIZES = ("slot_size", "block_size")  # drawn on a logarithmic axis
 _SHOWN, _NOT_DECIDED = "sweet spot", "not decided"
 _SPOT: Mapping = {"facecolor": style.SWEET_SPOT, "edgecolor": style.SWEET_EDGE, "linewidth": 0.5}
-_UNDECIDED: Mapping = {**_SPOT, "facecolor": "white", "hatch": "////"}
+_UNDECIDED: Mapping = {**_SPOT, "facecolor": "white", "edgecolor": style.UNDECIDED_EDGE, "hatch": "///"}
 
 
 def draw_locality(points: Sequence[Point], width: style.Width | None = None) -> style.Drawing:

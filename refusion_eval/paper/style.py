@@ -27,7 +27,7 @@ COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
 
 BLACK, DARK, GREY = "#000000", "#404040", "#6b6b6b"
 BLUE, VERMILLION, ORANGE, SKY = "#0072B2", "#D55E00", "#E69F00", "#56B4E9"
-SWEET_SPOT, SWEET_EDGE = "#e2ecf5", "#9db9d3"
+SWEET_SPOT, SWEET_EDGE, UNDECIDED_EDGE = "#e2ecf5", "#9db9d3", "#d3dfea"
 
 Width = Literal["one", "two"]  # columns of a paper that a figure takes
 

@@ -13,6 +13,7 @@ from refusion_eval.metrics import Interval
 from refusion_eval.paper.formulas import MissingMeasurement, compute, mean
 from refusion_eval.paper.names import TASK_NAMES, mini_sentence, system_label
 from refusion_eval.paths import tasks_path
+from refusion_eval.results.differences import difference
 from refusion_eval.results.measurement import (
     AVERAGE,
     FUSED,
@@ -37,10 +38,16 @@ NUMBERS = tuple(range(1, 8))
 PUBLISHED_HEADING = "Published, on the benchmarks themselves"
 MINI_HEADING = "Measured here, on mini look-alikes of the benchmarks"
 
-_MARKS = "Bold: best, underlined: second best of a column among figures of one origin; (AR): autoregressive."
+_MARKS_SHOWN = (
+    "Figures measured here have these marks only where the 95% interval of the difference from the next best leaves "
+    "out 0; it is paired by item for runs on the same items, and unpaired for figures of CSV files."
+)
+_MARKS = (
+    f"Bold: best, underlined: second best of a column among figures of one origin; (AR): autoregressive. {_MARKS_SHOWN}"
+)
 _MARKS_APART = (
     "Bold: best, underlined: second best diffusion model of a column among figures of one origin, italic: "
-    "autoregressive (AR) and above the best of these."
+    f"autoregressive (AR) and above the best of these. {_MARKS_SHOWN}"
 )
 PaperVersion = Literal["v1", "v2"]
 
@@ -169,8 +176,8 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
     here = _rows_by_system(shown, columns, {}, spec.apart)
     rows: list[TableRow | Section] = []
     if mini:
-        rows += [Section(text=PUBLISHED_HEADING), *itertools.chain(*paper.values())]
-        rows += [Section(text=MINI_HEADING), *itertools.chain(*here.values())]
+        for heading, part in ((PUBLISHED_HEADING, paper), (MINI_HEADING, here)):
+            rows += [Section(text=heading), *itertools.chain(*part.values())] if part else []
     else:
         for system in dict.fromkeys(entry.system for entry in _chosen([*published, *shown], systems)):
             both = [*paper.get(system, ()), *here.get(system, ())]
@@ -233,40 +240,64 @@ def _rows_by_system(
     """The rows of each system: scores, and throughput if any is known, by benchmark and in the mean."""
     keyed = by_key(measurements)
     first = {entry.system: entry for entry in reversed(measurements)}
-    lines: dict[tuple[str, str], list[TableCell]] = {}
+    lines: dict[tuple[str, str], list[_Figure]] = {}
     for system in dict.fromkeys(entry.system for entry in measurements):
         for name, metrics in (("score", SCORES), ("TPS", ("tps",))):
             keys = [[(system, task, metric) for metric in metrics] for task in (*columns, AVERAGE)]
-            cells = [_cell(next((keyed[key] for key in of_task if key in keyed), None), printed) for of_task in keys]
-            if name == "score" or any(cell.text for cell in cells):
-                lines[system, name] = cells
+            found = [next((keyed[key] for key in of_task if key in keyed), None) for of_task in keys]
+            figures = [_Figure(_cell(measurement, printed), measurement) for measurement in found]
+            if name == "score" or any(figure.cell.text for figure in figures):
+                lines[system, name] = figures
     for name in ("score", "TPS"):
-        kinds: dict[bool, list[list[TableCell]]] = {True: [], False: []}
-        for (system, kind), cells in lines.items():
+        kinds: dict[bool, list[list[_Figure]]] = {True: [], False: []}
+        for (system, kind), figures in lines.items():
             if kind == name:
-                kinds[apart and first[system].is_autoregressive].append(cells)
+                kinds[apart and first[system].is_autoregressive].append(figures)
         _mark_best(kinds[False], apart=kinds[True])
     rows: dict[str, list[TableRow]] = {system: [] for system, _ in lines}
-    for (system, name), cells in lines.items():
+    for (system, name), figures in lines.items():
         origin = first[system].origin
         head = text_cells(_label(first[system]), _ORIGINS[origin], name)
         repeats = bool(rows[system])
-        row = TableRow(cells=(*head, *cells), origin=origin, begins_group=not repeats, num_repeated=2 * repeats)
+        cells = (*head, *(figure.cell for figure in figures))
+        row = TableRow(cells=cells, origin=origin, begins_group=not repeats, num_repeated=2 * repeats)
         rows[system].append(row)
     return rows
 
 
-def _mark_best(lines: Sequence[list[TableCell]], apart: Sequence[list[TableCell]]) -> None:
-    """Marks the best and second best of every column, equal ones alike; nothing where there is only one system."""
+class _Figure(NamedTuple):
+    cell: TableCell
+    measurement: Measurement | None
+
+    def is_above(self, other: "_Figure") -> bool:
+        """Whether a figure is shown to be above another; published ones, without intervals, compare by their values."""
+        if self.measurement is None or other.measurement is None:
+            return False
+        if self.measurement.origin == "published":
+            return float(self.cell.text) > float(other.cell.text)
+        return difference(other.measurement, self.measurement).interval.low > 0
+
+
+def _mark_best(lines: Sequence[list[_Figure]], apart: Sequence[list[_Figure]]) -> None:
+    """Marks the best and second best of every column, equal ones alike, where the best are above the second best."""
     for column in range(len(lines[0]) if len(lines) > 1 else 0):
-        ranked = [line for line in lines if line[column].text and not line[column].dagger]
-        values = sorted({float(line[column].text) for line in ranked}, reverse=True)
-        marks: Mapping[float, Emphasis] = dict(zip(values, ("best", "second"), strict=False))
-        for line in ranked:
-            line[column] = replace(line[column], emphasis=marks.get(float(line[column].text), ""))
+        ranked: dict[float, list[list[_Figure]]] = {}
+        for line in lines:
+            if line[column].cell.text and not line[column].cell.dagger:
+                ranked.setdefault(float(line[column].cell.text), []).append(line)
+        best, second = ([*(ranked[value] for value in sorted(ranked, reverse=True)[:2]), [], []])[:2]
         for line in apart:
-            if values and line[column].text and not line[column].dagger and float(line[column].text) > values[0]:
-                line[column] = replace(line[column], emphasis="above")
+            if best and not line[column].cell.dagger and all(line[column].is_above(one[column]) for one in best):
+                _emphasise(line, column, "above")
+        if all(one[column].is_above(other[column]) for one in best for other in second) and second:
+            for line in best:
+                _emphasise(line, column, "best")
+            for line in second:
+                _emphasise(line, column, "second")
+
+
+def _emphasise(line: list[_Figure], column: int, emphasis: Emphasis) -> None:
+    line[column] = line[column]._replace(cell=replace(line[column].cell, emphasis=emphasis))
 
 
 def _cell(measurement: Measurement | None, printed: Mapping[MeasurementKey, str]) -> TableCell:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,10 +152,24 @@ class Table:
     def caption(self) -> str:
         return " ".join(filter(None, self.notes))
 
+    def _used(self) -> list[int]:
+        """The numbers of the columns that have a text in any row; all of them in a table without rows."""
+        lines = self.lines
+        return [at for at in range(len(self.columns)) if not lines or any(row.cells[at].text for row in lines)]
+
+    def without_empty_columns(self) -> "Table":
+        used = self._used()
+        rows = [
+            row if isinstance(row, Section) else replace(row, cells=[row.cells[at] for at in used])
+            for row in self.entries
+        ]
+        num_left = sum(at < self.num_left for at in used)
+        return replace(self, columns=[self.columns[at] for at in used], rows=rows, num_left=num_left)
+
     def rich(self, width: int | None = None) -> RichTable:
         """The table for a terminal of `width` columns, without columns that are empty in every row."""
         full = [row.shown for row in self.lines]
-        used = [at for at in range(len(self.columns)) if not full or any(cells[at].text for cells in full)]
+        used = self._used()
         texts = [[visible(self.columns[at]), *(visible(cells[at].plain) for cells in full)] for at in used]
         title, caption = _shown(self.title) or None, _shown(self.caption) or None
         table = RichTable(title=title, caption=caption, caption_justify="left")

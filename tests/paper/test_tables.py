@@ -1,13 +1,25 @@
 import csv
 import io
 import re
+from dataclasses import replace
 
 import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.paper.tables import NUMBERS, paper_table
+from refusion_eval.paper.tables import MINI_HEADING, NUMBERS, PUBLISHED_HEADING, paper_table
+from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import AVERAGE, TASKS, published_measurements
-from refusion_eval.results.render import Section, Table, TableCell, TableRow, latex_text, markdown_text, text_cells
+from refusion_eval.results.render import (
+    Section,
+    Table,
+    TableCell,
+    TableRow,
+    latex_text,
+    markdown_text,
+    text_cells,
+    write_csv,
+)
+from tests.results.conftest import sample
 
 FIRST = 3  # columns before the benchmarks
 
@@ -66,8 +78,8 @@ def test_another_benchmark_has_a_column_of_its_own_and_counts_in_the_average(mad
     assert "The averages measured here are over 8 tasks." in table.caption
 
 
-def test_best_and_second_best_are_marked_within_an_origin_and_ties_alike(made):
-    cells = made["system"]("refusion", 80.0, 90.0) + made["system"]("llada", 80.0, 10.0)
+def test_best_and_second_best_are_marked_within_an_origin_where_their_difference_is_shown(made):
+    cells = made["system"]("refusion", 80.0, 90.0) + made["system"]("llada", 79.0, 10.0)
     cells += made["system"]("qwen3", 70.0, 20.0)
     table = paper_table(1, cells)
     marks = {
@@ -75,11 +87,48 @@ def test_best_and_second_best_are_marked_within_an_origin_and_ties_alike(made):
         for label in ("ReFusion", "LLaDA-8B-Instruct", "Qwen3-8B (AR)")
     }
     assert marks == {
-        "ReFusion": ["best", "best"],
-        "LLaDA-8B-Instruct": ["best", "second"],
+        "ReFusion": ["", "best"],  # intervals of 1 point on either side overlap
+        "LLaDA-8B-Instruct": ["", "second"],
         "Qwen3-8B (AR)": ["", ""],
     }
     assert lines_of(table, "ReFusion")["published", "score"][2].emphasis == "best"  # 84.91 on GSM8K
+
+
+def test_equal_systems_are_both_best_where_the_next_one_is_shown_to_be_below(made):
+    scores = {"refusion": 80.0, "llada": 80.0, "dream": 70.0}
+    table = paper_table(1, [cell for name, score in scores.items() for cell in made["system"](name, score, 90.0)])
+    labels = ("ReFusion", "LLaDA-8B-Instruct", "Dream-7B-Instruct")
+    lines = [lines_of(table, label)["measured", "score"] for label in labels]
+    assert [line[0].emphasis for line in lines] == ["best", "best", "second"]
+
+
+def test_the_mark_of_two_runs_on_the_same_items_is_paired_and_that_of_csv_files_is_not(write_run, tmp_path):
+    samples = [sample(item) for item in range(100)]
+    better, worse = {str(n) for n in range(60)}, {str(n) for n in range(50)}
+    runs = [write_run("a", samples, right=better, system="LLaDA"), write_run("b", samples, right=worse, system="Dream")]
+    of_runs = read_measurements(runs)
+    write_csv(of_runs, tmp_path / "results.csv")
+    marks = []
+    for measured in (of_runs, read_measurements([tmp_path / "results.csv"])):
+        line = next(
+            line
+            for line in paper_table(1, measured).lines
+            if line.cells[0].text == "LLaDA" and line.origin == "measured"
+        )
+        marks.append({cell.emphasis for cell in line.cells if cell.text == "60.0"})
+    assert marks == [{"best"}, {""}]
+
+
+def test_a_table_of_chosen_rows_has_no_heading_and_no_column_without_figures(made):
+    cells = made["system"]("refusion", 80.0, 90.0, tasks=("gsm8k",), mini=True)
+    table = paper_table(1, cells, systems=["ReFusion"]).without_empty_columns()
+    assert [row.text for row in table.rows if isinstance(row, Section)] == [PUBLISHED_HEADING, MINI_HEADING]
+    renamed = [replace(one, system="other", label="Other") for one in cells]
+    table = paper_table(1, renamed, systems=["Other"]).without_empty_columns()
+    assert [row.text for row in table.rows if isinstance(row, Section)] == [MINI_HEADING]
+    assert table.columns == ["System", "Origin", "Figure", "GSM8K"]
+    assert {len(line.cells) for line in table.lines} == {4}
+    assert table.num_left == 3
 
 
 def test_autoregressive_systems_stand_apart_in_table_1_and_are_marked_where_they_are_above():
