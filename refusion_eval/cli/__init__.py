@@ -216,6 +216,9 @@ Baseline = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs, instead of text.")]
 Csv = Annotated[Path | None, typer.Option(help="Also write every figure as CSV.")]
 Markdown = Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")]
+Latex = Annotated[
+    Path | None, typer.Option(help="Also write the table as LaTeX (booktabs), and its notes beside it as .txt.")
+]
 Out = Annotated[Path, typer.Option(help="Folder for the files.")]
 Settings = Annotated[
     list[str] | None,
@@ -363,7 +366,13 @@ def prepare(*paths: Path | None) -> None:
 
 
 def show(
-    table: Any, cells: Cells = ((), ()), *, as_json: bool = False, csv: Path | None = None, markdown: Path | None = None
+    table: Any,
+    cells: Cells = ((), ()),
+    *,
+    as_json: bool = False,
+    csv: Path | None = None,
+    markdown: Path | None = None,
+    latex: Path | None = None,
 ) -> None:
     """Prints a table, or its cells as JSON, and writes the files that are asked for."""
     from refusion_eval.results.render import csv_text
@@ -378,6 +387,8 @@ def show(
         write_output(csv, csv_text(*cells))
     if markdown is not None:
         write_output(markdown, table.markdown())
+    if latex is not None:
+        table.write_latex(latex)
 
 
 class _StderrHandler(logging.Handler):

@@ -20,6 +20,7 @@ from refusion_eval.results import compare as comparing
 from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.measurement import notes_of
 from refusion_eval.results.render import Table, csv_text, measurement_cells
+from refusion_eval.results.seeds import means_over_seeds
 from refusion_eval.results.tables import speed_cells, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.atomic_write import write_output
@@ -42,14 +43,19 @@ def table(
     run_dirs: Annotated[list[Path], typer.Argument(help="Run directories. Speed-up needs the baseline's among them.")],
     csv: cli.Csv = None,
     markdown: cli.Markdown = None,
+    latex: cli.Latex = None,
     baseline: cli.Baseline = None,
     as_json: cli.Json = False,
 ) -> None:
-    """Print the table of one or more runs. It has accuracy, TPS, TPF and speed-up, each with its interval."""
-    cli.prepare(csv, markdown)
+    """Print the table of one or more runs. It has accuracy, TPS, TPF and speed-up, each with its interval.
+
+    Runs that differ in their seed only have a line of means over the seeds.
+    """
+    cli.prepare(csv, markdown, latex)
     figures = run_measurements(run_dirs, baseline=baseline)
+    figures += means_over_seeds(figures)
     shown, cells = summary_table(summary(figures)), measurement_cells(figures)
-    cli.show(shown, cells, as_json=as_json, csv=csv, markdown=markdown)
+    cli.show(shown, cells, as_json=as_json, csv=csv, markdown=markdown, latex=latex)
 
 
 def compare(
@@ -64,13 +70,14 @@ def compare(
     csv: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each task.")] = None,
     items: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each item.")] = None,
     markdown: cli.Markdown = None,
+    latex: cli.Latex = None,
     as_json: cli.Json = False,
 ) -> None:
     """Compare two runs item by item. It shows the difference with its interval, flips, settings and speed."""
-    cli.prepare(csv, items, markdown)
+    cli.prepare(csv, items, markdown, latex)
     comparison = comparing.compare_runs(before, after, common_items=common_items, filter_name=filter_name)
     shown, cells = comparing.comparison_table(comparison), comparing.comparison_cells(comparison)
-    cli.show(shown, cells, as_json=as_json, csv=csv)
+    cli.show(shown, cells, as_json=as_json, csv=csv, latex=latex)
     if not as_json:
         cli.tell("\n".join(comparing.details(comparison)))
     if items is not None:

@@ -298,7 +298,9 @@ def comparison_table(comparison: Comparison) -> Table:
     p_columns = ("p", "p (Holm)") if several else ("p",)
     measured = ("Task", "n", "A %", "B %", "B - A", "Detectable", *p_columns)
     columns = (*measured, *map(str.capitalize, counted), "Speed B / A")
-    return Table(title=f"A = {comparison.before}, B = {comparison.after}", columns=columns, rows=rows, notes=notes)
+    title = f"A = {comparison.before}, B = {comparison.after}"
+    caption = f"Accuracy of two runs on the same items, {title}"
+    return Table(title=title, columns=columns, rows=rows, notes=notes, caption_title=caption)
 
 
 def _marked(task: TaskComparison) -> str:

@@ -167,6 +167,8 @@ class Measurement:
     num_refused: int = 0  # those of the errors that recur at every attempt, such as a prompt beyond the context
     num_cut: int = 0
     num_rounds: int = 1
+    num_seeds: int = 1
+    seed_sd: float = 0.0  # of a mean over several seeds, the standard deviation over them
     same_decode_as: str = ""  # run of a sweep, of other settings, with the same tokens and forwards for every item
     slowed_by: str = ""  # what made the speed lower than it need be, sentences joined by `|`
     items: str = field(default="", compare=False)  # digest of the items; empty if published or read from a file

@@ -45,6 +45,7 @@ _LATEX = str.maketrans(
         "\u2212": r"$-$",
         "\u0394": r"$\Delta$",
         "\u00d7": r"$\times$",
+        "\u00b1": r"$\pm$",
     }
 )
 
@@ -137,6 +138,7 @@ class Table:
     escape: Callable[[str], str] = markdown_prose  # of all texts in Markdown
     published_in_italics: bool = True
     formulas: Mapping[str, str] = field(default_factory=dict)
+    caption_title: str = ""  # caption in LaTeX, where it is not the title
 
     @property
     def entries(self) -> list[TableRow | Section]:
@@ -225,7 +227,7 @@ class Table:
             *([f"% notes: {self.name}.txt"] if self.caption else []),
             r"\begin{table*}[t]",
             r"\centering",
-            rf"\caption{{{latex_text(self.title)}.}}",
+            rf"\caption{{{latex_text(self.caption_title or self.title)}.}}",
             rf"\label{{tab:{self.name.replace('_', '-')}}}",
             r"\footnotesize\setlength{\tabcolsep}{3pt}",
             r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
@@ -267,6 +269,13 @@ class Table:
                 texts += [cell.low, cell.high, str(cell.n or "")] if has_bounds else []
             rows.append(texts)
         return csv_text(head, rows)
+
+    def write_latex(self, path: Path) -> None:
+        """Writes the table to a file of LaTeX, whose name is its label, and the notes beside it as .txt."""
+        named = replace(self.without_empty_columns(), name=path.stem)
+        write_output(path, named.latex())
+        if self.caption:
+            write_output(path.with_suffix(".txt"), f"{self.caption}\n")
 
     def write(self, folder: Path, *, intervals: bool = True) -> list[Path]:
         """Writes FOLDER/NAME.csv, .md and .tex, and the notes, if there are any, as .txt."""
@@ -372,6 +381,7 @@ _WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
 # ... and those of files alone, after all others.
 _USUAL_FACTS: dict[str, Any] = {"num_tasks": 1, "finished": True, "scored": True, "isolated": True, "generate": False}
 _USUAL_FACTS |= {"slowed_by": "", "same_decode_as": "", "unfinished": "", "limited": ""}
+_USUAL_FACTS |= {"num_seeds": 1, "seed_sd": 0.0}
 
 
 def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
@@ -441,4 +451,4 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
 
 
 def _fact(cell: str, usual: Any) -> Any:
-    return cell == "yes" if isinstance(usual, bool) else int(cell) if isinstance(usual, int) else cell
+    return cell == "yes" if isinstance(usual, bool) else type(usual)(cell)

@@ -44,6 +44,8 @@ class Column(NamedTuple):
             return missing
         low, high = (measurement.ci_low, measurement.ci_high) if self.with_bounds else (math.nan, math.nan)
         value, low, high = (self.factor * number for number in (measurement.value, low, high))
+        if measurement.num_seeds > 1:
+            return f"{value:.{self.digits}f} \u00b1 {self.factor * measurement.seed_sd:.{self.digits}f}"
         return interval_text(Interval(value, low, high, measurement.n), self.digits, missing)
 
 
@@ -200,7 +202,8 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
         begins_group = number > 0 and line.task != lines[number - 1].task
         rows.append(TableRow(cells=text_cells(*cells), begins_group=begins_group))
     columns = ("Task", "System", "n", *(column.heading for column in shown), *(["Machine"] if several else []))
-    return Table(columns=columns, rows=rows, num_left=2, notes=that_hold(notes))
+    title = "Scores and speeds of one request at a time"
+    return Table(columns=columns, rows=rows, num_left=2, notes=that_hold(notes), caption_title=title)
 
 
 def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
@@ -219,6 +222,7 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
     num_errors = sum(line.errors for line in tasks) - num_refused
     every = [line.any_measurement for line in lines]
     cut, mini = (any(getattr(entry, name) for entry in every) for name in ("num_cut", "mini"))
+    seeds = any(entry.num_seeds > 1 for entry in every)
     release, other = RELEASE in {entry.prompts for entry in every}, any(OTHER in entry.prompts for entry in every)
     known = notes_of(entry for line in lines for entry in line.measurements.values())
     untimed = any(line.measurement("tps") is None for line in lines)
@@ -226,6 +230,7 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
         "There are no samples.": not lines,
         "In brackets: 95% interval by item.": bool(lines),
         **dict.fromkeys(known, True),
+        "Mean of seeds: \u00b1 is the standard deviation over runs that differ in their seed only.": seeds,
         MINI_CAPTION: mini,
         f"{num_errors} samples are errors and in no figure; run the same command again to retry them.": num_errors > 0,
         f"{num_refused} {REFUSED_NOTE}.": num_refused > 0,

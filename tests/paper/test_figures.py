@@ -1,17 +1,24 @@
 import math
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 from PIL import Image
+from typer.testing import CliRunner
 
+from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, DataError, StoreError
+from refusion_eval.metrics import paired_difference
 from refusion_eval.paper.draw_baseline import Label, draw_against_baseline, place_labels
-from refusion_eval.paper.draw_curves import sweet_spot
+from refusion_eval.paper.draw_curves import draw_swept, sweet_spot, unbeaten
 from refusion_eval.paper.draw_text import lay_out
 from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
 from refusion_eval.paper.locality.study import COLUMNS
@@ -19,6 +26,7 @@ from refusion_eval.paper.names import caption, system_label
 from refusion_eval.paper.points import (
     DELTA_SCORE,
     LOCALITY_COLUMNS,
+    MARGIN,
     against_baseline,
     frontier,
     locality_points,
@@ -28,9 +36,12 @@ from refusion_eval.paper.points import (
 )
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, TokenCell, read_rows, write_rows
 from refusion_eval.paper.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order
+from refusion_eval.results.compare import compare_runs
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import system_key
 from refusion_eval.results.render import latex_text, read_csv, write_csv
 from tests.paper.conftest import write_sweep
+from tests.results.conftest import sample
 
 POINT = {"label": "ReFusion", "origin": "measured", "metric": "delta_score", "panel": "tau_slot"}
 
@@ -230,14 +241,147 @@ def delta(x, score, tps, mark=""):
 @pytest.mark.parametrize(
     ("deltas", "expected"),
     [
-        ([(0.5, -5, 9), (0.7, -0.5, 9), (0.9, 1, 9), (0.95, 1, 0.5)], (0.7, 0.9)),
-        ([(0.5, 3, 9), (0.7, -5, 9), (0.9, 1, 9)], (0.9, 0.9)),
-        ([(0.5, 3, 9), (0.9, -5, 9)], None),
+        ([(0.5, -5, 9), (0.7, -0.5, 9), (0.9, 1, 9), (0.95, 1, 0.5)], ((0.7, 0.9), (0.7, 0.95))),
+        ([(0.5, 3, 9), (0.7, -5, 9), (0.9, 1, 9)], ((0.9, 0.9), (0.9, 0.9))),
+        ([(0.5, 3, 9), (0.9, -1.5, 9)], (None, (0.5, 0.9))),
+        ([(0.5, 3, 9), (0.9, -5, 9)], (None, None)),
     ],
 )
 def test_the_sweet_spot_is_the_run_of_good_values_around_the_operating_point(deltas, expected):
     points = [one for x, score, tps in deltas for one in delta(x, score, tps, OPERATING_POINT if x == 0.9 else "")]
-    assert sweet_spot(points, "tau_slot", "refusion") == expected
+    shown, possible = (sweet_spot(points, "tau_slot", "refusion", undecided=undecided) for undecided in (False, True))
+    assert (shown, possible) == expected
+
+
+@pytest.mark.parametrize(("margin", "shown"), [(0.0, None), (2.0, (0.9, 0.9)), (7.0, (0.5, 0.9))])
+def test_a_larger_margin_allows_a_larger_loss(margin, shown):
+    points = [*delta(0.5, -5, 9), *delta(0.9, 0, 9, OPERATING_POINT)]
+    assert sweet_spot(points, "tau_slot", "refusion", margin) == shown
+
+
+def test_what_has_no_interval_is_not_decided():
+    points = [replace(one, y_low=math.nan, y_high=math.nan) for one in delta(0.9, 5, 9, OPERATING_POINT)]
+    assert sweet_spot(points, "tau_slot", "refusion") is None
+    assert sweet_spot(points, "tau_slot", "refusion", undecided=True) == (0.9, 0.9)
+
+
+def swept_runs(write_run, folder, gained, lost, num_items):
+    """A sweep with its runs: at tau_slot 0.9 ReFusion is twice as fast, gains the first items and loses the next."""
+    half = num_items // 2  # the other items are wrong in all runs
+    before = {str(item) for item in range(gained, half)}
+    after = {str(item) for item in range(half) if not gained <= item < gained + lost}
+    made = [
+        ("ar-table", "AR", "autoregressive", before, {"tau_slot": None}, 0.5),
+        ("refusion-table", "ReFusion", "refusion", after, {"tau_slot": 0.9, "slot_size": 4}, 0.25),
+        ("refusion-tau_slot=0.5", "ReFusion", "refusion", after, {"tau_slot": 0.5, "slot_size": 4}, 0.25),
+    ]
+    lines = ["run_id,system,decoder,task,origin,varied,operating_point"]
+    runs = []
+    for name, system, decoder, right, settings, seconds in made:
+        samples = [sample(item, settings=settings, seconds=seconds) for item in range(num_items)]
+        settings_of_run = {"system": system, "decoder": decoder}
+        runs.append(write_run(f"{folder.name}/runs/{name}", samples, right=right, **settings_of_run))
+        varied = name.partition("-")[2].replace("table", "")
+        lines.append(f"{name},{system},{decoder},mini_gsm8k,table,{varied},{'no' if varied else 'yes'}")
+    (folder / "points.csv").write_text("\n".join(lines) + "\n")
+    write_csv(run_measurements(runs), folder / "sweep.csv")
+    return folder
+
+
+def test_a_sweep_with_its_runs_is_paired_as_compare_is_and_its_files_alone_are_not(write_run, tmp_path):
+    folder = swept_runs(write_run, tmp_path / "sweep", gained=2, lost=5, num_items=40)
+    points = rows_of("figure4", [folder])
+    (task,) = compare_runs(*(folder / "runs" / name for name in ("ar-table", "refusion-table"))).tasks
+    (score,) = [one for one in points if one.metric == DELTA_SCORE and one.x == 0.9]
+    bounds = (score.y, score.y_low, score.y_high)
+    assert bounds == pytest.approx((task.difference.value, task.difference.low, task.difference.high))
+    assert {one.pairing for one in points} == {"paired by item"}
+    (one,) = [one for one in against_baseline(list((folder / "runs").glob("*-table")), "gsm8k") if one.pairing]
+    assert (one.y, one.y_low, one.y_high, one.pairing) == (*bounds, "paired by item")
+    shutil.rmtree(folder / "runs")
+    alone = rows_of("figure4", [folder])
+    assert {one.pairing for one in alone} == {"unpaired"}
+    (unpaired,) = [one for one in alone if one.metric == DELTA_SCORE and one.x == 0.9]
+    assert unpaired.y_high - unpaired.y_low > 1.5 * (score.y_high - score.y_low)
+    captions = [FIGURES["figure4"].draw(rows, None).caption for rows in (points, alone)]
+    assert "Differences are paired by item." in captions[0]
+    assert "Differences are unpaired." in captions[1]
+    assert all("n = 40 items a point" in text and "no worse by more than 2 points" in text for text in captions)
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (0, 1), (2, 1), (3, 0), (1, 4)])
+def test_fewer_items_of_the_same_kind_never_show_what_more_do_not(gained, lost):
+    def low(times, num_equal):
+        verdicts = [0.0] * gained + [1.0] * (lost + num_equal), [1.0] * gained + [0.0] * lost + [1.0] * num_equal
+        return paired_difference(*(np.repeat(one, times) for one in verdicts)).low
+
+    for num_equal in (5, 20, 100):
+        bounds = [low(times, num_equal) for times in range(1, 12)]
+        assert bounds == sorted(bounds)
+
+
+def test_a_value_that_is_worse_is_hardly_ever_called_good_on_fewer_items():
+    rng = np.random.default_rng(0)
+    before, after = np.ones(400), np.ones(400)
+    before[:20], after[20:60] = 0, 0  # 5% gained and 10% lost: worse by 5 points
+    for num_items in (5, 15, 50, 150):
+        lows = []
+        for _ in range(200):
+            drawn = rng.choice(400, num_items, replace=False)
+            lows.append(paired_difference(before[drawn], after[drawn]).low)
+        assert np.mean(100 * np.array(lows) > -MARGIN) <= 0.025
+
+
+def test_the_margin_is_an_option_and_undecided_values_are_hatched(sources, tmp_path):
+    def caption_of(*options):
+        command = ["plot", "figure4", str(sources["figure4"]), "--out", str(tmp_path), *options]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        return (tmp_path / "figure4_mini.txt").read_text(encoding="utf-8")
+
+    assert "Shaded" in caption_of("--margin", "3")
+    undecided = caption_of("--margin", "0.5")
+    assert "Hatched" in undecided
+    assert "by more than 0.5 points" in undecided
+    figure = draw_swept(rows_of("figure4", [sources["figure4"]]), None, margin=0.5).figure
+    assert "not decided" in [text.get_text() for text in figure.legends[0].get_texts()]
+    refused = CliRunner().invoke(app, ["plot", "figure1", "--margin", "3", "--out", str(tmp_path)])
+    assert "figure1 has no sweet spot" in str(refused.exception)
+
+
+def test_only_points_that_no_other_beats_are_joined():
+    places = [(1, 5), (2, 6), (3, 4), (4, 4), (2, 6)]
+    points = [Point(**{**POINT, "x": x, "y": y}, series="refusion") for x, y in places]
+    assert [(point.x, point.y) for point in unbeaten(points)] == [(2, 6), (4, 4)]
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name not in ("figure5", "figure9")])
+def test_a_caption_begins_with_what_is_plotted_on_which_axes_and_n(name, sources):
+    first = FIGURES[name].draw(rows_of(name, [sources[name]]), None).caption.partition(". ")[0]
+    assert "axis" in first
+    assert re.search(r"n = \d+", first)
+    if name in ("figure1", "figure4", "figure8"):
+        assert "minus those of the autoregressive baseline" in first
+
+
+def test_names_in_figure_1_leave_error_bars_free_where_there_is_room():
+    points = [
+        Point(**{**POINT, "panel": "measured", "label": "AR", "x": 0.0, "y": 0.0}, series="qwen3", mark=BASELINE),
+        Point(
+            **{**POINT, "panel": "measured", "x": 20.0, "y": 20.0},
+            series="refusion",
+            x_low=0,
+            x_high=40,
+            y_low=0,
+            y_high=40,
+        ),
+    ]
+    axes = draw_against_baseline(points).figure.axes[0]
+    (name,) = [text.get_window_extent() for text in axes.texts if text.get_text() == "ReFusion"]
+    for collection in axes.collections:
+        for ends in getattr(collection, "get_segments", list)():
+            if len(ends):
+                assert not name.overlaps(Bbox(axes.transData.transform(ends)).padded(1))
 
 
 def test_half_written_runs_are_noted(made, tmp_path):
@@ -360,9 +504,8 @@ ODD_NAMES = ["M$x_{1$ v2", "$a$ b", r"a\$b$ 50% & #1 ^2 ~ {x}", "_hidden_", r"$\
 
 @pytest.mark.parametrize(
     ("name", "labels"),
-    [  # figure 1 finds a place for each name, which takes long where all points are the same
-        *(("figure1", [label]) for label in ODD_NAMES),
-        *((name, ODD_NAMES) for name in ("figure4", "figure6", "figure7", "figure8")),
+    [
+        *((name, ODD_NAMES) for name in ("figure1", "figure4", "figure6", "figure7", "figure8")),
     ],
 )
 def test_names_stand_in_a_figure_as_they_are(name, labels, sources, tmp_path):

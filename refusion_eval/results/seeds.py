@@ -1,0 +1,53 @@
+"""Means over runs that differ in their seed only, with the spread over the seeds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean, stdev
+
+from refusion_eval.results.measurement import Measurement
+
+_SAME = ("label", "backbone", "decoder", "dtype", "device", "attention", "batch_size", "prompts", "mini", "items")
+
+
+def means_over_seeds(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """The mean of every metric over runs of one system on the same items, one run for each of several seeds."""
+    groups: dict[tuple, dict[str, Measurement]] = {}
+    repeated: set[tuple] = set()
+    for entry in measurements:
+        settings = tuple(sorted((name, value) for name, value in entry.settings.items() if name != "seed"))
+        same = tuple(getattr(entry, name) for name in _SAME)
+        key = (*same, entry.task, entry.task_version, entry.metric, settings)
+        if groups.setdefault(key, {}).setdefault(entry.settings.get("seed", ""), entry) is not entry:
+            repeated.add(key)  # a run of the same seed again, so that not only seeds differ
+    return [
+        _mean(of_seeds)
+        for key, of_seeds in groups.items()
+        if len(of_seeds) > 1 and key not in repeated and len({one.run_id for one in of_seeds.values()}) == len(of_seeds)
+    ]
+
+
+def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
+    entries = list(of_seeds.values())
+    values = [entry.value for entry in entries]
+    first, runs = entries[0], ", ".join(entry.run_id for entry in entries)
+    return replace(
+        first,
+        run_id=f"mean of {len(entries)} seeds",
+        value=fmean(values),
+        ci_low=math.nan,
+        ci_high=math.nan,
+        num_seeds=len(entries),
+        seed_sd=stdev(values),
+        by_item=None,
+        settings={name: value for name, value in first.settings.items() if name != "seed"},
+        samples=sum(entry.samples for entry in entries),
+        errors=sum(entry.errors for entry in entries),
+        finished=all(entry.finished for entry in entries),
+        scored=all(entry.scored for entry in entries),
+        isolated=all(entry.isolated for entry in entries),
+        forwards=sum(entry.forwards for entry in entries),
+        tokens=sum(entry.tokens for entry in entries),
+        seconds=math.fsum(entry.seconds for entry in entries),
+        notes=(f"mean over the seeds {', '.join(of_seeds)} ({runs})", *first.notes),
+    )
