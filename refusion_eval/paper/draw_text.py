@@ -61,7 +61,7 @@ def draw_order(cells: Sequence[TokenCell], width: style.Width | None = None) -> 
         scale.ax.tick_params(labelsize=6.5, length=2)
         scale.outline.set_linewidth(0.4)
     sentences = [
-        *_about(cells[0]),
+        *_about(cells[0], "each token coloured by the step in which it became final"),
         f"{len(cells)} tokens in {num_moments} steps; the number at the head of a slot, and the darkness, say in "
         f"which step its tokens became final. {_reading_order(cells)}",
     ]
@@ -117,7 +117,10 @@ def draw_steps(cells: Sequence[TokenCell], width: style.Width | None = None) -> 
         ]
         num_columns = len(handles) if most > 1 else 3
         figure.legend(handles=handles, loc="outside upper center", ncols=num_columns, handlelength=1.4)
-    return style.drawing(figure, [*_about(cells[0]), "Accepted now: since the panel before."])
+    return style.drawing(
+        figure,
+        [*_about(cells[0], f"at {len(panels)} moments of its decoding"), "Accepted now: since the panel before."],
+    )
 
 
 class Placed(NamedTuple):
@@ -193,8 +196,8 @@ def _is_dark(colour: str) -> bool:
     return 0.299 * red + 0.587 * green + 0.114 * blue < 140
 
 
-def _about(cell: TokenCell) -> list[str]:
+def _about(cell: TokenCell, shown: str) -> list[str]:
     return [
+        f"Response of {cell.system} to item {cell.item} of {cell.task} ({cell.settings}), {shown}.",
         "Mini task: a synthetic look-alike, not the real benchmark." if cell.mini else "",
-        f"{cell.system} on {cell.task}, item {cell.item}; {cell.settings}.",
     ]

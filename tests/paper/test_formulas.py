@@ -1,6 +1,7 @@
 """Formulas over figures: values by hand, intervals, and the text that claims.csv has for readers."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refusion_eval.errors import DataError
+from refusion_eval.metrics import paired_difference
 from refusion_eval.paper import curves
 from refusion_eval.paper.formulas import (
     MissingMeasurement,
@@ -23,8 +25,10 @@ from refusion_eval.paper.formulas import (
     total,
 )
 from refusion_eval.paper.statements import read_claims
+from refusion_eval.results.differences import difference
+from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import TASKS, by_key, published_measurements
-from tests.results.conftest import cell
+from tests.results.conftest import cell, sample
 
 # `ours` has 2, 4, 8, 16, ... tokens a second, `slow` and `slower` have 1 and 0.5 on every task.
 FIGURES = by_key(
@@ -174,6 +178,48 @@ def test_the_interval_of_a_difference_is_that_of_independent_normals():
     figures = by_key([cell("a", value=10, ci_low=7, ci_high=13), cell("b", value=5, ci_low=1, ci_high=9)])
     result = compute(lambda read: read.tps("a", "gsm8k") - read.tps("b", "gsm8k"), figures).interval
     assert (result.value, result.low, result.high) == (5, pytest.approx(0, abs=0.4), pytest.approx(10, abs=0.4))
+
+
+def two_runs(write_run, num_items=100):
+    """Scores of a and b, of which b gained 3 items and lost 1, on a number of items, and of c, on other items."""
+    wanted = {"a": range(50), "b": [*range(1, 50), 97, 98, 99], "c": range(50)}
+    runs = [
+        write_run(name, [sample(i + 1000 * (name == "c")) for i in range(num_items)], right={str(i) for i in right})
+        for name, right in wanted.items()
+    ]
+    scores = [one for one in read_measurements(runs) if one.metric == "accuracy"]
+    return by_key([replace(one, system=one.run_id) for one in scores])
+
+
+def test_runs_on_the_same_items_are_paired_in_a_formula_and_others_are_not(write_run):
+    figures = two_runs(write_run)
+
+    def width(after, before, measured=figures):
+        interval = compute(lambda read: read.score(after, "gsm8k") - read.score(before, "gsm8k"), measured).interval
+        return interval.high - interval.low
+
+    paired = difference(figures["a", "gsm8k", "accuracy"], figures["b", "gsm8k", "accuracy"]).interval
+    unpaired = by_key([replace(one, by_item=None) for one in figures.values()])
+    assert width("b", "a") == pytest.approx(paired.high - paired.low, rel=0.25)
+    assert width("b", "a", unpaired) > 1.7 * width("b", "a")
+    assert width("b", "c") > 1.7 * width("b", "a")
+
+
+def test_a_figure_of_a_run_alone_keeps_its_interval(write_run):
+    figures = two_runs(write_run)
+    found = compute(lambda read: read.score("a", "gsm8k"), figures).interval
+    stated = figures["a", "gsm8k", "accuracy"]
+    assert (found.low, found.high) == pytest.approx((stated.ci_low, stated.ci_high), abs=0.5)
+
+
+def test_scores_that_differ_on_no_item_are_not_shown_to_be_equal(write_run):
+    figures = two_runs(write_run)
+    same = by_key(
+        [figures["a", "gsm8k", "accuracy"], replace(figures["a", "gsm8k", "accuracy"], system="again", run_id="z")]
+    )
+    found = compute(lambda read: read.score("again", "gsm8k") - read.score("a", "gsm8k"), same).interval
+    bound = 100 * paired_difference(np.ones(100), np.ones(100)).high
+    assert (found.low, found.high) == pytest.approx((-bound, bound), rel=0.25)
 
 
 def test_draws_never_leave_the_range_of_a_score():

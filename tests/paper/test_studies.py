@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from refusion_eval.benchmarks import BENCHMARKS, RELEASE
 from refusion_eval.errors import DataError
 from refusion_eval.paper.formulas import Reader
-from refusion_eval.paper.judge import Evidence, judge
+from refusion_eval.paper.judge import AGREES, NOT_DECIDED, OPEN, REPRODUCED, Evidence, judge
 from refusion_eval.paper.statements import read_claims
 from refusion_eval.paper.studies import CASE_STUDY, case_study_measurements, sort_sources
 from refusion_eval.results.measurement import by_key
@@ -28,6 +29,40 @@ def test_a_sweep_is_judged_point_by_point(tmp_path):
     # Every point is faster, and its score is 0 to 2 points above the baseline's, with bounds 1.4 points away.
     assert judged.mini.interval.value == 100
     assert judge(CLAIMS["P20"], Evidence(figures)).mini.interval.value == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("half_width", "verdict", "interval"),
+    [(0.5, AGREES, (100, 100)), (3.0, OPEN, (0, 100)), (200.0, OPEN, (0, 100))],
+)
+def test_a_sweet_spot_is_open_where_the_data_do_not_decide(tmp_path, half_width, verdict, interval):
+    _, figures = sort_sources([write_sweep(tmp_path / "sweep", "tau_slot", [0.5, 0.7, 0.9], operating=0.5)])
+    wide = [
+        replace(one, num_rounds=2, ci_low=one.value - half_width, ci_high=one.value + half_width)
+        if one.metric == "pass@1"
+        else replace(one, num_rounds=2)
+        for one in figures
+    ]
+    judged = judge(CLAIMS["P15"], Evidence(wide))
+    assert judged.mini_verdict == verdict
+    assert (judged.mini.interval.low, judged.mini.interval.high) == interval
+
+
+def test_a_sweet_spot_on_the_benchmark_itself_has_the_verdict_not_decided(tmp_path):
+    folder = write_sweep(tmp_path / "sweep", "tau_slot", [0.5, 0.7, 0.9], operating=0.5)
+    _, figures = sort_sources([folder])
+    fields = {"mini": False, "prompts": RELEASE, "n": BENCHMARKS["mbpp"].source.num_rows, "hardware": "NVIDIA A100"}
+    roles = {"ReFusion": ("refusion", "Qwen3-8B"), "AR": ("qwen3", "Qwen3-8B")}
+    verdicts = []
+    for half_width in (0.5, 3.0):
+        real = []
+        for one in figures:
+            system, backbone = roles[one.label]
+            bounds = {"ci_low": one.value - half_width, "ci_high": one.value + half_width}
+            name = f"{system}@{one.system.partition('@')[2]}"
+            real.append(replace(one, system=name, backbone=backbone, **fields, **bounds))
+        verdicts.append(judge(CLAIMS["P15"], Evidence(real)).verdict)
+    assert verdicts == [REPRODUCED, NOT_DECIDED]
 
 
 def test_a_point_whose_setting_is_off_is_the_last(tmp_path):

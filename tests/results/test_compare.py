@@ -178,6 +178,20 @@ def test_the_command_prints_and_writes(write_run, tmp_path):
     assert "gained (2): 2, 3" in paths["markdown"].read_text()
 
 
+def test_the_statistics_are_written_as_latex_with_their_notes_beside(write_run, tmp_path):
+    both = [*ten(), *(sample(i, task="mini_math") for i in range(5))]
+    a, b = write_run("a", both, right=right(0, 1)), write_run("b", both, right=right(*range(8)))
+    done = CliRunner().invoke(app, ["compare", str(a), str(b), "--latex", str(tmp_path / "c.tex")])
+    assert done.exit_code == 0, done.output
+    latex = (tmp_path / "c.tex").read_text(encoding="utf-8")
+    assert r"\caption{Accuracy of two runs on the same items, A = a, B = b.}" in latex
+    assert r"Task & n & A \% & B \% & B - A & Detectable & p & p (Holm) & Gained & Lost & Speed B / A \\" in latex
+    (task, other, mean) = [line.split(" & ") for line in latex.splitlines() if line.startswith(("mini", "mean"))]
+    assert (task[6], task[7], other[7]) == ("0.031", "0.062", "0.25")
+    assert mean[6] == mean[7]
+    assert "p (Holm): adjusted for the number of tasks" in (tmp_path / "c.txt").read_text(encoding="utf-8")
+
+
 def test_settings_that_differ_are_named_once_and_what_is_not_set_is_no_difference(write_run):
     def samples(**settings):
         return [sample(i, task=task, settings=settings) for task in ("mini_gsm8k", "mini_math") for i in range(3)]
