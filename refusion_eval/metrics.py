@@ -207,12 +207,15 @@ def paired_difference(before: ArrayLike, after: ArrayLike, *, seed: int = 0) -> 
     """The mean of `after` minus that of `before`, shares of right samples of the same items in one order, [items] each.
 
     Where every item is gained, lost or equal, the bounds are those of the score interval of Tango (1998) for paired
-    shares, which is wide where hardly any item differs; else those of the bootstrap. A single item has no bounds.
+    shares, which is wide where hardly any item differs; else those of the bootstrap, but no nearer than the score
+    interval's where no item differs. A single item has no bounds.
     """
     changes = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
     num_items = len(changes)
     if num_items < 2 or not np.isin(changes, (-1.0, 0.0, 1.0)).all():
-        return bootstrap_mean(changes, seed=seed).interval()
+        drawn = bootstrap_mean(changes, seed=seed).interval()
+        least = _least_difference(0, 0, num_items)
+        return Interval(drawn.value, min(drawn.low, drawn.value + least), max(drawn.high, drawn.value - least), drawn.n)
     gained, lost = int((changes > 0).sum()), int((changes < 0).sum())
     low, high = _least_difference(gained, lost, num_items), -_least_difference(lost, gained, num_items)
     return Interval((gained - lost) / num_items, low, high, num_items)

@@ -149,7 +149,7 @@ def paper_table(
 
 def _table(*, sentences: Sequence[str], **parts: Any) -> Table:
     """A table whose texts are shown character by character, with one paragraph of sentences below it."""
-    return Table(**parts, notes=(" ".join(sentences),), escape=markdown_text, formulas=_FORMULAS)
+    return Table(**parts, notes=(" ".join(filter(None, sentences)),), escape=markdown_text, formulas=_FORMULAS)
 
 
 def _chosen(measurements: Sequence[Measurement], systems: Sequence[str]) -> list[Measurement]:
@@ -193,7 +193,9 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
         published_in_italics=not spec.apart,
         sentences=[
             f"Paper{'' if spec.apart else ' (italics)'}: {machine}, batch 1; no intervals and no sample counts are "
-            "published.",
+            "published."
+            if published
+            else "",
             *_notes(shown, columns),
             _MARKS_APART if spec.apart else _MARKS,
             *spec.notes,

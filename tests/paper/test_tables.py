@@ -127,6 +127,7 @@ def test_a_table_of_chosen_rows_has_no_heading_and_no_column_without_figures(mad
     table = paper_table(1, renamed, systems=["Other"]).without_empty_columns()
     assert [row.text for row in table.rows if isinstance(row, Section)] == [MINI_HEADING]
     assert table.columns == ["System", "Origin", "Figure", "GSM8K"]
+    assert "Paper" not in table.caption
     assert {len(line.cells) for line in table.lines} == {4}
     assert table.num_left == 3
 

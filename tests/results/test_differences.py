@@ -100,6 +100,15 @@ def test_the_interval_of_pairs_covers_the_truth_nineteen_times_in_twenty(gained,
     assert covered > 0.94
 
 
+def test_an_interval_of_several_samples_is_no_narrower_than_that_without_a_change():
+    before, after = np.zeros(20), np.array([0.5, 0.25, *np.zeros(18)])  # only gains, so that no resample is below 0
+    bound = paired_difference(before, before).high
+    found = paired_difference(before, after)
+    assert found.low == pytest.approx(0.0375 - bound)
+    assert found.high >= 0.0375 + bound
+    assert math.isnan(paired_difference([0.5], [0.75]).low)
+
+
 def test_swapping_the_systems_swaps_the_bounds():
     there, back = paired_difference(*outcomes(3, 1, 6)), paired_difference(*reversed(outcomes(3, 1, 6)))
     assert (there.low, there.high) == pytest.approx((-back.high, -back.low))
