@@ -43,7 +43,7 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
         settings={name: value for name, value in first.settings.items() if name != "seed"},
         samples=sum(entry.samples for entry in entries),
         errors=sum(entry.errors for entry in entries),
-        finished=all(entry.finished for entry in entries),
+        unfinished="|".join(sorted({entry.unfinished for entry in entries} - {""})),
         scored=all(entry.scored for entry in entries),
         isolated=all(entry.isolated for entry in entries),
         forwards=sum(entry.forwards for entry in entries),
