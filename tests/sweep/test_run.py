@@ -154,7 +154,7 @@ def test_a_point_that_decodes_as_another_one_is_marked_in_log_and_csv(tmp_path: 
     assert any("refusion-tau_slot=0.90001: mini_parts is the same decode as refusion-table" in line for line in said)
     assert {row.run_id: row.same_decode_as for row in result.figures} == same
     header = (tmp_path / "out" / "sweep.csv").read_text().splitlines()[0]
-    assert header.endswith(",same_decode_as")
+    assert "same_decode_as" in header.split(",")
 
 
 def test_a_sweep_goes_on_only_on_the_machine_that_it_was_begun_on(
