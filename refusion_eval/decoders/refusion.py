@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from refusion_eval.decoders import Decoder, Reads, Style, accepted_prefix, first_eos
+from refusion_eval.decoders import Decoder, Reads, Style, first_eos
 from refusion_eval.decoders import refusion_slots as rules
 from refusion_eval.decoders.refusion_slots import Completion, Drafts, Final, RefusionSettings, Rows, Text
 from refusion_eval.types import NOTHING, Commit, Decoding, Forward, ProbArray, Read, Readout, Segment, Trace, causal
@@ -52,12 +52,12 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
             drafts = rules.select_slots(text.masked, readout, settings, trace)
             step = _Iteration(number, drafts, text.masked, next_slots, text.met_eos, num_prompt, settings)
             readouts, ready = yield from _with_branches(*step.verification(commit), settings.mask_id)
-            passed_SK = rules.passed_drafts(drafts, readouts, settings)
-            final = rules.accepted_drafts(drafts, accepted_prefix(passed_SK.ravel()), settings)
+            verdicts = rules.judged_drafts(drafts, readouts, settings)
+            final, uncomputed = rules.accepted(drafts, verdicts, settings)
             if final is None:
-                completion = Completion(drafts, passed_SK, num_prompt, settings, trace)
+                completion = Completion(drafts, verdicts, num_prompt, settings, trace)
                 ready = yield from _complete(completion, step, ready)
-                final = completion.final()
+                final, uncomputed = completion.final(), completion.uncomputed_rows()
             text.add(final)
             commit = Commit(range(len(final.tokens)))
             # Completed slots did not see each other, so their keys and values are not those of one sequence. The paper
@@ -68,6 +68,10 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
                 yield Forward(*final.rows(num_prompt), causal(len(final.tokens)), (), kind="refresh")
             elif _changes_keys(final, settings):  # the next plan computes them, at next to no cost
                 context, commit = final.rows(num_prompt), NOTHING
+            elif rows := [row for row in uncomputed if row < len(final.tokens)]:  # the verifier's own tokens
+                tokens, positions = final.rows(num_prompt)
+                context = Rows([tokens[row] for row in rows], [positions[row] for row in rows])
+                commit = Commit([row for row in commit.rows if row not in rows])
             if text.stops():
                 return text.finish("stop_string")
         if text.met_eos:
@@ -266,7 +270,8 @@ class _Iteration:
         if not self.settings.fused:
             return forward, []
         plans = profitable_branches(self._next_plans(), self.cost, len(forward.tokens))
-        if self.settings.verify_independently:  # a completion begins with a verification of its own
+        # A completion begins with a verification of its own, or goes on after a token that nobody has drafted.
+        if self.settings.verify_independently or self.settings.keeps_verifier:
             return forward, plans
         num_rows = len(forward.tokens) + sum(len(branch.positions) for branch in plans)
         forward, predictions = self._first_predictions(forward, num_rows)
@@ -286,6 +291,8 @@ class _Iteration:
             chance = float(np.prod([slot.finished for slot in forecasts]))
             branches = profitable_branches([(chance, plan)], self.cost, num_rows)
             num_rows += sum(len(branch.positions) for branch in branches)
+        if self.settings.keeps_verifier:
+            return branches
         for row, lengths in zip(unfinished, profitable_lengths(forecasts, k, self.cost, num_rows), strict=True):
             branches += [self._prediction(completion.slots[row], length, row * k) for length in lengths]
         return branches

@@ -8,7 +8,7 @@ A slot is named by the response index of its first position. Arrays are [S slots
 """
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -36,6 +36,7 @@ from refusion_eval.types import (
 
 BoolArray = npt.NDArray[np.bool_]
 Order = Literal["confidence", "left_to_right", "random"]
+CompletionRule = Literal["paper", "verifier"]
 
 
 @settings_class("refusion")
@@ -66,6 +67,11 @@ class RefusionSettings:
             (from the seed; compared in arXiv 2602.12586). Slots are drafted and verified whole in every order.
         serial: decode one token a forward from left to right, without drafts, thresholds and blocks: the paper's
             left-to-right point, which has the speed of an autoregressive model (Figure 1).
+        completion: what follows the first rejected draft of a slot. "paper" (Eq. 7-8): the rest of the slot is drafted
+            anew, and the first of these drafts is accepted whatever its probability. "verifier": the token that the
+            verification itself chooses there is kept, as in speculative decoding, and only the tokens after it are
+            drafted anew; drafts that are the verifier's own choice pass too. At a temperature above 0 a draft passes
+            only if it is the verifier's sample (docs/explanations/verifier.md).
         stop_rule: gets the tokens decoded without a gap from the start; decoding ends when it returns True.
     """
 
@@ -87,6 +93,7 @@ class RefusionSettings:
     row_cost: NonNegativeFloat | None = None
     order: Order = added_setting("confidence")
     serial: bool = added_setting(False)
+    completion: CompletionRule = added_setting("paper")
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -101,8 +108,18 @@ class RefusionSettings:
             without_meaning = ("recompute_kv", "verify_independently", "left_to_right", "fuse")
             given = [f"{name}=true" for name in without_meaning if getattr(self, name)]
             given += [f"order={self.order}"] if self.order != "confidence" else []
+            given += ["completion=verifier"] if self.keeps_verifier else []
             if given:
                 raise ConfigError(f"refusion: serial=true decodes token by token, so leave out {', '.join(given)}")
+
+        if self.release_compatible and self.keeps_verifier:
+            raise ConfigError(
+                "refusion: the release completes slots by the paper's rule; leave out completion=verifier"
+            )
+
+    @property
+    def keeps_verifier(self) -> bool:
+        return self.completion == "verifier"
 
     @property
     def num_positions(self) -> int:  # after the prompt, that decoding may touch: whole slots
@@ -123,7 +140,8 @@ class RefusionSettings:
         """Settings that change nothing beside the others, so that a sweep of them shows noise."""
         # A block of one slot has nothing to select, and the first token of a slot is accepted in any case.
         tau_slot_is_dead = self.block_size == self.slot_size or self.slot_order != "confidence"
-        thresholds = {"tau_slot": tau_slot_is_dead, "tau_token": self.slot_size == 1}
+        is_exact = self.keeps_verifier and self.temperature > 0  # tau_token decides nothing
+        thresholds = {"tau_slot": tau_slot_is_dead, "tau_token": self.slot_size == 1 or is_exact}
         return {name for name, is_dead in thresholds.items() if is_dead or self.serial}
 
     @property
@@ -151,6 +169,13 @@ class Drafts(NamedTuple):
     slots: list[int]
     tokens_SK: TokenArray
     probs_SK: ProbArray  # of each token when it was drafted
+
+
+class Verdicts(NamedTuple):
+    """What a verification says of drafts; `tokens` are its own choices, and drafts where it does not choose."""
+
+    passed: BoolArray
+    tokens: TokenArray
 
 
 class Final(NamedTuple):
@@ -191,6 +216,16 @@ def accepted_drafts(drafts: Drafts, num_passed: int, settings: RefusionSettings)
     if first_eos(tokens, settings.eos_ids) is None:
         tokens = tokens[: num_passed // settings.slot_size * settings.slot_size]
     return final_tokens(drafts.slots, tokens, settings) if tokens else None
+
+
+def accepted(drafts: Drafts, verdicts_SK: Verdicts, settings: RefusionSettings) -> tuple[Final | None, list[int]]:
+    """What becomes final by the global verification, and the rows of it that hold another token than the final one."""
+    num_passed = accepted_prefix(verdicts_SK.passed.ravel())
+    if not settings.keeps_verifier or num_passed == verdicts_SK.passed.size:
+        return accepted_drafts(drafts, num_passed, settings), []
+    tokens_SK = drafts.tokens_SK.copy()
+    tokens_SK.flat[num_passed] = verdicts_SK.tokens.flat[num_passed]
+    return accepted_drafts(drafts._replace(tokens_SK=tokens_SK), num_passed + 1, settings), [num_passed]
 
 
 def masked_after(masked: Sequence[int], final: Final, settings: RefusionSettings) -> list[int]:
@@ -246,17 +281,20 @@ class Completion:
     """Slots, ascending, that are completed independently of each other (Eq. 7-8): `tokens_SK`, valid or drafted."""
 
     def __init__(
-        self, drafts: Drafts, passed_SK: BoolArray, num_prompt: int, settings: RefusionSettings, trace: Trace
+        self, drafts: Drafts, verdicts_SK: Verdicts, num_prompt: int, settings: RefusionSettings, trace: Trace
     ) -> None:
         self.slots = drafts.slots
         self.tokens_SK, self.probs_SK = drafts.tokens_SK.copy(), drafts.probs_SK.copy()
         # How many tokens of each slot are valid, from its first one. A prefix that passed the global verification saw
         # more than its own slot; the release keeps it, and Eq. 7 as written verifies anew (`verify_independently`).
-        self.valid_S = [0 if settings.verify_independently else accepted_prefix(row) for row in passed_SK]
+        self.valid_S = [0 if settings.verify_independently else accepted_prefix(row) for row in verdicts_SK.passed]
+        # Slot row -> column of the verifier's token whose keys and values no forward has computed yet.
+        self._uncomputed: dict[int, int] = {}
         self._num_reported_S = [0] * len(drafts.slots)
         self._num_prompt = num_prompt
         self._settings = settings
         self._trace = trace
+        self._keep_verifiers(verdicts_SK.tokens)
 
     @property
     def unfinished(self) -> list[int]:  # rows of slots
@@ -266,16 +304,38 @@ class Completion:
         """Which tokens stand after the valid prefix of their slot and the `skipped` tokens that follow it, [S, K]."""
         return np.arange(self._settings.slot_size) >= np.array(self.valid_S)[:, None] + skipped
 
+    def _checked(self) -> BoolArray:
+        """Which tokens a verification judges, [S, K]; no row predicts the first token of a slot."""
+        # Valid tokens are not checked again. By the paper's rule the token after them is accepted whatever its
+        # probability: it was predicted with the whole prefix in sight, and without it a round might not lengthen
+        # anything. The verifier's own token lengthens each round.
+        if not self._settings.keeps_verifier:
+            return self.after_prefix(1)
+        return self.after_prefix() & (np.arange(self._settings.slot_size) > 0)
+
     def lengthen(self, readouts: Sequence[Readout]) -> None:
-        """Lengthens the valid prefixes by the tokens that exceed tau_token in their verification (Eq. 7)."""
-        # Valid tokens are not checked again. The token after them is accepted whatever its probability: it was
-        # predicted with the whole prefix in sight, and without it a round might not lengthen anything.
-        checked_SK = self.after_prefix(1)
-        passed_SK = ~checked_SK
+        """Lengthens the valid prefixes by the tokens that pass their verification (Eq. 7)."""
+        checked_SK = self._checked()
+        passed_SK, tokens_SK = ~checked_SK, self.tokens_SK.copy()
         if checked_SK.any():
-            assert readouts[0].given is not None
-            passed_SK[checked_SK] = readouts[0].given > self._settings.tau_token
+            passed_SK[checked_SK], tokens_SK[checked_SK] = judged(tokens_SK[checked_SK], readouts[0], self._settings)
         self.valid_S = [accepted_prefix(passed_K) for passed_K in passed_SK]
+        self._keep_verifiers(tokens_SK)
+
+    def _keep_verifiers(self, tokens_SK: TokenArray) -> None:
+        """Puts the verifier's tokens after the valid prefixes, which they lengthen; nothing by the paper's rule."""
+        self._uncomputed = {}
+        if not self._settings.keeps_verifier:
+            return
+        for row, valid in enumerate(self.valid_S):
+            if 0 < valid < self._settings.slot_size:
+                self.tokens_SK[row, valid] = tokens_SK[row, valid]
+                self.valid_S[row] += 1
+                self._uncomputed[row] = valid
+
+    def uncomputed_rows(self) -> list[int]:
+        """Rows of the last verification that hold another token than the one that became final there."""
+        return [row * self._settings.slot_size + column for row, column in self._uncomputed.items()]
 
     def predict(self, rows: Sequence[int], readout: Readout) -> None:
         """Puts predicted tokens after the valid prefixes of some slots, ascending."""
@@ -284,18 +344,22 @@ class Completion:
 
     def prediction(self, rows: Sequence[int]) -> Forward:
         """The forward that drafts the likeliest tokens after the valid prefix of some slots (Eq. 8)."""
-        # Not sampled at any temperature, as in the release.
         masked_SK = self.after_prefix()[rows]
         tokens_SK = np.where(masked_SK, self._settings.mask_id, self.tokens_SK[rows])
         read = Read(rows=np.flatnonzero(masked_SK).tolist(), suppress=self._settings.suppress)
+        if self._settings.keeps_verifier:  # by the paper's rule not sampled at any temperature, as in the release
+            positions = np.array(self._settings.text_positions([self.slots[row] for row in rows], self._num_prompt))
+            read = plan_read(read.rows, positions[read.rows].tolist(), self._settings, 0)
         return self._forward("predict", rows, tokens_SK, (read,))
 
     def verification(self) -> Forward:
         """The forward that verifies each slot in a group of its own, in which row m - 1 predicts token m (Eq. 7)."""
         # Finished slots take part: the keys and values of all slots are kept from the last verification.
-        checked = np.flatnonzero(self.after_prefix(1))
-        given = self.tokens_SK.ravel()[checked]
-        reads = (Read(rows=(checked - 1).tolist(), given=given.tolist()),) if len(checked) else ()
+        checked = np.flatnonzero(self._checked())
+        given = self.tokens_SK.ravel()[checked].tolist()
+        positions = np.array(self._settings.text_positions(self.slots, self._num_prompt))[checked]
+        read = verify_read((checked - 1).tolist(), given, positions.tolist(), self._settings)
+        reads = (read,) if given else ()
         return self._forward("verify", range(len(self.slots)), self.tokens_SK, reads)
 
     def _forward(self, kind: str, rows: Sequence[int], tokens_SK: TokenArray, reads: tuple[Read, ...]) -> Forward:
@@ -346,8 +410,11 @@ def plan(
 
 def plan_read(rows: Sequence[int], positions: Sequence[int], settings: RefusionSettings, iteration: int) -> Read:
     """Reads the draft of each masked position and its probability (Eq. 4); row i predicts its own position."""
-    sampled = settings.temperature > 0
-    draws = tuple(draw_key(settings.seed, iteration, position) for position in positions) if sampled else ()
+    draws: tuple[int, ...] = ()
+    if settings.temperature > 0:
+        # The verifier's rule draws equal noise for draft and verification, so that they often choose the same token.
+        iterations = () if settings.keeps_verifier else (iteration,)
+        draws = tuple(draw_key(settings.seed, *iterations, position) for position in positions)
     return Read(rows=rows, suppress=settings.suppress, temperature=settings.temperature, draws=draws)
 
 
@@ -376,16 +443,37 @@ def verification(drafts: Drafts, num_prompt: int, settings: RefusionSettings, co
     # not apply to it.
     tokens = drafts.tokens_SK.ravel().tolist()
     rows = [row for row in range(len(tokens) - 1) if (row + 1) % settings.slot_size]
-    reads = (Read(rows=rows, given=[tokens[row + 1] for row in rows]),) if rows else ()
     positions = settings.text_positions(drafts.slots, num_prompt)
+    given, read_positions = ([of_row[row + 1] for row in rows] for of_row in (tokens, positions))
+    reads = (verify_read(rows, given, read_positions, settings),) if rows else ()
     return Forward(tokens, positions, causal(len(tokens)), reads, commit, "verify")
 
 
-def passed_drafts(drafts: Drafts, readouts: Sequence[Readout], settings: RefusionSettings) -> BoolArray:
-    """Which drafts exceed tau_token given all drafts before them (Eq. 6), [S, K]; the first of a slot always passes."""
-    passed_SK = np.ones(drafts.tokens_SK.shape, dtype=bool)
+def verify_read(
+    rows: Sequence[int], given: Sequence[int], positions: Sequence[int], settings: RefusionSettings
+) -> Read:
+    """Reads how likely the given tokens are where row m - 1 predicts token m, and, if it is kept, the likeliest one."""
+    if not settings.keeps_verifier:
+        return Read(rows=rows, given=given)
+    return replace(plan_read(rows, positions, settings, 0), given=given)
+
+
+def judged(tokens_N: TokenArray, readout: Readout, settings: RefusionSettings) -> Verdicts:
+    """Which tokens pass their verification, and the verifier's own."""
+    assert readout.given is not None
+    # tau_token is compared with untempered probabilities, whatever temperature the drafts were sampled with.
+    passed_N = readout.given > settings.tau_token
+    if settings.keeps_verifier:
+        is_own_N = readout.tokens == tokens_N
+        passed_N = is_own_N if settings.temperature > 0 else passed_N | is_own_N
+    return Verdicts(passed_N, readout.tokens)
+
+
+def judged_drafts(drafts: Drafts, readouts: Sequence[Readout], settings: RefusionSettings) -> Verdicts:
+    """What the global verification says of all drafts (Eq. 6), [S, K]; the first one of a slot always passes."""
+    passed_SK, tokens_SK = np.ones(drafts.tokens_SK.shape, dtype=bool), drafts.tokens_SK.copy()
     if settings.slot_size > 1:
-        assert readouts[0].given is not None
-        # tau_token is compared with untempered probabilities, whatever temperature the drafts were sampled with.
-        passed_SK[:, 1:] = (readouts[0].given > settings.tau_token).reshape(-1, settings.slot_size - 1)
-    return passed_SK
+        shape = (-1, settings.slot_size - 1)
+        verdicts = judged(tokens_SK[:, 1:].ravel(), readouts[0], settings)
+        passed_SK[:, 1:], tokens_SK[:, 1:] = verdicts.passed.reshape(shape), verdicts.tokens.reshape(shape)
+    return Verdicts(passed_SK, tokens_SK)

@@ -294,14 +294,15 @@ def _listed(run_ids: Mapping[str, str]) -> str:
     return ", ".join(f"{value} in {run_id}" for value, run_id in sorted(run_ids.items()))
 
 
-# The variant of ReFusion whose forwards the user asked to be fused.
-FUSED = "fused"
+# The variants of ReFusion whose forwards the user asked to be fused, and that keep the verifier's own tokens.
+FUSED, VERIFIER = "fused", "verifier"
 # Name of a variant of a system -> the decoder setting that makes it. The paper's left-to-right decoding is serial.
 VARIANTS: Mapping[str, tuple[str, str]] = {
     "recompute_kv": ("recompute_kv", "true"),
     "left_to_right": ("serial", "true"),
     "slots_in_order": ("order", "left_to_right"),
     "slots_at_random": ("order", "random"),
+    VERIFIER: ("completion", "verifier"),
     FUSED: ("fuse", "true"),
 }
 # The variant of systems that transformers' own loop decodes.

@@ -15,10 +15,12 @@ from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.measurement import (
     ACCURACY,
+    FUSED,
     MEAN_TASK,
     PASS_AT_1,
     REFUSED_NOTE,
     UNISOLATED,
+    VERIFIER,
     Measurement,
     notes_of,
     require_comparable,
@@ -160,7 +162,8 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
     settings: dict[tuple, set[tuple]] = {}
     for measurement in measurements:
         in_force = tuple(sorted(measurement.settings.items()))
-        label = f"{measurement.label}, fused" if measurement.decoded_fused else measurement.label
+        added = {VERIFIER: VERIFIER in measurement.variants, FUSED: measurement.decoded_fused}
+        label = ", ".join((measurement.label, *that_hold(added)))
         key = (measurement.mini, measurement.is_mean, measurement.task, label, measurement.run_id, in_force)
         groups.setdefault(key, {})[measurement.metric] = measurement
         run_ids.setdefault(label, set()).add(measurement.run_id)

@@ -1,4 +1,4 @@
-"""Runs a decoder on stock transformers without any KV cache: the oracle for decoders and engine alike.
+"""Runs a decoder without any KV cache: the oracle for decoders and engine alike.
 
 Every row that was ever fed is kept with the rows that it saw. A forward recomputes all of them under that visibility
 as a dense mask, so nothing depends on cache handling. Slow and obviously right.
@@ -26,7 +26,7 @@ def visible_rows(attention: Attention) -> list[list[int]]:
 
 
 class OracleEngine:
-    """One sequence on a transformers causal language model."""
+    """One sequence on a causal language model that is called as those of transformers are."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

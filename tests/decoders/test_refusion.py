@@ -141,6 +141,57 @@ def test_the_token_behind_the_valid_prefix_is_accepted_whatever_its_probability(
     assert len(forwards) == 2 * 8  # the worst case: two forwards a token
 
 
+class Verifier(Script):
+    """As `Script`, with a verifier whose own tokens are those of another text."""
+
+    def __init__(self, *args: object, own: Sequence[int], **changes: object):
+        super().__init__(*args, **changes)
+        self.own = own
+
+    def __call__(self, forward: Forward, read: Read) -> Readout:
+        answer = super().__call__(forward, read)
+        if read.given is None:
+            return answer
+        own = [self.own[forward.positions[row] - len(PROMPT) + 1] for row in read.rows]
+        return readout(own, 0.5, answer.given)
+
+
+def test_the_verifiers_token_is_kept_and_the_slot_is_drafted_anew_after_it():
+    own = [0, 21, 22, 23]
+    answer = Verifier(TEXT[:4], {0: 1.0}, rejected=[1], slot_size=4, own=own)
+    chosen = settings(gen_length=4, slot_size=4, block_size=4, completion="verifier")
+    response, _trace, forwards = run_scripted(decode, PROMPT, chosen, answer)
+    assert [forward.kind for forward in forwards] == ["plan", "verify", "predict", "verify"]
+    assert list(forwards[2].tokens) == [10, 21, MASK, MASK]
+    assert response.tokens == (10, 21, 12, 13)
+
+
+def test_a_draft_that_is_the_verifiers_own_choice_passes_below_tau_token():
+    answer = Verifier(TEXT[:4], {0: 1.0}, rejected=[1, 2, 3], slot_size=4, own=TEXT)
+    chosen = settings(gen_length=4, slot_size=4, block_size=4, completion="verifier")
+    response, _trace, forwards = run_scripted(decode, PROMPT, chosen, answer)
+    assert len(forwards) == 2
+    assert response.tokens == tuple(TEXT[:4])
+
+
+def test_a_slot_that_the_verifier_ends_is_final_and_the_next_plan_computes_its_last_token():
+    own = [*TEXT[:3], 23, *TEXT[4:]]
+    answer = Verifier(TEXT, {0: 1.0}, rejected=[3], slot_size=4, own=own)
+    chosen = settings(slot_size=4, completion="verifier")
+    response, _trace, forwards = run_scripted(decode, PROMPT, chosen, answer)
+    assert [forward.kind for forward in forwards] == ["plan", "verify", "plan", "verify"]
+    assert list(forwards[2].commit.rows) == [0, 1, 2]
+    assert list(forwards[2].tokens) == [23, *[MASK] * 4]
+    assert response.tokens == (10, 11, 12, 23, 14, 15, 16, 17)
+
+
+def test_an_eos_of_the_verifier_ends_the_response():
+    answer = Verifier(TEXT, {0: 1.0}, rejected=[2], slot_size=4, own=[10, 11, EOS, 13])
+    response, _trace, forwards = run_scripted(decode, PROMPT, settings(slot_size=4, completion="verifier"), answer)
+    assert response.tokens == (10, 11, EOS)
+    assert (response.stop, len(forwards)) == ("eos", 2)
+
+
 def test_eos_in_the_accepted_prefix_ends_even_when_the_slot_is_not_filled():
     text = [10, 11, EOS, 13, 14, 15, 16, 17]
     answer = Script(text, {0: 1.0, 2: 1.0, 4: 1.0, 6: 1.0}, rejected=[3])
@@ -276,6 +327,7 @@ def random_cases(draw: st.DrawFn) -> tuple[RefusionSettings, int]:
         recompute_kv=draw(st.booleans()),
         verify_independently=draw(st.booleans()),
         fuse=draw(st.booleans()),
+        completion=draw(st.sampled_from(["paper", "verifier"])),
         row_cost=draw(st.sampled_from([0.0, 0.01, 0.05])),
     )
     return chosen, draw(st.integers(0, 2**32 - 1))

@@ -1,7 +1,11 @@
 """Fusing forwards changes their number and nothing else: on a random model, and chances and costs by hand."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,11 +19,12 @@ from refusion_eval.decoders.refusion import (
     profitable_branches,
     profitable_lengths,
 )
-from refusion_eval.types import Decoding, Forward, Read, Response, Select, Trace, causal
-from tests.engine.random_model import VOCAB_SIZE, random_engine
+from refusion_eval.types import DROP_ALL, Decoding, Forward, Read, Response, Select, Trace, causal, draw_key
+from tests.decoders.oracle import OracleEngine
+from tests.engine.random_model import VOCAB_SIZE, dense_logits, random_engine, random_transformer
 from tests.examples import examples
 
-ENGINE = random_engine(5)
+MODEL, ENGINE = random_transformer(5), random_engine(5)
 
 
 @st.composite
@@ -38,6 +43,7 @@ def any_settings(draw: st.DrawFn) -> dict[str, object]:
         "order": draw(st.sampled_from(["confidence", "left_to_right", "random"])),
         "recompute_kv": draw(st.booleans()),
         "verify_independently": draw(st.booleans()),
+        "completion": draw(st.sampled_from(["paper", "verifier"])),
     }
 
 
@@ -82,6 +88,58 @@ def last_row(text: list[int], _settings: None, trace: Trace) -> Decoding:
     trace.fix((0,), tokens)
     trace.stop("length", 1)
     return Response(tokens, "length")
+
+
+class _Uncached:
+    """The random model as `OracleEngine` calls a model of transformers."""
+
+    dtype = torch.float32
+
+    def __call__(
+        self, *, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor, use_cache: bool
+    ) -> SimpleNamespace:
+        assert not use_cache
+        logits = dense_logits(MODEL, input_ids[0].tolist(), position_ids[0].tolist(), attention_mask[0, 0] == 0)
+        return SimpleNamespace(logits=logits[None])
+
+
+@given(any_settings(), st.booleans())
+@examples(40)
+def test_tokens_and_forwards_are_those_of_an_engine_that_caches_nothing(common: dict[str, object], fuse: bool):
+    chosen = RefusionSettings(**common | {"temperature": 0.0}, fuse=fuse)
+    expected, trace = OracleEngine(_Uncached()).run(decode, [3, 1, 4, 1, 5], chosen)
+    found = ENGINE.run(decode, [3, 1, 4, 1, 5], chosen)
+    assert (found.tokens, found.stop, found.num_forwards) == (expected.tokens, expected.stop, trace.num_forwards)
+
+
+def _token_by_token(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
+    """Serial decoding in which the noise of a token depends on its position alone."""
+    tokens: list[int] = []
+    for position in range(settings.gen_length):
+        fed = [*prompt, *tokens, *[settings.mask_id] * (position % settings.slot_size == 0)]
+        place = len(prompt) + position
+        read = Read(
+            rows=(len(fed) - 1,),
+            suppress=(settings.mask_id,),
+            temperature=settings.temperature,
+            draws=(draw_key(settings.seed, place),) if settings.temperature else (),
+        )
+        (readout,) = yield Forward(fed, range(len(fed)), causal(len(fed)), (read,), DROP_ALL)
+        tokens.append(int(readout.tokens[0]))
+        if tokens[-1] in settings.eos_ids:
+            return Response(tuple(tokens), "eos")
+    return Response(tuple(tokens), "length")
+
+
+@given(any_settings(), st.booleans())
+@examples(60)
+def test_the_verifiers_tokens_are_those_of_token_by_token_decoding(common: dict[str, object], fuse: bool):
+    one_slot = common | {"completion": "verifier", "tau_token": 1.0, "block_size": common["slot_size"]}
+    chosen = RefusionSettings(**one_slot | {"verify_independently": False, "recompute_kv": False}, fuse=fuse)
+    prompt = [3, 1, 4, 1, 5]
+    expected = ENGINE.run(_token_by_token, prompt, chosen)
+    found = ENGINE.run(decode, prompt, chosen)
+    assert (found.tokens, found.stop) == (expected.tokens, expected.stop)
 
 
 def test_chances_of_lengths_add_up_to_one():
