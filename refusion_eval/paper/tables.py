@@ -21,6 +21,7 @@ from refusion_eval.results.measurement import (
     SCORES,
     TASKS,
     VARIANTS,
+    VERIFIER,
     Measurement,
     MeasurementKey,
     Origin,
@@ -224,7 +225,7 @@ def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequenc
     num_tasks = len(_columns(fitting))
     fitting = [entry for entry in fitting if not entry.is_mean or entry.num_tasks == num_tasks]
     if spec.with_others:
-        elsewhere = set(VARIANTS) - {FUSED}  # in tables of their own
+        elsewhere = set(VARIANTS) - {FUSED, VERIFIER}  # in tables of their own
         others = dict.fromkeys(entry.system for entry in fitting if not elsewhere.intersection(entry.variants))
         systems += [system for system in others if system not in systems]
     return [entry for system in systems for entry in fitting if entry.system == system]
