@@ -19,7 +19,7 @@ from refusion_eval.bench.gpu_check import results_rows
 from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.measurement import read_published
+from refusion_eval.results.measurement import VERIFIER, read_published
 from refusion_eval.results.render import Table, markdown_source, read_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.sandbox.jail import PROFILES
@@ -221,6 +221,22 @@ def slot_sizes(_: Sequence[str]) -> str:
     return table_of(("Slot size", "Accuracy, %", "TPF"), rows, 0)
 
 
+def verifier(_: Sequence[str]) -> str:
+    """The verifier's token against the paper's rule, by task: accuracy, the paired difference, and TPF."""
+    with (RESULTS / "verifier_compare.csv").open(encoding="utf-8", newline="") as file:
+        compared = list(csv.DictReader(file))
+    figures = read_csv(RESULTS / "verifier.csv")
+    tpf = {(row.task, VERIFIER in row.variants, row.decoded_fused): row.value for row in figures if row.metric == "tpf"}
+    rows = []
+    for row in compared:
+        difference = _interval(*(float(row[f"difference{end}"]) for end in ("", "_ci_low", "_ci_high")))
+        accuracies = [f"{float(row[name]):.1f}" for name in ("accuracy_before", "accuracy_after")]
+        counts = [f"{tpf[row['task'], kept, fused]:.2f}" for fused in (False, True) for kept in (False, True)]
+        rows.append((row["task"], *accuracies, difference, f"{float(row['p_value']):.2g}", *counts))
+    columns = ("Task", "Paper %", "Verifier %", "Difference", "p", "TPF, paper", "TPF, verifier")
+    return table_of((*columns, "fused: paper", "fused: verifier"), rows)
+
+
 def training_memory_table(_: Sequence[str]) -> str:
     """GB on each GPU, computed from the shapes of Qwen3-8B."""
     from refusion_eval.bench.checkpoints import SHAPES  # transformers loads slowly
@@ -257,6 +273,7 @@ MAKERS: dict[str, Maker] = {
     "memory_bound": memory_bound,
     "hours": hours,
     "csv": csv_table,
+    "verifier": verifier,
     "bench_train": bench_train,
     "soak": soak,
     "sandbox": sandbox,
