@@ -14,7 +14,7 @@ from refusion_eval.results.measurement import SCORES
 from refusion_eval.store.atomic_write import write_output
 
 WAYS = {
-    "refusion-table": "by certainty (the paper's algorithm)",
+    "refusion-settings": "by certainty (the paper's algorithm)",
     "refusion-recompute_kv=True": "by certainty, `recompute_kv=true` (the paper's Table 4)",
     "refusion-order=left_to_right": "one slot at a time, from left to right (`order=left_to_right`)",
     "refusion-order=random": "one slot at a time, at random (`order=random`)",

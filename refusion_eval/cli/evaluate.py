@@ -230,7 +230,7 @@ def sweep(
             read, out, include_path, data=data, sandbox=sandbox, batch_size=batch_size, rounds=rounds, on_point=cli.say
         )
     cli.show(summary_table(summary(result.figures)))
-    print(f"{len(result.run_dirs)} points: {out / 'sweep.csv'}")
+    print(f"{result.num_points} points: {out / 'sweep.csv'}")
     figure = read.name.removeprefix("mini_")
     drawn = f"plot {figure} {out} --out figures" if figure in SWEEPS else f"report {out}/runs/* --out {out}/report.html"
     print(f"Next: refusion-eval {drawn}")

@@ -136,13 +136,25 @@ class RefusionSettings:
         return "left_to_right" if self.left_to_right else self.order
 
     @property
-    def without_effect(self) -> set[str]:
-        """Settings that change nothing beside the others, so that a sweep of them shows noise."""
-        # A block of one slot has nothing to select, and the first token of a slot is accepted in any case.
-        tau_slot_is_dead = self.block_size == self.slot_size or self.slot_order != "confidence"
-        is_exact = self.keeps_verifier and self.temperature > 0  # tau_token decides nothing
-        thresholds = {"tau_slot": tau_slot_is_dead, "tau_token": self.slot_size == 1 or is_exact}
-        return {name for name, is_dead in thresholds.items() if is_dead or self.serial}
+    def without_effect(self) -> dict[str, str]:
+        """Settings that change nothing beside the others, each with the reason and the settings that give it effect."""
+        k, order = self.slot_size, self.slot_order
+        reasons: dict[str, str] = {}
+        if self.serial:
+            serial = "serial=true decodes without thresholds; add `settings: {serial: false}`"
+            return dict.fromkeys(("tau_slot", "tau_token"), serial)
+        if order != "confidence":
+            certain = "{left_to_right: false, order: confidence}"
+            reasons["tau_slot"] = f"slots are selected by order={order}; add `settings: {certain}`"
+        elif self.block_size == k:
+            smaller = max(1, k // 4)
+            sizes = f"{{slot_size: {smaller}, block_size: {8 * smaller}}}"
+            reasons["tau_slot"] = f"a block holds one slot (slot_size = block_size = {k}); add `settings: {sizes}`"
+        if k == 1:  # the first token of a slot is accepted in any case
+            reasons["tau_token"] = "a slot holds one token; add `settings: {slot_size: 4, block_size: 32}`"
+        elif self.keeps_verifier and self.temperature > 0:
+            reasons["tau_token"] = f"completion={self.completion} samples exactly; add `settings: {{temperature: 0}}`"
+        return reasons
 
     @property
     def is_random(self) -> bool:

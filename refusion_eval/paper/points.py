@@ -175,7 +175,7 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     runs = [run for folder in folders for run in _swept_runs(folder, task)]
     require_comparable([entry for run in runs for entry in run.measurements if entry.metric in (*SCORES, "tpf")])
     points = []
-    for run in runs:
+    for run in {run.measurements[0].run_id: run for run in runs}.values():  # points may share a run
         by_metric = {entry.metric: entry for entry in run.measurements}
         score = next((by_metric[name] for name in SCORES if name in by_metric), None)
         if score is None or "tpf" not in by_metric or run.is_baseline:

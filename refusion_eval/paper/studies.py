@@ -61,19 +61,27 @@ def sweep_measurements(folder: Path) -> Iterator[Measurement]:
     """The measurements of a sweep, each of a system that names setting and value; those of a frontier are its own."""
     records, measurements = read_sweep(folder)
     rows = {(row["run_id"], row["task"]): row for row in records}
-    pairs = {key: _pair(row) for key, row in rows.items()}
-    settings = {pair.partition("=")[0] for pair in pairs.values() if pair}
+    pairs: dict[tuple[str, str], set[str]] = {key: set() for key in rows}  # several where points share a run
+    for row in records:
+        pairs[row["run_id"], row["task"]].add(_pair(row))
+    settings = {pair.partition("=")[0] for pair in set().union(*pairs.values()) if pair}
     for measurement in measurements:
         key = (measurement.run_id, measurement.task)
         if key not in rows or not (measurement.mini or measurement.benchmark == SWEPT_BENCHMARK):
             continue
         if rows[key]["decoder"] == "autoregressive":
             names = set(settings)
-        elif pairs[key]:
-            names = {pairs[key]}
-        else:  # the operating point is a point of every setting, unless a run names the same value
+        elif "" not in pairs[key]:
+            names = pairs[key]
+        else:  # the operating point is a point of every setting, unless another run names the same value
             values = {name: measurement.settings.get(name.removeprefix(FRONTIER)) for name in settings}
-            own = {pair for other, pair in pairs.items() if rows[other]["system"] == rows[key]["system"]}
+            own = set().union(
+                *(
+                    of_run
+                    for other, of_run in pairs.items()
+                    if other[0] != measurement.run_id and rows[other]["system"] == rows[key]["system"]
+                )
+            )
             names = {f"{name}={value}" for name, value in values.items() if value is not None} - own
         for name in sorted(names):
             yield replace(measurement, system=f"{measurement.system}@{name}")

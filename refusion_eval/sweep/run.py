@@ -1,6 +1,7 @@
 """Runs a sweep: a run directory for each point (OUT/runs/<system>-<point>), and two CSV files over all of them.
 
-`sweep.csv` has the columns of `refusion-eval table --csv`; `points.csv` says which settings each run varies.
+`sweep.csv` has the columns of `refusion-eval table --csv`; `points.csv` says which settings each run varies. A point
+whose settings are those of an earlier point shares its run, and has rows of its own in `points.csv` only.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.loop import num_local_processes, run_worker_or_return, task_names
+from refusion_eval.evaluation.loop import num_local_processes, own_tasks, run_worker_or_return, task_names
 from refusion_eval.evaluation.turns import Turn, free_memory, run_in_turns
 from refusion_eval.lm_eval_plugin.any_task import evaluate_any, load_any
 from refusion_eval.results.facts import read_facts
@@ -25,13 +26,14 @@ from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System, machine
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.store.run_store import RUN_JSON, RunReader
-from refusion_eval.sweep.spec import TABLE, SweepPoint, SweepSpec, SweptSystem, TaskResult
+from refusion_eval.sweep.spec import SweepPoint, SweepSpec, SweptSystem, TaskResult
 
 POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "operating_point")
 
 
 class SweepResult(NamedTuple):
     run_dirs: list[Path]
+    num_points: int  # some of which may share a run
     incomplete: list[Path]
     figures: list[Measurement]
 
@@ -63,28 +65,29 @@ def run_sweep(
         prepare_output(out / name)
     common = {} if batch_size is None else {"batch_size": batch_size}
     job_of = partial(_job, spec, out, common | ({} if data is None else {"data_dir": str(data)}))
-    planned = (job_of(system, point) for system in spec.systems for point in system.known_points)
-    jobs = list({job.run_dir: job for job in planned}.values())
+    jobs = [job_of(system, point) for system in spec.systems for point in system.known_points]
     run_worker_or_return(jobs[0].args)
     model_cache = ModelCache()
-    _check(jobs, include_path, sandbox, model_cache)
+    shared = _SharedRuns(include_path, sandbox, model_cache, on_point)
+    planned = [shared.job(job) for job in jobs]
+    jobs = list({job.run_dir: job for job in planned}.values())
     _check_machine(jobs, model_cache)
     total = len(jobs) + sum(system.frontier.points - 2 for system in spec.systems if system.frontier is not None)
-    result = SweepResult([], [], [])
-    descriptions: dict[Path, list[tuple[Any, ...]]] = {}
+    decoded: list[Path] = []
+    incomplete: list[Path] = []
     duplicates = _Duplicates(on_point)
 
     def decode(job: _Job, turn: Turn | None = None) -> bool:
         shown = f", round {turn.number} of {turn.of}" if turn else ""
-        number = jobs.index(job) + 1 if turn else len(descriptions) + 1
+        number = jobs.index(job) + 1 if turn else len(decoded) + 1
         on_point(f"point {number} of {total}{shown}: {job.run_dir.name}")
         outcome = evaluate_any(
             job.args, job.tasks, include_path, limit=spec.limit, sandbox=sandbox, model_cache=model_cache, turn=turn
         )
-        if job.run_dir not in descriptions:
-            descriptions[job.run_dir] = list(_described(job))
-        if not outcome.is_complete and job.run_dir not in result.incomplete:
-            result.incomplete.append(job.run_dir)
+        if job.run_dir not in decoded:
+            decoded.append(job.run_dir)
+        if not outcome.is_complete and job.run_dir not in incomplete:
+            incomplete.append(job.run_dir)
         free_memory()
         return True
 
@@ -92,19 +95,64 @@ def run_sweep(
         run_in_turns(jobs, decode, rounds=rounds, limit=spec.limit)
         for job in jobs:
             duplicates.compare(job)
-        for job in _frontier_jobs(spec, job_of):
-            if job.run_dir not in descriptions:
+        for job in _frontier_jobs(spec, lambda system, point: shared.job(job_of(system, point))):
+            planned.append(job)
+            if job.run_dir not in decoded:
                 decode(job)
                 duplicates.compare(job)
     finally:
-        result.run_dirs.extend(descriptions)
-        if descriptions:
-            for figure in run_measurements(result.run_dirs):
-                same = duplicates.same.get((figure.run_id, figure.task), "")
-                result.figures.append(replace(figure, same_decode_as=same))
-            write_csv(result.figures, out / "sweep.csv")
-            write_output(out / "points.csv", csv_text(POINT_COLUMNS, itertools.chain(*descriptions.values())))
-    return result
+        described = {(job.run_dir, job.point.name): job for job in planned if job.run_dir in decoded}
+        figures = [
+            replace(figure, same_decode_as=duplicates.same.get((figure.run_id, figure.task), ""))
+            for figure in run_measurements(decoded)
+        ]
+        if decoded:
+            write_csv(figures, out / "sweep.csv")
+            rows = itertools.chain.from_iterable(map(_described, described.values()))
+            write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
+    return SweepResult(decoded, len(described), incomplete, figures)
+
+
+class _SharedRuns:
+    """Resolves the settings of every point for every task, so that none is refused after hours of decoding."""
+
+    def __init__(
+        self, include_path: Path | None, sandbox: str, model_cache: ModelCache, on_point: Callable[[str], None]
+    ) -> None:
+        self._include_path = include_path
+        self._sandbox = sandbox
+        self._model_cache = model_cache
+        self._on_point = on_point
+        self._names: dict[tuple[str, ...], list[str]] = {}
+        self._first: dict[tuple[str, ...], _Job] = {}  # system and digests of the settings -> the first such point
+
+    def job(self, job: _Job) -> _Job:
+        """The job, in the run of an earlier point if it has the same settings for all tasks."""
+        system = System(job.args, self._model_cache)
+        _ = system.model  # a checkpoint that cannot be had is refused before the hub is asked for rows
+        key = tuple(job.tasks)
+        if key not in self._names:
+            self._names[key] = load_any(job.tasks, self._include_path, job.args, self._sandbox)
+        names = self._names[key]
+        try:
+            resolved = [system.resolve(name, {}, announce=False) for name in names]
+            _refuse_without_effect(job, [of_task.settings for of_task in resolved])
+        except ConfigError as error:
+            raise ConfigError(f"{job.system.name}, point {job.point.name}: {error}") from error
+        # A task of lm-eval has generation arguments, over which the settings of a point count even where they are equal
+        # to those of the table.
+        is_own = own_tasks().keys() >= set(names)
+        digests = [of_task.digest for of_task in resolved] if is_own else [job.point.name]
+        first = self._first.setdefault((job.system.name, *digests), job)
+        if first.run_dir != job.run_dir:
+            self._on_point(f"{job.run_dir.name} has the settings of {first.run_dir.name}, whose run stands for both")
+        return first._replace(point=job.point)
+
+
+def _refuse_without_effect(job: _Job, settings: list[Any]) -> None:
+    reasons: list[dict[str, str]] = [getattr(of_task, "without_effect", {}) for of_task in settings]
+    for name in sorted(job.point.settings.keys() & set.intersection(*map(set, reasons))):
+        raise ConfigError(f"{name} changes nothing: {reasons[0][name]} to the system, or vary another setting")
 
 
 class _Duplicates:
@@ -168,26 +216,6 @@ def _job(spec: SweepSpec, out: Path, common: Mapping[str, Any], system: SweptSys
     return _Job(system, point, args, run_dir, tasks)
 
 
-def _check(jobs: list[_Job], include_path: Path | None, sandbox: str, model_cache: ModelCache) -> None:
-    """Resolves the settings of every point for every task, so that none is refused after hours of decoding."""
-    names: dict[tuple[str, ...], list[str]] = {}
-    for job in jobs:
-        system = System(job.args, model_cache)
-        _ = system.model  # a checkpoint that cannot be had is refused before the hub is asked for rows
-        key = tuple(job.tasks)
-        if key not in names:
-            names[key] = load_any(job.tasks, include_path, job.args, sandbox)
-        try:
-            resolved = [system.resolve(name, {}, announce=False).settings for name in names[key]]
-            without_effect: Iterator[set[str]] = (getattr(settings, "without_effect", set()) for settings in resolved)
-            if dead := job.point.settings.keys() & set.intersection(*without_effect):
-                raise ConfigError(
-                    f"{', '.join(sorted(dead))} changes nothing beside {resolved[0]}; vary another setting"
-                )
-        except ConfigError as error:
-            raise ConfigError(f"{job.system.name}, point {job.point.name}: {error}") from error
-
-
 def _check_machine(jobs: list[_Job], model_cache: ModelCache) -> None:
     """Refuses to continue a sweep with other threads or hardware: its speeds could not stand in one figure."""
     for job in jobs:
@@ -204,9 +232,9 @@ def _check_machine(jobs: list[_Job], model_cache: ModelCache) -> None:
 
 
 def _described(job: _Job) -> Iterator[tuple[Any, ...]]:
-    """Rows of points.csv, one for each task. The operating point has the settings of the table's own run."""
-    table_dir = job.run_dir.with_name(f"{job.system.name}-{TABLE}")
-    operating = {task.task: task.settings for task in read_facts(table_dir).tasks}
+    """Rows of points.csv, one for each task. The operating point has the settings of the point that varies nothing."""
+    reference = job.run_dir.with_name(f"{job.system.name}-{job.system.points[0].name}")
+    operating = {task.task: task.settings for task in read_facts(reference).tasks}
     varied = " ".join(f"{key}={value}" for key, value in job.point.settings.items())
     for task in read_facts(job.run_dir).tasks:
         is_operating = task.settings == operating.get(task.task)

@@ -1,18 +1,4 @@
-"""The file of a sweep: YAML of systems, tasks and the settings that vary.
-
-    tasks: [gsm8k, mbpp]              # benchmark or task names, or task files of lm-eval
-    limit: 100                        # items of each task; all if left out
-    systems:
-      refusion:                       # any name; run directories begin with it
-        arguments: {pretrained: embedded, decoder: refusion}      # model arguments, or {system: NAME} from systems.toml
-        settings: {gen_length: 256}   # at every point that names no other value under `around`
-        grid: {tau_slot: [0.5, 0.9], tau_token: [0.2, 0.4]}       # every combination
-        around: {tau_slot: [0.5, 0.9], tau_token: [0.2, 0.4]}     # one at a time, the others as under settings
-        points: [{slot_size: 4, block_size: 32}]                  # settings that belong together
-        frontier: {setting: tau_slot, low: 0.1, high: 0.99, points: 8, scale: linear}   # chosen while the sweep runs
-
-The point of the settings table, which is the published operating point where the table is the paper's, is always run.
-"""
+"""The file of a sweep: YAML of systems, tasks and the settings that vary; docs/guides/sweeps.md describes it."""
 
 import itertools
 import math
@@ -32,8 +18,7 @@ from refusion_eval.runs.model_args import parse_model_args, system_arguments
 
 SPECS = Path(__file__).parent / "specs"
 
-TABLE = "table"  # name of the point that has the settings table's values
-Origin = Literal["table", "grid", "around", "points", "frontier"]
+Origin = Literal["table", "settings", "grid", "around", "points", "frontier"]
 Values = dict[str, Annotated[list[Any], MinLen(1)]]  # setting -> its values
 
 
@@ -104,7 +89,7 @@ class _SystemEntry:
     frontier: Frontier | None = None
 
     def varied(self) -> Iterator[tuple[Origin, dict[str, Any]]]:
-        yield "table", {}
+        yield "settings" if self.settings else "table", {}
         combinations = itertools.product(*self.grid.values()) if self.grid else ()
         yield from (("grid", dict(zip(self.grid, values, strict=True))) for values in combinations)
         yield from (("around", {key: value}) for key, values in self.around.items() for value in values)
@@ -113,14 +98,14 @@ class _SystemEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPoint:
-    settings: Mapping[str, Any]  # those that differ from the settings table, sorted by name
+    settings: Mapping[str, Any]  # the varied ones, sorted by name
     origin: Origin
 
     @property
     def name(self) -> str:
-        """Name of the run directory after the system's name; equal settings have equal names."""
+        """Name of the run directory after the system's name; that of the point that varies nothing is its origin."""
         parts = [f"{key}={_text(value)}" for key, value in self.settings.items()]
-        return re.sub(r"[^A-Za-z0-9_.=+-]", "_", "+".join(parts)) or TABLE
+        return re.sub(r"[^A-Za-z0-9_.=+-]", "_", "+".join(parts)) or self.origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +113,7 @@ class SweptSystem:
     name: str
     arguments: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    points: Sequence[SweepPoint] = ()  # without those of the frontier; the settings table's own is the first
+    points: Sequence[SweepPoint] = ()  # without those of the frontier; the first varies nothing
     frontier: Frontier | None = None
 
     @property
@@ -208,7 +193,7 @@ def _system(where: str, name: str, row: Any) -> SweptSystem:
         raise ConfigError(f"{where}: arguments hold run_dir or decoder settings; settings go under `settings:`")
     given["decoder"] = parsed.decoder
     system = SweptSystem(name=name, arguments=given)
-    settings = system.point(entry.settings, "table").settings
+    settings = system.point(entry.settings, "settings").settings
     if entry.frontier is not None:
         config.check_keys([entry.frontier.setting], config.field_types(system.decoder_settings), f"{where}: frontier")
     points: dict[str, SweepPoint] = {}

@@ -1,4 +1,5 @@
 import csv
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,10 @@ import yaml
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
+from refusion_eval.decoders.refusion_slots import RefusionSettings
 from refusion_eval.errors import ConfigError
+from refusion_eval.paper.points import frontier
+from refusion_eval.paper.studies import sort_sources
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.render import read_csv
 from refusion_eval.runs import system
@@ -38,7 +42,7 @@ def _tokens(run_dir: Path) -> list[tuple[int, int]]:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepSpec, Path]:
     folder = tmp_path_factory.mktemp("sweep")
-    # The table says tau_slot 0.9 for this task, so that one point is the table's under another name.
+    # The table says tau_slot 0.9 for this task, so that one point has the settings of the first under another name.
     spec = _spec(
         folder, around={"tau_slot": [0.9, 0.1]}, frontier={"setting": "tau_token", "low": 0.1, "high": 0.9, "points": 3}
     )
@@ -49,29 +53,46 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepSpec, Path]:
 def test_every_point_is_a_run_and_the_operating_point_is_marked(swept: tuple[SweepSpec, Path]) -> None:
     _, out = swept
     points = _points(out)
-    assert [point["run_id"] for point in points][:5] == [
-        "refusion-table",
-        "refusion-tau_slot=0.9",
-        "refusion-tau_slot=0.1",
-        "refusion-tau_token=0.1",
-        "refusion-tau_token=0.9",
+    assert [(point["run_id"], point["varied"]) for point in points][:5] == [
+        ("refusion-settings", ""),
+        ("refusion-settings", "tau_slot=0.9"),
+        ("refusion-tau_slot=0.1", "tau_slot=0.1"),
+        ("refusion-tau_token=0.1", "tau_token=0.1"),
+        ("refusion-tau_token=0.9", "tau_token=0.9"),
     ]
     assert len(points) <= 6
     marked = {point["run_id"] for point in points if point["operating_point"] == "yes"}
-    assert marked == {"refusion-table", "refusion-tau_slot=0.9"}
+    assert marked == {"refusion-settings"}
     rows = read_csv(out / "sweep.csv")
     assert {row.run_id for row in rows} == {point["run_id"] for point in points}
     values = {row.run_id: row.settings["tau_slot"] for row in rows}
-    assert (values["refusion-tau_slot=0.1"], values["refusion-table"]) == ("0.1", "0.9")
+    assert (values["refusion-tau_slot=0.1"], values["refusion-settings"]) == ("0.1", "0.9")
 
 
-def test_equal_settings_give_equal_tokens_and_a_low_threshold_fewer_forwards(swept: tuple[SweepSpec, Path]) -> None:
+def test_a_low_threshold_takes_fewer_forwards(swept: tuple[SweepSpec, Path]) -> None:
     _, out = swept
-    table, same, low = (
-        _tokens(out / "runs" / name) for name in ("refusion-table", "refusion-tau_slot=0.9", "refusion-tau_slot=0.1")
-    )
-    assert [tokens for tokens, _ in table] == [tokens for tokens, _ in same]
-    assert sum(forwards for _, forwards in low) <= sum(forwards for _, forwards in table)
+    first, low = (_tokens(out / "runs" / name) for name in ("refusion-settings", "refusion-tau_slot=0.1"))
+    assert sum(forwards for _, forwards in low) <= sum(forwards for _, forwards in first)
+
+
+def test_points_of_equal_settings_are_decoded_once_and_drawn_in_the_panel_of_each(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, grid={"tau_slot": [0.9]}, around={"tau_token": [0.2], "block_size": [64, 96]})
+    said: list[str] = []
+    result = run_sweep(spec, tmp_path / "out", on_point=said.append)
+    # The settings table of this task has tau_slot 0.9 and tau_token 0.2; its responses have 96 tokens.
+    assert [path.name for path in result.run_dirs] == [
+        "refusion-settings",
+        "refusion-block_size=64",
+        "refusion-block_size=96",
+    ]
+    assert result.num_points == 5
+    assert "refusion-tau_slot=0.9 has the settings of refusion-settings, whose run stands for both" in said
+    assert len([row for row in read_csv(tmp_path / "out" / "sweep.csv") if row.metric == "tpf"]) == 3
+    assert {measurement.system for measurement in sort_sources([tmp_path / "out"])[1]} == {
+        *("refusion@tau_slot=0.9", "refusion@tau_token=0.2", "refusion@block_size=32"),
+        *("refusion@block_size=64", "refusion@block_size=96"),
+    }
+    assert len(frontier([tmp_path / "out"], "parts")) == 3
 
 
 def test_a_second_call_decodes_nothing_and_a_lost_point_is_made_again(
@@ -103,7 +124,7 @@ def test_points_take_turns_and_speed_covers_the_rounds(tmp_path: Path) -> None:
     spec = _spec(tmp_path, around={"tau_slot": [0.5]})
     run_sweep(spec, tmp_path / "out", rounds=2, on_point=said.append)
     turns = [line.split(": ") for line in said if line.startswith("point")]
-    names = ["refusion-table", "refusion-tau_slot=0.5"]
+    names = ["refusion-settings", "refusion-tau_slot=0.5"]
     assert turns == [
         [f"point {number} of 2, round {turn} of 2", name] for turn in (1, 2) for number, name in enumerate(names, 1)
     ]
@@ -127,15 +148,33 @@ def test_an_interrupted_sweep_writes_what_it_has(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_sweep(spec, tmp_path / "out", on_point=interrupted)
-    assert [point["run_id"] for point in _points(tmp_path / "out")] == ["refusion-table"]
-    assert {row.run_id for row in read_csv(tmp_path / "out" / "sweep.csv")} == {"refusion-table"}
+    assert [point["run_id"] for point in _points(tmp_path / "out")] == ["refusion-settings"]
+    assert {row.run_id for row in read_csv(tmp_path / "out" / "sweep.csv")} == {"refusion-settings"}
 
 
-def test_a_setting_that_changes_nothing_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    spec = _spec(tmp_path, settings={"slot_size": 8, "block_size": 8}, around={"tau_slot": [0.5]})
-    with pytest.raises(ConfigError, match=r"point tau_slot=0\.5: tau_slot changes nothing .* vary another setting"):
+@pytest.mark.parametrize(
+    ("settings", "setting", "reason", "change"),
+    [
+        ({"slot_size": 8, "block_size": 8}, "tau_slot", "a block holds one slot (slot_size = block_size = 8)", None),
+        ({"slot_size": 16, "block_size": 16}, "tau_slot", "slot", {"slot_size": 4, "block_size": 32}),
+        ({"slot_size": 1}, "tau_token", "a slot holds one token", {"slot_size": 4, "block_size": 32}),
+        ({"order": "random"}, "tau_slot", "order=random", {"left_to_right": False, "order": "confidence"}),
+        ({"serial": True}, "tau_token", "serial=true", {"serial": False}),
+        ({"completion": "verifier", "temperature": 1.0}, "tau_token", "completion=verifier", {"temperature": 0}),
+    ],
+)
+def test_a_setting_that_changes_nothing_is_refused_with_the_reason_and_the_settings_that_mend_it(
+    tmp_path: Path, settings: dict[str, object], setting: str, reason: str, change: dict[str, object] | None
+) -> None:
+    settings = {"slot_size": 8, "block_size": 32, **settings}
+    spec = _spec(tmp_path, settings=settings, around={setting: [0.5]})
+    message = rf"point {setting}=0\.5: {setting} changes nothing: .*{re.escape(reason)}.*vary another setting"
+    with pytest.raises(ConfigError, match=message) as refusal:
         run_sweep(spec, tmp_path / "out")
     assert not (tmp_path / "out" / "runs").exists()
+    advised = yaml.safe_load(re.search(r"settings: (\{.*?\})", str(refusal.value))[1])  # type: ignore[index]
+    assert change in (None, advised)
+    assert setting not in RefusionSettings(mask_id=0, **settings | advised).without_effect
 
 
 @pytest.mark.parametrize("name", shipped_specs())
@@ -149,9 +188,9 @@ def test_a_point_that_decodes_as_another_one_is_marked_in_log_and_csv(tmp_path: 
     said: list[str] = []
     result = run_sweep(spec, tmp_path / "out", on_point=said.append)
     same = {row.run_id: row.same_decode_as for row in read_csv(tmp_path / "out" / "sweep.csv")}
-    assert same["refusion-tau_slot=0.9"] == ""  # the same settings under another name
-    assert same["refusion-tau_slot=0.90001"] == "refusion-table"
-    assert any("refusion-tau_slot=0.90001: mini_parts is the same decode as refusion-table" in line for line in said)
+    assert same["refusion-settings"] == ""
+    assert same["refusion-tau_slot=0.90001"] == "refusion-settings"
+    assert any("refusion-tau_slot=0.90001: mini_parts is the same decode as refusion-settings" in line for line in said)
     assert {row.run_id: row.same_decode_as for row in result.figures} == same
     header = (tmp_path / "out" / "sweep.csv").read_text().splitlines()[0]
     assert "same_decode_as" in header.split(",")
@@ -163,7 +202,7 @@ def test_a_sweep_goes_on_only_on_the_machine_that_it_was_begun_on(
     spec = _spec(tmp_path)
     run_sweep(spec, tmp_path / "out")
     monkeypatch.setattr(system, "_cpu_model", lambda: "another processor")
-    with pytest.raises(ConfigError, match=r"refusion-table was measured on .*this is another processor"):
+    with pytest.raises(ConfigError, match=r"refusion-settings was measured on .*this is another processor"):
         run_sweep(spec, tmp_path / "out")
 
 
