@@ -1,10 +1,12 @@
 """Settings of a training run: backbone, data, objective, optimisation, output.
 
 A configuration file, named in the package or YAML elsewhere, has one section for each attribute of `RunConfig`.
-`base: other.yaml` takes the settings of another file, relative to this file, and replaces those that this file names.
+`base: other.yaml` takes the settings of a file beside it or of a configuration of the package, and replaces those that
+this file names. Paths in a file are relative to it; folders that the package's configurations write are relative to the
+current folder.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -60,7 +62,7 @@ class LoraSettings:
 
     def __post_init__(self) -> None:
         if not self.target_modules:
-            raise ConfigError("lora: target_modules is empty; give a list of matrices such as [q_proj, v_proj]")
+            raise ConfigError("target_modules is empty; give a list of matrices such as [q_proj, v_proj]")
 
 
 @settings_class("backbone")
@@ -95,11 +97,11 @@ class BackboneConfig:
     def __post_init__(self) -> None:
         if (self.model is None) == (self.shape is None):
             given = "neither" if self.model is None else "both"
-            raise ConfigError(f"backbone: {given} of model and shape given; give the one or the other")
+            raise ConfigError(f"{given} of model and shape given; give the one or the other")
         if self.shape is not None and self.tokenizer is None:
-            raise ConfigError("backbone: random weights have no tokenizer; name one (tokenizer)")
+            raise ConfigError("random weights have no tokenizer; name one (tokenizer)")
         if self.revision is not None and self.model is None:
-            raise ConfigError(f"backbone: revision={self.revision!r} belongs to a model of the hub; leave it out")
+            raise ConfigError(f"revision={self.revision!r} belongs to a model of the hub; leave it out")
 
 
 @settings_class("data")
@@ -130,9 +132,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if not self.files:
-            raise ConfigError("data.files is empty; name files, such as train.jsonl, or a data set of the hub")
+            raise ConfigError("files is empty; name files, such as train.jsonl, or a data set of the hub")
         if self.max_samples is not None and self.share is not None:
-            raise ConfigError(f"data: max_samples is {self.max_samples} and share {self.share}; give one of them")
+            raise ConfigError(f"max_samples is {self.max_samples} and share {self.share}; give one of them")
 
 
 @settings_class("objective")
@@ -218,7 +220,7 @@ class OptimisationConfig:
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.max_steps is None):
-            raise ConfigError(f"optimisation: epochs is {self.epochs} and max_steps {self.max_steps}; give one of them")
+            raise ConfigError(f"epochs is {self.epochs} and max_steps {self.max_steps}; give one of them")
         batch, micro = self.global_batch_size, self.micro_batch_size
         if batch % micro:
             raise ConfigError(f"global_batch_size is {batch} and micro_batch_size {micro}, not a divisor of it")
@@ -355,7 +357,17 @@ def _read(path: Path, *including: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is its own base, by way of {including[-1]}; correct base:")
     values = _absolute(read_yaml(path, str(path)), path.resolve().parent)
     base = values.pop("base", None)
-    return values if base is None else _merged(_read(path.parent / str(base), *including, path), values)
+    return values if base is None else _merged(_read(_base(path, str(base)), *including, path), values)
+
+
+def _base(path: Path, name: str) -> Path:
+    """The file that `base: name` in a file means: one beside it, or a configuration of the package by its name."""
+    beside, packaged = path.parent / Path(name).expanduser(), FOLDER / f"{name.removesuffix('.yaml')}.yaml"
+    found = next((file for file in (beside, packaged) if file.is_file()), None)
+    if found is None:
+        known = ", ".join(config_names())
+        raise ConfigError(f"{path}: base: there is no file {beside}; the configurations of the package are {known}")
+    return found
 
 
 def _merged(lower: Any, upper: Any) -> Any:
@@ -365,14 +377,35 @@ def _merged(lower: Any, upper: Any) -> Any:
 
 
 def _absolute(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Values with absolute paths in place of those that are relative to the file."""
-    data, backbone = values.get("data"), values.get("backbone")
-    if isinstance(data, dict) and isinstance(data.get("files"), list):
-        files = {file: folder / Path(file).expanduser() for file in data["files"]}
-        data["files"] = [file if is_hub_id(file) and not path.exists() else str(path) for file, path in files.items()]
-    for name in ("model", "tokenizer"):
-        if isinstance(backbone, dict) and str(backbone.get(name)).startswith(("./", "../")):
-            backbone[name] = str((folder / backbone[name]).resolve())
+    """Values with absolute paths in place of those that are relative to the file; hub ids stay as they are."""
+
+    def path_of(name: str) -> Path:
+        return folder / Path(name).expanduser()
+
+    def weights(name: str) -> str:  # the bare name of a folder has the form of a hub id
+        is_path = name.startswith(("./", "../", "~")) or (path_of(name).is_dir() and not Path(name).is_absolute())
+        return str(path_of(name).resolve()) if is_path else name
+
+    def rows(name: str) -> str:
+        return name if is_hub_id(name) and not path_of(name).exists() else str(path_of(name))
+
+    def written(name: str) -> str:  # nothing is written into the package
+        return name if folder == FOLDER.resolve() else str(path_of(name))
+
+    readings: dict[tuple[str, str], Callable[[str], str]] = {
+        ("backbone", "model"): weights,
+        ("backbone", "tokenizer"): weights,
+        ("data", "files"): rows,
+        ("data", "cache_dir"): written,
+        ("output", "run_dir"): written,
+    }
+    for (section, name), read in readings.items():
+        entries = values.get(section)
+        entry = entries.get(name) if isinstance(entries, dict) else None
+        if isinstance(entry, list) and all(isinstance(one, str) for one in entry):
+            values[section][name] = list(map(read, entry))
+        elif isinstance(entry, str):
+            values[section][name] = read(entry)
     return values
 
 

@@ -84,13 +84,17 @@ def training_memory(config: RunConfig, model: ModelConfig, num_processes: int) -
 def check_memory(config: RunConfig, model: ModelConfig, num_processes: int, available: float | None) -> str:
     """Says what a run needs; raises ConfigError if it cannot fit into the `available` bytes of a device at all."""
     needed = training_memory(config, model, num_processes)
-    words = f"training needs {needed / GB:.1f} GB on each device for weights, gradients and optimiser"
+    words = f"training needs {_size(needed)} on each device for weights, gradients and optimiser"
     if available is not None and needed + OVERHEAD_BYTES > available:
         raise ConfigError(
-            f"{words}; a device has {available / GB:.1f} GB. Ways out: more GPUs with parallelism=fsdp or zero2, "
+            f"{words}; a device has {_size(available)}. Ways out: more GPUs with parallelism=fsdp or zero2, "
             "optimisation.offload_optimizer=true with zero2, or adapters (backbone.lora)"
         )
     return f"{words}, and more for the tokens of a forward"
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB else f"{num_bytes / 1e6:.1f} MB"
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -102,3 +102,15 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: st
 def test_a_missing_file_names_the_shipped_ones() -> None:
     with pytest.raises(ConfigError, match="mini_figure4"):
         read_spec("figure99")
+
+
+def test_the_sweep_of_the_guide_is_read_as_it_is_printed(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "sweeps.md").read_text(encoding="utf-8")
+    path = tmp_path / "mine.yaml"
+    path.write_text(guide.partition("```yaml\n")[2].partition("```")[0])
+    assert list(planned_points(read_spec(str(path)))) == [
+        "refusion-settings (settings)",
+        "refusion-tau_slot=0.3 (around)",
+        "refusion-tau_slot=0.6 (around)",
+        "refusion-tau_slot=0.9 (around)",
+    ]

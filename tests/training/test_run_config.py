@@ -60,7 +60,36 @@ def test_paths_in_a_file_are_relative_to_it_and_later_settings_win(tmp_path: Pat
     assert config.backbone.model == str(tmp_path.parent / "weights")
     assert config.data.files == ("x.jsonl", "y+z.jsonl")
     assert (config.optimisation.epochs, config.optimisation.lr) == (3, 4e-5)
-    assert read_run_config(str(path)).data.files == (str(tmp_path / "a.jsonl"), "/b.jsonl")
+    unchanged = read_run_config(str(path))
+    assert unchanged.data.files == (str(tmp_path / "a.jsonl"), "/b.jsonl")
+    assert unchanged.output.run_dir == str(tmp_path / "r")
+
+
+def test_a_name_in_a_file_is_the_folder_beside_it_or_else_a_hub_id(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    path = tmp_path / "mine.yaml"
+    text = "base: tiny\nbackbone: {{model: {}, shape: null, tokenizer: {}}}\n"
+    text += "data: {{files: rows.jsonl, cache_dir: tokens}}\n"
+    path.write_text(text.format("mine", "Qwen/Qwen3-8B"))
+    config = read_run_config(str(path))
+    assert (config.backbone.model, config.backbone.tokenizer) == (str(tmp_path / "mine"), "Qwen/Qwen3-8B")
+    assert (config.data.files, config.data.cache_dir) == ((str(tmp_path / "rows.jsonl"),), str(tmp_path / "tokens"))
+    path.write_text(text.format("other", "../elsewhere"))
+    config = read_run_config(str(path))
+    assert (config.backbone.model, config.backbone.tokenizer) == ("other", str(tmp_path.parent / "elsewhere"))
+
+
+@pytest.mark.parametrize("base", ["tiny", "tiny.yaml"])
+def test_a_base_is_a_file_beside_it_or_a_configuration_of_the_package(tmp_path: Path, base: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"base: {base}\noptimisation: {{lr: 1}}\n")
+    config = read_run_config(str(path))
+    assert (config.optimisation.lr, config.optimisation.max_steps) == (1, 12)
+    # The package's own files are read where they are, and what they write lies in the current folder.
+    assert Path(config.data.files[0]).is_file()
+    assert config.output.run_dir == "runs/tiny"
+    (tmp_path / base).write_text("base: refusion_8b\noptimisation: {epochs: 9}\n")
+    assert read_run_config(str(path)).optimisation.epochs == 9
 
 
 def test_what_a_run_must_keep_is_all_but_output_and_helpers() -> None:
@@ -84,10 +113,10 @@ def test_what_a_run_must_keep_is_all_but_output_and_helpers() -> None:
         (["lr"], "write section.key=value"),
         (["data.files=[a"], "is not YAML"),
         (["optimisation.lr=fast"], "optimisation.lr='fast' is not a number"),
-        (["data.files=[]"], "data.files is empty"),
+        (["data.files=[]"], "data: files is empty"),
         (["data.on_bad=ignore"], "data.on_bad='ignore'; choose one of fail, skip"),
         (["data.max_length=1"], "data.max_length=1; it must be at least 2"),
-        (["data.max_samples=5", "data.share=0.5"], "give one of them"),
+        (["data.max_samples=5", "data.share=0.5"], "tiny.yaml: data: max_samples is 5 and share 0.5; give one of them"),
         (["data.max_samples=0"], "data.max_samples=0; it must be at least 1"),
         (["data.share=1.5"], "data.share=1.5; it must be at most 1"),
         (["data.share=0"], "data.share=0; it must be above 0"),
@@ -104,7 +133,8 @@ def test_what_a_run_must_keep_is_all_but_output_and_helpers() -> None:
         ),
         (["attention=fast"], "attention='fast'; choose one of auto, flash"),
         (["parallelism=zero3"], "parallelism='zero3'; choose one of ddp, zero2, fsdp"),
-        (["optimisation.epochs=1"], "epochs is 1.0 and max_steps 12; give one"),
+        (["optimisation.epochs=1"], "tiny.yaml: optimisation: epochs is 1.0 and max_steps 12; give one"),
+        (["backbone.model=x"], "tiny.yaml: backbone: both of model and shape given"),
         (["optimisation.max_steps=null"], "give one of them"),
         (["optimisation.max_steps=0"], "max_steps=0; it must be at least 1"),
         (["optimisation.max_steps=null", "optimisation.epochs=0"], "epochs=0; it must be above 0"),
@@ -138,7 +168,10 @@ def test_weights_in_bfloat16_are_for_zero2_and_adapters() -> None:
         ("- a\n", "is a list"),
         ("a: [b\n", "cannot be read as YAML"),
         ("base: self.yaml\n", "is its own base"),
-        ("base: other.yaml\n", "other.yaml"),
+        (
+            "base: other.yaml\n",
+            r"base: there is no file .*other\.yaml; the configurations of the package are .*refusion_8b",
+        ),
         ("optimisation: {}\n", "backbone is missing"),
     ],
 )
