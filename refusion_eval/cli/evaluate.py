@@ -47,7 +47,13 @@ def suite(
             "or all: the embedded family on the mini tasks."
         ),
     ] = "",
-    preset: Annotated[str, typer.Option(help="With --system: settings table of the decoders, such as official.")] = "",
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="With --system: settings table of the decoders, such as official. Or FILE.yaml, a table of your own, "
+            "for the systems with its decoder."
+        ),
+    ] = "",
     adapter: Annotated[str, typer.Option(help="With --system and --model: LoRA adapter of the model.")] = "",
     baseline: Annotated[
         str, typer.Option(help=f"Autoregressive checkpoint to compare with. The default is {PUBLISHED_BASELINE}.")
@@ -150,7 +156,8 @@ def run(
     loop = arguments["loop"] if arguments["loop"] != "engine" else None
     # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
     is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in given_names)
-    parts = (Path(model).name, system or arguments["decoder"], arguments.get("preset"), loop)
+    preset = Path(arguments["preset"]).stem if arguments.get("preset") else None
+    parts = (Path(model).name, system or arguments["decoder"], preset, loop)
     name = "-".join(filter(None, (*parts, RELEASE if is_released else None)))
     run_dir = run_dir or Path("results/runs") / re.sub(r"[:/]", "-", name)  # a user's decoder is named by its file
     places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}

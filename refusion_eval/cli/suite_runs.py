@@ -2,17 +2,24 @@
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 from refusion_eval.benchmarks import OURS, RELEASE
 from refusion_eval.cli import EXIT_INCOMPLETE, names_of, run_command, say
+from refusion_eval.config import read_yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn, run_in_turns
-from refusion_eval.paths import EMBEDDED, embedded_systems, tasks_path
-from refusion_eval.runs.model_args import choose_preset, published_systems, system_arguments
+from refusion_eval.paths import EMBEDDED, embedded_systems
+from refusion_eval.runs.model_args import (
+    choose_preset,
+    decoder_of_system,
+    own_table,
+    published_systems,
+    system_arguments,
+)
 
 ALL_PUBLISHED = "published"
 PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
@@ -21,7 +28,8 @@ PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
 # average, and the length of the others, 512, would cut many of them short.
 LONG_RESPONSES = "paper_implied"
 # An autoregressive checkpoint beside a real ReFusion runs as the paper ran Qwen3-8B.
-AS_IN_THE_PAPER = ("--no-thinking", "--preset", LONG_RESPONSES)
+NO_THINKING = "--no-thinking"
+AS_IN_THE_PAPER = (NO_THINKING, "--preset", LONG_RESPONSES)
 # Options of the paper's algorithm: the default, but the folders of runs say so, and so does their record.
 UNFUSED = ("--set", "fuse=false")
 
@@ -48,12 +56,13 @@ class Suite:
         self.names: list[str] = []
         if self._systems:
             self._choose_systems()
-        elif given.preset or given.adapter or self.model == ALL_PUBLISHED:
-            raise ConfigError("--preset, --adapter and --model published need --system")
+        elif given.adapter or self.model == ALL_PUBLISHED or (given.preset and not own_table(given.preset)):
+            raise ConfigError("a --preset by name, --adapter and --model published need --system")
         else:
             self.model = self.model or EMBEDDED
             default = EMBEDDED if self.model == EMBEDDED else PUBLISHED_BASELINE
             self.baseline = "" if given.no_baseline else self.baseline or default
+            self._check_preset((REFUSION, *(["autoregressive"] if self.baseline else [])))
         self.prompts = given.prompts or (OURS if self.model == EMBEDDED else RELEASE)
         if self.model == EMBEDDED and self.prompts == RELEASE:
             raise ConfigError(f"--prompts {RELEASE} is for real benchmarks: --model embedded runs the mini tasks")
@@ -70,17 +79,19 @@ class Suite:
             self._check_checkpoints()
         runs = list(self._runs())
         if self.baseline:
-            run_dir = f"{self.runs}/{Path(self.baseline).name}-autoregressive"
-            options = () if default_baseline else AS_IN_THE_PAPER
+            own = self._own_table("autoregressive")
+            folder = f"{self.runs}/{Path(self.baseline).name}-autoregressive"
+            options = () if default_baseline else (NO_THINKING,)
             arguments = ["--model", self.baseline, "--decoder", "autoregressive", *options]
-            runs.append(PlannedRun(BASELINE, run_dir, arguments))
+            preset = own or ("" if default_baseline else LONG_RESPONSES)
+            run_dir = folder + _suffix(own)
+            runs.append(PlannedRun(BASELINE, run_dir, [*arguments, *(("--preset", preset) if preset else ())]))
         rounds = self.given.rounds if len(runs) > 1 else 1
         run_in_turns(runs, self._take_turn, rounds=rounds, limit=self.given.limit)
         if not self.run_dirs:
             raise SystemExit(self.status)
-        preset = f"-{self.given.preset}" if self.given.preset else ""
-        name = f"{self._systems.replace(',', '+')}{preset}" if self._systems else Path(self.model).name
-        self.write_table(f"{self.tables}/{name}")
+        name = self._systems.replace(",", "+") or Path(self.model).name
+        self.write_table(f"{self.tables}/{name}{_suffix(self.given.preset)}")
 
     def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
         status = self.evaluate(run.run_dir, *run.arguments, "--round", f"{turn.number}/{turn.of}")
@@ -136,7 +147,6 @@ class Suite:
             raise SystemExit(status)
 
     def _choose_systems(self) -> None:
-        preset = self.given.preset
         if self._systems == "all" and self.model in ("", EMBEDDED):
             self.names, self.model = list(embedded_systems()), EMBEDDED
         elif self._systems == "all":
@@ -154,8 +164,22 @@ class Suite:
                 raise ConfigError("--adapter needs --model with its checkpoint")
         elif len(self.names) != 1:
             raise ConfigError(f"--model {self.model} is one checkpoint, and --system names {len(self.names)} systems")
-        if preset and (self.model == EMBEDDED or not any(_has_preset(name, preset) for name in self.names)):
+        self._check_preset([decoder_of_system(name) for name in self.names])
+
+    def _check_preset(self, decoders: Sequence[str]) -> None:
+        """Raises ConfigError if no system of these decoders can use the settings table that was given."""
+        preset = self.given.preset
+        if own := own_table(preset):
+            if (decoder := read_yaml(own, str(own)).get("decoder")) not in decoders:
+                listed = " or ".join(dict.fromkeys(decoders))
+                raise ConfigError(f"{own} says `decoder: {decoder}`; the systems of this suite need {listed}")
+        elif preset and (self.model == EMBEDDED or not any(_has_preset(decoder, preset) for decoder in decoders)):
             raise ConfigError(f"--preset: no settings table of these systems is called '{preset}'")
+
+    def _own_table(self, decoder: str) -> str:
+        """The file of --preset if it is for this decoder, else nothing."""
+        preset: str = self.given.preset
+        return preset if own_table(preset) and _has_preset(decoder, preset) else ""
 
     def _check_checkpoints(self) -> None:
         """Says within seconds whether model and baseline can run, because the first run may take hours."""
@@ -172,7 +196,8 @@ class Suite:
     def _runs(self) -> Iterator[PlannedRun]:
         arguments_of = {name: self._folder_and_arguments(name) for name in self.names}
         if not self._systems:
-            arguments_of[REFUSION] = f"{Path(self.model).name}-refusion", ["--model", self.model, "--decoder", REFUSION]
+            arguments = ["--model", self.model, "--decoder", REFUSION]
+            arguments_of[REFUSION] = self._with_preset(f"{Path(self.model).name}-refusion", arguments, REFUSION)
         for name, (folder, arguments) in arguments_of.items():
             run_dir = f"{self.runs}/{folder}"
             if name != REFUSION:
@@ -186,17 +211,21 @@ class Suite:
         if self.model == EMBEDDED:
             checkpoint, decoder = embedded_systems()[name]
             model = EMBEDDED if decoder == checkpoint else f"{EMBEDDED}:{checkpoint}"
-            return f"embedded-{name}", ["--model", model, "--decoder", decoder]
+            return self._with_preset(f"embedded-{name}", ["--model", model, "--decoder", decoder], decoder)
         folder, arguments = name, ["--system", name]
         if self.model != ALL_PUBLISHED:
             folder = f"{Path(self.model).name}-{name}"
             arguments += ["--model", self.model, *(("--adapter", self._adapter) if self._adapter else ())]
-        is_autoregressive = published_systems()[name].decoder == "autoregressive"
-        preset = self.given.preset or (LONG_RESPONSES if is_autoregressive else "")
-        if preset and _has_preset(name, preset):
-            return f"{folder}-{preset}", [*arguments, "--preset", preset]
+        return self._with_preset(folder, arguments, published_systems()[name].decoder, name)
+
+    def _with_preset(self, folder: str, arguments: list[str], decoder: str, system: str = "") -> tuple[str, list[str]]:
+        """Folder and arguments of a run with the settings table that it gets; `system` is a published one."""
+        preset = self._own_table(decoder) if own_table(self.given.preset) else self.given.preset
+        preset = preset or (LONG_RESPONSES if system and decoder == "autoregressive" else "")
+        if preset and _has_preset(decoder, preset):
+            return folder + _suffix(preset), [*arguments, "--preset", preset]
         if preset:
-            say(f"{name} has no settings table '{preset}' and runs with its own")
+            say(f"{system} has no settings table '{preset}' and runs with its own")
         return folder, arguments
 
 
@@ -205,9 +234,14 @@ def _absolute(checkpoint: str) -> str:
     return str(Path(checkpoint).absolute()) if checkpoint and Path(checkpoint).is_dir() else checkpoint
 
 
-def _has_preset(system: str, preset: str) -> bool:
+def _suffix(preset: str) -> str:
+    """What the name of a folder says about a settings table; a file is named without its folder and ending."""
+    return f"-{Path(preset).stem}" if preset else ""
+
+
+def _has_preset(decoder: str, preset: str) -> bool:
     try:
-        choose_preset(tasks_path() / "settings" / f"{published_systems()[system].decoder}.yaml", preset)
+        choose_preset(decoder, preset)
     except ConfigError:
         return False
     return True

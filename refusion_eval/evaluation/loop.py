@@ -19,7 +19,7 @@ from refusion_eval.benchmarks import BENCHMARKS, OURS, PUBLISHED, RELEASE, RELEA
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, ScaleOutError, StoreError
 from refusion_eval.evaluation.turns import Turn
-from refusion_eval.paths import embedded_name, tasks_path
+from refusion_eval.paths import embedded_name
 from refusion_eval.runs.job import Job, JobRunner, sample_key
 from refusion_eval.runs.model_args import ModelArgs, choose_preset
 from refusion_eval.runs.system import ModelCache, System, build_manifest, machine_state
@@ -126,7 +126,7 @@ def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
     """Opens a checkpoint without its weights, before rows are looked for: the hub may take half a minute to refuse."""
     if args.run_dir is None:
         raise ConfigError("a run needs a run directory: give --run-dir")
-    choose_preset(tasks_path() / "settings" / f"{args.decoder}.yaml", args.preset)
+    choose_preset(args.decoder, args.preset)
     _ = Session(args, model_cache=model_cache).system.checkpoint_settings
 
 

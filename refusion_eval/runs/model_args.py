@@ -76,7 +76,8 @@ class ModelArgs(CheckpointOptions):
 
     Attributes:
         decoder: Name of the decoder, or the place of your own: FILE.py:DECODER or MODULE:DECODER.
-        preset: Settings table of the decoder, where its file has several. The default is the first.
+        preset: Settings table of the decoder: the name of one, where the package has several (the default is the
+            first), or FILE.yaml with a table of your own, which has a row for each benchmark.
         batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
         tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
         run_dir: Folder where every sample is recorded as it finishes, and found again by the next run.
@@ -153,7 +154,7 @@ class ModelArgs(CheckpointOptions):
     def system_name(self) -> str:
         embedded = EMBEDDED_NAMES.get(embedded_name(self.pretrained, self.decoder) or "")
         name = self.system or embedded or find_decoder(self.decoder).label
-        name = name if self.preset is None else f"{name} ({self.preset})"
+        name = name if self.preset is None else f"{name} ({Path(self.preset).name})"
         return name if self.loop == "engine" else f"{name} ({self.loop})"
 
 
@@ -228,12 +229,16 @@ def system_arguments(name: str, model: str | None) -> dict[str, str | bool | Non
     return arguments if model is None else arguments | {"pretrained": model, "adapter": None}
 
 
+_TABLE_KEYS = ("decoder", "source", "common", "benchmarks")
+
+
 class Table(NamedTuple):
     """A settings table: the decoder's settings for each benchmark, and where each row comes from."""
 
     label: str  # in messages and records, with the name of the table if its file has several
     benchmarks: Mapping[str, Mapping[str, Any]]
     sources: Mapping[str, str]
+    is_own: bool = False  # of the user, who means every benchmark to have a row
 
 
 class Generation(NamedTuple):
@@ -270,19 +275,37 @@ class Resolved:
         return "; ".join(described) or "as before"
 
 
-def choose_preset(path: Path, preset: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Reads one table of a settings file, by default the first, unchecked; the name of an only one is None."""
-    where = f"tasks/settings/{path.name}"
-    content = read_yaml(path, where) if path.exists() else {}
-    if "presets" not in content:
-        if preset is not None:
+def own_table(preset: str | None) -> Path | None:
+    """The file with a settings table of the user's own, if that is what `preset` is, and not the name of a table."""
+    path = Path(preset or "").expanduser()
+    return path if path.suffix in (".yaml", ".yml") else None
+
+
+def choose_preset(decoder: str, preset: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Reads one settings table of a decoder, by default its first, unchecked; the name of an only one is None."""
+    return _choose(own_table(preset) or tasks_path() / "settings" / f"{decoder}.yaml", decoder, preset)
+
+
+def _choose(path: Path, decoder: str, preset: str | None) -> tuple[str | None, dict[str, Any]]:
+    where = _where(path, preset)
+    is_own = own_table(preset) is not None
+    content = read_yaml(path, where) if is_own or path.exists() else {}
+    check_keys(content, (*_TABLE_KEYS, "presets"), where)
+    if content and content.get("decoder") != decoder:
+        raise ConfigError(f"{where}: the file has to say `decoder: {decoder}`")
+    if is_own or "presets" not in content:
+        if preset is not None and not is_own:
             raise ConfigError(f"{where} has no presets, so leave out preset={preset}")
         return None, content
     check_keys(content, ("decoder", "presets"), where)
     presets = mapping(content["presets"], f"{where}: presets")
     name = next(iter(presets)) if preset is None else preset
     check_keys([name], presets, where, what="preset")
-    return name, {"decoder": content.get("decoder"), **mapping(presets[name], f"{where}: {name}")}
+    return name, mapping(presets[name], f"{where}: {name}")
+
+
+def _where(path: Path, preset: str | None) -> str:
+    return f"tasks/settings/{path.name}" if own_table(preset) is None else str(path)
 
 
 def load_table(
@@ -296,14 +319,14 @@ def load_table(
     """Reads and checks a settings table, for the benchmarks or the mini tasks; None if the decoder has no such file."""
     # A file holds one table, or several under `presets`: the authors' own settings and those of a comparison differ.
     # The row of a benchmark outranks `common`, and may have a source of its own.
-    path = folder / f"{'mini_' if mini else ''}{decoder}.yaml"
-    if not path.exists():
+    own = own_table(preset)
+    path = own or folder / f"{'mini_' if mini else ''}{decoder}.yaml"
+    if own is None and not path.exists():
         return None
-    preset, content = choose_preset(path, preset)
-    where = f"tasks/settings/{path.name}" + (f":{preset}" if preset else "")
-    check_keys(content, ("decoder", "source", "common", "benchmarks"), where)
-    if content.get("decoder") != decoder:
-        raise ConfigError(f"{where}: the file has to say `decoder: {decoder}`")
+    where = _where(path, preset)
+    name, content = _choose(path, decoder, preset)
+    where += f":{name}" if name else ""
+    check_keys(content, _TABLE_KEYS, where)
     rows, common = mapping(content.get("benchmarks"), f"{where}: benchmarks"), mapping(content.get("common"), where)
     if not rows:
         raise ConfigError(f"{where}: has no benchmarks; write benchmarks: with one or more of {', '.join(BENCHMARKS)}")
@@ -313,13 +336,16 @@ def load_table(
     for benchmark, row in rows.items():
         row = mapping(row, f"{where}: {benchmark}")
         values = {key: value for key, value in {**common, **row}.items() if key != "source"}
-        sources[benchmark] = row.get("source", content.get("source"))
+        sources[benchmark] = row.get("source", content.get("source", own and own.name))
         if not sources[benchmark]:
             raise ConfigError(f"{where}: {benchmark} needs a source, its own or the table's")
         # Built only to check the whole row; which settings a task has is known once all sources are merged.
         checked: Any = build(settings_type, {**checkpoint, **values}, f"{where}: {benchmark}")
         benchmarks[benchmark] = {key: getattr(checked, key) for key in values}
-    return Table(where, benchmarks, sources)
+    if own is None:
+        return Table(where, benchmarks, sources)
+    digest = hashlib.sha256(own.read_bytes()).hexdigest()[:12]
+    return Table(f"{own.name}@{digest}", benchmarks, sources, is_own=True)
 
 
 def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where: str) -> Generation:
@@ -370,8 +396,14 @@ def resolve(
     # Lowest first: the decoder's defaults, the paper's algorithm, the mask and end tokens of the checkpoint, the table,
     # the task's generation arguments (its YAML's, updated by --gen_kwargs), the model arguments.
     layers: list[tuple[str, Mapping[str, Any]]] = [("paper", paper or {}), ("checkpoint", checkpoint)]
-    if table is not None and task_here is not None and (name := task_here.benchmark.name) in table.benchmarks:
-        layers.append((f"{table.label}:{name}", table.benchmarks[name]))
+    if table is not None and task_here is not None:
+        name = task_here.benchmark.name
+        if name in table.benchmarks:
+            layers.append((f"{table.label}:{name}", table.benchmarks[name]))
+        elif table.is_own:
+            raise ConfigError(
+                f"{table.label}: has no row for {name}; add it under benchmarks, or leave out task {task}"
+            )
     layers += [("generation_kwargs", generation.values), ("model_args", model_args)]
     values: dict[str, Any] = {}
     sources = dict.fromkeys(field_types(settings_type), DEFAULT)

@@ -225,7 +225,9 @@ class System:
         # A row of the table that needs an EOS must not stop the tasks of other rows, so every row is read with one. The
         # settings of a task are checked later, as they are.
         tokens["eos_ids"] = tokens.get("eos_ids") or (0 if tokens.get("mask_id") else 1,)
-        presets = {False: self.args.preset, True: None}  # the settings of the mini tasks have no presets
+        preset = self.args.preset
+        # The package's settings of the mini tasks have no presets.
+        presets = {False: preset, True: preset if model_args.own_table(preset) else None}
         return {
             mini: load_table(folder, self.args.decoder, mini, self.entry.Settings, tokens, preset)
             for mini, preset in presets.items()

@@ -219,6 +219,19 @@ def test_embedded_systems_are_chosen_by_their_decoder():
     ]
 
 
+@pytest.mark.parametrize(
+    ("decoder", "refusion", "baseline"),
+    [("refusion", "--preset {} ", "--preset paper_implied"), ("autoregressive", "", "--preset {}")],
+)
+def test_a_table_of_ones_own_is_for_the_systems_with_its_decoder(tmp_path, decoder, refusion, baseline):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"decoder: {decoder}\nbenchmarks: {{gsm8k: {{gen_length: 64}}}}\n")
+    first, second = runs_of("--model", "some/copy", "--tasks", "gsm8k", "--preset", str(path))
+    assert f"--decoder refusion {refusion.format(path)}--set fuse=false" in first
+    assert f"--decoder autoregressive --no-thinking {baseline.format(path)}" in second
+    assert ["-mine" in run for run in (first, second)].count(True) == 1
+
+
 def test_a_preset_is_for_the_systems_that_have_it():
     runs = runs_of("--system", "refusion,llada", "--preset", "paper_implied")
     assert runs == [
@@ -333,6 +346,7 @@ def test_a_system_may_run_another_checkpoint():
         (["--system", "canvas", "--model", "some/copy"], "unknown system 'canvas'"),
         (["--system", "llada,dream", "--model", "some/copy"], "--system names 2 systems"),
         (["--preset", "official"], "need --system"),
+        (["--preset", "no.yaml"], "no.yaml: cannot be read as YAML"),
         (["--system", "llada", "--preset", "mine"], "no settings table of these systems is called 'mine'"),
         (["--system", "llada", "--preset", "gsm8k"], "no settings table of these systems is called 'gsm8k'"),
         (["--system", "llada", "--preset", "matched"], "no settings table of these systems is called 'matched'"),

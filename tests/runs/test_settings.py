@@ -1,3 +1,4 @@
+import hashlib
 import logging
 
 import pytest
@@ -63,6 +64,40 @@ def test_a_preset_that_is_not_there_is_refused():
         shipped("llada", False, "oficial")
     with pytest.raises(ConfigError, match=r"refusion.yaml has no presets, so leave out preset=official"):
         shipped("refusion", False, "official")
+
+
+def test_a_table_of_ones_own_is_a_file_whose_name_and_hash_are_recorded(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("decoder: refusion\nbenchmarks:\n  gsm8k: {slot_size: 8, block_size: 32}\n")
+    for mini in (False, True):
+        table = load_table(FOLDER, "refusion", mini, REFUSION, CHECKPOINT, str(path))
+        assert table.benchmarks == {"gsm8k": {"slot_size": 8, "block_size": 32}}
+        assert table.label == f"mine.yaml@{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+        assert table.sources == {"gsm8k": "mine.yaml"}
+    common = {"settings_type": REFUSION, "model_args": {}, "generation": NOTHING, "table": table}
+    assert resolve("mini_gsm8k", checkpoint=CHECKPOINT, **common).sources["slot_size"] == f"{table.label}:gsm8k"
+    with pytest.raises(ConfigError, match=r"mine\.yaml@\w+: has no row for math; add it .* leave out task mini_math"):
+        resolve("mini_math", checkpoint=CHECKPOINT, **common)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"mine\.yaml: cannot be read"),
+        ("decoder: llada\nbenchmarks: {gsm8k: {steps: 4}}\n", "has to say `decoder: refusion`"),
+        ("decoder: refusion\nbenchmarks: {gsm9k: {}}\n", "unknown key 'gsm9k'; did you mean gsm8k"),
+        (
+            "decoder: refusion\nbenchmarks: {gsm8k: {slot_sise: 4}}\n",
+            "gsm8k: unknown key 'slot_sise'; did you mean slot_size",
+        ),
+    ],
+)
+def test_a_wrong_table_of_ones_own_is_refused_by_its_place(tmp_path, text, message):
+    path = tmp_path / "mine.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_table(FOLDER, "refusion", False, REFUSION, CHECKPOINT, str(path))
 
 
 def test_a_setting_that_was_added_later_is_recorded_only_where_it_is_used():
