@@ -26,6 +26,7 @@ from refusion_eval.results.measurement import (
     SLOWED,
     SPEED_METRICS,
     UNISOLATED,
+    UNSTATED,
     VARIES,
     ByItem,
     Measurement,
@@ -33,7 +34,7 @@ from refusion_eval.results.measurement import (
     that_hold,
 )
 from refusion_eval.results.render import read_csv
-from refusion_eval.store.records import PASSED, STOCK_GENERATE, ScoreRow
+from refusion_eval.store.records import PASSED, STATED, STOCK_GENERATE, ScoreRow
 from refusion_eval.store.run_store import Run
 
 AUTOREGRESSIVE = "autoregressive"
@@ -123,7 +124,8 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
             notes += [f"no speed: {error}"] if task.samples else []
             alone = []
         decoded = [sample for sample in task.samples if sample.forwards]
-        measures = [*_scores(task), *_speed(task, alone), *_from_table(_COUNTED, task, decoded), *_thoughts(task)]
+        measures = [*_scores(task), *_speed(task, alone), *_from_table(_COUNTED, task, decoded)]
+        measures += [*_thoughts(task), *_unstated(task)]
         for metric, (reference, _) in references.items():
             if reference is not None and alone:
                 try:
@@ -346,6 +348,18 @@ def _accuracy(
         of_items = zip(answers, passed, strict=True)
         votes = [metrics.majority_passed(a[:num_samples], p[:num_samples]) for a, p in of_items]
         yield percent(f"majority@{num_samples}", votes)
+
+
+def _unstated(task: TaskFacts) -> Iterator[Measure]:
+    """The share of texts that count as right and state no answer, where a rule takes any formula for the answer."""
+    judged = [sample for sample in task.samples if {PASSED, STATED} <= sample.scores.keys()]
+    if judged:
+        means = [
+            np.mean([s.scores[PASSED].value > 0 and s.scores[STATED].extracted is None for s in item])
+            for item in metrics.by_item(judged)
+        ]
+        share = metrics.accuracy(means, seed=seed_of(task.task)).scaled(100)
+        yield Measure(UNSTATED, _PERCENT, share, judged)
 
 
 def _timed(task: TaskFacts) -> list[SampleFacts]:

@@ -36,6 +36,9 @@ SPEED_METRICS = (
 # Order of the metrics of a task; others follow by name.
 METRIC_ORDER = (ACCURACY, PASS_AT_1, "extracted", *SPEED_METRICS, "tpf", "tpf_release", "tokens_mean", "forwards_mean")
 
+# The share of items that a rule counts as right and whose text states no answer.
+UNSTATED = "right_without_answer"
+
 # A setting of a mean over tasks that differ in it.
 VARIES = "varies"
 

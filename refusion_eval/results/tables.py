@@ -20,6 +20,7 @@ from refusion_eval.results.measurement import (
     PASS_AT_1,
     REFUSED_NOTE,
     UNISOLATED,
+    UNSTATED,
     VERIFIER,
     Measurement,
     notes_of,
@@ -27,7 +28,7 @@ from refusion_eval.results.measurement import (
     that_hold,
 )
 from refusion_eval.results.render import Table, TableRow, interval_cells, interval_text, text_cells
-from refusion_eval.store.records import BY_FILTER
+from refusion_eval.store.records import BY_FILTER, STATED
 
 MINI_CAPTION = "mini: tasks of this project's synthetic look-alikes, not the real benchmarks."
 
@@ -229,6 +230,11 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
     release, other = RELEASE in {entry.prompts for entry in every}, any(OTHER in entry.prompts for entry in every)
     known = notes_of(entry for line in lines for entry in line.measurements.values())
     untimed = any(line.measurement("tps") is None for line in lines)
+    unstated = [
+        f"{line.system} {share.value:.1f} % of {line.task}"
+        for line in tasks
+        if (share := line.measurement(UNSTATED)) is not None and share.value > 0
+    ]
     sentences = {
         "There are no samples.": not lines,
         "In brackets: 95% interval by item.": bool(lines),
@@ -240,6 +246,10 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
         f"No isolation: {UNISOLATED}.": not all(line.isolated for line in lines),
         "Cut short: responses that reached the length of the settings, and so may lack their answer.": cut,
         "Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.": release,
+        "last %: the last box or stated answer counts (this project's rule for MATH), not any formula in a text.": any(
+            line.measurement(STATED) for line in tasks
+        ),
+        f"Right by any formula, but without a box or a stated answer: {', '.join(unstated)}.": unstated,
         "Other prompts: neither those of this project nor those of the release.": other,
         "No TPS where no sample was decoded alone after a warm-up, or on several machines.": untimed,
     }

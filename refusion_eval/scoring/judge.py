@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from refusion_eval.benchmarks import Benchmark, Extraction, Row, Task
+from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Extraction, Row, Task
 from refusion_eval.benchmarks.extract.answers import parse_number
-from refusion_eval.benchmarks.extract.formulas import equal_answers
+from refusion_eval.benchmarks.extract.formulas import equal_answers, last_box_or_statement
 from refusion_eval.errors import DataError, SandboxError
 from refusion_eval.runs.job import response
 from refusion_eval.runs.terminal import RunningScore
 from refusion_eval.sandbox import DaemonThreads, check_program, default_workers
-from refusion_eval.store.records import PASSED, Sample, SampleKey, ScoreRow
+from refusion_eval.store.records import BY_FILTER, PASSED, STATED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
 from refusion_eval.untrusted import Child
 from refusion_eval.version import __version__
@@ -179,15 +179,23 @@ class Judge:
         if compare is None and benchmark.kind == "code":
             return self._verdict_on_program(benchmark, row, extraction)
         gold = benchmark.gold(row)
+        if benchmark.prompts.reads_solution and compare is None:
+            return self._verdict_on_text(benchmark, row, extraction.answer, gold)
         reason = f"{extraction.how}; expected {gold}"
         if compare is not None:
             equal = compare(gold, extraction.answer)
         else:
-            whole = benchmark.prompts.reads_solution
-            right = benchmark.prompts.gold_text(row) if whole else gold
-            equal, why = self._comparer.compare(right, extraction.answer, whole)
+            equal, why, _ = self._comparer.compare(gold, extraction.answer)
             reason += f": {why}"
         return Verdict(extraction.answer, CORRECT if equal else WRONG, reason)
+
+    def _verdict_on_text(self, benchmark: Benchmark, row: Row, text: str, gold: str) -> Verdict:
+        equal, why, read = self._comparer.compare(benchmark.prompts.gold_text(row), text, whole=True)
+        what = "nothing" if read is None else read
+        reason = f"math-verify read {what} in the whole text; expected {gold}: {why}"
+        if last_box_or_statement(text).answer is None:
+            reason += "; warning: the text has neither a box nor a stated answer"
+        return Verdict(read, CORRECT if equal else WRONG, reason)
 
     def _verdict_on_program(self, benchmark: Benchmark, row: Row, extraction: Extraction) -> Verdict:
         test_of = benchmark.prompts.test or benchmark.test
@@ -205,6 +213,7 @@ class Judge:
 class Comparison(NamedTuple):
     equal: bool
     reason: str
+    read: str | None = None  # in a whole text; None for nothing
 
 
 class Comparer:
@@ -223,34 +232,38 @@ class Comparer:
     def compare(self, gold: str, answer: str, whole: bool = False) -> Comparison:
         """Compares the contents of two boxes by the values that they list; or (`whole`) a solution and a response."""
         seconds: list[float] = []
+        read = None
 
-        def ask(gold: str, answer: str) -> bool:
-            equal, seconds_of_answer = self._ask((gold, answer, whole), max(self._timeout_s - sum(seconds), 0))
-            if equal is None:
+        def ask(gold: str, answer: str) -> Any:
+            reply, seconds_of_answer = self._ask((gold, answer, whole), max(self._timeout_s - sum(seconds), 0))
+            if reply is None:
                 raise TimeoutError
             seconds.append(seconds_of_answer)
-            return equal
+            return reply
 
         try:
-            equal = ask(gold, answer) if whole else equal_answers(gold, answer, ask)
+            if whole:
+                equal, read = ask(gold, answer)
+            else:
+                equal = equal_answers(gold, answer, ask)
         except TimeoutError:
             return Comparison(False, f"the comparison took more than {self._timeout_s:g} s or crashed")
         if not equal:
-            return Comparison(False, "not equal")
+            return Comparison(False, "not equal", read)
         reason = "equal by math-verify" if seconds else "the same in another spelling"
         # A percent sign is read as a unit, so answers may be equal although only one of them has it.
         if not whole and bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)):
             reason += ", but for a percent sign"
-        return Comparison(True, reason)
+        return Comparison(True, reason, read)
 
-    def _ask(self, question: tuple[str, str, bool], timeout_s: float) -> tuple[bool | None, float]:
-        """The library's verdict or None, and its seconds without those of a process that starts."""
+    def _ask(self, question: tuple[str, str, bool], timeout_s: float) -> tuple[Any | None, float]:
+        """The library's reply or None, and its seconds without those of a process that starts."""
         with self._lock:
             child = self._idle.pop() if self._idle else Child(_MATH_WORKER, ("1", "1", False))
             self._busy.add(child)
         before_s = child.seconds
         try:
-            equal = child.ask(question, timeout_s)
+            reply = child.ask(question, timeout_s)
         except ChildProcessError as error:
             raise DataError("math-verify does not run; install it: pip install 'math-verify[antlr4_11_0]'") from error
         finally:
@@ -260,7 +273,7 @@ class Comparer:
         if self._is_closed:
             self.close()
             raise DataError("the comparison was given up")  # the child's death says nothing about the answer
-        return equal, child.seconds - before_s
+        return reply, child.seconds - before_s
 
     def close(self) -> None:
         with self._lock:
@@ -328,6 +341,11 @@ class ScoreWriter(Judge):
             (strict,) = judge_texts(benchmark, [(row, response(sample))], filter_name=STRICT)
             score = Verdict(None, "", "").score(sample.key, sample.item_id, rule, STRICT)
             rows.append(replace(score, value=float(strict.passed)))
+        if benchmark.prompts.reads_solution:  # which takes any formula in the text, so both rules are recorded
+            ours = BENCHMARKS[benchmark.name]
+            stated = self._verdict(ours, row, partial(ours.extract, response(sample), row), None)
+            rule = f"{sample.key.task}/{STATED.removeprefix(BY_FILTER)} {ours.prompts.version}"
+            rows.append(stated.score(sample.key, sample.item_id, rule, STATED))
         self._store.append_scores(rows)
         self._count(rows[0])
 

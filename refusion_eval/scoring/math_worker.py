@@ -1,4 +1,7 @@
-"""A script that compares mathematical expressions: it reads lines `[gold, answer, whole]`, and writes true or false."""
+"""A script that compares mathematical expressions: it reads lines `[gold, answer, whole]`, and writes true or false.
+
+With `whole`, two texts are compared, and it writes `[verdict, what was read in the second]`.
+"""
 
 import json
 import logging
@@ -17,6 +20,7 @@ _MEMORY_BYTES = 4 << 30
 # The library's own normal form takes any letter behind a number for a unit, so only its spellings of commands are used.
 _SPELLINGS = NormalizationConfig(basic_latex=False, units=False, malformed_operators=True, nits=False, boxed="none")
 _LETTERS = ConversionConfig(lowercase_symbols=False)
+_LONGEST_READ = 1_000  # characters
 _IMAGINARY_UNIT = Symbol("i", real=True)
 
 # Digits of a computation, and the part of the greater number that a difference of two equal numbers may be.
@@ -54,10 +58,17 @@ def _as_set(expression: Any) -> Set:
     return expression if isinstance(expression, Set) else expression.as_set()
 
 
-def equal_in_texts(solution: str, text: str) -> bool:
-    """Whether the answers that the library finds in a solution and in a text are equal, as `minerva_math` asks it."""
+def equal_in_texts(solution: str, text: str) -> tuple[bool, str | None]:
+    """Whether the answers that the library finds in a solution and in a text are equal, as `minerva_math` asks it.
+
+    The second value is what it read in the text: an expression, characters that are none, or None for nothing.
+    """
     gold, target = (list(parse(whole, parsing_timeout=None)) for whole in (solution, text))
-    return bool(verify(gold, target, timeout_seconds=None))
+    equal_answers = bool(verify(gold, target, timeout_seconds=None))
+    try:
+        return equal_answers, str(target[0])[:_LONGEST_READ] if target else None
+    except ValueError:  # a number of more digits than Python writes; its characters are the last thing read
+        return equal_answers, str(target[-1])[:_LONGEST_READ]
 
 
 def equal(gold: str, answer: str) -> bool:
@@ -104,9 +115,9 @@ def main() -> None:
     for line in sys.stdin:
         gold, answer, whole = json.loads(line)
         try:
-            verdict = (equal_in_texts if whole else equal)(gold, answer)
+            verdict: Any = (equal_in_texts if whole else equal)(gold, answer)
         except Exception:  # noqa: BLE001 - what the libraries cannot read or compare is not equal
-            verdict = False
+            verdict = (False, None) if whole else False
         sys.stdout.write(json.dumps(verdict) + "\n")
         sys.stdout.flush()
 

@@ -26,6 +26,8 @@ PASSED = "passed"
 
 # Begins ScoreRow.metric of verdicts by another answer filter than the task's own; the filter's name follows.
 BY_FILTER = "accuracy by "
+# The verdict by this project's rule beside that of a rule which takes any formula in a text for the answer.
+STATED = f"{BY_FILTER}last"
 
 # ScoreRow.tier of a program that ran with the rights of the user and so could read the answers or forge a verdict.
 NO_ISOLATION = "none"

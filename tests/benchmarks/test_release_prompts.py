@@ -107,9 +107,17 @@ def test_numbers_are_compared_as_texts() -> None:
 
 def test_math_verify_reads_solution_and_response_by_itself() -> None:
     row = {"problem": "p", "solution": "It is $\\boxed{\\frac12}$."}
-    texts = ["Hence $x = 0.5$.", "Hence $x = 5$.", "Nothing."]
+    texts = ["Hence $x = 0.5$.", "Hence $x = 5$.", "Nothing.", "pa.a 1/2", "\\boxed{0.5}"]
     verdicts = judge_texts(RELEASED["math"], [(row, text) for text in texts], workers=1)
-    assert [verdict.passed for verdict in verdicts] == [True, False, False]
+    assert [verdict.passed for verdict in verdicts] == [True, False, False, True, True]
+    # What was read is recorded, and the reason warns where the text has no answer in a form that one asks for.
+    assert [verdict.extracted for verdict in verdicts[2:]] == [None, "1/2", "1/2"]
+    assert verdicts[2].reason.startswith("math-verify read nothing in the whole text; expected \\frac12: not equal;")
+    assert "math-verify read 1/2 in the whole text; expected \\frac12: equal by math-verify" in verdicts[3].reason
+    warned = [
+        verdict.reason.endswith("warning: the text has neither a box nor a stated answer") for verdict in verdicts
+    ]
+    assert warned == [True, True, True, True, False]
 
 
 FUNCTION = {"prompt": 'import math\n\ndef one(x):\n    """Returns 1."""\n', "entry_point": "one"}

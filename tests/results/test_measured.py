@@ -11,9 +11,10 @@ from rich.console import Console
 
 from refusion_eval.errors import StoreError
 from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.measurement import UNSTATED
 from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.store.records import Hardware, ScoreRow
+from refusion_eval.store.records import STATED, Hardware, ScoreRow
 from refusion_eval.store.run_store import Run, RunStore
 
 OTHER_MACHINE = Hardware(cpu="Faster CPU", cores=64, threads=64)
@@ -177,6 +178,23 @@ def test_a_metric_that_a_scorer_names_has_a_row_of_its_own(write_run, make_sampl
     samples = [make_sample(1), make_sample(2)]
     scores = [score_of(samples[0], True, metric="strict"), score_of(samples[1], False, metric="strict")]
     assert figures(run_measurements([write_run("refusion", samples, scores)]))["strict"].value == 50.0
+
+
+def test_two_rules_of_one_task_stand_side_by_side_and_right_texts_without_an_answer_are_told(write_run, make_sample):
+    samples = [make_sample(item, task="refusion_math_release", benchmark="math") for item in range(4)]
+    scores = [score_of(sample, item < 3) for item, sample in enumerate(samples)]
+    for item, sample in enumerate(samples):
+        scores.append(score_of(sample, item < 1, metric=STATED, extracted=None if item == 2 else "2"))
+    rows = run_measurements([write_run("refusion", samples, scores)])
+    by_metric = figures(rows, "refusion_math_release")
+    values = {name: by_metric[name].value for name in ("accuracy", STATED, UNSTATED)}
+    assert values == {"accuracy": 75, STATED: 25, UNSTATED: 25}
+    table = summary_table(summary(rows))
+    assert "last %" in table.columns
+    (note,) = table.notes
+    assert (
+        "Right by any formula, but without a box or a stated answer: ReFusion 25.0 % of refusion_math_release." in note
+    )
 
 
 def test_thoughts_have_figures_and_a_column_only_where_there_are_any(write_run, make_sample):

@@ -10,7 +10,7 @@ from refusion_eval.benchmarks import Task, get_task
 from refusion_eval.errors import StoreError
 from refusion_eval.scoring import judge
 from refusion_eval.scoring.judge import ScoreWriter
-from refusion_eval.store.records import PASSED
+from refusion_eval.store.records import PASSED, STATED
 from refusion_eval.store.run_store import RunReader, RunStore
 from tests.store.conftest import make_manifest, make_sample
 
@@ -58,6 +58,17 @@ def test_a_verdict_says_what_judged_it_and_how(store):
     assert by_metric["2", "strict"].value == 0.0
     assert ("1", "strict") not in by_metric
     assert writer.num_unscored == 0
+
+
+def test_a_rule_that_takes_any_formula_has_the_rule_of_this_project_beside_it(store):
+    maths = get_task("refusion_math_release")
+    row = {"problem": "p", "solution": "It is $\\boxed{2}$."}
+    with ScoreWriter(store, sandbox="none", waits=False) as writer:
+        for item, text in enumerate(["noise 2", "\\boxed{2}", "\\boxed{3}"]):
+            writer.judge(maths, row, sample(store, item, text, task=maths.name))
+    verdicts = {(score.item_id, score.metric): (score.value, score.extracted) for score in store.scores()}
+    assert [verdicts[item, PASSED] for item in "012"] == [(1.0, "2"), (1.0, "2"), (0.0, "3")]
+    assert [verdicts[item, STATED] for item in "012"] == [(0.0, None), (1.0, "2"), (0.0, "3")]
 
 
 def test_the_running_score_counts_each_verdict_once_and_those_of_earlier_runs(store):
