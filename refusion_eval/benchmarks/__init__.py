@@ -21,13 +21,15 @@ from refusion_eval.errors import DataError
 from refusion_eval.paths import tasks_path
 
 __all__ = [
-    "BENCHMARKS", "LETTERS", "OTHER", "OURS", "PUBLISHED", "RELEASE", "RELEASED", "Benchmark", "CodeTest", "Extraction",
-    "Extractor", "Item", "Prompts", "Row", "Source", "Task", "Turns", "find_task", "get_task", "is_mini", "is_sealed",
+    "BENCHMARKS", "LETTERS", "OTHER", "OURS", "OWN", "PUBLISHED", "RELEASE", "RELEASED", "Benchmark", "CodeTest",
+    "Extraction", "Extractor", "Item", "Prompts", "Row", "Source", "Task", "Turns", "find_task", "get_task", "is_mini",
+    "is_sealed",
 ]  # fmt: skip
 
 # Names of prompts: those that this project wrote, those of the public release of ReFusion, and all others, which are
 # those of lm-eval's own tasks, and own ones that were changed (by examples or a system instruction).
 OURS, RELEASE, OTHER = "ours", "release", "other"
+OWN = "own"  # of a task that is on none of the benchmarks, and so has no prompts but its own
 
 
 @dataclass(frozen=True)

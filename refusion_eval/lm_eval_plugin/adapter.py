@@ -6,10 +6,13 @@ import json
 import logging
 import math
 import os
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 from lm_eval import evaluator
@@ -23,7 +26,7 @@ from refusion_eval import api
 from refusion_eval.benchmarks import OTHER, Task, is_sealed
 from refusion_eval.benchmarks.rows import Sealing, texts_of
 from refusion_eval.engine.scoring import TokenScore
-from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.errors import ConfigError, DecodeError, RefusionEvalError
 from refusion_eval.evaluation.loop import Session, run_worker_or_return
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.lm_eval_plugin.evaluation import Evaluation, leave_question_out, own_task, read_local_rows
@@ -69,6 +72,9 @@ class RefusionLM(TemplateLM):
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Self:
         """The call of lm-eval's command line."""
         _log_like_lm_eval()
+        program = Path(sys.argv[0])
+        if program.name in ("lm_eval", "lm-eval") or program.parent.name == "lm_eval":  # or `python -m lm_eval`
+            _end_in_one_line()
         args = parse_model_args(arg_dict, additional_config)
         run_worker_or_return(args)  # the worker loop of a launcher's ranks above 0
         return cls(args, sandbox=os.environ.get(SANDBOX_VARIABLE, "auto"))
@@ -342,6 +348,20 @@ def _item_id(doc: Mapping[str, Any], doc_number: int, task: Task | None) -> str:
     if task is None or task.benchmark.id_column not in (None, *doc):
         return str(doc_number)
     return task.benchmark.id_of(doc, doc_number)
+
+
+def _end_in_one_line() -> None:
+    """Has the process end with one line, without a traceback, where nobody catches an error of this project."""
+    # lm-eval's command line catches nothing. A user's own program is left as it is.
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if isinstance(error, RefusionEvalError) and not log.isEnabledFor(logging.DEBUG):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            show(kind, error, traceback)
+
+    sys.excepthook = hook
 
 
 def _log_like_lm_eval() -> None:

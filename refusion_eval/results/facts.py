@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks import BENCHMARKS, find_task, is_mini
+from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
@@ -151,7 +151,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
                 visit(run, sample, scores.get(sample.key, {}), trace)
             task.asked.add(sample.key.doc_hash)
             task.hardware.add(labels[sample.process_id])
-            task.prompts.add(sample.prompts)
+            task.prompts.add(sample.prompts if sample.benchmark in BENCHMARKS else OWN)
             task.slowed_by.update(slowed_by[sample.process_id])
             if sample.error is not None:
                 task.num_errors += 1

@@ -72,7 +72,7 @@ SPEED_COLUMNS = (
 )
 ENERGY_COLUMNS = (Column("joules_mean", "J/response"), Column("joules_per_token", "J/token", 3))
 _SPEED_NOTES = (
-    "In brackets: 95% interval by item. At batch 1; TPS = forwards/s x tokens/forward.",
+    "In brackets: 95% interval by item. At batch 1; TPS of a task = forwards/s x tokens/forward.",
     "Limit: TPS in percent of bandwidth / weight bytes; above 100 % if weights fit into a processor cache.",
     "Prefill: up to the end of the first forward, which reads the prompt; Decode TPS: of all forwards after it.",
     "x AR: over the autoregressive loop of this engine, and over that of transformers' generate, on the same items.",
@@ -310,6 +310,9 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
         **dict.fromkeys((*_SPEED_NOTES, *notes_of(every)), True),
         _FEWER_NOTE: any(row.fewer for row in rows),
         _ENERGY_NOTE: len(columns) > len(SPEED_COLUMNS),
+        "Averages are means over tasks, each column by itself, so that TPS is not that product.": any(
+            row.of.is_mean for row in rows
+        ),
         f"Measured on {' and '.join(sorted({row.of.hardware for row in rows if 'tps' in row.measurements}))}.": True,
     }
     headings = ("Task", "System", "n", *(column.heading for column in columns))

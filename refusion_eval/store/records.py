@@ -430,8 +430,9 @@ def restricted_to_tasks(fingerprint: Mapping[str, Any], tasks: Iterable[tuple[st
     tables = {
         label: {benchmark: {name: row[name] for name in row if name not in given} for benchmark, row in rows.items()}
         for label, rows in (settings.get("tables") or {}).items()
-        # A decoder may itself be called mini_...; then the file of that name is the one for all other tasks.
-        if ("/mini_" in label and f"/{decoder}.yaml" not in label) in kinds
+        # A decoder may itself be called mini_...; then the file of that name is the one for all other tasks. A file of
+        # the user's own has its hash behind an @, and is for all tasks.
+        if "@" in label or ("/mini_" in label and f"/{decoder}.yaml" not in label) in kinds
     }
     return {**fingerprint, "settings": {**settings, "tables": tables}}
 

@@ -17,8 +17,8 @@ from refusion_eval.benchmarks import (
     without_thoughts,
 )
 from refusion_eval.errors import ConfigError
+from refusion_eval.evaluation.loop import own_tasks
 from refusion_eval.paths import tasks_path
-from refusion_eval.results.measurement import TASKS
 from refusion_eval.runs.job import doc_hash
 
 
@@ -85,12 +85,15 @@ def test_other_questions_are_not_sealed(name):
     assert not is_sealed(name)
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_the_task_files_have_the_version_of_the_benchmark(name):
-    benchmark = BENCHMARKS[name]
-    text = (tasks_path() / name / f"{Task(benchmark).name}.yaml").read_text(encoding="utf-8")
+ALL_TASKS = [task for tasks in own_tasks().values() for task in tasks]
+
+
+@pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: task.name)
+def test_lm_eval_prints_the_version_that_records_have(task):
+    folder = tasks_path() / ("mini" if task.mini else task.benchmark.name)
+    text = (folder / f"{task.name}.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text.replace("!function", ""))
-    assert str(content["metadata"]["version"]) == benchmark.prompts.version
+    assert str(content["metadata"]["version"]) == task.benchmark.prompts.version
 
 
 def test_items_are_hashed_as_lm_eval_hands_rows_over(tmp_path):

@@ -1,4 +1,5 @@
 import math
+import sys
 
 import pytest
 import torch
@@ -358,3 +359,18 @@ def test_rolling_log_likelihood_scores_every_token_once(tiny, prompts):
 def test_unknown_argument_of_a_task_stops_before_decoding(prompts, tiny):
     with pytest.raises(ConfigError, match="did you mean tau_slot"):
         build(tiny).generate_until(asked(prompts, tau_slt=0.5))
+
+
+@pytest.mark.parametrize(
+    ("command", "in_one_line"), [("bin/lm_eval", True), ("lm_eval/__main__.py", True), ("my_program.py", False)]
+)
+def test_an_error_of_lm_evals_command_is_one_line(command, in_one_line, tiny, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [command])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(ConfigError) as refusal:
+        RefusionLM.create_from_arg_obj({"pretrained": str(tiny), "slot_sise": 8})
+    sys.excepthook(ConfigError, refusal.value, refusal.value.__traceback__)
+    said = capsys.readouterr().err
+    assert "did you mean slot_size?" in said
+    assert (said == f"error: {refusal.value}\n") == in_one_line
+    assert ("Traceback" in said) != in_one_line

@@ -221,7 +221,7 @@ def test_a_sweep_varies_a_setting_on_a_task_of_ones_own(checkpoint, folder, tmp_
     )
     spec = dataclasses.replace(read_spec(str(tmp_path / "two.yaml")), tasks=("sums",), limit=1)
     done = run_sweep(spec, tmp_path / "sweep", folder)
-    assert [path.name for path in done.run_dirs] == ["refusion-table", "refusion-tau_slot=0.5"]
+    assert [path.name for path in done.run_dirs] == ["refusion-settings", "refusion-tau_slot=0.5"]
     assert done.incomplete == []
     assert all("sums" in (tmp_path / "sweep" / name).read_text() for name in ("sweep.csv", "points.csv"))
 

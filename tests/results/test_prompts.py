@@ -43,6 +43,12 @@ def test_prompts_that_lm_eval_changed_are_marked(write_run):
     assert "[other prompts]" in summary_table(summary(figures)).markdown()
 
 
+def test_a_task_on_no_benchmark_has_no_other_prompts(write_run):
+    samples = [sample(number, task="sums", prompts=OTHER) for number in range(3)]
+    figures = run_measurements([write_run("run", samples, right={"0"})])
+    assert "other prompts" not in summary_table(summary(figures)).markdown().lower()
+
+
 def test_the_csv_has_both_columns_where_they_are_used_and_only_there(write_run, tmp_path):
     for name, stop, columns in ((RELEASE, "length", {"prompts", "num_cut"}), ("ours", "eos", set())):
         figures = run_measurements(
