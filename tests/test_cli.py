@@ -93,6 +93,25 @@ def test_json_has_the_same_figures_as_the_files(tmp_path):
         assert [str(row["n"]) for row in json.loads(said.stdout)] == [row["n"] for row in rows]
 
 
+def test_runs_suites_checks_and_claims_are_printed_as_json(checkpoint, tmp_path):
+    def printed(*words):
+        done = RUNNER.invoke(app, [*words, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    options = ["--tasks", "mini_gsm8k", "--limit", "2"]
+    run = ["run", "--model", checkpoint, "--decoder", "autoregressive", "--set", "gen_length=8", "--warmup", "0"]
+    rows = printed(*run, *options, "--run-dir", str(tmp_path / "run"))
+    assert {(row["task"], row["n"]) for row in rows} >= {("mini_gsm8k", 2)}
+    made = printed("suite", "--system", "autoregressive", "--model", "embedded", *options, "--results", str(tmp_path))
+    assert {row["metric"] for row in made} >= {"accuracy", "tpf"}
+    checked = printed("check", "--model", checkpoint, "--decoder", "autoregressive")
+    assert (checked["decoder"], checked["settings"].keys()) == ("autoregressive", {"eos_ids"})
+    judged = printed("claims", str(tmp_path / "run"))
+    assert {claim["verdict"] for claim in judged["claims"]} >= {"not measured"}
+    assert printed("claims", str(tmp_path / "run"), "--only-measured") ["claims"] == []
+
+
 @pytest.mark.parametrize(("command", "key"), [("doctor", "found"), ("systems", "decoder"), ("tasks", "metric")])
 def test_lists_are_printed_as_json(command, key):
     listed = json.loads(RUNNER.invoke(app, [command, "--json"]).stdout)
@@ -159,8 +178,8 @@ def test_score_of_the_gold_answers_is_perfect(tmp_path, monkeypatch):
     with (tmp_path / "mini_gsm8k.gold.csv").open(newline="") as file:
         columns = next(csv.reader(file))
     verdicts = json.loads(RUNNER.invoke(app, ["score", "--task", "mini_gsm8k", "--outputs", "gold", "--json"]).stdout)
-    assert len(verdicts) == 100
-    assert list(verdicts[0]) == columns
+    assert (verdicts["value"], verdicts["ci_high"], verdicts["n"]) == (100, 100, 100)
+    assert [list(text) for text in verdicts["texts"]] == [columns] * 100
 
 
 def test_run_and_table_write_csv_and_markdown(checkpoint, tmp_path):

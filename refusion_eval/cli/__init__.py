@@ -336,12 +336,18 @@ def tell(text: str) -> None:
     print(visible(text, keep="\n"))
 
 
+def objects(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> list[dict[str, Any]]:
+    """An object for JSON for each row, with None for NaN."""
+    return [{name: None if value != value else value for name, value in zip(columns, row, strict=True)} for row in rows]
+
+
 def print_json(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Prints a list of objects, one for each row, with null for NaN."""
-    objects = [
-        {name: None if value != value else value for name, value in zip(columns, row, strict=True)} for row in rows
-    ]
-    print(json.dumps(objects, indent=2, default=str))
+    print_value(objects(columns, rows))
+
+
+def print_value(value: Any) -> None:
+    """Prints a value as JSON."""
+    print(json.dumps(value, indent=2, default=str))
 
 
 def read_pairs(texts: list[str] | None) -> dict[str, str]:

@@ -90,6 +90,7 @@ def suite(
         bool, typer.Option("--fused", help="Also run ReFusion with fused forwards, as embedded models always do.")
     ] = False,
     dry_run: cli.DryRun = False,
+    as_json: cli.Json = False,
     root: Annotated[Path, typer.Option(hidden=True, help="Folder that holds `results`; eval.sh gives it.")] = Path(),
 ) -> None:
     """Evaluate one or several systems in one table, as eval.sh. Run it again to continue an interrupted run.
@@ -143,6 +144,7 @@ def run(
         ),
     ] = None,
     settings: cli.Settings = None,
+    as_json: cli.Json = False,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     cli.log_to_stderr()
@@ -170,7 +172,7 @@ def run(
         if turn is None:
             figures = run_measurements([run_dir])
             cells, csv, markdown = measurement_cells(figures), run_dir / "results.csv", run_dir / "table.md"
-            cli.show(summary_table(summary(figures)), cells, csv=csv, markdown=markdown)
+            cli.show(summary_table(summary(figures)), cells, as_json=as_json, csv=csv, markdown=markdown)
     if not outcome.is_complete:
         refused = [sample for sample in outcome.failed if sample.stop == REFUSED]
         for first in refused[:1]:
@@ -268,7 +270,7 @@ def rerun(
 @cli.options_from(
     ModelArgs, "pretrained:model decoder adapter revision backend", without_default=SYSTEM_FIELDS, helps=HELPS
 )
-def check(given: dict[str, Any], system: cli.System = None) -> None:
+def check(given: dict[str, Any], system: cli.System = None, as_json: cli.Json = False) -> None:
     """Say whether a decoder can run a checkpoint. Only the checkpoint's configuration is read, no weights."""
     from refusion_eval.runs.system import System
 
@@ -276,6 +278,10 @@ def check(given: dict[str, Any], system: cli.System = None) -> None:
     config = opened.model.config
     brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
     name, decoder = opened.args.pretrained, opened.args.decoder
+    if as_json:
+        facts = {"model": name, "decoder": decoder, "family": config.family, "num_layers": config.num_layers}
+        cli.print_value(facts | {"settings": opened.checkpoint_settings, "place": opened.model.place})
+        return
     print(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
     print(f"{name}: {opened.model.place}")
 

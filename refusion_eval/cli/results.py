@@ -364,9 +364,13 @@ def _answers(run_dirs: list[Path], task: str | None, item: str, data: Path | Non
 def claims(
     results: cli.Results = None,
     out: Annotated[Path | None, typer.Option(help="Folder for claims.csv, averages.csv and claims.md.")] = None,
+    only_measured: Annotated[
+        bool, typer.Option("--only-measured", help="Show only the claims that these results have figures for.")
+    ] = False,
+    as_json: cli.Json = False,
 ) -> None:
     """Judge the paper's claims by its tables and measured figures. Every average of a speed-up is shown."""
-    from refusion_eval.paper.claims import averages_table, claims_table, write_claims
+    from refusion_eval.paper.claims import averages_cells, averages_table, claims_cells, claims_table, write_claims
     from refusion_eval.paper.judge import judge_all
     from refusion_eval.paper.studies import sort_sources
 
@@ -375,7 +379,14 @@ def claims(
     measured = [*read_measurements(runs), *of_studies]
     judged, averages = judge_all(measured)
     known, narrow = notes_of(measured), cli.console().width < WIDE
-    cli.show(claims_table(judged, known, brief=True, narrow=narrow))
-    cli.show(averages_table(averages, narrow=narrow))
     if out is not None:
         write_claims(judged, averages, out, known)
+    if only_measured:
+        judged = [claim for claim in judged if claim.measured.is_defined or claim.mini.is_defined]
+        averages = [average for average in averages if average.measured.is_defined or average.mini.is_defined]
+    if as_json:
+        cells = {"claims": claims_cells(judged), "averages": averages_cells(averages)}
+        cli.print_value({name: cli.objects(*of_name) for name, of_name in cells.items()} | {"notes": known})
+        return
+    cli.show(claims_table(judged, known, brief=True, narrow=narrow))
+    cli.show(averages_table(averages, narrow=narrow))

@@ -1,11 +1,12 @@
 """The runs of a suite: which systems run, with what options, and their turns."""
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from refusion_eval.benchmarks import OURS, RELEASE
 from refusion_eval.cli import EXIT_INCOMPLETE, names_of, run_command, say
@@ -103,6 +104,10 @@ class Suite:
         return not status
 
     @property
+    def _progress(self) -> TextIO:
+        return sys.stderr if self.given.as_json else sys.stdout  # where only the table belongs
+
+    @property
     def reference(self) -> list[str]:
         """Options that name the run which speed-ups are relative to, where one has to be named."""
         # The embedded family has two autoregressive systems; this one is the backbone.
@@ -116,8 +121,11 @@ class Suite:
 
     def step(self, *words: str) -> int:
         """Prints and runs one command of the package; returns 0 if it finished, even with failed samples."""
-        print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True)
-        status = 0 if self.given.dry_run else run_command(*words)
+        # With --json the standard output is that of the table alone.
+        shown = sys.stdout if words[0] == "table" else self._progress
+        print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True, file=self._progress)
+        with contextlib.redirect_stdout(shown):
+            status = 0 if self.given.dry_run else run_command(*words)
         if status == EXIT_INCOMPLETE:
             self.status = status
             return 0
@@ -143,8 +151,12 @@ class Suite:
 
     def write_table(self, folder: str) -> None:
         files = ("--csv", f"{folder}/results.csv", "--markdown", f"{folder}/table.md")
-        if status := self.step("table", *self.run_dirs, *files, *self.reference):
+        as_json = ("--json",) if self.given.as_json else ()
+        if status := self.step("table", *self.run_dirs, *files, *self.reference, *as_json):
             raise SystemExit(status)
+        print(f"Table: {', '.join(files[1::2])}", f"Records: {', '.join(self.run_dirs)}", sep="\n", file=self._progress)
+        page = shlex.join(["refusion-eval", "report", *self.run_dirs, "--out", f"{folder}/report.html"])
+        print(f"Next: {page}", file=self._progress)
 
     def _choose_systems(self) -> None:
         if self._systems == "all" and self.model in ("", EMBEDDED):

@@ -22,7 +22,10 @@ def score(
     data: cli.Data = None,
     split: Annotated[str | None, typer.Option(help="Split of the rows, if it is not the evaluated one.")] = None,
     csv: Annotated[
-        Path | None, typer.Option(help="CSV, a line for each text. The default is OUTPUTS.scores.csv or TASK.gold.csv.")
+        Path | None,
+        typer.Option(
+            help="CSV, a line for each text. The default is x.scores.csv beside x.jsonl, or TASK.gold.csv here."
+        ),
     ] = None,
     filter_name: Annotated[str | None, typer.Option("--filter", help="Another rule that extracts the answer.")] = None,
     allow_partial: Annotated[bool, typer.Option(help="Leave rows without a text out of the score.")] = False,
@@ -51,7 +54,21 @@ def score(
     write_output(target, csv_text(scoring.COLUMNS, cells, line_end="\r\n"))
     kept.remove()
     if as_json:
-        cli.print_json(scoring.COLUMNS, cells)
+        items = scoring.scored_items(scores, allow_partial=allow_partial)
+        shares = [scoring.right(of_item) / len(of_item) for of_item in items]
+        mean = scoring.mean_percent(shares)
+        columns = ("task", "filter", "metric", "value", "ci_low", "ci_high", "n")
+        facts = (
+            task,
+            filter_name or benchmark.default_filter,
+            benchmark.metric,
+            mean.value,
+            mean.low,
+            mean.high,
+            mean.n,
+        )
+        (score_of_task,) = cli.objects(columns, [facts])
+        cli.print_value(score_of_task | {"texts": cli.objects(scoring.COLUMNS, cells)})
         return
     name = f"{'mini ' if of_task.mini else ''}{benchmark.name} (filter {filter_name or benchmark.default_filter})"
     cli.tell("\n".join(scoring.summary_lines(name, benchmark, scores, allow_partial=allow_partial)))

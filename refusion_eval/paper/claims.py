@@ -19,6 +19,7 @@ HOW = (
     "project's synthetic look-alikes, which say no more than a direction, about speed only from several rounds (runs "
     "of one system). n: items of the smallest cell. [fused]: with fused forwards, which the paper's algorithm has not."
 )
+_INTERVALS = [f"{prefix}_{name}" for prefix in ("measured", "mini") for name in ("value", "ci_low", "ci_high")]
 _COLUMNS = ("id", "claim", "statement", "location", "published", "value", "unit", "reading", "formula")
 
 
@@ -132,8 +133,20 @@ def write_claims(
     judged: Sequence[JudgedClaim], averages: Sequence[Average], folder: Path, known: Sequence[str] = ()
 ) -> None:
     """Writes claims.csv, averages.csv and claims.md. Raises StoreError if a file cannot be written."""
-    intervals = [f"{prefix}_{name}" for prefix in ("measured", "mini") for name in ("value", "ci_low", "ci_high")]
-    head = [*_COLUMNS, "on_published", "follows", "verdict", "reason", *intervals]
+    write_output(folder / "claims.csv", csv_text(*claims_cells(judged)))
+    write_output(folder / "averages.csv", csv_text(*averages_cells(averages)))
+    task_sets = dict.fromkeys(average.tasks for average in averages)
+    tables = [
+        claims_table(judged, known),
+        unjudged_table(judged),
+        *(averages_table(averages, tasks) for tasks in task_sets),
+    ]
+    write_output(folder / "claims.md", "\n".join(table.markdown() for table in tables))
+
+
+def claims_cells(judged: Sequence[JudgedClaim]) -> tuple[list[str], list[list[object]]]:
+    """Columns and rows of claims.csv."""
+    head = [*_COLUMNS, "on_published", "follows", "verdict", "reason", *_INTERVALS]
     head += ["items", "mini_items", "mini_fused", "mini_verdict", "note", "look"]
     head += ["prompts"] if any(result.measured.prompts for result in judged) else []
     lines: list[list[object]] = []
@@ -143,21 +156,17 @@ def write_claims(
         line += [result.measured.fewest_items, result.mini.fewest_items, result.mini.fused, result.mini_verdict]
         line += [result.claim.note, result.claim.look]
         lines.append([*line, *([result.measured.prompts] if head[-1] == "prompts" else [])])
-    write_output(folder / "claims.csv", csv_text(head, lines))
+    return head, lines
+
+
+def averages_cells(averages: Sequence[Average]) -> tuple[list[str], list[list[object]]]:
+    """Columns and rows of averages.csv."""
     facts = ("baseline", "tasks", "rule", "on_published", "gives_claim")
-    head = ["id", "claimed", *facts, *intervals, "mini_fused"]
-    lines = []
+    lines: list[list[object]] = []
     for average in averages:
         values = (getattr(average, name) for name in facts)
         lines.append([average.claim.id, average.claim.value, *values, *_bounds(average), average.mini.fused])
-    write_output(folder / "averages.csv", csv_text(head, lines))
-    task_sets = dict.fromkeys(average.tasks for average in averages)
-    tables = [
-        claims_table(judged, known),
-        unjudged_table(judged),
-        *(averages_table(averages, tasks) for tasks in task_sets),
-    ]
-    write_output(folder / "claims.md", "\n".join(table.markdown() for table in tables))
+    return ["id", "claimed", *facts, *_INTERVALS, "mini_fused"], lines
 
 
 def _bounds(judged: JudgedClaim | Average) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from refusion_eval.benchmarks import Benchmark, Row
 from refusion_eval.errors import DataError, StoreError
-from refusion_eval.metrics import accuracy, majority_passed, pass_at_k, reported_ks
+from refusion_eval.metrics import Interval, accuracy, majority_passed, pass_at_k, reported_ks
 from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, Verdict, judge_texts
 from refusion_eval.store.atomic_write import append_line
 from refusion_eval.store.records import NO_ISOLATION, SampleKey, ScoreRow, dump
@@ -87,26 +87,33 @@ def default_csv_path(task: str, outputs: str) -> Path:
     return Path(f"{task}.gold.csv") if outputs == GOLD else path.with_name(f"{stem}.scores.csv")
 
 
-def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *, allow_partial: bool) -> list[str]:
-    """The lines to print: the score, which is the mean over rows of the share of right texts, and its limits."""
-    counts = Counter(score.verdict for score in scores)
-    num_texts, num_missing = len(scores) - counts[MISSING], counts[MISSING]
+def scored_items(scores: Sequence[ScoreRow], *, allow_partial: bool) -> list[list[ScoreRow]]:
+    """The scores of each row, whose mean is the score; rows without a text are left out if asked for."""
     items: dict[str, list[ScoreRow]] = {}
     for score in scores:
         if not (allow_partial and score.verdict == MISSING):
             items.setdefault(score.item_id, []).append(score)
-    drawn = [len(of_item) for of_item in items.values()]
-    right = [sum(score.value > 0 for score in of_item) for of_item in items.values()]
-    share_right = _percent(num_right / count for num_right, count in zip(right, drawn, strict=True))
+    return list(items.values())
+
+
+def right(of_item: Sequence[ScoreRow]) -> int:
+    return sum(score.value > 0 for score in of_item)
+
+
+def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *, allow_partial: bool) -> list[str]:
+    """The lines to print: the score, which is the mean over rows of the share of right texts, and its limits."""
+    counts = Counter(score.verdict for score in scores)
+    num_texts, num_missing = len(scores) - counts[MISSING], counts[MISSING]
+    items = scored_items(scores, allow_partial=allow_partial)
+    drawn, num_right = list(map(len, items)), list(map(right, items))
+    share_right = _percent(of_item / count for of_item, count in zip(num_right, drawn, strict=True))
     num_rows = len({score.item_id for score in scores})
     lines = [f"{name}: {benchmark.metric} {share_right} over {len(items)} of {num_rows} rows"]
     fewest = min(drawn)
     ks = sorted({*reported_ks(fewest), fewest} - {1})
-    lines += [f"  pass@{k} {_percent(pass_at_k(drawn, right, k))}" for k in ks]
+    lines += [f"  pass@{k} {_percent(pass_at_k(drawn, num_right, k))}" for k in ks]
     if fewest > 1 and benchmark.kind != "code":
-        votes = (
-            majority_passed([s.extracted for s in texts], [s.value > 0 for s in texts]) for texts in items.values()
-        )
+        votes = (majority_passed([s.extracted for s in texts], [s.value > 0 for s in texts]) for texts in items)
         lines.append(f"  majority vote {_percent(map(float, votes))}")
     share = counts[NO_ANSWER] / num_texts if num_texts else 0.0
     lines.append(f"  nothing extracted from {counts[NO_ANSWER]} of {num_texts} texts ({share:.1%})")
@@ -132,8 +139,12 @@ def score_cells(scores: Sequence[ScoreRow], *, allow_partial: bool = False) -> l
     ]
 
 
+def mean_percent(shares: Iterable[float]) -> Interval:
+    return accuracy(list(shares)).scaled(100).interval()
+
+
 def _percent(shares: Iterable[float]) -> str:
-    mean = accuracy(list(shares)).interval()
+    mean = mean_percent(shares)
     if math.isnan(mean.low):
-        return f"{100 * mean.value:.2f}% (one row gives no interval)"
-    return f"{100 * mean.value:.2f}% (95% interval {100 * mean.low:.2f} to {100 * mean.high:.2f})"
+        return f"{mean.value:.2f}% (one row gives no interval)"
+    return f"{mean.value:.2f}% (95% interval {mean.low:.2f} to {mean.high:.2f})"

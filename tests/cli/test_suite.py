@@ -47,6 +47,14 @@ def test_a_suite_runs_both_systems_then_the_table():
     assert lines[-1].startswith("table ")
 
 
+def test_a_suite_ends_with_its_files_and_the_next_command():
+    *_, table, records, following = suite("--dry-run", "--model", "some/copy", "--no-baseline").stdout.splitlines()
+    assert table == "Table: results/local/copy/results.csv, results/local/copy/table.md"
+    assert records == "Records: results/runs/release/copy-refusion-unfused"
+    page = "--out results/local/copy/report.html"
+    assert following == f"Next: refusion-eval report results/runs/release/copy-refusion-unfused {page}"
+
+
 def test_a_real_model_is_compared_with_its_backbone_by_default():
     runs = [line for line in commands("--model", "GSAI-ML/ReFusion") if line.startswith("run ")]
     assert len(runs) == 6
