@@ -93,6 +93,24 @@ def test_json_has_the_same_figures_as_the_files(tmp_path):
         assert [str(row["n"]) for row in json.loads(said.stdout)] == [row["n"] for row in rows]
 
 
+class _ElapsedTimer:
+    """A timer whose time is over when it starts."""
+
+    def __init__(self, seconds, tell):
+        self.start, self.cancel = tell, lambda: None
+
+
+@pytest.mark.parametrize("option", [[], ["--quiet"]])
+def test_a_command_that_is_silent_says_what_it_does(option, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli.threading, "Timer", _ElapsedTimer)
+    monkeypatch.setattr(cli._StderrHandler, "has_spoken", False)
+    said = RUNNER.invoke(app, [*option, "table", str(tmp_path)]).stderr
+    assert ("reading the records of the runs ..." in said) == (option == [])
+    monkeypatch.setattr(cli._StderrHandler, "has_spoken", True)
+    cli.log_to_stderr()
+    assert "reading" not in RUNNER.invoke(app, [*option, "table", str(tmp_path)]).stderr
+
+
 def test_runs_suites_checks_and_claims_are_printed_as_json(checkpoint, tmp_path):
     def printed(*words):
         done = RUNNER.invoke(app, [*words, "--json"])

@@ -3,6 +3,7 @@
 None of the files loads torch before a command runs.
 """
 
+import contextlib
 import errno
 import importlib
 import inspect
@@ -11,8 +12,9 @@ import logging
 import os
 import re
 import sys
+import threading
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -38,6 +40,21 @@ GROUPS = {
     "Machine": ("doctor", "systems", "tasks", "tasks-path", "version"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+
+# What a command does before its first line, which is said if it takes long.
+_LOADING, _READING = "loading PyTorch and the checkpoint", "reading the records of the runs"
+_BEFORE_FIRST_LINE = {
+    **dict.fromkeys(
+        ("run", "sweep", "rerun", "check", "replay", "bench", "locality", "gpu-check", "convert"), _LOADING
+    ),
+    **dict.fromkeys(("table", "compare", "speed", "export", "paper-table", "plot", "claims"), _READING),
+    "report": f"{_READING}, and loading the tokenizers of their checkpoints",
+    "score": "judging the texts",
+    "rescore": f"{_READING}, and loading lm-eval's filters",
+    "train": "loading PyTorch",
+    "doctor": "trying the sandbox, and loading PyTorch",
+}
+_SILENT_SECONDS = 2
 
 # Exit status of a command that finished, but with samples that failed or differ.
 EXIT_INCOMPLETE = 3
@@ -96,6 +113,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the logs of libraries, and tracebacks.")
     ] = False,
@@ -110,6 +128,26 @@ def _root(
     if sys.platform == "win32":
         raise ConfigError("records are locked by calls of Unix, which Windows lacks; run refusion-eval in WSL there")
     LOGGER.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
+    if doing := _BEFORE_FIRST_LINE.get(context.invoked_subcommand or ""):
+        context.with_resource(_told_if_silent(doing))
+
+
+@contextlib.contextmanager
+def _told_if_silent(doing: str) -> Iterator[None]:
+    """Says what a command does if two seconds pass before its first line of progress."""
+
+    def tell() -> None:
+        handlers = [handler for handler in LOGGER.handlers if isinstance(handler, _StderrHandler)]
+        if LOGGER.isEnabledFor(logging.INFO) and not any(handler.has_spoken for handler in handlers):
+            say(f"{doing} ...")
+
+    timer = threading.Timer(_SILENT_SECONDS, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -398,7 +436,10 @@ def show(
 
 
 class _StderrHandler(logging.Handler):
+    has_spoken = False
+
     def emit(self, record: logging.LogRecord) -> None:
+        self.has_spoken = True
         say(self.format(record))  # to the present sys.stderr: the live progress display replaces it while it runs
 
 

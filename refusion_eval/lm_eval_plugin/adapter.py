@@ -1,11 +1,13 @@
 """The model `refusion` of lm-eval: requests become jobs of a session, records the texts that lm-eval reads."""
 
+import contextlib
 import functools
 import inspect
 import json
 import logging
 import math
 import os
+import subprocess
 import sys
 import weakref
 from collections import Counter
@@ -337,6 +339,15 @@ def observe() -> None:
 
     evaluate.observed = True  # type: ignore[attr-defined] # says that there is nothing left to wrap
     evaluator.evaluate = evaluate
+    ask_git = evaluator.get_git_commit_hash  # which lets git complain on the terminal outside a repository
+
+    def commit_hash() -> str | None:
+        with contextlib.suppress(OSError):  # there is no git
+            if subprocess.run(["git", "rev-parse"], capture_output=True, check=False).returncode:
+                return None
+        return ask_git()
+
+    evaluator.get_git_commit_hash = commit_hash
 
 
 def _parts(job: Job) -> tuple[Any, ...]:

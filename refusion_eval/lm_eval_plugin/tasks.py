@@ -1,6 +1,7 @@
 """Tasks of lm-eval under this project's commands: lm-eval loads, asks and judges them, this project records them."""
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from refusion_eval.lm_eval_plugin.hooks import code_metrics, filters_in_sandbox
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import ModelCache
 from refusion_eval.untrusted import open_plain
+
+log = logging.getLogger(__name__)
 
 _MOST_INCLUDED = 100
 
@@ -83,7 +86,8 @@ def find_other_tasks(
     manager = functools.partial(OtherTasks, sandbox=sandbox, include_path=include_path, metadata=metadata)
     of_user = tasks = manager(include_defaults=False)
     if not all(map(of_user.knows, names)) or any(are_groups):
-        tasks = manager(include_defaults=True)  # reads lm-eval's 15,000 task files
+        log.info("reading the index of lm-eval's own tasks, which are more than 10,000 files ...")
+        tasks = manager(include_defaults=True)
     find_tasks([name for name in names if not tasks.knows(name)], of_user.all_tasks)  # raises the error, if any
     return tasks
 

@@ -46,6 +46,7 @@ FIGURES: Mapping[str, PaperFigure] = {
     "figure4": PaperFigure(
         "sweeps of tau_slot, tau_token and the slot size", _SWEEPS, points.swept, draw_curves.draw_swept
     ),
+    "figure5": PaperFigure("order of generation on the text", _RUN, None, draw_text.draw_order, TokenCell),
     "figure6": PaperFigure("score against tokens per forward", _SWEEPS, points.frontier, draw_curves.draw_frontier),
     "figure7": PaperFigure(
         "scaling with training data",
@@ -54,7 +55,6 @@ FIGURES: Mapping[str, PaperFigure] = {
         draw_curves.draw_scaling,
     ),
     "figure8": PaperFigure("sweep of the block size", _SWEEPS, points.swept, draw_curves.draw_swept),
-    "figure5": PaperFigure("order of generation on the text", _RUN, None, draw_text.draw_order, TokenCell),
     "figure9": PaperFigure("decoding step by step", _RUN, None, draw_text.draw_steps, TokenCell),
 }
 

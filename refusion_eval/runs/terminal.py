@@ -26,6 +26,8 @@ from refusion_eval.store.run_store import RunReader
 from refusion_eval.untrusted import visible
 
 SECONDS_BETWEEN_LINES = 20.0
+# Samples after the first, of which the time left is estimated: workers of a cluster begin one after the other.
+_FEWEST_TIMED = 4
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _Item = TypeVar("_Item")
@@ -220,8 +222,9 @@ class ProgressDisplay:
 
     def _time_left(self) -> str:
         num_left = sum(tally.total - tally.done for tally in self._tallies.values())
-        if self._worked <= self._num_first or not num_left:
+        num_timed = self._worked - self._num_first
+        if num_timed < _FEWEST_TIMED or not num_left:
             return ""
-        seconds = num_left * (time.monotonic() - self._first) / (self._worked - self._num_first)
-        left = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, round(seconds / 60))} min"
-        return f", about {left} left"
+        seconds = num_left * (time.monotonic() - self._first) / num_timed
+        minutes = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+        return f", about {seconds / 3600:.1f} h left" if seconds >= 3600 else f", about {minutes} left"

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import torch
+from lm_eval import evaluator
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
@@ -11,7 +12,7 @@ from refusion_eval.benchmarks import get_task
 from refusion_eval.benchmarks.rows import WITHHELD, Sealing
 from refusion_eval.engine.engine import Engine
 from refusion_eval.errors import ConfigError, DecodeError, StoreError
-from refusion_eval.lm_eval_plugin.adapter import RefusionLM
+from refusion_eval.lm_eval_plugin.adapter import RefusionLM, observe
 from refusion_eval.runs.job import Detokenizer
 from refusion_eval.store.run_store import RunReader
 from tests.models.tiny import save_word_tokenizer
@@ -374,3 +375,10 @@ def test_an_error_of_lm_evals_command_is_one_line(command, in_one_line, tiny, mo
     assert "did you mean slot_size?" in said
     assert (said == f"error: {refusal.value}\n") == in_one_line
     assert ("Traceback" in said) != in_one_line
+
+
+def test_git_says_nothing_outside_a_repository(tmp_path, monkeypatch, capfd):
+    observe()
+    monkeypatch.chdir(tmp_path)
+    assert evaluator.get_git_commit_hash() is None
+    assert capfd.readouterr().err == ""
