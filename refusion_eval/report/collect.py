@@ -115,10 +115,10 @@ class Mark(NamedTuple):
     kind: str
     sentence: str
     amount: int | str = ""
+    of_speed: bool = False  # whether it concerns no figure but speeds
 
-    @property
-    def label(self) -> str:
-        return f"{self.kind} {self.amount}" if self.amount else self.kind
+    def encoded(self) -> dict[str, Any]:
+        return {**self._asdict(), "label": f"{self.kind} {self.amount}" if self.amount else self.kind}
 
 
 def marks(task: TaskFacts, command: str) -> list[Mark]:
@@ -132,10 +132,10 @@ def marks(task: TaskFacts, command: str) -> list[Mark]:
         Mark("mixed hardware", machines): len(task.hardware) > 1,
         Mark("unfinished", ended_early, extent.unfinished): extent.unfinished,
         Mark("limited", f"{extent.limited} samples of the task were asked for.", extent.limited): extent.limited,
-        Mark("slowed", slowed): task.slowed_by,
+        Mark("slowed", slowed, of_speed=True): task.slowed_by,
         Mark("unscored", f"{unscored} samples have no verdict: the run has not ended.", unscored): unscored,
         Mark("errors", f"{errors} samples failed and are in no figure.", errors): errors,
-        Mark("batched", "Some samples were decoded together; their times are in no speed figure."): any(
+        Mark("batched", "Some samples were decoded together; their times are in no speed figure.", of_speed=True): any(
             sample.batch_size > 1 for sample in task.samples
         ),
     }
@@ -246,8 +246,8 @@ class _Collector:
         for task in facts.tasks:
             marks_by_task.setdefault(task.task, []).extend(task_marks := marks(task, run.command))
             if task.identity not in part.rows:
-                version, shown = task.task_version, [(mark.label, mark.sentence) for mark in task_marks]
-                yield _cell(task=task.task, version=version, mini=task.mini, marks=shown)
+                shown = [mark.encoded() for mark in task_marks]
+                yield _cell(task=task.task, version=task.task_version, mini=task.mini, marks=shown)
                 continue
             rows = sorted(part.rows[task.identity], key=lambda row: (_natural(row["item_id"]), row["number"]))
             self._writer.flush()
@@ -262,7 +262,7 @@ class _Collector:
                 hardware=sorted(task.hardware),
                 items=len(task.asked),
                 samples=len(rows),
-                marks=[(mark.label, mark.sentence) for mark in task_marks],
+                marks=[mark.encoded() for mark in task_marks],
                 metrics=by_task[task.task, task.task_version, *sorted(settings.items())],
                 list=chunk,
             )
@@ -277,7 +277,7 @@ class _Collector:
             "revision": manifest.checkpoint_revision or manifest.checkpoint_hash,
             "package": manifest.package_version,
             "commit": manifest.git_commit,
-            "command": " ".join(manifest.command),
+            "command": run.command,
             "hardware": sorted(set(part.machines.values())),
             "versions": dict(manifest.versions),
             "began": min(part.created, default=""),
@@ -317,10 +317,10 @@ def _means(entries: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[
         own = [entry for entry in entries if entry.is_mean and entry.mini == mini]
         if not own:
             continue
-        sentences: dict[str, list[str]] = {}
+        sentences: dict[tuple[str, bool], list[str]] = {}
         for task, task_marks in marks_by_task.items():
             for mark in task_marks if is_mini(task) == mini else ():
-                sentences.setdefault(mark.kind, []).append(f"{task}: {mark.sentence}")
+                sentences.setdefault((mark.kind, mark.of_speed), []).append(f"{task}: {mark.sentence}")
         yield _cell(
             task=MEAN_TASK,
             mini=mini,
@@ -328,5 +328,8 @@ def _means(entries: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[
             metrics={entry.metric: _encoded(entry) for entry in own},
             items=own[0].n,
             samples=own[0].samples,
-            marks=[(kind, " ".join(of_kind)) for kind, of_kind in sentences.items()],
+            marks=[
+                Mark(kind, " ".join(of_kind), of_speed=of_speed).encoded()
+                for (kind, of_speed), of_kind in sentences.items()
+            ],
         )

@@ -101,11 +101,12 @@ def make_score(sample, value=1.0, **changes):
     return ScoreRow(key=sample.key, item_id=sample.item_id, scorer="test 1", value=value, **{**fields, **changes})
 
 
-def write_run(directory, samples, scores=None, expected=(), whole=(), **manifest):
-    """A run directory; without scores every sample that did not fail is right."""
+def write_run(directory, samples, scores=None, expected=(), whole=(), load=None, **manifest):
+    """A run directory; without scores every sample that did not fail is right. `load` counts other programs."""
     with RunStore.open(directory, make_manifest(**manifest)) as store:
         store.expect(dict(expected), dict(whole))
         process = store.register_process(Hardware(cpu="Test CPU", cores=2, threads=1, memory_gib=8))
+        store.note(process, before={"load": load})
     if scores is None:
         scores = [make_score(sample) for sample in samples if sample.error is None]
     rows = []

@@ -5,11 +5,13 @@ import os
 import random
 import shutil
 import time
+from urllib.parse import quote
 
 import pytest
 
 from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import Asked, collect
+from refusion_eval.results.measurement import SPEED_METRICS
 
 from .conftest import LetterSources, make_sample, make_score, spell, write_run
 
@@ -49,10 +51,19 @@ class Page:
     def open(self, view="", width=1280, height=900):
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.emulate()
         self.browser.get("about:blank")
         self.browser.get(f"{self.address}#/{view}")
         self.wait("html[data-ready]")
         return self
+
+    def emulate(self, media="screen", scheme="light"):
+        """Shows what the open page looks like on paper, or where the system is dark."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+
+    def run(self, script, *arguments):
+        return self.browser.execute_script(script, *arguments)
 
     def wait(self, selector):
         return WebDriverWait(self.browser, 30).until(lambda browser: browser.find_element(By.CSS_SELECTOR, selector))
@@ -161,7 +172,10 @@ def test_a_sample_is_reached_and_replayed_by_keyboard(shown):
     slider = shown.wait("input[type=range]")
     last = int(slider.get_attribute("max"))
     assert last == 8
-    assert slider.get_attribute("value") == "-1"
+    assert slider.get_attribute("value") == "8"
+    assert shown.text(".decoded") == "abce"  # the first picture is no row of dots
+    shown.press(Keys.HOME)
+    assert shown.browser.current_url.endswith("?step=0")
     width = shown.all(".decoded .pos")[3].rect["x"]
     assert shown.text(".decoded") == "····"
     states = []
@@ -283,6 +297,144 @@ def test_the_ranking_comes_first_and_what_is_shown_can_be_saved(shown, browser, 
     assert {row["task"] for row in rows} == {"mini_gsm8k", "mini_math", "mean"}
     assert len((tmp_path / "figures.csv").read_text(encoding="utf-8").splitlines()) > len(rows)
     shown.check_clean()
+
+
+NAMES = ("gsm8k", "math", "mmlu_pro", "gpqa", "arc_challenge", "humaneval", "mbpp", "sums")
+TASKS = tuple(f"mini_{name}" for name in NAMES)
+COMMAND = ["refusion-eval", "run", "--name", "cut short", "--run-dir", "runs/cut"]
+
+
+@pytest.fixture(scope="module")
+def many(browser, tmp_path_factory):
+    """Eight tasks: a system on a busy machine, limited, and one that was cut before its last task."""
+    folder = tmp_path_factory.mktemp("many")
+    tasks, made = dict.fromkeys(TASKS, "1"), []
+    for name, decoder, run_tasks in (("ReFusion", "refusion", TASKS), ("AR", "autoregressive", TASKS[:-1])):
+        samples = [make_sample(str(item), task=task) for task in run_tasks for item in range(2 + (name != "AR"))]
+        facts = {"system": name, "decoder": decoder, "tasks": tasks, "command": COMMAND, "load": 8.0}
+        expected, whole = dict.fromkeys(TASKS, 3), dict.fromkeys(TASKS, 100)
+        made.append(write_run(folder / name.lower(), samples, None, expected, whole, **facts))
+    data = collect(made, LetterSources(), colours={"refusion": "#0072b2"})
+    path = folder / "report.html"
+    path.write_text(page(data.index, data.chunks), encoding="utf-8")
+    return Page(browser, path)
+
+
+BEYOND = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def test_only_the_table_scrolls_sideways_and_keeps_the_names_in_sight(many):
+    many.open(width=1200)
+    assert many.run(BEYOND) == 0
+    place = "const place = document.querySelector('[aria-label=Ranking]');"
+    assert many.run(f"{place} return place.scrollWidth > place.clientWidth")
+    hidden = "place.querySelector('th.system').getBoundingClientRect().left - place.getBoundingClientRect().left"
+    assert 0 <= many.run(f"{place} place.scrollLeft = 9999; return {hidden}") < 3
+
+
+def test_paper_shows_all_columns(many):
+    many.open(width=800)
+    many.emulate("print")
+    assert many.run(BEYOND) == 0
+
+
+def test_marks_and_intervals_are_one_line_on_a_phone(many):
+    many.open(width=390, height=844)
+    heights = many.run("return [...document.querySelectorAll('.matrix .mark-word')].map((node) => node.offsetHeight)")
+    lines = many.run("return [...document.querySelectorAll('.matrix .interval')].map((n) => n.getClientRects().length)")
+    assert len(heights) > len(TASKS)
+    assert max(heights) < 22
+    assert set(lines) == {1}
+
+
+def test_a_slow_machine_is_marked_where_a_speed_is_shown(many):
+    named = ".matrix .mark-word"
+    many.open()
+    assert not any("slowed" in text for text in many.texts(named))
+    assert any("slowed" in text for text in many.texts("[aria-labelledby=figures] .mark-word"))
+    many.open("?metric=tps")
+    assert any("slowed" in text for text in many.texts(named))
+    many.open(f"?metrics={quote(json.dumps(SPEED_METRICS))}")  # no speed is ticked
+    assert not any("slowed" in text for text in many.texts(".mark-word"))
+    assert any("Speed is lower than need be" in text for text in many.texts(".notes li"))
+
+
+def test_the_matrix_marks_means_and_has_the_tasks_that_the_lead_counts(many):
+    many.open()
+    labels = many.texts(".matrix tr:first-child [data-key]")
+    assert "8 tasks" in many.text(".lead")
+    assert len(labels) == 2 + len(TASKS)  # the system and the mean too
+    assert "limited" in many.text('.matrix [data-label="mean (mini)"] .mark-word')
+    assert many.texts(".matrix .rank") == ["1", "–"]
+    cut = many.texts(".matrix tbody tr:last-child td")
+    assert [text for text in cut if "unfinished 0 of 3" in text and text.startswith("–")]
+
+
+def test_the_command_that_continues_a_run_is_read_and_copied(many):
+    many.open(width=390, height=844)
+    command = "refusion-eval run --name 'cut short' --run-dir runs/cut"
+    assert "ar is unfinished: mini_arc_challenge 2 of 3, " in many.text(".notes li")
+    assert "mini_sums 0 of 3 samples are there" in many.text(".notes li")
+    assert many.text(".notes code") == command
+    many.all(".notes code")[0].click()
+    assert many.run("return getSelection().toString()") == command
+    many.all(".notes .command button")[0].click()
+    many.until(lambda: many.text(".notes .command button") == "Copied")
+    many.open(f"task/{TASKS[0]}")
+    many.wait("input[type=search]").send_keys(Keys.CONTROL, "v")
+    assert many.run("return document.querySelector('input[type=search]').value") == command
+    many.check_clean()
+
+
+def test_the_columns_of_the_sample_list_have_headings(many):
+    lefts = "return [...document.querySelectorAll(arguments[0])].map((node) => node.getBoundingClientRect().left)"
+    for width, against in ((1280, ""), (390, ""), (1280, "?system=2&against=11")):
+        many.open(f"task/mini_gsm8k{against}", width=width)
+        many.wait(".row")
+        seen = ":nth-child(-n+4)"
+        assert many.texts(f".list-head > {seen}")[-1] == ("Against" if against else "Right answer")
+        assert many.run(lefts, f".list-head > {seen}") == many.run(lefts, f".row.current > {seen}")
+    many.wait(".list").send_keys(Keys.END)
+    inside = "const box = document.querySelector('.list').getBoundingClientRect();"
+    last = "document.querySelector('.row.current').getBoundingClientRect().bottom"
+    assert many.run(f"{inside} return {last} <= box.bottom")
+
+
+def test_what_differs_breaks_no_word_and_names_its_values_on_a_phone(many):
+    table = "[aria-label='What differs between the runs']"
+    many.open(width=1200)
+    script = (
+        "const cell = [...document.querySelectorAll(`${arguments[0]} td`)].find((n) => n.textContent === arguments[1]);"
+        "const range = document.createRange(); range.selectNodeContents(cell); return range.getClientRects().length"
+    )
+    assert many.run(script, table, "autoregressive") == 1
+    many.open(width=390, height=844)
+    name = "return getComputedStyle(document.querySelector(arguments[0]), '::before').content"
+    assert many.run(name, f"{table} td") == '"refusion"'
+
+
+def luminance(channels):
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    return sum(share * value for share, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_systems_are_seen_on_a_dark_page_and_dark_again_on_paper(many):
+    many.open()
+    # A canvas turns any colour of CSS into numbers.
+    drawn = (
+        "const ink = new OffscreenCanvas(1, 1).getContext('2d');"
+        "ink.fillStyle = Chart.getChart(document.querySelector('canvas')).data.datasets[0].borderColor;"
+        "ink.fillRect(0, 0, 1, 1);"
+        "return [...ink.getImageData(0, 0, 1, 1).data].slice(0, 3).map((value) => value / 255)"
+    )
+    published = [0, 0x72 / 255, 0xB2 / 255]
+    assert many.run(drawn) == published
+    many.emulate(scheme="dark")
+    many.until(lambda: many.run(drawn) != published)
+    paper = luminance([0x16 / 255, 0x1B / 255, 0x21 / 255])
+    assert (luminance(many.run(drawn)) + 0.05) / (paper + 0.05) > 4.5
+    many.emulate("print", "dark")
+    many.until(lambda: many.run(drawn) == published)
 
 
 @pytest.mark.parametrize("width", [375, 320, 768])

@@ -37,7 +37,7 @@ def opened(data, cell=0, row=0):
 
 
 def marks(data, cell=0):
-    return [word for word, _ in data.index["cells"][cell]["marks"]]
+    return [mark["label"] for mark in data.index["cells"][cell]["marks"]]
 
 
 def test_a_sample_has_all_that_was_recorded_and_found(small_run):
@@ -175,11 +175,34 @@ def test_a_mean_over_tasks_has_the_marks_of_its_tasks(tmp_path):
     )
     data = collect([run], LetterSources())
     mean = next(cell for cell in data.index["cells"] if cell["mean"])
-    assert [name for name, _ in mean["marks"]] == ["limited"]
-    assert dict(mean["marks"])["limited"] == (
+    assert [mark["label"] for mark in mean["marks"]] == ["limited"]
+    assert mean["marks"][0]["sentence"] == (
         "mini_gsm8k: 3 of 200 samples of the task were asked for. "
         "mini_math: 3 of 200 samples of the task were asked for."
     )
+
+
+def test_a_mark_that_concerns_speeds_alone_says_so_for_tasks_and_for_their_mean(tmp_path):
+    samples = [make_sample("1", task=task) for task in ("mini_gsm8k", "mini_math")]
+    tasks = {"mini_gsm8k": "1", "mini_math": "1"}
+    run = write_run(
+        tmp_path / "run",
+        samples,
+        whole=dict.fromkeys(tasks, 9),
+        expected=dict.fromkeys(tasks, 1),
+        load=8.0,
+        tasks=tasks,
+    )
+    cells = collect([run], LetterSources()).index["cells"]
+    assert [cell["mean"] for cell in cells] == [False, False, True]
+    for cell in cells:
+        assert {mark["kind"]: mark["of_speed"] for mark in cell["marks"]} == {"limited": False, "slowed": True}
+
+
+def test_the_command_of_a_run_can_be_pasted_into_a_shell(tmp_path):
+    command = ["/usr/bin/refusion-eval", "run", "--name", "a model"]
+    run = write_run(tmp_path / "run", [make_sample("1")], command=command)
+    assert collect([run], LetterSources()).index["runs"][0]["command"] == "refusion-eval run --name 'a model'"
 
 
 def test_samples_of_several_machines_are_marked(tmp_path):

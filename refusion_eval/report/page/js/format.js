@@ -51,11 +51,14 @@ const format = (() => {
     return cell.mini && !cell.task.startsWith("mini_") ? `${cell.task} (mini)` : cell.task;
   }
 
+  // The marks of a cell; those that concern speeds alone only beside a speed.
+  const marks = (cell, besideSpeed) => cell.marks.filter((mark) => besideSpeed || !mark.of_speed);
+
   // What is shown of a system before anything else, as far as it was measured.
   const MAIN = [ACCURACY, "tps", "tpf", "speedup"];
 
   const columns = store.index.metrics.map((name) => (name === PASS ? ACCURACY : name))
     .filter((name, place, all) => all.indexOf(name) === place);
 
-  return { number, seconds, date, count, metricLabel, figure, task, machine, isCost, isSpeed, columns, ACCURACY, MAIN };
+  return { number, seconds, date, count, metricLabel, figure, task, marks, machine, isCost, isSpeed, columns, ACCURACY, MAIN };
 })();

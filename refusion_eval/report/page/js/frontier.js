@@ -93,13 +93,13 @@ const frontier = (() => {
     const curve = (data, more) => ({ label: "", data, showLine: true, pointRadius: 0, pointHitRadius: 0, borderWidth: 1.5, ...more });
     const sets = systems.flatMap(([name, given], number) => {
       const data = points.filter(({ cell }) => system(cell) === name);
-      const colour = given === BLACK ? theme.colour("--ink") : given;
-      const dots = { label: name, data, pointStyle: SHAPES[number % SHAPES.length], borderColor: colour, backgroundColor: colour,
+      const colour = theme.colour(given === BLACK ? "var(--ink)" : `light-dark(${given}, color-mix(in srgb, ${given}, white 30%))`);
+      const dots = { label: name, data, pointStyle: SHAPES[number % SHAPES.length], borderColor: colour, backgroundColor: colour, hoverBorderColor: colour, hoverBackgroundColor: colour,
         pointRadius: data.length > 4 ? 4 : 7, pointHoverRadius: 9, borderWidth: 2, clip: 12 };
       return data.length > 1 ? [dots, curve(best(data), { borderColor: colour })] : data.length ? [dots] : [];
     });
     const all = best(points);
-    return all.length > 1 ? [...sets, curve(all, { borderColor: theme.colour("--muted"), borderDash: [5, 5] })] : sets;
+    return all.length > 1 ? [...sets, curve(all, { borderColor: theme.colour("var(--muted)"), borderDash: [5, 5] })] : sets;
   }
 
   // The range of accuracies with their intervals, at least `LEAST_RANGE` wide, within 0 to 100.
@@ -110,8 +110,8 @@ const frontier = (() => {
     return { min: Math.max(0, low - room), max: high + room > 100 ? 100.5 : high + room };
   }
 
-  function chart({ canvas, label }, points) {
-    const [text, grid] = [theme.colour("--muted"), theme.colour("--line")];
+  function chart({ canvas, label, metric }, points) {
+    const [text, grid] = [theme.colour("var(--muted)"), theme.colour("var(--line)")];
     const axis = (title, more) => ({ title: { display: true, text: title, color: text }, grid: { color: grid }, border: { color: grid }, ...more,
       ticks: { color: text, includeBounds: false } });
     return new Chart(canvas, {
@@ -122,20 +122,20 @@ const frontier = (() => {
         animation: false, responsive: true, maintainAspectRatio: false, layout: { padding: { right: 12 } },
         scales: { x: axis(label, { min: 0, max: 1.08 * Math.max(...points.map(({ x, xs }) => xs.high ?? x)) }), y: axis("Accuracy, %", points.length ? range(points) : {}) },
         plugins: {
-          legend: { position: "bottom", labels: { color: theme.colour("--ink"), usePointStyle: true, boxHeight: 8, filter: (item) => item.text !== "" } },
-          tooltip: { filter: (item) => !item.dataset.showLine, callbacks: { label: hover } },
+          legend: { position: "bottom", labels: { color: theme.colour("var(--ink)"), usePointStyle: true, boxHeight: 8, filter: (item) => item.text !== "" } },
+          tooltip: { filter: (item) => !item.dataset.showLine, callbacks: { label: (item) => hover(item, metric) } },
         },
       },
     });
   }
 
-  function hover({ raw: { cell, xs, ys, x, y }, chart: { options } }) {
+  function hover({ raw: { cell, xs, ys, x, y }, chart: { options } }, metric) {
     const range = ({ low, high }) => (low === null ? "" : ` [${format.number(low)}, ${format.number(high)}]`);
     return [
       `${store.title(cell)} · ${format.task(cell)}`,
       `accuracy ${format.number(y, 1)}${range(ys)}, n ${ys.n}`,
       `${options.scales.x.title.text.toLowerCase()} ${format.number(x)}${range(xs)}`,
-      ...cell.marks.map(([word]) => word),
+      ...format.marks(cell, format.isSpeed(metric)).map(({ label }) => label),
     ];
   }
 

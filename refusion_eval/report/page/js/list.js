@@ -1,20 +1,26 @@
 // A long list of which only the rows in sight exist. It is one stop of the tab key; arrows move within it.
 const list = (() => {
   const ROW = 44;
+  const HEAD = 34; // of the headings, which stay in sight above the rows
   const BEYOND = 8;
 
   // rows: what to show; draw(row): the cells of one; href(row): where it leads; css(row): further classes.
   function create({ label, draw, href, css }) {
     let rows = [];
     let current = 0;
+    const head = dom.el("div.list-head", { "aria-hidden": "true" });
     const space = dom.el("div.space");
     const box = dom.el("div.list", { role: "listbox", tabindex: "0", "aria-label": label, onscroll: paint, onkeydown: key });
-    box.append(space);
+    head.style.height = `${HEAD}px`;
+    box.append(head, space);
     const observer = new ResizeObserver(paint);
     observer.observe(box);
 
-    function show(next) {
+    // headings: the class and the heading of each cell of a row.
+    function show(next, headings) {
       rows = next;
+      head.className = `list-head${rows.length ? css(rows[0]).replaceAll(".", " ") : ""}`;
+      dom.replace(head, headings.map(([name, text]) => dom.el(`span.${name}`, {}, text)));
       current = Math.min(current, Math.max(0, rows.length - 1));
       space.style.height = `${rows.length * ROW}px`;
       paint();
@@ -38,7 +44,7 @@ const list = (() => {
     }
 
     function key(event) {
-      const page = Math.max(1, Math.floor(box.clientHeight / ROW) - 1);
+      const page = Math.max(1, Math.floor((box.clientHeight - HEAD) / ROW) - 1);
       const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -rows.length, End: rows.length };
       if (event.key in moves) move(current + moves[event.key]);
       else if (event.key === "Enter" && rows.length) location.hash = href(rows[current]);
@@ -50,7 +56,7 @@ const list = (() => {
       current = Math.min(rows.length - 1, Math.max(0, place));
       const top = current * ROW;
       if (top < box.scrollTop) box.scrollTop = top;
-      else if (top + ROW > box.scrollTop + box.clientHeight) box.scrollTop = top + ROW - box.clientHeight;
+      else if (HEAD + top + ROW > box.scrollTop + box.clientHeight) box.scrollTop = HEAD + top + ROW - box.clientHeight;
       paint();
     }
 

@@ -3,10 +3,11 @@ const matrix = (() => {
   const MEAN = "mean";
 
   // One entry for each run, or for each of several settings within a run, with its cells by task.
+  // A task without samples is there too, so that its mark is seen.
   function entries(cells, metric) {
     const found = new Map();
     for (const cell of cells) {
-      if (!measured(cell, metric)) continue;
+      if (!measured(cell, metric) && cell.samples) continue;
       const key = `${cell.run} ${store.variant(cell)}`;
       if (!found.has(key)) found.set(key, { first: cell, byTask: new Map() });
       found.get(key).byTask.set(format.task(cell), cell);
@@ -15,27 +16,32 @@ const matrix = (() => {
   }
 
   function measured(cell, metric) {
-    const figure = format.figure(cell, metric);
+    const figure = cell && format.figure(cell, metric);
     return figure && figure.value !== null ? figure : null;
   }
 
-  // The columns in order; the first is the one that the ranking goes by, the mean if there is one.
-  function columns(rows) {
+  // The columns in order; the first is the one that the ranking goes by, the mean if there is one. Tasks without any figure come last.
+  function columns(rows, metric) {
     const cells = rows.flatMap(({ byTask }) => [...byTask.values()]);
     const names = [...new Set(cells.map(format.task))].sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
-    const isMean = (name) => cells.some((cell) => cell.mean && format.task(cell) === name);
-    return [...names.filter(isMean), ...names.filter((name) => !isMean(name))];
+    const place = (name) => {
+      const own = cells.filter((cell) => format.task(cell) === name && measured(cell, metric));
+      return own.some((cell) => cell.mean) ? 0 : own.length ? 1 : 2;
+    };
+    return names.sort((one, other) => place(one) - place(other));
   }
 
-  // The place of each entry in a column: one more than the number of entries that are clearly better, by whole intervals.
-  // Entries that lack a task have none, nor have speeds of other machines than the entry's a say in it.
-  function ranks(rows, column, all, metric) {
+  // The place of each entry in the first column: one more than the number of entries that are clearly better, by whole intervals.
+  // Entries that lack a task that another has have none, nor have speeds of other machines than the entry's a say in it.
+  function ranks(rows, names, metric) {
     const sign = format.isCost(metric) ? -1 : 1;
+    const has = (row, name) => measured(row.byTask.get(name), metric);
     const bounds = (row) => {
-      const { value, low, high } = measured(row.byTask.get(column), metric);
+      const { value, low, high } = has(row, names[0]);
       return [sign * (low ?? value), sign * (high ?? value)].sort((one, other) => one - other);
     };
-    const complete = rows.filter((row) => all.every((name) => row.byTask.has(name)));
+    const needed = names.filter((name, column) => column === 0 || rows.some((row) => has(row, name)));
+    const complete = rows.filter((row) => needed.every((name) => has(row, name)));
     return new Map(complete.map((row) => [row, 1 + complete.filter((other) => bounds(other)[0] > bounds(row)[1]
       && (!format.isSpeed(metric) || format.machine(other.first) === format.machine(row.first))).length]));
   }
@@ -43,10 +49,10 @@ const matrix = (() => {
   function table(cells, metric, sort, sortBy) {
     const rows = entries(cells, metric);
     if (!rows.length) return dom.el("p.empty", {}, "Nothing matches: tick a system and a task.");
-    const names = columns(rows);
-    const place = ranks(rows, names[0], names, metric);
+    const names = columns(rows, metric);
+    const place = ranks(rows, names, metric);
     const [key, direction] = names.includes(sort[0]) || sort[0] === "system" ? sort : [names[0], format.isCost(metric) ? 1 : -1];
-    const value = (row) => (key === "system" ? store.title(row.first) : row.byTask.has(key) ? measured(row.byTask.get(key), metric).value : null);
+    const value = (row) => (key === "system" ? store.title(row.first) : measured(row.byTask.get(key), metric)?.value ?? null);
     rows.sort((one, other) => overview.order(value(one), value(other), direction) || one.first.number - other.first.number);
     const scales = new Map(names.map((name) => [name, scale(rows, name, metric)]));
     const machines = new Set(rows.map(({ first }) => format.machine(first)));
@@ -66,7 +72,7 @@ const matrix = (() => {
 
   // The range of a column's intervals, and its best value.
   function scale(rows, name, metric) {
-    const figures = rows.filter((row) => row.byTask.has(name)).map((row) => measured(row.byTask.get(name), metric));
+    const figures = rows.map((row) => measured(row.byTask.get(name), metric)).filter(Boolean);
     const values = figures.map(({ value }) => value);
     return {
       low: Math.min(...figures.map(({ value, low }) => low ?? value)),
@@ -78,11 +84,11 @@ const matrix = (() => {
   function entry(cell, name, metric, { low, high, best }) {
     const attributes = { "data-label": name };
     if (!cell) return dom.el("td.number", attributes, dom.el("span.none", { title: "not measured" }, "–"));
-    const figure = format.figure(cell, metric);
-    const shown = overview.figure(cell, metric, figure.value === best);
-    const body = cell.mean ? shown : dom.el("a.plain", { href: `${router.link("task", cell.task)}?system=${cell.number}` }, shown);
-    return dom.el("td.number", attributes, body, cell.mean ? null : overview.marks(cell), overview.whisker(figure, low, high));
+    const figure = measured(cell, metric);
+    const shown = overview.figure(cell, metric, figure?.value === best);
+    const body = cell.mean || !figure ? shown : dom.el("a.plain", { href: `${router.link("task", cell.task)}?system=${cell.number}` }, shown);
+    return dom.el("td.number", attributes, body, overview.marks(cell, format.isSpeed(metric)), figure && overview.whisker(figure, low, high));
   }
 
-  return { table, entries, MEAN };
+  return { table, MEAN };
 })();

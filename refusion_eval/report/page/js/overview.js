@@ -46,8 +46,7 @@ const overview = (() => {
     const choice = (kind, title) => filters.choice(title, pairs(kind), now[kind], () => refresh(kind));
     dom.replace(main,
       dom.el("div.headline", {}, dom.el("h1", {}, "Runs"), dom.el("p.lead", {}, lead())),
-      store.index.warnings.length > 0 && dom.el("ul.notes", { "aria-label": "What to know before comparing" },
-        store.index.warnings.map((text) => dom.el("li", {}, text))),
+      notes(),
       dom.el("section", { "aria-labelledby": "ranking" },
         dom.el("div.section-head", {}, dom.el("h2", { id: "ranking" }, "Systems by tasks"),
           dom.el("div.controls", { role: "group", "aria-label": "Filters" },
@@ -83,6 +82,11 @@ const overview = (() => {
       router.note(Object.fromEntries([...router.query().keys()].map((name) => [name, null])));
       return read();
     }
+  }
+
+  function notes() {
+    const all = [...runs.unfinished(), ...store.index.warnings];
+    return all.length > 0 && dom.el("ul.notes", { "aria-label": "What to know before comparing" }, all.map((note) => dom.el("li", {}, note)));
   }
 
   function lead() {
@@ -156,7 +160,7 @@ const overview = (() => {
     const title = cell.mean ? dom.el("span", {}, name) : dom.el("a", { href: router.link("task", cell.task) }, name);
     const variant = store.variant(cell);
     return dom.el(cell.mean ? "tr.mean" : "tr", {},
-      dom.el("th", { scope: "row" }, title, marks(cell)),
+      dom.el("th", { scope: "row" }, title, marks(cell, metrics.some(format.isSpeed))),
       dom.el("td.system", {}, store.systemName(cell), variant && dom.el("small", {}, variant)),
       dom.el("td.number", { "data-label": "n" }, cell.items || "–"),
       metrics.map((metric) => dom.el("td.number", { "data-label": format.metricLabel(metric) }, figure(cell, metric))));
@@ -181,9 +185,10 @@ const overview = (() => {
     return dom.el("span.whisker", { "aria-hidden": "true" }, range, point);
   }
 
-  function marks(cell) {
-    return cell.marks.length > 0 && dom.el("span.marks", {}, cell.marks.map(([word, why]) =>
-      dom.el(`span.mark-word.${word.split(" ")[0]}`, { title: why }, word, dom.el("span.hidden", {}, `: ${why}`))));
+  function marks(cell, besideSpeed) {
+    const shown = format.marks(cell, besideSpeed);
+    return shown.length > 0 && [" ", dom.el("span.marks", {}, shown.map(({ kind, label, sentence }) =>
+      dom.el(`span.mark-word.${kind.split(" ")[0]}`, { title: sentence }, label, dom.el("span.hidden", {}, `: ${sentence}`))))];
   }
 
   return { view, marks, figure, whisker, head, order, table };

@@ -12,7 +12,7 @@ const replay = (() => {
   function create(record, slotSize) {
     const film = player.create(record);
     const last = film.steps.length - 1;
-    const asked = Number(router.query().get("step") || 0);
+    const asked = router.query().get("step");
     let at = -1;
     let timer = null;
 
@@ -45,7 +45,7 @@ const replay = (() => {
       at = Math.min(last, Math.max(-1, to));
       slider.value = String(at);
       slider.setAttribute("aria-valuetext", at < 0 ? "before the first step" : `step ${at + 1} of ${last + 1}`);
-      if (!playing) router.note({ step: at < 0 ? null : at + 1 });
+      if (!playing) router.note({ step: at === last ? null : at + 1 });
       paint();
     }
 
@@ -127,7 +127,8 @@ const replay = (() => {
 
     document.addEventListener("keydown", key);
     stop();
-    go(Number.isInteger(asked) ? asked - 1 : -1);
+    // The first picture is the decoded text; playing begins at the first step all the same.
+    go(asked !== null && Number.isInteger(Number(asked)) ? Number(asked) - 1 : last);
     return { node, close: () => {
       stop();
       document.removeEventListener("keydown", key);

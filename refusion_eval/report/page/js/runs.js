@@ -19,24 +19,48 @@ const runs = (() => {
     };
   }
 
+  // A command that one press selects whole, with a button that copies it, or leaves it selected where the browser forbids that.
+  function command(text) {
+    const code = dom.el("code", {}, text);
+    const copy = dom.el("button.button", { type: "button", "aria-live": "polite", onclick: () => {
+      getSelection().selectAllChildren(code);
+      // The newer interface, navigator.clipboard, is refused to files and to pages without TLS.
+      copy.textContent = document.execCommand("copy") ? "Copied" : "Selected";
+    } }, "Copy");
+    return dom.el("div.command", {}, code, copy);
+  }
+
+  // A note about each run that lacks samples, with the command that continues it.
+  function unfinished() {
+    const lacking = (number) => store.cells.filter((cell) => cell.run === number && !cell.mean).flatMap((cell) =>
+      cell.marks.filter(({ kind }) => kind === "unfinished").map(({ amount }) => `${format.task(cell)} ${amount}`));
+    return store.index.runs.map((run, number) => lacking(number).length > 0 && [
+      `${run.id} is unfinished: ${lacking(number).join(", ")} samples are there. To continue it${run.command ? ":" : ", run it again."}`,
+      run.command && command(run.command)]).filter(Boolean);
+  }
+
   function section() {
     const all = store.index.runs.map(facts);
     const names = [...new Set(all.flatMap(Object.keys))];
     const isSame = (name) => all.every((one) => one[name] === all[0][name]);
     const [same, different] = [names.filter(isSame), names.filter((name) => !isSame(name))];
     const list = (entries) => dom.el("dl.facts", {}, entries.map(([name, value]) => [dom.el("dt", {}, name), dom.el("dd", {}, value)]));
+    // The more numerous of runs and differences are rows, so that the table is long rather than wide.
+    const ids = store.index.runs.map(({ id }) => id);
+    const [down, across] = ids.length > different.length ? [ids, different] : [different, ids];
+    const value = (row, column) => (down === ids ? all[row][different[column]] : all[column][different[row]]) ?? "–";
     return dom.el("section", { "aria-labelledby": "runs" },
       dom.el("div.section-head", {}, dom.el("h2", { id: "runs" }, "How they were made")),
       different.length > 0 && dom.el("div.table-place.limited", { tabindex: "0", role: "region", "aria-label": "What differs between the runs" },
         dom.el("table.figures.plain-table", {}, dom.el("caption", {}, "What differs"),
-          dom.el("thead", {}, dom.el("tr", {}, ["Run", ...different].map((name) => dom.el("th", { scope: "col" }, name)))),
-          dom.el("tbody", {}, store.index.runs.map((run, number) => dom.el("tr", {}, dom.el("th", { scope: "row" }, run.id),
-            different.map((name) => dom.el("td", { "data-label": name }, all[number][name] ?? "–"))))))),
+          dom.el("thead", {}, dom.el("tr", {}, ["Run", ...across].map((name) => dom.el("th", { scope: "col" }, name)))),
+          dom.el("tbody", {}, down.map((name, row) => dom.el("tr", {}, dom.el("th", { scope: "row" }, name),
+            across.map((label, column) => dom.el("td", { "data-label": label }, value(row, column)))))))),
       dom.el("details.run", {}, dom.el("summary", {}, all.length > 1 ? "What all have in common" : "Settings and machine"),
         list(same.map((name) => [name, all[0][name]]))),
       dom.el("details.run", {}, dom.el("summary", {}, "Commands"),
-        list(store.index.runs.map((run) => [run.id, dom.el("code", {}, run.command || "not recorded")]))));
+        list(store.index.runs.map((run) => [run.id, run.command ? command(run.command) : "not recorded"]))));
   }
 
-  return { section };
+  return { section, unfinished };
 })();

@@ -22,7 +22,7 @@ const sample = (() => {
     dom.replace(main,
       dom.el("div.headline", {},
         dom.el("h1", {}, `Item ${name}`, task.verdict(columns.state[row])),
-        dom.el("p.lead", {}, `${store.title(cell)} · ${format.task(cell)}`, overview.marks(cell)),
+        dom.el("p.lead", {}, `${store.title(cell)} · ${format.task(cell)}`, overview.marks(cell, true)),
         dom.el("nav.beside", { "aria-label": "Neighbouring samples" }, step("← Previous", to(-1)), step("Next →", to(1)))),
       counts(found),
       await others(found),

@@ -8,6 +8,9 @@ const task = (() => {
     item: byItem, "most tokens": (one, other) => other.tokens - one.tokens, slowest: (one, other) => other.seconds - one.seconds,
     "highest TPF": (one, other) => other.tpf - one.tpf, "lowest TPF": (one, other) => one.tpf - other.tpf,
   };
+  const HEADINGS = [["id", "Item"], ["verdict", "Verdict"], ["answer", "Answer"], ["gold", "Right answer"], ["question", "Question"],
+    ["system", "System"], ["cost", "Tokens, forwards, time"]];
+  const HEADINGS_AGAINST = [...HEADINGS.slice(0, 3), ["verdict", "Against"], ["answer", "Its answer"], ...HEADINGS.slice(3, 5)];
   const NAMES = ["system", "against", "verdict", "order", "find"];
 
   async function view(main, name) {
@@ -31,7 +34,7 @@ const task = (() => {
       const next = await select(cells, rows, chosen);
       if (turn !== last) return; // the reader has typed on
       found = next;
-      samplesList.show(found);
+      samplesList.show(found, found[0]?.other ? HEADINGS_AGAINST : HEADINGS);
       dom.replace(number, `${found.length.toLocaleString("en")} of ${format.count(rows.length, "sample")}`);
     };
     const metrics = format.columns.filter((metric) => cells.some((cell) => format.figure(cell, metric)));

@@ -30,17 +30,19 @@ const theme = (() => {
     return dom.el("div.theme", {}, dom.el("span.muted", { "aria-hidden": "true" }, "Colours"), list);
   }
 
-  // A colour of the style sheet as the browser computes it, for canvases.
-  function colour(name) {
+  // A colour of CSS as the browser computes it, for canvases.
+  function colour(text) {
     const probe = dom.el("i");
-    probe.style.color = `var(${name})`;
+    probe.style.color = text;
     document.body.append(probe);
     const { color } = getComputedStyle(probe);
     probe.remove();
     return color;
   }
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => changed.dispatchEvent(new Event("change")));
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) {
+    matchMedia(query).addEventListener("change", () => changed.dispatchEvent(new Event("change")));
+  }
 
   return { button, colour, changed };
 })();
