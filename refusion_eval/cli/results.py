@@ -114,8 +114,8 @@ def report(
     cli.prepare(out)
     colours = {name: decoder.style.colour for name, decoder in DECODERS.items()}
     collected = collect(run_dirs, FoundSources(data), baseline=baseline, colours=colours)
-    for warning in collected.index["warnings"]:
-        cli.say(f"note: {warning}")
+    for note in collected.notes:
+        cli.say(f"note: {note}")
     write_output(out, page(collected.index, collected.chunks))
     print(f"{out} ({out.stat().st_size / 2**20:.1f} MiB)")
 

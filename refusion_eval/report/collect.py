@@ -20,6 +20,7 @@ from refusion_eval.results.measurement import (
     SLOWED,
     SPEED_METRICS,
     Measurement,
+    notes_of,
     speed_notes,
     that_hold,
 )
@@ -162,10 +163,14 @@ def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """Content of a page: the JSON value that it reads when it opens, and the parts that it reads later, by name."""
+    """Content of a page: the JSON value that it reads when it opens, and the parts that it reads later, by name.
+
+    `notes` says in sentences what the page marks: cautions, runs that lack samples, limits and what slowed a machine.
+    """
 
     index: dict[str, Any]
     chunks: Mapping[str, str]
+    notes: Sequence[str]
 
 
 @dataclass(slots=True)
@@ -197,6 +202,7 @@ def collect(
     metrics = {name for cell in cells for name in cell["metrics"]}
     ordered = [name for name in METRIC_ORDER if name in metrics]
     chunks, questions = collector.chunks()
+    cautions = warnings(cells, runs)
     index = {
         "runs": runs,
         "cells": cells,
@@ -204,9 +210,9 @@ def collect(
         "metrics": [*ordered, *sorted(metrics - set(ordered))],
         "speed": list(SPEED_METRICS),
         "states": {state: look.name for state, look in LOOKS.items()},
-        "warnings": [*warnings(cells, runs), *speed_notes(entry.conditions for entry in measurements)],
+        "warnings": [*cautions, *speed_notes(entry.conditions for entry in measurements)],
     }
-    return ReportData(index, chunks)
+    return ReportData(index, chunks, [*cautions, *notes_of(measurements)])
 
 
 class _Collector:

@@ -105,7 +105,8 @@ def test_speed_has_a_row_for_each_task_with_its_extent(runs, tmp_path):
 
 
 def test_the_page_marks_each_task(runs, tmp_path):
-    output("report", *runs, "--out", tmp_path / "page.html")
+    done = CliRunner().invoke(app, ["report", *map(str, runs), "--out", str(tmp_path / "page.html")])
+    assert "note: cut is unfinished: mini_gsm8k 0 of 4, mini_mbpp 2 of 4" in done.stderr
     text = (tmp_path / "page.html").read_text()
     for mark in ("unfinished 2 of 4", "unfinished 0 of 4", "limited 3 of 5"):
         assert f'"{mark}"' in text
