@@ -27,7 +27,11 @@ SETTINGS: Mapping[str, list[dict[str, Any]]] = {
         {"block_length": 24, "cfg_scale": 0.5, "temperature": 0.6},
         {"block_length": 8, **REUSE},
     ],
-    "refusion": [{"slot_size": 4, "block_size": 8, "fuse": fuse} for fuse in (True, False)],
+    "refusion": [
+        {"slot_size": 4, "block_size": 8, "fuse": fuse, **changes}
+        for fuse in (True, False)
+        for changes in ({}, {"completion": "verifier"}, {"completion": "verifier", "temperature": 0.7})
+    ],
 }
 
 

@@ -225,11 +225,19 @@ def test_goldens_of_d2f_come_out_of_a_batch(shared, record, log, place) -> None:
     assert len(log["replayed"]) > len(WIDTHS)
 
 
-@pytest.mark.parametrize("name", sorted(DECODERS))
-def test_every_decoder_gives_the_same_tokens_in_a_batch(engines, name) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in sorted(DECODERS)),
+        ("refusion", {"completion": "verifier", "tau_token": 0.3}),
+        ("refusion", {"completion": "verifier", "temperature": 0.7}),
+    ],
+)
+def test_every_decoder_gives_the_same_tokens_in_a_batch(engines, name, changes) -> None:
     free, replayed = engines
     wanted = {"gen_length": 32, "mask_id": VOCAB_SIZE - 1, "eos_ids": (VOCAB_SIZE - 2,), "steps": 8, "block_length": 8}
     wanted |= {"slot_size": 4, "block_size": 8, "tau_token": 0.0} if name == "refusion" else {}
+    wanted |= changes
     entry = DECODERS[name]
     settings = entry.Settings(**{key: wanted[key] for key in wanted if key in entry.Settings.__dataclass_fields__})
     requests = [Request(entry.decode, PROMPT[:length], settings) for length in (3, 8, 1, 5)]
