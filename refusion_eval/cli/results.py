@@ -17,15 +17,16 @@ from refusion_eval.report.frames import frames, play
 from refusion_eval.report.replay import Replay, Speller, replay_of
 from refusion_eval.report.sample import find_sample, sample_replay, speller_of
 from refusion_eval.results import compare as comparing
+from refusion_eval.results.facts import extents_of
 from refusion_eval.results.measured import read_measurements, run_measurements
-from refusion_eval.results.measurement import notes_of
+from refusion_eval.results.measurement import TaskExtent, extent_notes, notes_of
 from refusion_eval.results.render import Table, csv_text, measurement_cells
 from refusion_eval.results.seeds import means_over_seeds
 from refusion_eval.results.tables import speed_cells, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.store.records import Sample
-from refusion_eval.store.run_store import Run
+from refusion_eval.store.run_store import RUN_JSON, Run, RunReader
 
 # The files of models and of matplotlib load slowly, so they are imported inside the functions that need them.
 
@@ -188,6 +189,7 @@ def export(
     from refusion_eval.results.data_frames import sample_rows
 
     cli.prepare(out)
+    _say_extents(run_dirs)
     # A data frame groups by settings and so has them as text; in JSON they are an object like the scores.
     lines = (json.dumps(row | {"settings": json.loads(row["settings"])}) + "\n" for row in sample_rows(run_dirs))
     if out is None:
@@ -196,6 +198,17 @@ def export(
         written = list(lines)
         write_output(out, "".join(written))
         print(f"{out} ({len(written)} samples)")
+
+
+def _say_extents(run_dirs: list[Path]) -> None:
+    """Says which runs lack samples or were limited, where what is written has no place for it."""
+    extents = []
+    for run_dir in run_dirs:
+        with RunReader.open(run_dir) as reader:
+            run, found = reader.run, extents_of(reader)
+        extents += [TaskExtent(run.run_id, run.command, task, e.unfinished, e.limited) for task, e in found.items()]
+    for note in extent_notes(extents):
+        cli.say(f"note: {note}")
 
 
 def plot(
@@ -257,6 +270,7 @@ def plot(
     rows = rows_of(name, sources or [], task)
     if rows is None:
         rows = _moments(name, sources or [], task, item)
+    _say_extents([source for source in sources or [] if (source / RUN_JSON).is_file()])
     for path in write_figure(name, rows, out, width, margin):
         print(path)
 

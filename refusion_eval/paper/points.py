@@ -206,8 +206,8 @@ def read_sweep(folder: Path) -> tuple[list[dict[str, Any]], list[Measurement]]:
     missing = [name for name in ("points.csv", "sweep.csv") if not (folder / name).is_file()]
     if missing:
         raise DataError(
-            f"{folder} has no {' and no '.join(missing)}, so it is not a sweep; figures 4, 6 and 8 are drawn from "
-            "the folders that refusion-eval sweep SPEC --out FOLDER writes"
+            f"{folder} has no {' and no '.join(missing)}, so it is no finished sweep; figures 4, 6 and 8 are drawn "
+            "from the folders that refusion-eval sweep SPEC --out FOLDER writes, and the same command continues one"
         )
     records = [record for _, record in read_records(folder / "points.csv", _POINTS)]
     measurements = read_measurements([folder / "sweep.csv"])

@@ -1,7 +1,6 @@
 """Run directories -> content of the page: figures by task, lists of samples, and chunks of everything else."""
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from refusion_eval.report.assemble import ChunkWriter
 from refusion_eval.report.frames import LOOKS
 from refusion_eval.report.replay import Spell, Speller
 from refusion_eval.report.sample import body, list_row, rounded
-from refusion_eval.results.facts import RunFacts, TaskFacts, read_facts
+from refusion_eval.results.facts import RunFacts, TaskFacts, natural_order, read_facts
 from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import (
     MEAN_TASK,
@@ -30,7 +29,6 @@ from refusion_eval.types import Trace
 
 _GREY = "#7f7f7f"
 _LONGEST_QUESTION, _LONGEST_GOLD = 140, 48  # characters of a list
-_DIGITS = re.compile(r"(\d+)")
 
 Identity = tuple[str, str, str]  # of a task in a run: its name, version and hash of settings
 
@@ -255,7 +253,7 @@ class _Collector:
                 shown = [mark.encoded() for mark in task_marks]
                 yield _cell(task=task.task, version=task.task_version, mini=task.mini, marks=shown)
                 continue
-            rows = sorted(part.rows[task.identity], key=lambda row: (_natural(row["item_id"]), row["number"]))
+            rows = sorted(part.rows[task.identity], key=lambda row: (natural_order(row["item_id"]), row["number"]))
             self._writer.flush()
             chunk, _ = self._writer.add({name: [row[name] for row in rows] for name in rows[0]})
             self._writer.flush()
@@ -296,12 +294,6 @@ class _Collector:
             machines = {process_id: run.hardware(process_id).label() for process_id in run.processes}
             self._parts[run.run_id] = _Part(Speller(self._sources.spell(run)), machines)
         return self._parts[run.run_id]
-
-
-def _natural(item_id: str) -> list[str | int]:
-    """The parts of a name as they sort: text, number, text, ..."""
-    parts = _DIGITS.split(item_id)
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _encoded(measurement: Measurement) -> dict[str, Any]:

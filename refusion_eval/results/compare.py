@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Z_95, Interval, by_item, mean_of_intervals, paired_difference, scaled, speedup
-from refusion_eval.results.facts import Extent, RunFacts, SampleFacts, TaskFacts, read_facts
+from refusion_eval.results.facts import Extent, RunFacts, SampleFacts, TaskFacts, natural_order, read_facts
 from refusion_eval.results.measured import seed_of
 from refusion_eval.results.measurement import MEAN_TASK, MINI_NOTE, Conditions, TaskExtent, extent_notes, speed_notes
 from refusion_eval.results.render import Table, interval_cells, interval_text, markdown_prose
@@ -102,7 +102,7 @@ def compare_runs(
     tasks_a, tasks_b = _tasks(run_a), _tasks(run_b)
     names = sorted(tasks_a.keys() & tasks_b.keys())
     if not names:
-        of_a, of_b = (", ".join(sorted(tasks)) or "nothing" for tasks in (tasks_a, tasks_b))
+        of_a, of_b = (", ".join(sorted(tasks)) or "no sample yet" for tasks in (tasks_a, tasks_b))
         both = f"{run_a.run.run_id} ({of_a}) and {run_b.run.run_id} ({of_b})"
         raise StoreError(f"{both} have no task in common; run both on the same tasks")
     if filter_name is not None:  # it may apply to some of the tasks only
@@ -119,7 +119,7 @@ def compare_runs(
         settings=differences(_described(run_a), _described(run_b), ("A", "B")),
         tasks=tasks,
         lines=[*tasks, _mean_of_tasks(tasks)] if has_mean else tasks,
-        only_in_one=sorted(tasks_a.keys() ^ tasks_b.keys()),
+        only_in_one=sorted({task.task for task in run_a.tasks} ^ {task.task for task in run_b.tasks}),
         notes=[
             *extent_notes(
                 TaskExtent(facts.run.run_id, facts.run.command, task.task, task.extent.unfinished, task.extent.limited)
@@ -199,18 +199,27 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metri
         speed = speedup(after.samples, before.samples, seed=seed)[0].interval()
     except DataError as error:
         no_speed = str(error)
+    shares = zip(*((item.before, item.after) for item in items), strict=True)
+    difference = scaled(paired_difference(*shares, seed=seed), 100)
     return TaskComparison(
         task=before.task,
         mini=before.mini,
-        items=sorted(items, key=lambda item: item.item_id),
+        items=sorted(items, key=lambda item: natural_order(item.item_id)),
         left_out=left_out,
-        difference=scaled(paired_difference(*zip(*((i.before, i.after) for i in items), strict=True), seed=seed), 100),
+        difference=difference,
         extents=(before.extent, after.extent),
-        detectable=100 * detectable_difference([item.after - item.before for item in items]),
+        detectable=_detectable(items, difference),
         settings=differences(_without_none(before.settings), _without_none(after.settings), ("A", "B")),
         speed=speed,
         no_speed=no_speed,
     )
+
+
+def _detectable(items: Sequence[ItemChange], difference: Interval) -> float:
+    """The detectable difference in points, at least that whose interval would leave out 0 four times out of five."""
+    # With few items, or hardly any change, the standard deviation of the sample promises too much.
+    by_interval = (1 + _Z_POWER / Z_95) * (difference.high - difference.low) / 2
+    return max(100 * detectable_difference([item.after - item.before for item in items]), by_interval)
 
 
 def _mean_of_tasks(tasks: Sequence[TaskComparison]) -> TaskComparison:
@@ -271,7 +280,7 @@ def comparison_table(comparison: Comparison) -> Table:
     several = len(comparison.tasks) > 1
     rows = [
         (
-            _marked(task),
+            task.task,
             str(len(task.items)),
             *(f"{accuracy:.1f}" for accuracy in task.accuracies),
             interval_text(task.difference),
@@ -285,7 +294,8 @@ def comparison_table(comparison: Comparison) -> Table:
     ]
     notes = [
         "B - A: points, paired by item, 95% interval. Detectable: true difference in points that a sample like this "
-        "finds significant (5%) four times out of five. p: McNemar's exact test.",
+        "finds significant (5%) about four times out of five. p: McNemar's exact test, which needs six changed items "
+        "to get below 5%.",
         "p (Holm): adjusted for the number of tasks, so that the risk of any false finding among them is 5%. The mean "
         "is one hypothesis of its own, and its p is not adjusted."
         if several
@@ -301,17 +311,6 @@ def comparison_table(comparison: Comparison) -> Table:
     title = f"A = {comparison.before}, B = {comparison.after}"
     caption = f"Accuracy of two runs on the same items, {title}"
     return Table(title=title, columns=columns, rows=rows, notes=notes, caption_title=caption)
-
-
-def _marked(task: TaskComparison) -> str:
-    """The name of a task, with what it lacks in A and in B."""
-    marks = [
-        f"{run} {name} {text}"
-        for run, extent in zip("AB", task.extents or (), strict=False)
-        for name in ("unfinished", "limited")
-        if (text := getattr(extent, name))
-    ]
-    return f"{task.task} [{', '.join(marks)}]" if marks else task.task
 
 
 def details(comparison: Comparison) -> list[str]:

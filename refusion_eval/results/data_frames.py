@@ -1,7 +1,6 @@
 """Runs as pandas data frames: one row a sample, or one row a figure with its interval."""
 
 import os
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -9,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from refusion_eval.benchmarks import is_mini
-from refusion_eval.results.facts import Extent
+from refusion_eval.results.facts import Extent, extents_of
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import csv_columns, csv_values
-from refusion_eval.store.records import PASSED, REFUSED, Sample, ScoreRow, dump
+from refusion_eval.store.records import PASSED, Sample, ScoreRow, dump
 from refusion_eval.store.run_store import Run, RunReader
 
 RunDirs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -119,25 +118,11 @@ def sample_rows(run_dirs: RunDirs) -> Iterator[dict[str, Any]]:
     """The rows of `load` one by one, each from column to value. Raises StoreError as `load` does."""
     for run_dir in _as_list(run_dirs):
         with RunReader.open(run_dir) as reader:
-            scores, extents = reader.scores_by_sample(), _extents(reader)
+            scores, extents = reader.scores_by_sample(), extents_of(reader)
             for sample in reader.samples(traces=False):
-                extent = extents[sample.key.task]
+                extent = extents.get(sample.key.task, Extent(0, 0, 0))
                 row = _sample_row(reader.run, sample, scores.get(sample.key, {}))
                 yield row | {"unfinished": extent.unfinished, "limited": extent.limited}
-
-
-def _extents(reader: RunReader) -> dict[str, Extent]:
-    """How much of each task is there; not known of a task under several settings."""
-    keys = [s.key for s in reader.samples(traces=False) if s.error is None or s.stop == REFUSED]
-    present, kinds = (
-        Counter(key.task for key in keys),
-        Counter(task for task, _ in {(k.task, k.settings_hash) for k in keys}),
-    )
-    run = reader.run
-    known = {task: (run.expected.get(task, 0), run.whole.get(task, 0)) for task, num in kinds.items() if num == 1}
-    return defaultdict(
-        lambda: Extent(0, 0, 0), {task: Extent(present[task], *totals) for task, totals in known.items()}
-    )
 
 
 def _sample_row(run: Run, sample: Sample, scores: dict[str, ScoreRow]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,6 +14,8 @@ from refusion_eval.metrics import Timing, bytes_read, tpf_release
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
+
+_DIGITS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,9 @@ class TaskFacts:
     @property
     def extent(self) -> Extent:
         """How much of the task is there; samples that failed, which the same command tries again, are not."""
-        return Extent(len(self.samples) + self.num_refused, self.num_expected, self.num_whole)
+        # A run that was stopped before it said how many samples it would make was asked for one at least.
+        expected = self.num_expected if self.asked else max(1, self.num_expected)
+        return Extent(len(self.samples) + self.num_refused, expected, self.num_whole)
 
     @property
     def num_unscored(self) -> int:
@@ -167,7 +173,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
             task.samples.append(_reduced(sample, run, machine, scores.get(sample.key, {}), trace))
     names = [task.task for task in tasks.values()]
     for name, version in run.manifest.tasks.items():
-        if name not in names and run.expected.get(name):  # no sample of it is there yet
+        if name not in names:  # no sample of it is there yet
             entry = find_task(name)
             tasks[name, str(version), ""] = TaskFacts(
                 name, str(version), "", "" if entry is None else entry.benchmark.name, {}
@@ -177,6 +183,24 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
         if names.count(task.task) <= 1:  # the run does not say how many each of two settings should have
             task.num_expected, task.num_whole = (total.get(task.task, 0) for total in (run.expected, run.whole))
     return RunFacts(run, [tasks[key] for key in sorted(tasks)])
+
+
+def extents_of(reader: RunReader) -> dict[str, Extent]:
+    """How much of each task a run has, without the traces; a task under several settings is left out."""
+    run, present, kinds = reader.run, Counter[str](), defaultdict[str, set[str]](set)
+    for sample in reader.samples(traces=False):
+        present[sample.key.task] += sample.error is None or sample.stop == REFUSED
+        kinds[sample.key.task].add(sample.key.settings_hash)
+    return {
+        task: Extent(present[task], run.expected.get(task, 0 if kinds[task] else 1), run.whole.get(task, 0))
+        for task in (*run.manifest.tasks, *(task for task in kinds if task not in run.manifest.tasks))
+        if len(kinds[task]) <= 1
+    }
+
+
+def natural_order(item_id: str) -> list[str | int]:
+    """The parts of a name as they sort: text, number, text, ..."""
+    return [int(part) if place % 2 else part for place, part in enumerate(_DIGITS.split(item_id))]
 
 
 def digest(items: Iterable[str]) -> str:

@@ -89,28 +89,36 @@ class TaskExtent(NamedTuple):
 def extent_notes(extents: Iterable[TaskExtent]) -> list[str]:
     """Sentences about runs that lack samples, with the commands that continue them, and about limits."""
     unfinished: dict[tuple[str, str], dict[str, None]] = {}
-    limited: dict[str, None] = {}
+    limited: dict[str, dict[str, dict[str, None]]] = {}
     for extent in extents:
         if extent.unfinished:
             unfinished.setdefault(extent[:2], {})[f"{extent.task} {extent.unfinished}"] = None
         if extent.limited:
-            limited[f"{extent.task} {extent.limited}"] = None
+            limited.setdefault(extent.task, {}).setdefault(extent.limited, {})[extent.run_id] = None
     sentences = [
         f"{run_id} is unfinished: {', '.join(tasks)} samples are there (to continue it: {command or 'run it again'})."
         for (run_id, command), tasks in unfinished.items()
     ]
-    return [*sentences, *([f"Limited: {', '.join(limited)} samples were asked for."] if limited else [])]
+    texts = [
+        f"{task} {text}" + (f" ({', '.join(runs)})" if len(by_text) > 1 else "")
+        for task, by_text in limited.items()
+        for text, runs in by_text.items()
+    ]
+    return [*sentences, *([f"Limited: {', '.join(texts)} samples were asked for."] if texts else [])]
 
 
 def notes_of(measurements: Iterable["Measurement"]) -> list[str]:
     """The sentences of `extent_notes` and `speed_notes` about some measurements."""
     measured = [entry for entry in measurements if entry.origin == "measured"]
-    extents = (
+    return [*extent_notes_of(measured), *speed_notes(entry.conditions for entry in measured)]
+
+
+def extent_notes_of(measurements: Iterable["Measurement"]) -> list[str]:
+    return extent_notes(
         TaskExtent(entry.run_id, entry.command, entry.task, entry.unfinished, entry.limited)
-        for entry in measured
+        for entry in measurements
         if not entry.is_mean  # its tasks say it themselves
     )
-    return [*extent_notes(extents), *speed_notes(entry.conditions for entry in measured)]
 
 
 def that_hold(statements: Mapping[_Statement, object]) -> list[_Statement]:
@@ -272,7 +280,7 @@ def problems(measurements: Sequence[Measurement]) -> list[str]:
         versions = {entry.task_version: entry.run_id for entry in group if entry.task_version}
         if len(versions) > 1 and benchmark != AVERAGE:
             sentences.append(f"{benchmark} is there in several versions ({_listed(versions)}); run all systems on one")
-        prompts = {entry.prompts: entry.run_id for entry in group}
+        prompts = {entry.prompts: entry.run_id for entry in group if entry.samples}
         if len(prompts) > 1:
             sentences.append(f"{benchmark} was asked with several prompts ({_listed(prompts)}); run all systems on one")
         if len({entry.mini for entry in group}) > 1:

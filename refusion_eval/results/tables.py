@@ -23,6 +23,7 @@ from refusion_eval.results.measurement import (
     UNSTATED,
     VERIFIER,
     Measurement,
+    extent_notes_of,
     notes_of,
     require_comparable,
     that_hold,
@@ -276,7 +277,9 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
             twice = f"{measurement.run_id} has {measurement.metric} of {measurement.benchmark} twice"
             raise StoreError(f"{twice}; compare its settings with table")
     if not any("tps" in group for group in groups.values()):
-        raise StoreError("nothing was timed in these runs; decode at batch size 1, or some of it with tps_samples")
+        known = " ".join(extent_notes_of(measurements))
+        advice = known or "decode at batch size 1, or some of it with tps_samples"
+        raise StoreError(f"nothing was timed in these runs; {advice}")
     of = {key: groups[key].get("tps", entry) for key, entry in first.items()}
     shown = [key for key, entry in of.items() if "tps" in groups[key] or not entry.samples]
     for mini in (False, True):

@@ -85,7 +85,6 @@ def test_compare_says_what_each_run_lacks(runs, tmp_path):
     text = output(*words, "--markdown", tmp_path / "compare.md")
     for form in (text, *text_of(tmp_path, "md").values()):
         assert_all(form)
-        assert "mini_mbpp [A limited 3 of 5, B unfinished 2 of 4, B limited 4 of 5]" in form
         assert ONE_ROUND in form
     (row,) = json.loads(output(*words, "--json"))
     assert (row["unfinished_before"], row["unfinished_after"]) == ("", "2 of 4")
@@ -115,7 +114,8 @@ def test_the_page_marks_each_task(runs, tmp_path):
 
 
 def test_figures_tables_and_claims_of_the_paper_say_so_below(runs, tmp_path):
-    output("plot", "figure1", *runs, "--out", tmp_path / "figures")
+    done = CliRunner().invoke(app, ["plot", "figure1", *map(str, runs), "--out", str(tmp_path / "figures")])
+    assert "note: cut is unfinished: mini_gsm8k 0 of 4, mini_mbpp 2 of 4" in done.stderr
     output("paper-table", "1", *runs, "--out", tmp_path / "tables")
     claims = output("claims", *runs, "--out", tmp_path / "claims")
     (caption,) = text_of(tmp_path / "figures", "txt").values()
@@ -133,3 +133,21 @@ def test_every_exported_sample_has_the_extent_of_its_task(runs, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     extents = {row["run_id"]: (row["unfinished"], row["limited"]) for row in rows}
     assert extents == {"complete": ("", ""), "limited": ("", "3 of 5"), "cut": ("2 of 4", "4 of 5")}
+
+
+def test_a_run_stopped_before_its_first_sample_is_unfinished_in_every_view(runs, write_run, tmp_path):
+    early = write_run("early", [], tasks={"mini_mbpp": "1"}, command=CONTINUES.split())
+    said = f"early is unfinished: mini_mbpp 0 of 1 samples are there (to continue it: {CONTINUES})"
+    assert said in output("table", early)
+    assert said in output("speed", early, runs[0])
+    for words in (("export", early), ("plot", "figure1", early, runs[0], "--out", tmp_path)):
+        assert said in " ".join(CliRunner().invoke(app, [*map(str, words)]).stderr.split())
+    assert said in str(CliRunner().invoke(app, ["speed", str(early)]).exception)
+    assert "no sample yet" in str(CliRunner().invoke(app, ["compare", str(early), str(runs[0])]).exception)
+    assert "early is unfinished" in text_of_table(runs[0], early, tmp_path)
+
+
+def text_of_table(*words):
+    *run_dirs, folder = words
+    output("paper-table", "1", *run_dirs, "--out", folder / "tables")
+    return text_of(folder / "tables", "txt")["table1_mini.txt"]

@@ -36,7 +36,9 @@ def test_differences_flips_and_speed_by_hand(write_run):
     assert task.difference.low < -10 < task.difference.high
     assert task.flips == {"gained": ["7"], "lost": ["3", "4"], "other prompts": []}
     differences = [0, 0, 0, -1, -1, 0, 0, 1, 0, 0]
-    assert task.detectable == pytest.approx(100 * 2.80158 * np.std(differences, ddof=1) / math.sqrt(10), rel=1e-4)
+    by_deviation = 100 * 2.80158 * np.std(differences, ddof=1) / math.sqrt(10)
+    by_interval = 2.80158 / 1.95996 * (task.difference.high - task.difference.low) / 2
+    assert task.detectable == pytest.approx(max(by_deviation, by_interval), rel=1e-4)
     assert task.speed.value == pytest.approx(2.0)
     assert task.settings == ["slot_size: A 4, B 8"]
     assert comparison.settings == []
