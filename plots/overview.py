@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.paper import style
 from refusion_eval.paper.names import mini_sentence, task_title
-from refusion_eval.results.measurement import Measurement
+from refusion_eval.results.measurement import Measurement, notes_of
 from refusion_eval.results.render import read_csv
 from refusion_eval.store.atomic_write import prepare_output, write_output
 
@@ -99,6 +99,7 @@ def _caption(rows: Sequence[Measurement]) -> str:
         f"(n = {items} items a task), with 95% intervals.",
         mini_sentence(rows),
         hardware and f"Hardware: {hardware}.",
+        *notes_of(rows),
     )
     return " ".join(filter(None, sentences))
 

@@ -343,6 +343,8 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
     """Reads a file that holds one mapping; raises ConfigError for any other."""
     try:
         content = yaml.load(read_text(path), Loader=_UniqueKeys)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{where}: there is no such file; correct the path") from error
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: cannot be read as YAML in UTF-8 ({error}); correct it") from error
     if content is None:

@@ -403,4 +403,5 @@ def claims(
         cli.print_value({name: cli.objects(*of_name) for name, of_name in cells.items()} | {"notes": known})
         return
     cli.show(claims_table(judged, known, brief=True, narrow=narrow))
-    cli.show(averages_table(averages, narrow=narrow))
+    if averages:
+        cli.show(averages_table(averages, narrow=narrow))

@@ -54,13 +54,14 @@ def claims_table(
     judging = ("Id", "Claim", "Where", "Verdict", "Printed", "On published cells")
     columns = (*judging, "Measured", "n", "Mini", "Mini n", "Mini says")
     shown = [at for at, column in enumerate(columns) if column not in left_out]
-    others = f"{len(judged) - len(rows)} more statements have {NO_FORMULA}; claims.md (--out) says where to look."
+    num_others = len(judged) - len(rows)
+    others = f"{num_others} more statements have {NO_FORMULA}; claims.md (--out) says where to look."
     return Table(
         title="Claims of the paper",
         columns=[columns[at] for at in shown],
         rows=[[row[at] for at in shown] for row in rows],
         num_left=3 if left_out else 4,
-        notes=(HOW, _NARROW if narrow else "", others, *known),
+        notes=(HOW, _NARROW if narrow else "", others if num_others else "", *known),
     )
 
 

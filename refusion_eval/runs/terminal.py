@@ -226,5 +226,7 @@ class ProgressDisplay:
         if num_timed < _FEWEST_TIMED or not num_left:
             return ""
         seconds = num_left * (time.monotonic() - self._first) / num_timed
+        # Also on the last line of a task, where the time is that of the tasks after it.
+        of_all = " in all" if len(self._tallies) > 1 else ""
         minutes = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
-        return f", about {seconds / 3600:.1f} h left" if seconds >= 3600 else f", about {minutes} left"
+        return f", about {seconds / 3600:.1f} h left{of_all}" if seconds >= 3600 else f", about {minutes} left{of_all}"

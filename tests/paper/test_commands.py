@@ -66,7 +66,7 @@ def test_the_overview_has_the_style_of_the_figures_and_its_caption_beside_it(mad
     load("overview").draw(cells, tmp_path / "overview.png")
     caption = (tmp_path / "overview.txt").read_text(encoding="utf-8")
     assert caption.startswith("Accuracy, tokens per second at batch 1 and tokens per forward of every system")
-    assert caption.endswith("(n = 200 items a task), with 95% intervals. Hardware: Test CPU.\n")
+    assert "(n = 200 items a task), with 95% intervals. Hardware: Test CPU. A speed of one round" in caption
     with Image.open(tmp_path / "overview.png") as picture:
         colours = {colour for count, colour in picture.convert("RGB").getcolors(1 << 24) if count > 500}
     shown = {tuple(bytes.fromhex(style_of(name, systems).colour.removeprefix("#"))) for name in systems}

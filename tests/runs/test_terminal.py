@@ -176,7 +176,9 @@ def test_lines_have_the_running_score_once_there_is_a_verdict():
     assert second == "AR gsm8k: 1/1  3.0 tokens/s, TPF 1.00, accuracy 50.0 % of 2"
 
 
-@pytest.mark.parametrize(("total", "samples", "left"), [(15, 5, ", about 10 min left"), (8, 6, ", about 2 min left")])
+@pytest.mark.parametrize(
+    ("total", "samples", "left"), [(15, 5, ", about 10 min left in all"), (8, 6, ", about 2 min left in all")]
+)
 def test_lines_say_how_long_all_tasks_still_take_without_the_time_before_the_first_sample(
     monkeypatch, total, samples, left
 ):
