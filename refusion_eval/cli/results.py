@@ -37,6 +37,14 @@ WIDE = 110  # columns of a terminal that has room for the intervals of claims
 # For a prompt of the user on the embedded model: as short as its texts, eight slots to choose from in every block.
 REPLAYED: dict[str, Any] = {"gen_length": 96, "slot_size": 4, "block_size": 32, "tau_slot": 0.6, "tau_token": 0.4}
 
+Margin = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Points of score by which a value of a sweet spot (figures 4 and 8, claims P15 to P18) may be worse than "
+        "the baseline. Default: 2.",
+    ),
+]
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, finished or not.")]
 
 
@@ -238,14 +246,7 @@ def plot(
         Literal["one", "two"] | None,
         typer.Option(help="Columns of a paper that the figure takes. Default: as many as it needs."),
     ] = None,
-    margin: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Figures 4 and 8: points of score by which a value of the sweet spot may be worse than the baseline. "
-            "Default: 2.",
-        ),
-    ] = None,
+    margin: Margin = None,
 ) -> None:
     """Draw the paper's figures beside measured ones. The files are CSV, PNG, PDF, and the caption."""
     from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
@@ -381,17 +382,19 @@ def claims(
     only_measured: Annotated[
         bool, typer.Option("--only-measured", help="Show only the claims that these results have figures for.")
     ] = False,
+    margin: Margin = None,
     as_json: cli.Json = False,
 ) -> None:
     """Judge the paper's claims by its tables and measured figures. Every average of a speed-up is shown."""
     from refusion_eval.paper.claims import averages_cells, averages_table, claims_cells, claims_table, write_claims
+    from refusion_eval.paper.formulas import MARGIN
     from refusion_eval.paper.judge import judge_all
     from refusion_eval.paper.studies import sort_sources
 
     cli.prepare(out and out / "claims.csv")
     runs, of_studies = sort_sources(results or [])
     measured = [*read_measurements(runs), *of_studies]
-    judged, averages = judge_all(measured)
+    judged, averages = judge_all(measured, MARGIN if margin is None else margin)
     known, narrow = notes_of(measured), cli.console().width < WIDE
     if out is not None:
         write_claims(judged, averages, out, known)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from refusion_eval.metrics import RESAMPLES
 from refusion_eval.paper.formulas import FORMULAS, Formula, Reader, Values, largest
-from refusion_eval.paper.points import MARGIN, is_better
+from refusion_eval.paper.points import is_better
 from refusion_eval.paper.studies import CASE_STUDY_SYSTEM, DIVERGENCE_FAR, DIVERGENCE_NEAR, MOST_SLOTS, MOST_TOKENS
 
 
@@ -33,7 +33,7 @@ def sweet_spot(read: Reader, setting: str, low: float, high: float) -> Values:
         above_baseline = measurements[inside] - read.metric(name, f"qwen3@{setting}", task)[0]
         bounds.append(np.quantile(above_baseline[:, 1:], (0.025, 0.975), axis=1))
     score, tps = bounds
-    shown, possible = 100 * is_better(score, tps, MARGIN).mean(axis=1)
+    shown, possible = 100 * is_better(score, tps, read.margin).mean(axis=1)
     return np.where(np.arange(1 + RESAMPLES) % 2, possible, shown)
 
 

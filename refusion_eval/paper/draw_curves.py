@@ -11,8 +11,9 @@ from matplotlib.ticker import NullFormatter
 
 from refusion_eval.decoders import Style
 from refusion_eval.paper import style
+from refusion_eval.paper.formulas import MARGIN
 from refusion_eval.paper.names import NO_PUBLISHED, benchmark_title, caption, count, mini_sentence, task_title
-from refusion_eval.paper.points import DELTA_SCORE, DELTA_TPS, DISTANCES, MARGIN, is_better
+from refusion_eval.paper.points import DELTA_SCORE, DELTA_TPS, DISTANCES, is_better
 from refusion_eval.paper.rows import OPERATING_POINT, Point
 from refusion_eval.results.measurement import read_published, without_backbone
 
@@ -230,7 +231,7 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None, margin
         if _SHOWN in labels
         else "",
         f"Hatched: values around the operating point of which the data do not decide whether they are faster than AR "
-        f"and no worse by more than {margin:g} points (a bound is on either side)."
+        f"and no worse by more than {margin:g} points (each lies within the interval)."
         if _NOT_DECIDED in labels
         else "",
         "" if points[0].mini else "Dotted: bounds of the sweet spot that the paper prints.",

@@ -40,10 +40,14 @@ def setting_number(text: str, where: str) -> float:
     return math.inf if text == "null" else number(text, where)
 
 
+MARGIN = 2.0  # points of score that a system may lose and still count as no worse
+
+
 class Reader:
     """Picks figures for one computation of a formula and remembers which ones it picked."""
 
-    def __init__(self, measurements: Mapping[MeasurementKey, Measurement]) -> None:
+    def __init__(self, measurements: Mapping[MeasurementKey, Measurement], margin: float = MARGIN) -> None:
+        self.margin = margin
         self._figures = measurements
         self._drawn: dict[str, Values] = {}
         self.used: dict[MeasurementKey, Measurement] = {}
@@ -155,9 +159,9 @@ class Computed:
 NOTHING = Computed()  # without a formula, or where it has no direction
 
 
-def compute(formula: Formula, measurements: Mapping[MeasurementKey, Measurement]) -> Computed:
+def compute(formula: Formula, measurements: Mapping[MeasurementKey, Measurement], margin: float = MARGIN) -> Computed:
     """Computes a formula to one number. Raises MissingMeasurement, or DataError if it is undefined."""
-    reader = Reader(measurements)
+    reader = Reader(measurements, margin)
     with np.errstate(all="ignore"):
         values = np.asarray(formula(reader), dtype=np.float64).reshape(1 + RESAMPLES)
     if not np.isfinite(values[0]):

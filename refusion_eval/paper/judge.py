@@ -13,7 +13,15 @@ from refusion_eval.benchmarks import BENCHMARKS, RELEASE
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import bootstrap_mean
 from refusion_eval.paper.curves import ALL_FORMULAS
-from refusion_eval.paper.formulas import NOTHING, Computed, Formula, MissingMeasurement, compute, speedup_averages
+from refusion_eval.paper.formulas import (
+    MARGIN,
+    NOTHING,
+    Computed,
+    Formula,
+    MissingMeasurement,
+    compute,
+    speedup_averages,
+)
 from refusion_eval.paper.statements import Claim, read_claims
 from refusion_eval.paper.studies import OF_SOME_ITEMS
 from refusion_eval.results.measurement import (
@@ -87,7 +95,8 @@ class Average:
 class Evidence:
     """Measured figures, sorted by what they may be used for. Raises StoreError if two runs measured the same figure."""
 
-    def __init__(self, measurements: Iterable[Measurement]) -> None:
+    def __init__(self, measurements: Iterable[Measurement], margin: float = MARGIN) -> None:
+        self._margin = margin
         self._excluded: dict[MeasurementKey, str] = {}
         real, mini = [], []
         for measurement in measurements:
@@ -102,7 +111,7 @@ class Evidence:
     def compute(self, formula: Formula, *, mini: bool = False) -> Computed:
         """Result of a formula on the real benchmarks, or on the mini look-alikes."""
         try:
-            result = compute(formula, self._mini if mini else self._real)
+            result = compute(formula, self._mini if mini else self._real, self._margin)
         except MissingMeasurement as error:
             excluded = [self._excluded[key] for key in error.keys if key in self._excluded and not mini]
             return Computed(reason="; ".join([str(error), *excluded]))
@@ -112,9 +121,12 @@ class Evidence:
         return Computed(reason="; ".join(reasons)) if reasons else result
 
 
-def judge_all(measured: Sequence[Measurement]) -> tuple[list[JudgedClaim], list[Average]]:
-    """Judges every claim and computes every average of a claimed speed-up, with measurements or without."""
-    evidence = Evidence(measured)
+def judge_all(measured: Sequence[Measurement], margin: float = MARGIN) -> tuple[list[JudgedClaim], list[Average]]:
+    """Judges every claim and computes every average of a claimed speed-up, with measurements or without.
+
+    The margin, in points of score, is that of the sweet spots.
+    """
+    evidence = Evidence(measured, margin)
     claims = read_claims()
     return [judge(claim, evidence) for claim in claims], [
         average for claim in claims for average in averages(claim, evidence)

@@ -25,7 +25,6 @@ from refusion_eval.results.measurement import (
     speeds_of,
 )
 
-MARGIN = 2.0  # points of score that a system may lose and still count as no worse
 TASK = "mbpp"  # benchmark of Figures 1, 4, 6 and 8 in the paper
 DELTA_SCORE, DELTA_TPS = "delta_score", "delta_tps"
 # Of several autoregressive systems that were measured the first of these is the baseline, else the first one.

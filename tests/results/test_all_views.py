@@ -56,8 +56,10 @@ def assert_all(text):
 
 
 def test_the_table_has_a_row_for_each_task_with_its_extent(runs, tmp_path):
-    files = ("--markdown", tmp_path / "table.md", "--csv", tmp_path / "table.csv")
-    for text in (output("table", *runs, *files), *text_of(tmp_path, "md").values()):
+    files = ("--markdown", tmp_path / "table.md", "--csv", tmp_path / "table.csv", "--latex", tmp_path / "table.tex")
+    shown = output("table", *runs, *files)
+    latex = " ".join(text_of(tmp_path, "tex", "txt").values()).replace("{[}", "[").replace("{]}", "]")
+    for text in (shown, latex, *text_of(tmp_path, "md").values()):
         assert_all(text)
         assert "ReFusion [unfinished 2 of 4, limited 4 of 5" in text
         assert "ReFusion [unfinished 0 of 4, limited 4 of 5" in text
