@@ -38,7 +38,11 @@ def draw_against_baseline(points: Sequence[Point], width: style.Width | None = N
             for point in group:
                 _dot(axes, point, [other.series for other in group])
             title = f"published, MBPP ({group[0].hardware})"
-            style.panel_title(axes, number, title if group is published else f"measured, {benchmark_title(group)}")
+            style.panel_title(
+                axes,
+                number if len(panels) > 1 else None,
+                title if group is published else f"measured, {benchmark_title(group)}",
+            )
             axes.set_xlabel("Throughput minus AR baseline (tokens/s)")
             axes.set_ylabel("Score minus AR baseline (points)" if number == 0 or shape[1] == 1 else "")
         figure.draw_without_rendering()  # labels are placed in the final layout
