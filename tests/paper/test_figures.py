@@ -21,12 +21,12 @@ from refusion_eval.paper.draw_baseline import Label, draw_against_baseline, plac
 from refusion_eval.paper.draw_curves import draw_swept, sweet_spot, unbeaten
 from refusion_eval.paper.draw_text import lay_out
 from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
+from refusion_eval.paper.formulas import MARGIN
 from refusion_eval.paper.locality.study import COLUMNS
 from refusion_eval.paper.names import caption, system_label
 from refusion_eval.paper.points import (
     DELTA_SCORE,
     LOCALITY_COLUMNS,
-    MARGIN,
     against_baseline,
     frontier,
     locality_points,
