@@ -23,6 +23,7 @@ from refusion_eval.paths import embedded_systems
 OUT = Path("results/embedded")
 PACKAGE = (sys.executable, "-m", "refusion_eval")
 SLOT_SETTINGS = ("block_size=32", "tau_slot=0.6", "tau_token=0.3")  # of the variants with one slot size
+VERIFIER_RUNS = ("verifier-unfused", "verifier-fused")
 BACKBONE_RUN, REFUSION_RUNS = "embedded-autoregressive", ("embedded-refusion-unfused", "embedded-refusion-fused")
 
 
@@ -46,6 +47,17 @@ def speeds(work_dir: Path) -> Iterator[Sequence[str]]:
         model = ("--model", str(work_dir / "out" / name), "--decoder", "refusion")
         tasks = ("--tasks", ",".join(f"mini_{task}" for task in EMBEDDED.draws))
         yield (*PACKAGE, "run", *model, *tasks, "--run-dir", str(results / "runs" / name), *settings)
+    keeping = ("--model", "embedded", "--decoder", "refusion", "--set", "completion=verifier")
+    for fuse, name in ((False, VERIFIER_RUNS[0]), (True, VERIFIER_RUNS[1])):
+        yield (
+            *PACKAGE,
+            "run",
+            *keeping,
+            "--set",
+            f"fuse={str(fuse).lower()}",
+            "--run-dir",
+            str(results / "runs" / name),
+        )
     yield (*PACKAGE, "sweep", f"{OUT}/orders.yaml", "--out", str(work_dir / "orders"))
 
 
@@ -61,6 +73,9 @@ def tables(work_dir: Path) -> Iterator[Sequence[str]]:
     ):
         files = ("--csv", f"{OUT}/{csv}.csv", "--markdown", f"{OUT}/{markdown}.md")
         yield (*PACKAGE, "table", *of, *files, *baseline)
+    verifier = [str(runs / name) for name in VERIFIER_RUNS]
+    yield (*PACKAGE, "table", *refusion, *verifier, "--csv", f"{OUT}/verifier.csv")
+    yield (*PACKAGE, "compare", refusion[0], verifier[0], "--csv", f"{OUT}/verifier_compare.csv")
     slots = [str(runs / name) for name in VARIANTS if "_slots_" in name]
     yield (*PACKAGE, "table", *slots, "--csv", f"{OUT}/slot_sizes.csv")
     points = {runs / name: name for name in VARIANTS if "_data_" in name} | {runs / REFUSION_RUNS[0]: "refusion"}

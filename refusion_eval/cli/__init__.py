@@ -357,7 +357,9 @@ def _type_name(wanted: Any) -> str:
 def console() -> Any:
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_WITHOUT_TERMINAL)
+    columns = os.environ.get("COLUMNS", "")
+    default = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+    return Console(width=int(columns) if columns.isdecimal() and int(columns) else default)
 
 
 def say(text: str) -> None:

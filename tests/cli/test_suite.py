@@ -354,7 +354,7 @@ def test_a_system_may_run_another_checkpoint():
         (["--system", "canvas", "--model", "some/copy"], "unknown system 'canvas'"),
         (["--system", "llada,dream", "--model", "some/copy"], "--system names 2 systems"),
         (["--preset", "official"], "need --system"),
-        (["--preset", "no.yaml"], "no.yaml: cannot be read as YAML"),
+        (["--preset", "no.yaml"], "no.yaml: there is no such file"),
         (["--system", "llada", "--preset", "mine"], "no settings table of these systems is called 'mine'"),
         (["--system", "llada", "--preset", "gsm8k"], "no settings table of these systems is called 'gsm8k'"),
         (["--system", "llada", "--preset", "matched"], "no settings table of these systems is called 'matched'"),

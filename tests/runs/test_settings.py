@@ -83,7 +83,7 @@ def test_a_table_of_ones_own_is_a_file_whose_name_and_hash_are_recorded(tmp_path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, r"mine\.yaml: cannot be read"),
+        (None, r"mine\.yaml: there is no such file"),
         ("decoder: llada\nbenchmarks: {gsm8k: {steps: 4}}\n", "has to say `decoder: refusion`"),
         ("decoder: refusion\nbenchmarks: {gsm9k: {}}\n", "unknown key 'gsm9k'; did you mean gsm8k"),
         (

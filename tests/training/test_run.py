@@ -133,7 +133,7 @@ def test_adapters_and_muon_go_on_too(folder: Path, setting: str, module: str) ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["data.files=[]"], "data.files is empty"),
+        (["data.files=[]"], "data: files is empty"),
         (["data.files=no/such.jsonl"], "no/such.jsonl: no such file"),
         (["objective.objective=refusoin"], "objective.objective='refusoin'; choose one of"),
         (["backbone.tokenizer=no/such/folder"], "no/such/folder"),
