@@ -58,6 +58,7 @@ GROUPS = {
     "sandbox": ("sandbox",),
     "browser": ("report/test_browser.py",),
     "slow": ("scaleout/test_ray.py",),
+    "training": ("training",),
 }
 GOLDEN_FIXTURES = {"shared", "reference_data"}
 
