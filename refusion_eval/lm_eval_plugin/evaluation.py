@@ -151,15 +151,10 @@ class Evaluation:
 
     def end(self, results: dict[str, Any]) -> None:
         store = self._session.store
-        counts = results.get("n-samples", {})
-        if store:  # lm-eval counts documents, and every document has equally many samples
-            run = store.read_run()
-            whole = {
-                task: run.expected[task] * count["original"] // max(1, count["effective"])
-                for task, count in counts.items()
-                if task in run.expected
-            }
-            store.expect({}, whole)
+        if store:  # lm-eval counts documents, however many of them this evaluation has asked
+            configs = results["configs"]
+            counts = results["n-samples"].items()
+            store.expect({}, {task: count["original"] * configs[task].get("repeats", 1) for task, count in counts})
         for task, logged in results["samples"].items():
             if store and own_task(task) is None:
                 self._record(store, task, logged)

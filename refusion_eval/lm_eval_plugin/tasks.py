@@ -40,14 +40,13 @@ def evaluate_others(
     model = RefusionLM(args, model_cache, turn, sandbox=sandbox)
     num_unscored = 0
     try:
-        items = None
-        if turn is not None or limit is not None:  # loads the tasks, which tells how many items they have
-            items = _items_of(turn or Turn(1, 1), manager.load(names)["tasks"], limit, model.session)
+        items = None if turn is None else _items_of(turn, manager.load(names)["tasks"], limit, model.session)
         with filters_in_sandbox(sandbox):
             simple_evaluate(
                 model,
                 tasks=names,
                 task_manager=manager,
+                limit=limit if items is None else None,
                 samples=items,
                 bootstrap_iters=0,
                 apply_chat_template=bool(model.tokenizer.chat_template),
@@ -64,10 +63,9 @@ def evaluate_others(
 
 def _items_of(turn: Turn, tasks: Mapping[str, Task], limit: int | None, session: Session) -> dict[str, Sequence[int]]:
     """Task -> numbers of its items in a turn; records how many there are in all."""
-    whole = {name: len(task.eval_docs) for name, task in tasks.items()}
-    totals = {name: min(total, limit or total) for name, total in whole.items()}
+    totals = {name: min(len(task.eval_docs), limit or len(task.eval_docs)) for name, task in tasks.items()}
     if session.store is not None:
-        session.store.expect(totals, whole)
+        session.store.expect(totals)
     # lm-eval takes no empty choice, so a task without an item in this turn is asked whole. Its items are recorded by
     # then, so nothing is decoded.
     return {name: range(turn.number - 1, num, turn.of) or range(num) for name, num in totals.items()}

@@ -196,7 +196,7 @@ def test_turns_ask_every_item_once_under_its_own_number(checkpoint, folder, tmp_
     for number in (1, 2):
         evaluate_any(args, ["sums"], folder, turn=Turn(number, 2))
         with RunReader.open(tmp_path / "run") as run:
-            assert run.run.expected == {"sums": 3}
+            assert (run.run.expected, run.run.whole) == ({"sums": 3}, {"sums": 3})
     samples, scores = read(tmp_path / "run")
     assert sorted(sample.item_id for sample in samples) == ["0", "1", "2"]
     assert sorted(score.item_id for score in scores if score.metric == PASSED) == ["0", "1", "2"]
