@@ -359,26 +359,24 @@ class Completion:
         masked_SK = self.after_prefix()[rows]
         tokens_SK = np.where(masked_SK, self._settings.mask_id, self.tokens_SK[rows])
         read = Read(rows=np.flatnonzero(masked_SK).tolist(), suppress=self._settings.suppress)
+        positions = self._settings.text_positions([self.slots[row] for row in rows], self._num_prompt)
         if self._settings.keeps_verifier:  # by the paper's rule not sampled at any temperature, as in the release
-            positions = np.array(self._settings.text_positions([self.slots[row] for row in rows], self._num_prompt))
-            read = plan_read(read.rows, positions[read.rows].tolist(), self._settings, 0)
-        return self._forward("predict", rows, tokens_SK, (read,))
+            read = plan_read(read.rows, [positions[row] for row in read.rows], self._settings, 0)
+        return self._forward("predict", positions, tokens_SK, (read,))
 
     def verification(self) -> Forward:
         """The forward that verifies each slot in a group of its own, in which row m - 1 predicts token m (Eq. 7)."""
         # Finished slots take part: the keys and values of all slots are kept from the last verification.
         checked = np.flatnonzero(self._checked())
         given = self.tokens_SK.ravel()[checked].tolist()
-        positions = np.array(self._settings.text_positions(self.slots, self._num_prompt))[checked]
-        read = verify_read((checked - 1).tolist(), given, positions.tolist(), self._settings)
-        reads = (read,) if given else ()
-        return self._forward("verify", range(len(self.slots)), self.tokens_SK, reads)
+        positions = self._settings.text_positions(self.slots, self._num_prompt)
+        reads = (verify_read((checked - 1).tolist(), given, positions, self._settings),) if given else ()
+        return self._forward("verify", positions, self.tokens_SK, reads)
 
-    def _forward(self, kind: str, rows: Sequence[int], tokens_SK: TokenArray, reads: tuple[Read, ...]) -> Forward:
+    def _forward(self, kind: str, positions: list[int], tokens_SK: TokenArray, reads: tuple[Read, ...]) -> Forward:
         """A forward of some slots side by side, none of which sees another."""
         # All share the cache of what is final, so no copy of it is needed for each slot.
-        positions = self._settings.text_positions([self.slots[row] for row in rows], self._num_prompt)
-        attention = groups([self._settings.slot_size] * len(rows))
+        attention = groups([self._settings.slot_size] * len(tokens_SK))
         return Forward(tokens_SK.ravel().tolist(), positions, attention, reads, kind=kind)
 
     def record_drafts(self) -> None:
@@ -456,18 +454,20 @@ def verification(drafts: Drafts, num_prompt: int, settings: RefusionSettings, co
     tokens = drafts.tokens_SK.ravel().tolist()
     rows = [row for row in range(len(tokens) - 1) if (row + 1) % settings.slot_size]
     positions = settings.text_positions(drafts.slots, num_prompt)
-    given, read_positions = ([of_row[row + 1] for row in rows] for of_row in (tokens, positions))
-    reads = (verify_read(rows, given, read_positions, settings),) if rows else ()
+    reads = (verify_read(rows, [tokens[row + 1] for row in rows], positions, settings),) if rows else ()
     return Forward(tokens, positions, causal(len(tokens)), reads, commit, "verify")
 
 
 def verify_read(
     rows: Sequence[int], given: Sequence[int], positions: Sequence[int], settings: RefusionSettings
 ) -> Read:
-    """Reads how likely the given tokens are where row m - 1 predicts token m, and, if it is kept, the likeliest one."""
+    """Reads how likely the given tokens are where row m - 1 predicts token m, and, if it is kept, the likeliest one.
+
+    The positions are those of all rows of the forward.
+    """
     if not settings.keeps_verifier:
         return Read(rows=rows, given=given)
-    return replace(plan_read(rows, positions, settings, 0), given=given)
+    return replace(plan_read(rows, [positions[row] + 1 for row in rows], settings, 0), given=given)
 
 
 def judged(tokens_N: TokenArray, readout: Readout, settings: RefusionSettings) -> Verdicts:

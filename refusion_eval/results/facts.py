@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
@@ -56,6 +56,12 @@ class Extent(NamedTuple):
     expected: int  # asked for
     whole: int  # without a limit
 
+    @classmethod
+    def of(cls, run: Run, task: str, present: int, *, is_begun: bool) -> Self:
+        """The extent of a task of which so many samples are there."""
+        # A run that was stopped before it said how many samples it would make was asked for one at least.
+        return cls(present, run.expected.get(task, 0 if is_begun else 1), run.whole.get(task, 0))
+
     @property
     def unfinished(self) -> str:
         """How many of the samples that were asked for are there; empty if that is all of them."""
@@ -65,6 +71,9 @@ class Extent(NamedTuple):
     def limited(self) -> str:
         """How many samples of the whole task were asked for; empty if that is all of them."""
         return f"{self.expected} of {self.whole}" if self.expected < self.whole else ""
+
+
+UNKNOWN = Extent(0, 0, 0)  # of a task under several settings, whose shares the run does not say
 
 
 @dataclass(slots=True)
@@ -80,8 +89,7 @@ class TaskFacts:
     num_errors: int = 0
     num_refused: int = 0  # errors that recur at every attempt
     hardware: set[str] = field(default_factory=set)
-    num_expected: int = 0
-    num_whole: int = 0
+    extent: Extent = UNKNOWN
     prompts: set[str] = field(default_factory=set)
     num_cut: int = 0  # good samples that reached the length of the settings, and so may lack their end
     slowed_by: set[str] = field(default_factory=set)
@@ -103,13 +111,6 @@ class TaskFacts:
     @property
     def score_name(self) -> str:
         return "pass@1" if self.is_code else "accuracy"
-
-    @property
-    def extent(self) -> Extent:
-        """How much of the task is there; samples that failed, which the same command tries again, are not."""
-        # A run that was stopped before it said how many samples it would make was asked for one at least.
-        expected = self.num_expected if self.asked else max(1, self.num_expected)
-        return Extent(len(self.samples) + self.num_refused, expected, self.num_whole)
 
     @property
     def num_unscored(self) -> int:
@@ -181,7 +182,8 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
     for task in tasks.values():
         task.items = digest(str(sample.item) for sample in task.samples)
         if names.count(task.task) <= 1:  # the run does not say how many each of two settings should have
-            task.num_expected, task.num_whole = (total.get(task.task, 0) for total in (run.expected, run.whole))
+            present = len(task.samples) + task.num_refused  # the same command tries failed ones again
+            task.extent = Extent.of(run, task.task, present, is_begun=bool(task.asked))
     return RunFacts(run, [tasks[key] for key in sorted(tasks)])
 
 
@@ -192,7 +194,7 @@ def extents_of(reader: RunReader) -> dict[str, Extent]:
         present[sample.key.task] += sample.error is None or sample.stop == REFUSED
         kinds[sample.key.task].add(sample.key.settings_hash)
     return {
-        task: Extent(present[task], run.expected.get(task, 0 if kinds[task] else 1), run.whole.get(task, 0))
+        task: Extent.of(run, task, present[task], is_begun=bool(kinds[task]))
         for task in (*run.manifest.tasks, *(task for task in kinds if task not in run.manifest.tasks))
         if len(kinds[task]) <= 1
     }
