@@ -76,8 +76,9 @@ EMBEDDED = Family(
     test_grades=(*GRADES, HARDEST_GRADE),
     systems=systems(
         gen_length=96,
+        bd3lm_blocks=(4, 8, 16),
         llada_blocks=(8, 32),
-        fast_dllm_blocks=(8, 32),
+        fast_dllm_blocks=(8, 16, 32),
         refusion_blocks={4: (4, 16, 32, 96), 8: (8, 16, 32, 96), 16: (16, 32, 96)},
     ),
 )

@@ -84,12 +84,13 @@ def choices(rows: pandas.DataFrame) -> Iterator[pandas.Series]:
 
 def write_settings(family: Family, rows: pandas.DataFrame, folder: Path) -> None:
     """Writes the chosen settings of all tasks into `mini_<decoder>.yaml`, which must exist for a decoder."""
-    decoders = {system.name: system.decoder for system in family.systems}
+    decoders = {system.name: system.decoder for system in family.systems if not system.variant}
     table: dict[str, dict[str, dict[str, Any]]] = {}
     for row in choices(rows):
         settings = {name: value for name, value in json.loads(row.settings).items() if name != "fuse"}
         table.setdefault(row.system, {})[row.task] = {"gen_length": family.gen_length} | settings
-    for system, tasks in table.items():
+    for system in [name for name in table if name in decoders]:
+        tasks = table[system]
         counts = sorted({int(count) for count in rows[rows.system == system].n})
         number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         lines = [

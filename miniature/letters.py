@@ -46,7 +46,7 @@ def measured(family: Family, models: str, num_items: int) -> pandas.DataFrame:
     """Two rows for each system with a plain decoder and each choice task."""
     rows = []
     for system in family.systems:
-        if system.decoder not in PLAIN:
+        if system.decoder not in PLAIN or system.variant:
             continue
         model = api.load_model(f"{models}{system.model}")
         for task in ("mmlu_pro", "arc_challenge", "gpqa"):

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from refusion_eval.results.measurement import MERGED, VERIFIER
+
 _THRESHOLDS = (0.6, 0.7, 0.8, 0.9, 0.95)
 
 
@@ -17,59 +19,77 @@ class System:
         decoder: name of the decoder.
         name: the system's name in tables and figures.
         grid: settings that are tried, as dictionaries without what all systems share.
+        variant: the variant of the decoder that the whole grid is of, as tables name it; such a system runs with the
+            settings that were chosen for the plain one, so that a difference between the two is that of the variant.
     """
 
     model: str
     decoder: str
     name: str
     grid: Sequence[Mapping[str, Any]]
+    variant: str = ""
 
     @property
     def series(self) -> str:
         """What the style of the system is known by in all figures."""
-        return self.model if self.decoder == "autoregressive" else self.decoder
+        system = self.model if self.decoder == "autoregressive" else self.decoder
+        return f"{system}+{self.variant}" if self.variant else system
 
 
 def _products(**values: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
 
 
-def _refusion(blocks_of_slot: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
+def _refusion(blocks_of_slot: Mapping[int, Sequence[int]], tau_tokens: Sequence[float]) -> list[dict[str, Any]]:
     """Slots and blocks with all thresholds; in blocks of one slot tau_slot changes nothing, so one value is enough."""
     return [
         {"slot_size": slot, "block_size": block, "fuse": False} | taus
         for slot, blocks in blocks_of_slot.items()
         for block in blocks
-        for taus in _products(
-            tau_slot=(0.6, 0.9) if block > slot else (0.9,),
-            tau_token=(0.2, 0.4, 0.6, 0.9),
-        )
+        for taus in _products(tau_slot=(0.6, 0.9) if block > slot else (0.9,), tau_token=tau_tokens)
     ]
+
+
+def _in_reading_order(blocks_of_slot: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
+    """ReFusion from left to right: slot by slot in its largest blocks, and token by token."""
+    slots = [
+        {"slot_size": slot, "block_size": max(blocks), "fuse": False, "order": "left_to_right", "tau_token": tau_token}
+        for slot, blocks in blocks_of_slot.items()
+        for tau_token in (0.4, 0.9)
+    ]
+    return [*slots, *({"slot_size": slot, "fuse": False, "serial": True} for slot in blocks_of_slot)]
 
 
 def systems(
     *,
     gen_length: int,
+    bd3lm_blocks: Sequence[int],
     llada_blocks: Sequence[int],
     fast_dllm_blocks: Sequence[int],
     refusion_blocks: Mapping[int, Sequence[int]],
 ) -> tuple[System, ...]:
-    """The five systems of a family.
+    """The systems of a family, with their variants.
 
     Args:
         gen_length: tokens that every system may write.
+        bd3lm_blocks: block lengths of BD3-LM.
         llada_blocks: block lengths of LLaDA, each tried at one, two and four tokens a forward.
         fast_dllm_blocks: block lengths of Fast-dLLM.
         refusion_blocks: slot size -> block sizes.
     """
     steps = (gen_length, gen_length // 2, gen_length // 4)
+    block_diffusion = {"block_length": bd3lm_blocks, "threshold": (None, 0.3, 0.45, *_THRESHOLDS, 0.99)}
     return (
         System(model="autoregressive_sft", decoder="autoregressive", name="AR-SFT", grid=({"temperature": 0.0},)),
         System(
+            model="bd3lm", decoder="bd3lm", name="BD3-LM", grid=_products(**block_diffusion, separate_commit=(True,))
+        ),
+        System(
             model="bd3lm",
             decoder="bd3lm",
-            name="BD3-LM",
-            grid=_products(block_length=(8,), threshold=(None, *_THRESHOLDS), separate_commit=(True,)),
+            name="BD3-LM, merged",
+            grid=_products(**block_diffusion, separate_commit=(False,)),
+            variant=MERGED,
         ),
         System(
             model="llada",
@@ -83,5 +103,17 @@ def systems(
             name="LLaDA w/ Fast-dLLM",
             grid=_products(block_length=fast_dllm_blocks, threshold=_THRESHOLDS, cache=("dual",)),
         ),
-        System(model="refusion", decoder="refusion", name="ReFusion", grid=_refusion(refusion_blocks)),
+        System(
+            model="refusion",
+            decoder="refusion",
+            name="ReFusion",
+            grid=[*_refusion(refusion_blocks, (0.2, 0.4, 0.6, 0.9)), *_in_reading_order(refusion_blocks)],
+        ),
+        System(
+            model="refusion",
+            decoder="refusion",
+            name="ReFusion, verifier",
+            grid=[point | {"completion": "verifier"} for point in _refusion(refusion_blocks, (0.4, 0.9))],
+            variant=VERIFIER,
+        ),
     )

@@ -186,6 +186,17 @@ def mean_of(parts: Sequence[Bootstrap]) -> Bootstrap:
     return Bootstrap(value, replicates, n)
 
 
+def pooled_rate(strata: Sequence[tuple[Sequence[Timing], int]], above: str, below: str) -> Bootstrap:
+    """Sum over the samples of all strata / sum, each stratum resampled by item with the seed that stands beside it."""
+    sums = []
+    for samples, seed in strata:
+        columns = [_sums(by_item(samples), name) for name in (above, below)]
+        sums.append(bootstrap([Statistic([column], lambda drawn: drawn.sum(axis=1)) for column in columns], seed=seed))
+    value = sum(over.value for over, _ in sums) / sum(under.value for _, under in sums)
+    over, under = (np.sum([part.replicates for part in parts], axis=0) for parts in zip(*sums, strict=True))
+    return Bootstrap(value, over / under, sum(part.n for part, _ in sums))
+
+
 def bootstrap_mean(values: ArrayLike, *, seed: int = 0) -> Bootstrap:
     """Mean of one number for each item, [items]. Raises DataError without values."""
     return bootstrap([mean_statistic(values)], seed=seed)[0]

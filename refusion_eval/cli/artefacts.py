@@ -21,10 +21,12 @@ from refusion_eval.sweep.spec import SPECS
 
 SWEEPS = ("figure4", "figure6", "figure8")
 _CASE = "mbpp"  # the benchmark of the paper's case studies, ablations and sweeps
-_GRADED = "mmlu_pro"  # stands in for it in miniature: the tiny models answer every item of mini MBPP right
-# One slot at a time, the most certain one first: the tiny models are certain of most slots of a block at once, so that
-# the paper's settings show no order.
-_ORDERED = "arc_challenge"
+# Stands in for it in miniature: there the settings decide whether the tiny ReFusion is above or below its backbone. On
+# mini MBPP all settings answer nearly the same items right.
+_GRADED = "parts"
+# The tiny models are certain of most slots of a block at once, so that a block with the paper's threshold fills in
+# reading order; with this one several slots an iteration become final, not all in reading order.
+_CASE_SETTINGS = ("--set", "block_size=96", "--set", "tau_slot=0.97")
 # The lines of this answer need nothing of each other, so that the embedded model can write most slots at once.
 EXAMPLE = """Lucy was born in January. Lucy plays the drum. Lucy is 24 years old. Lucy works as a cook. Lucy has won \
 some plums. Lucy lives in Oslo. Lucy keeps a gecko. Lucy wears white shoes.
@@ -65,10 +67,9 @@ class Artefacts:
         self._locality()
         for figure in SWEEPS:
             self._sweep(figure, graded)
-        case = self._task(_ORDERED if self._is_embedded else _CASE)
-        settings = ("--set", "block_size=96", "--set", "tau_slot=1") if self._is_embedded else ()
+        settings = _CASE_SETTINGS if self._is_embedded else ()
         for figure in ("figure5", "figure9"):
-            of_case = ("--model", self._model, "--task", self._asked(case), *settings, *data)
+            of_case = ("--model", self._model, "--task", self._asked(graded), *settings, *data)
             self._part("plot", figure, *of_case, "--out", out)
         # The claims are judged by the runs, and by those sweeps, localities and case studies that are there.
         studies = [f"{out}/{name}.csv" for name in self._masked_models()] + list(map(self._sweep_folder, SWEEPS))

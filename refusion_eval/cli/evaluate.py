@@ -87,7 +87,17 @@ def suite(
     ] = False,
     rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
     fused: Annotated[
-        bool, typer.Option("--fused", help="Also run ReFusion with fused forwards, as embedded models always do.")
+        bool,
+        typer.Option(
+            "--fused",
+            help="Also run ReFusion with fused forwards and BD3-LM with merged ones, as embedded models always do.",
+        ),
+    ] = False,
+    verifier: Annotated[
+        bool,
+        typer.Option(
+            "--verifier", help="Also run ReFusion with the verifier's own tokens, as embedded models always do."
+        ),
     ] = False,
     dry_run: cli.DryRun = False,
     as_json: cli.Json = False,

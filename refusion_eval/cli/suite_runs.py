@@ -33,6 +33,14 @@ NO_THINKING = "--no-thinking"
 AS_IN_THE_PAPER = (NO_THINKING, "--preset", LONG_RESPONSES)
 # Options of the paper's algorithm: the default, but the folders of runs say so, and so does their record.
 UNFUSED = ("--set", "fuse=false")
+# Runs beside that of a system, by the option that asks for them: the system, the end of the folder, and the settings.
+BESIDE = {
+    "fused": (
+        ("refusion", "fused", ("--set", "fuse=true")),
+        ("bd3lm", "merged", ("--set", "separate_commit=false")),
+    ),
+    "verifier": (("refusion", "verifier", (*UNFUSED, "--set", "completion=verifier")),),
+}
 
 # Names in messages of the run that the artefacts are about, and of the run that speed-ups are relative to.
 REFUSION, BASELINE = "refusion", "the baseline"
@@ -212,12 +220,14 @@ class Suite:
             arguments_of[REFUSION] = self._with_preset(f"{Path(self.model).name}-refusion", arguments, REFUSION)
         for name, (folder, arguments) in arguments_of.items():
             run_dir = f"{self.runs}/{folder}"
-            if name != REFUSION:
+            if name == REFUSION:
+                yield PlannedRun(name, f"{run_dir}-unfused", [*arguments, *UNFUSED])
+            else:
                 yield PlannedRun(name, run_dir, arguments)
-                continue
-            yield PlannedRun(name, f"{run_dir}-unfused", [*arguments, *UNFUSED])
-            if self.given.fused or self.model == EMBEDDED:
-                yield PlannedRun("refusion with fused forwards", f"{run_dir}-fused", [*arguments, "--set", "fuse=true"])
+            for option, variants in BESIDE.items():
+                for system, variant, settings in variants:
+                    if system == name and (getattr(self.given, option) or self.model == EMBEDDED):
+                        yield PlannedRun(f"{name}, {variant}", f"{run_dir}-{variant}", [*arguments, *settings])
 
     def _folder_and_arguments(self, name: str) -> tuple[str, list[str]]:
         if self.model == EMBEDDED:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
 from refusion_eval.paper.rows import Point
-from refusion_eval.results.measurement import FUSED, TASKS, VERIFIER, Measurement, read_published, speed_notes
+from refusion_eval.results.measurement import BESIDE, TASKS, Measurement, read_published, speed_notes
 
 TASK_NAMES: Mapping[str, str] = {task: BENCHMARKS[task].title for task in TASKS}
 MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
@@ -29,11 +29,7 @@ def system_label(measurement: Measurement) -> str:
     if measurement.origin == "published" or (measurement.mini and not measurement.variants):
         return measurement.label
     labels = {row["system"]: row["label"] for row in read_published("published.csv")}
-    own = (
-        name.replace("_", " ")
-        for name in measurement.variants
-        if name in (FUSED, VERIFIER) or name.startswith("slots_")
-    )
+    own = (name.replace("_", " ") for name in measurement.variants if name in BESIDE or name.startswith("slots_"))
     return labels.get(measurement.system, ", ".join((measurement.label, *own)))
 
 

@@ -16,12 +16,11 @@ from refusion_eval.paths import tasks_path
 from refusion_eval.results.differences import difference
 from refusion_eval.results.measurement import (
     AVERAGE,
-    FUSED,
+    BESIDE,
     PASS_AT_1,
     SCORES,
     TASKS,
     VARIANTS,
-    VERIFIER,
     Measurement,
     MeasurementKey,
     Origin,
@@ -225,7 +224,7 @@ def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequenc
     num_tasks = len(_columns(fitting))
     fitting = [entry for entry in fitting if not entry.is_mean or entry.num_tasks == num_tasks]
     if spec.with_others:
-        elsewhere = set(VARIANTS) - {FUSED, VERIFIER}  # in tables of their own
+        elsewhere = set(VARIANTS) - set(BESIDE)  # in tables of their own
         others = dict.fromkeys(entry.system for entry in fitting if not elsewhere.intersection(entry.variants))
         systems += [system for system in others if system not in systems]
     return [entry for system in systems for entry in fitting if entry.system == system]

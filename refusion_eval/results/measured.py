@@ -62,6 +62,8 @@ _COUNTED = {
     "tpf_canvas": ("tokens/forward", "tokens_canvas", "forwards"),
     "tpf_release": ("tokens/forward", "tpf_release"),
 }
+# Those of which a mean over tasks is all tokens / all forwards, so that a task weighs as much as it has forwards.
+_POOLED = ("tpf", "tpf_canvas")
 # Metrics that systems are compared by; those of many points would need too much memory for all metrics.
 _COMPARED = (*SCORES, "tps", "latency_mean", "tpf", "tokens_mean")
 _OF_THOUGHTS = {"thought_tokens_mean": ("tokens", "thought_tokens"), "answer_tokens_mean": ("tokens", "answer_tokens")}
@@ -146,7 +148,10 @@ def _kind(task: TaskFacts) -> tuple[bool, frozenset[str]]:
 
 
 def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> Iterator[Measurement]:
-    """Means over tasks, of the metrics that every task has; pass@1 of a code task is its accuracy."""
+    """Means over tasks, of the metrics that every task has; pass@1 of a code task is its accuracy.
+
+    They are unweighted but for tokens a forward, which are all tokens of the tasks by all forwards.
+    """
     tasks = [task for task, _ in part]
     if len(tasks) < 2 or len({task.task for task in tasks}) < len(tasks):
         return  # one task needs no mean; a task under two settings has no single score
@@ -154,7 +159,6 @@ def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]
     num_errors, num_unscored = sum(task.num_errors for task in tasks), sum(task.num_unscored for task in tasks)
     unfinished, limited = _of_tasks(tasks, "unfinished"), _of_tasks(tasks, "limited")
     sentences = {
-        f"unweighted mean over {len(tasks)} tasks ({', '.join(task.task for task in tasks)})": True,
         f"{num_errors} samples are errors and in no figure": num_errors,
         f"unfinished: {', '.join(unfinished)}": unfinished,
         f"limited: {', '.join(limited)}": limited,
@@ -164,7 +168,9 @@ def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]
     notes = that_hold(sentences)
     for metric in by_name[0]:
         if all(metric in measures for measures in by_name):
-            yield _measurement(run, tasks, [measures[metric] for measures in by_name], notes)
+            over = "all tokens by all forwards of" if metric in _POOLED else "unweighted mean over"
+            of_what = f"{over} {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"
+            yield _measurement(run, tasks, [measures[metric] for measures in by_name], [of_what, *notes])
 
 
 def _of_tasks(tasks: Sequence[TaskFacts], name: str) -> list[str]:
@@ -178,7 +184,11 @@ def _measurement(
 ) -> Measurement:
     """One metric of one task, or of the mean of several tasks."""
     manifest = run.manifest
-    combined = metrics.mean_of([measure.bootstrap for measure in measures])
+    if len(tasks) > 1 and measures[0].metric in _POOLED:
+        strata = [(measure.samples, seed_of(task.task)) for task, measure in zip(tasks, measures, strict=True)]
+        combined = metrics.pooled_rate(strata, *_COUNTED[measures[0].metric][1:])
+    else:
+        combined = metrics.mean_of([measure.bootstrap for measure in measures])
     interval = combined.interval()
     samples = [sample for measure in measures for sample in measure.samples]
     settings = _common_settings(tasks)

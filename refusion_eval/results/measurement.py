@@ -108,9 +108,30 @@ def extent_notes(extents: Iterable[TaskExtent]) -> list[str]:
 
 
 def notes_of(measurements: Iterable["Measurement"]) -> list[str]:
-    """The sentences of `extent_notes` and `speed_notes` about some measurements."""
+    """The sentences of `extent_notes`, `speed_notes` and `tpf_notes` about some measurements."""
     measured = [entry for entry in measurements if entry.origin == "measured"]
-    return [*extent_notes_of(measured), *speed_notes(entry.conditions for entry in measured)]
+    return [
+        *extent_notes_of(measured),
+        *speed_notes(entry.conditions for entry in measured),
+        *tpf_notes(entry for entry in measured if entry.metric == "tpf" and entry.samples),
+    ]
+
+
+def tpf_notes(entries: Iterable["Measurement"]) -> list[str]:
+    """Sentences about measured tokens a forward: what a mean of them is, and the most that short responses allow."""
+    entries = list(entries)
+    lengths = sorted(
+        round(entry.tokens / entry.samples)
+        for entry in entries
+        if entry.decoded_by == "refusion" and entry.settings.get("serial") != "true" and not entry.is_mean
+    )
+    spread = f"{lengths[0]} to {lengths[-1]}" if lengths and lengths[0] < lengths[-1] else f"{(lengths or [0])[0]}"
+    sentences = {
+        "Mean TPF: all tokens of the tasks by all their forwards.": any(entry.is_mean for entry in entries),
+        f"Responses of ReFusion have {spread} tokens in the mean of a task; none takes fewer than 2 forwards, a plan "
+        "and a verification.": lengths,
+    }
+    return that_hold(sentences)
 
 
 def extent_notes_of(measurements: Iterable["Measurement"]) -> list[str]:
@@ -305,8 +326,9 @@ def _listed(run_ids: Mapping[str, str]) -> str:
     return ", ".join(f"{value} in {run_id}" for value, run_id in sorted(run_ids.items()))
 
 
-# The variants of ReFusion whose forwards the user asked to be fused, and that keep the verifier's own tokens.
-FUSED, VERIFIER = "fused", "verifier"
+# The variants that stand in tables beside their system: ReFusion with the verifier's own tokens, or with fused
+# forwards, and BD3-LM that stores a finished block by the first forward of the next one.
+VERIFIER, FUSED, MERGED = BESIDE = ("verifier", "fused", "merged")
 # Name of a variant of a system -> the decoder setting that makes it. The paper's left-to-right decoding is serial.
 VARIANTS: Mapping[str, tuple[str, str]] = {
     "recompute_kv": ("recompute_kv", "true"),
@@ -315,6 +337,7 @@ VARIANTS: Mapping[str, tuple[str, str]] = {
     "slots_at_random": ("order", "random"),
     VERIFIER: ("completion", "verifier"),
     FUSED: ("fuse", "true"),
+    MERGED: ("separate_commit", "false"),
 }
 # The variant of systems that transformers' own loop decodes.
 GENERATE = "generate"

@@ -15,13 +15,13 @@ from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.measurement import (
     ACCURACY,
+    BESIDE,
     FUSED,
     MEAN_TASK,
     PASS_AT_1,
     REFUSED_NOTE,
     UNISOLATED,
     UNSTATED,
-    VERIFIER,
     Measurement,
     extent_notes_of,
     notes_of,
@@ -164,7 +164,7 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
     settings: dict[tuple, set[tuple]] = {}
     for measurement in measurements:
         in_force = tuple(sorted(measurement.settings.items()))
-        added = {VERIFIER: VERIFIER in measurement.variants, FUSED: measurement.decoded_fused}
+        added = {name: name in measurement.variants for name in BESIDE} | {FUSED: measurement.decoded_fused}
         label = ", ".join((measurement.label, *that_hold(added)))
         key = (measurement.mini, measurement.is_mean, measurement.task, label, measurement.run_id, in_force)
         groups.setdefault(key, {})[measurement.metric] = measurement

@@ -152,6 +152,8 @@ class ObjectiveConfig:
         mdm_weight: lambda of Eq. 3, the factor of the MDM term in the hybrid loss (refusion); 1 for the others.
         masking: how many slots are masked (refusion): each with one probability, as in the release ("bernoulli"), or
             exactly floor(t K) of K, as in the paper ("exact").
+        prefix_share: share of the samples whose clean slots begin the answer in reading order, with all masks behind
+            them, as when blocks are decoded one after the other (refusion); 0 is the recipe of paper and release.
     """
 
     objective: Objective
@@ -161,6 +163,7 @@ class ObjectiveConfig:
     normalisation: Normalisation = "release"
     mdm_weight: NonNegativeFloat = 1.0
     masking: Masking = added_setting("bernoulli")
+    prefix_share: Annotated[float, Ge(0), Le(1)] = added_setting(0.0)
 
     def __post_init__(self) -> None:
         if not self.slot_sizes:
@@ -178,6 +181,8 @@ class ObjectiveConfig:
             raise ConfigError(f"normalisation={self.normalisation}{unused} its own, so leave it out")
         if self.objective != "refusion" and self.masking != "bernoulli":
             raise ConfigError(f"masking={self.masking}{unused} no slots, so leave it out")
+        if self.objective != "refusion" and self.prefix_share:
+            raise ConfigError(f"prefix_share={self.prefix_share}{unused} no slots, so leave it out")
         if self.objective != "refusion" and self.mdm_weight != 1:
             raise ConfigError(f"mdm_weight={self.mdm_weight}{unused} one term only, so leave it out")
 

@@ -161,7 +161,7 @@ def test_a_command_that_is_refused_is_one_line_and_the_others_are_run(tmp_path):
     done = suite(*options, "--limit", "1", "--rounds", "1")
     assert done.exit_code == 1
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == len(steps(done.stdout)) == 3
+    assert len(errors) == len(steps(done.stdout)) == 4
     assert "llada failed; run the same command again to continue it" in done.stderr
 
 
@@ -198,7 +198,8 @@ def test_systems_take_turns_in_rounds_of_which_none_is_empty():
         runs = [line for line in commands(*arguments) if line.startswith("run ")]
         return [(line.split("--run-dir results/runs/")[1].split()[0], line.split("--round ")[1][:3]) for line in runs]
 
-    systems = ["embedded-refusion-unfused", "embedded-refusion-fused", "embedded-autoregressive"]
+    refusion = [f"embedded-refusion-{variant}" for variant in ("unfused", "fused", "verifier")]
+    systems = [*refusion, "embedded-autoregressive"]
     assert order() == [(system, f"{number}/3") for number in (1, 2, 3) for system in systems]
     assert order("--limit", "2") == [(system, f"{number}/2") for number in (1, 2) for system in systems]
     assert [number for _, number in order("--model", "some/model", "--no-baseline")] == ["1/1"]
@@ -224,6 +225,7 @@ def test_embedded_systems_are_chosen_by_their_decoder():
     assert runs == [
         f"--run-dir results/runs/embedded-refusion-unfused {arguments}false",
         f"--run-dir results/runs/embedded-refusion-fused {arguments}true",
+        f"--run-dir results/runs/embedded-refusion-verifier {arguments}false --set completion=verifier",
     ]
 
 
@@ -272,17 +274,28 @@ def test_artefacts_has_every_table_figure_and_page_from_the_runs_before(argument
 
 
 @pytest.mark.parametrize("more", [[], ["--artefacts"]])
-def test_refusion_is_the_papers_algorithm_and_fused_forwards_are_rows_beside_it(more):
+def test_refusion_is_the_papers_algorithm_and_its_variants_are_rows_beside_it(more):
     real = (["--model", "GSAI-ML/ReFusion"], ["--system", "refusion,qwen3"])
-    for arguments in ([], ["--system", "all"], ["--model", "embedded"], *real, [*real[0], "--fused"]):
+    asked = [[*real[0], "--fused"], [*real[0], "--verifier"], [*real[0], "--fused", "--verifier"]]
+    for arguments in ([], ["--system", "all"], ["--model", "embedded"], *real, *asked):
         runs = runs_of(*arguments, *more)
         refusion = [run for run in runs if "refusion" in run]
         fused = [run for run in refusion if "-fused " in run]
-        assert len(fused) == ("--fused" in arguments or arguments not in real)
-        assert len(refusion) - len(fused) == 1 + 2 * len(more)
-        assert all("--set fuse=true" in run for run in fused)
-        assert all("-unfused" in run and "--set fuse=false" in run for run in refusion if run not in fused)
+        verifier = [run for run in refusion if "-verifier " in run]
+        assert len(fused) == ("--fused" in arguments or (arguments not in real and arguments not in asked))
+        assert len(verifier) == ("--verifier" in arguments or (arguments not in real and arguments not in asked))
+        assert len(refusion) - len(fused) - len(verifier) == 1 + 2 * len(more)
+        assert all("--set fuse=true" in run and "completion" not in run for run in fused)
+        assert all("--set fuse=false --set completion=verifier" in run for run in verifier)
+        plain = [run for run in refusion if run not in fused + verifier]
+        assert all("-unfused" in run and "--set fuse=false" in run and "completion" not in run for run in plain)
         assert not any("fuse=" in run for run in runs if run not in refusion)
+
+
+def test_bd3lm_with_merged_forwards_is_a_row_beside_it():
+    family = [run for run in runs_of("--system", "all") if "bd3lm" in run]
+    assert [run.split()[1] for run in family] == ["results/runs/embedded-bd3lm", "results/runs/embedded-bd3lm-merged"]
+    assert [run.endswith(" --set separate_commit=false") for run in family] == [False, True]
 
 
 @pytest.mark.parametrize(

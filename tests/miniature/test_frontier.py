@@ -60,4 +60,4 @@ def test_a_csv_is_continued_and_settings_are_written_for_each_task(
     assert again.settings.tolist() == first.settings.tolist()
     write_settings(EMBEDDED, again, tmp_path)
     written = (tmp_path / "mini_bd3lm.yaml").read_text()
-    assert f"gsm8k: {{gen_length: {EMBEDDED.gen_length}, block_length: 8, threshold:" in written
+    assert f"gsm8k: {{gen_length: {EMBEDDED.gen_length}, block_length: 16, threshold:" in written

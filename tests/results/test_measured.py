@@ -11,7 +11,7 @@ from rich.console import Console
 
 from refusion_eval.errors import StoreError
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.measurement import UNSTATED
+from refusion_eval.results.measurement import UNSTATED, notes_of
 from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.store.records import STATED, Hardware, ScoreRow
@@ -288,6 +288,23 @@ def test_the_mean_weighs_tasks_equally_and_keeps_mini_apart(write_run, make_samp
     assert rows["accuracy"].mini
     assert "unweighted mean over 2 tasks (mini_gsm8k, mini_mbpp)" in rows["accuracy"].note
     assert rows["tps"].settings["slot_size"] == "4"
+
+
+def test_a_mean_of_tokens_per_forward_is_all_tokens_by_all_forwards(write_run, make_sample):
+    sizes = [("mini_gsm8k", i, 60, 2 + i % 2) for i in range(8)] + [("mini_mbpp", i, 50, 25 + i) for i in range(6)]
+    samples = [
+        make_sample(number, task=task, num_tokens=num_tokens, tokens=None, num_forwards=num_forwards)
+        for task, number, num_tokens, num_forwards in sizes
+    ]
+    rows = run_measurements([write_run("refusion", samples)])
+    mean = figures(rows, "mean")["tpf"]
+    assert mean.value == pytest.approx((8 * 60 + 6 * 50) / sum(sample.num_forwards for sample in samples))
+    assert mean.ci_low < mean.value < mean.ci_high < 8
+    assert mean.note.count("all tokens by all forwards of 2 tasks (mini_gsm8k, mini_mbpp)") == 1
+    notes = notes_of(rows)
+    assert "Mean TPF: all tokens of the tasks by all their forwards." in notes
+    (least,) = [note for note in notes if "none takes fewer than 2 forwards" in note]
+    assert "have 50 to 60 tokens" in least
 
 
 def test_a_metric_that_a_task_lacks_has_no_mean(write_run, make_sample):

@@ -90,6 +90,25 @@ def test_exact_masking_masks_every_slot_equally_often() -> None:
     assert counts / 2000 == pytest.approx(np.full(10, 0.45), abs=0.05)
 
 
+def test_a_share_of_the_samples_has_its_clean_slots_first_in_reading_order() -> None:
+    rng = np.random.default_rng(5)
+    drawn = [draw(rng, 40, 4, "exact", prefix_share=0.5) for _ in range(400)]
+    in_order = [draws.clean_slots == tuple(range(len(draws.clean_slots))) for draws in drawn]
+    # Short clean parts are in this order by chance, too.
+    long = [ordered for draws, ordered in zip(drawn, in_order, strict=True) if 3 <= len(draws.clean_slots) <= 8]
+    assert np.mean(long) == pytest.approx(0.5, abs=0.1)
+    for draws, ordered in zip(drawn, in_order, strict=True):
+        assert sorted(draws.masked_slots + draws.clean_slots) == list(range(10))
+        assert draws.mask_probability == (len(draws.masked_slots) / 10 or 1)
+        if ordered:
+            assert draws.masked_slots == tuple(range(len(draws.clean_slots), 10))
+
+
+def test_without_such_a_share_the_draws_are_those_of_the_release() -> None:
+    first, again = np.random.default_rng(6), np.random.default_rng(6)
+    assert [draw(first, 50, 8) for _ in range(5)] == [draw(again, 50, 8, prefix_share=0.0) for _ in range(5)]
+
+
 def test_slot_sizes_are_drawn_uniformly_from_the_setting() -> None:
     rng = np.random.default_rng(3)
     sizes = [draw_slot_size(rng, (4, 8)) for _ in range(1000)]

@@ -232,3 +232,5 @@ def test_settings_that_were_added_later_count_only_where_they_are_used() -> None
     assert (used["objective"]["masking"], used["backbone"]["new_rows"]) == ("exact", "mean")
     with pytest.raises(ConfigError, match="masking=exact; objective=sft has no slots"):
         read_run_config("controlled_sft", ["objective.masking=exact"])
+    with pytest.raises(ConfigError, match=r"prefix_share=0.5; objective=sft has no slots"):
+        read_run_config("controlled_sft", ["objective.prefix_share=0.5"])

@@ -23,7 +23,7 @@ class Draws:
     slot_size: int  # number k of tokens of a slot
     mask_probability: float  # probability q with which each slot was masked; with exact masking their share
     masked_slots: tuple[int, ...]  # in ascending order
-    clean_slots: tuple[int, ...]  # in shuffled order
+    clean_slots: tuple[int, ...]  # in shuffled order, or in reading order where they begin the answer
 
 
 def draw_slot_size(rng: np.random.Generator, slot_sizes: Sequence[int] = SLOT_SIZES) -> int:
@@ -35,11 +35,19 @@ def mask_probability(uniform: Number) -> Number:
     return 0.999 * uniform + 0.001
 
 
-def draw(rng: np.random.Generator, answer_length: int, slot_size: int, masking: Masking = "bernoulli") -> Draws:
+def draw(
+    rng: np.random.Generator,
+    answer_length: int,
+    slot_size: int,
+    masking: Masking = "bernoulli",
+    prefix_share: float = 0.0,
+) -> Draws:
     """Masks some of the K slots of an answer and shuffles the others.
 
     "bernoulli" masks each slot independently with one probability q, as the release does; "exact" masks floor(t K)
-    slots with t uniform in [0, 1), as the paper writes (Sec. 4.3).
+    slots with t uniform in [0, 1), as the paper writes (Sec. 4.3). A `prefix_share` of the samples has as many masked
+    slots, but these end the answer and the clean ones begin it in reading order, as when blocks are decoded one after
+    the other.
     """
     num_slots = -(-answer_length // slot_size)
     uniform = float(rng.random())
@@ -50,11 +58,15 @@ def draw(rng: np.random.Generator, answer_length: int, slot_size: int, masking: 
     else:
         probability = mask_probability(uniform)
         masked = rng.random(num_slots) < probability
+    clean_slots = rng.permutation(np.flatnonzero(~masked))
+    if prefix_share and rng.random() < prefix_share:
+        clean_slots = np.arange(len(clean_slots))
+        masked = np.arange(num_slots) >= len(clean_slots)
     return Draws(
         slot_size=slot_size,
         mask_probability=probability,
         masked_slots=tuple(np.flatnonzero(masked).tolist()),
-        clean_slots=tuple(rng.permutation(np.flatnonzero(~masked)).tolist()),
+        clean_slots=tuple(clean_slots.tolist()),
     )
 
 

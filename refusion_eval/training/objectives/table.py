@@ -26,7 +26,8 @@ MakeExample = Callable[[TrainingSample, np.random.Generator, ObjectiveConfig, Sp
 def _refusion(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     answer = fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
     slot_size = draw_slot_size(rng, config.slot_sizes)
-    return arrange(sample.prompt, answer, draw(rng, len(answer), slot_size, config.masking), mask=ids.mask)
+    draws = draw(rng, len(answer), slot_size, config.masking, config.prefix_share)
+    return arrange(sample.prompt, answer, draws, mask=ids.mask)
 
 
 def _llada(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
