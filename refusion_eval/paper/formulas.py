@@ -176,7 +176,18 @@ def _summary(reduce: Callable[..., Values]) -> Callable[[Values], Values]:
     return lambda values: reduce(values.reshape(-1, values.shape[-1]), axis=0)
 
 
-mean, median, least, largest, total = (_summary(reduce) for reduce in (np.mean, np.median, np.min, np.max, np.sum))
+def _extreme(reduce: Callable[..., Values]) -> Callable[[Values], Values]:
+    """The least or the largest value of a pick, whose bounds are the least or the largest of the bounds.
+
+    The least of several draws lies below the least value even where all values are equal, so that an interval of such
+    draws would leave out what it is the interval of. Values are therefore drawn in one order.
+    """
+    ordered = _summary(reduce)
+    return lambda values: ordered(np.concatenate([values[..., :1], np.sort(values[..., 1:])], axis=-1))
+
+
+mean, median, total = (_summary(reduce) for reduce in (np.mean, np.median, np.sum))
+least, largest = _extreme(np.min), _extreme(np.max)
 
 
 def gmean(values: Values) -> Values:
@@ -199,9 +210,9 @@ FORMULAS: Mapping[str, Formula] = {
     "P03": lambda read: mean(read.tps("refusion") / read.tps("qwen3")),
     "P04": lambda read: mean(read.score("refusion", "gsm8k mbpp") - read.score("qwen3", "gsm8k mbpp")),
     "P05": lambda read: read.score("refusion", "humaneval"),
-    "P06": lambda read: read.score("refusion", "humaneval") - largest(read.score(OTHERS, "humaneval")),
+    "P06": lambda read: least(read.score("refusion", "humaneval") - read.score(OTHERS, "humaneval")),
     "P07": lambda read: read.tps("refusion", "mbpp"),
-    "P08": lambda read: read.tps("refusion", "mbpp") / largest(read.tps(OTHERS, "mbpp")),
+    "P08": lambda read: least(read.tps("refusion", "mbpp") / read.tps(OTHERS, "mbpp")),
     "P09-score": lambda read: total(read.score("refusion") > read.score(OTHERS)),
     "P09-tps": lambda read: total(read.tps("refusion") > read.tps(OTHERS)),
     "P10": _retrained_margin,

@@ -264,7 +264,8 @@ def test_a_stale_table_of_a_page_is_replaced(tables) -> None:
     fresh = tables.regenerated(stale)
     assert "old" not in fresh
     assert fresh.startswith("a\n<!-- results:begin mini_gsm8k -->\n| Task | System |")
-    assert {line.split(" | ")[0] for line in fresh.partition("results:end")[0].splitlines() if "ReFusion" in line} == {
+    rows = [line for line in fresh.partition("results:end")[0].splitlines() if "| ReFusion" in line]
+    assert {line.split(" | ")[0] for line in rows} == {
         "| mini_gsm8k",
         "| mean (mini)",
     }

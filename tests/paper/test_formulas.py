@@ -222,6 +222,16 @@ def test_scores_that_differ_on_no_item_are_not_shown_to_be_equal(write_run):
     assert (found.low, found.high) == pytest.approx((-bound, bound), rel=0.25)
 
 
+@pytest.mark.parametrize("reduce", [least, largest])
+def test_the_interval_of_an_extreme_holds_the_extreme(reduce):
+    bounds = {"ci_low": 70.0, "ci_high": 88.0}
+    figures = by_key([cell(system, task, "accuracy", 80.0, **bounds) for system in ("a", "b") for task in TASKS])
+    alone = compute(lambda read: read.score("a", "gsm8k") - read.score("b", "gsm8k"), figures).interval
+    found = compute(lambda read: reduce(read.score("a") - read.score("b")), figures).interval
+    assert found.low < found.value == 0 < found.high
+    assert (found.low, found.high) == pytest.approx((alone.low, alone.high), rel=0.1)
+
+
 def test_draws_never_leave_the_range_of_a_score():
     figures = by_key([cell("a", "humaneval", "pass@1", 50.0, ci_low=0.0, ci_high=100.0)])
     result = compute(lambda read: read.score("a", "humaneval"), figures).interval
