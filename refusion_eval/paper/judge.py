@@ -276,7 +276,6 @@ def _direction(claim: Claim, mini: Computed) -> str:
     neutral = float(claim.neutral)
     claims_more = claim.reading == "above" or float(claim.value) >= neutral
     low, high = mini.interval.bounds
-    # The largest of several figures that vary lies above the largest of their values, so its interval may leave it out.
-    if min(low, mini.interval.value) <= neutral <= max(high, mini.interval.value):
+    if low <= neutral <= high:
         return OPEN
     return AGREES if (low > neutral) == claims_more else DISAGREES
