@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from refusion_eval.cli import app
+from refusion_eval.cli import app, run_command
 from refusion_eval.training.config import config_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,6 +53,14 @@ def test_deepspeed_is_installed_if_asked_for():
 
 def test_setup_stops_before_training():
     assert not any("refusion_eval train" in line for line in commands("--setup"))
+
+
+def test_training_without_accelerate_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    assert run_command("train", "--config", "tiny", "--check") == 1
+    assert capsys.readouterr().err == (
+        "error: training needs accelerate, which is not installed: pip install '.[train]' in a checkout\n"
+    )
 
 
 def steps(*arguments):

@@ -1,4 +1,5 @@
 import importlib
+import importlib.util
 import os
 import shlex
 import sys
@@ -8,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from refusion_eval.cli import DryRun, wrong_options
+from refusion_eval.errors import ConfigError
 
 MODULE = "refusion_eval.training.run"
 DEFAULT_PORT = "29500"
@@ -65,6 +67,8 @@ def train(
         raise wrong_options("train", f"-n {nodes} needs -r RANK and -m MASTER on every machine")
     if rank is not None and rank >= nodes:
         raise wrong_options("train", f"-r is '{rank}', with -n {nodes} it goes from 0 to {nodes - 1}")
+    if importlib.util.find_spec("accelerate") is None:
+        raise ConfigError("training needs accelerate, which is not installed: pip install '.[train]' in a checkout")
     import torch  # loads slowly, so a wrong option is refused before
 
     processes = processes or torch.cuda.device_count() or 1
