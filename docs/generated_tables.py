@@ -8,24 +8,24 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from itertools import groupby
 from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from generated_common import RESULTS, ROOT, interval, table_of
+from generated_text import TEXTS, front
 
 from refusion_eval.bench.gpu_check import results_rows
 from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import VERIFIER, read_published
-from refusion_eval.results.render import Table, markdown_source, read_csv
+from refusion_eval.results.render import read_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.sandbox.jail import PROFILES
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "results" / "embedded"
 GPU_RESULTS = ROOT / "results" / "gpu"
 NO_GPU = "No result of a GPU is in this repository: every speed and every memory need of one is an estimate.\n"
 BLOCK = re.compile(r"(<!-- (\w+):begin ?([^>]*?) ?-->\n).*?(<!-- \2:end -->\n)", re.DOTALL)
@@ -40,12 +40,6 @@ def regenerated(text: str) -> str:
         KeyError: a marker names no table.
     """
     return BLOCK.sub(lambda found: f"{found[1]}{MAKERS[found[2]](found[3].split())}{found[4]}", text)
-
-
-def table_of(columns: Sequence[str], rows: Sequence[Sequence[Any]], num_left: int = 1) -> str:
-    """A Markdown table of plain values."""
-    texts = [[str(value) for value in row] for row in rows]
-    return Table(columns=list(columns), rows=texts, num_left=num_left, escape=markdown_source).markdown()
 
 
 # --- Addresses ---
@@ -89,19 +83,22 @@ def _paper_block(number: int) -> Maker:
 
 
 def equal_data(systems: Sequence[str]) -> str:
-    """TPF and accuracy of systems of the embedded family by task; the TPF of AR-SFT is always 1."""
-    names = {"tpf": "TPF", "accuracy": "accuracy %", "pass@1": "accuracy %"}
-    found: dict[str, dict[str, str]] = {}
-    for row in read_csv(RESULTS / "family.csv"):
-        task = f"**mean of {row.num_tasks}**" if row.is_mean else row.task
-        if row.metric in names:
-            interval = _interval(row.value, row.ci_low, row.ci_high, int(row.metric == "tpf"))
-            found.setdefault(task, {})[f"{row.label}: {names[row.metric]}"] = interval
-    parallel = [system for system in systems if system != "AR-SFT"]
-    columns = [*(f"{system}: TPF" for system in parallel), *(f"{system}: accuracy %" for system in systems)]
-    return table_of(
-        ("Task", *columns), [(task, *(cells[column] for column in columns)) for task, cells in found.items()]
-    )
+    """TPF and accuracy of systems of the embedded family by task, and what they show; the TPF of AR-SFT is always 1.
+
+    The systems are named as tables name them, with a plus sign before a variant: ReFusion+verifier.
+    """
+    systems = [system.replace("+", ", ") for system in systems]
+    rows = []
+    for task, lines in groupby(summary(read_csv(RESULTS / "family.csv")), key=lambda line: line.task):
+        by_system = {line.system: line for line in lines}
+        tpf = [by_system[system].measurement("tpf") for system in systems if system != "AR-SFT"]
+        scores = [by_system[system].measurement("accuracy") for system in systems]
+        title = f"**mean of {scores[0].num_tasks}**" if scores[0].is_mean else task
+        numbers = [(row, 1) for row in tpf] + [(row, 0) for row in scores]
+        rows.append((title, *(interval(row.value, row.ci_low, row.ci_high, digits) for row, digits in numbers)))
+    parallel = [f"{system}: TPF" for system in systems if system != "AR-SFT"]
+    table = table_of(("Task", *parallel, *(f"{system}: accuracy %" for system in systems)), rows)
+    return f"{front()}\n{table}"
 
 
 def memory_bound(_: Sequence[str]) -> str:
@@ -198,17 +195,13 @@ def scaling(_: Sequence[str]) -> str:
     with (RESULTS / "scaling.csv").open(encoding="utf-8", newline="") as file:
         means = [row for row in csv.DictReader(file) if row["task"] == "average"]
     values = {
-        (row["samples"], row["metric"]): _interval(*(float(row[name]) for name in ("value", "ci_low", "ci_high")))
+        (row["samples"], row["metric"]): interval(*(float(row[name]) for name in ("value", "ci_low", "ci_high")))
         for row in means
     }
     samples = dict.fromkeys(row["samples"] for row in means)
     rows = [(f"{int(each):,}", values[each, "accuracy"], values[each, "tps"]) for each in samples]
     hardware = ", ".join(sorted({row["hardware"] for row in means}))
     return table_of(("Training samples", "Accuracy, %", "TPS"), rows, 0) + f"\nMeasured on {hardware}.\n"
-
-
-def _interval(value: float, low: float, high: float, digits: int = 1) -> str:
-    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def slot_sizes(_: Sequence[str]) -> str:
@@ -229,7 +222,7 @@ def verifier(_: Sequence[str]) -> str:
     tpf = {(row.task, VERIFIER in row.variants, row.decoded_fused): row.value for row in figures if row.metric == "tpf"}
     rows = []
     for row in compared:
-        difference = _interval(*(float(row[f"difference{end}"]) for end in ("", "_ci_low", "_ci_high")))
+        difference = interval(*(float(row[f"difference{end}"]) for end in ("", "_ci_low", "_ci_high")))
         accuracies = [f"{float(row[name]):.1f}" for name in ("accuracy_before", "accuracy_after")]
         counts = [f"{tpf[row['task'], kept, fused]:.2f}" for fused in (False, True) for kept in (False, True)]
         rows.append((row["task"], *accuracies, difference, f"{float(row['p_value']):.2g}", *counts))
@@ -281,4 +274,5 @@ MAKERS: dict[str, Maker] = {
     "scaling": scaling,
     "slot_sizes": slot_sizes,
     "training_memory": training_memory_table,
+    **TEXTS,
 }

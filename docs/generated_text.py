@@ -1,0 +1,228 @@
+"""Sentences and tables about the embedded family that state numbers or an order, made from the files of results.
+
+Each is a maker like those of `generated_tables`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pandas
+from generated_common import RESULTS, interval, table_of
+
+from refusion_eval.paper.names import task_title
+from refusion_eval.paths import EMBEDDED_FOLDER
+from refusion_eval.results.measurement import Measurement
+from refusion_eval.results.render import read_csv
+from refusion_eval.results.tables import summary
+
+AR, AR_SFT, BD3LM, REFUSION = "AR", "AR-SFT", "BD3-LM", "ReFusion"
+MERGED, VERIFIER = f"{BD3LM}, merged", f"{REFUSION}, verifier"
+
+Rows = Mapping[str, Mapping[str, Measurement]]  # task -> system -> measurement
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """One text such as "a, b and c", or "none"."""
+    *first, last = parts or ["none"]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _by_task(metric: str) -> tuple[Rows, Mapping[str, Measurement]]:
+    """The measurements of a metric in family.csv by task and system, and those of the mean by system."""
+    tasks: dict[str, dict[str, Measurement]] = {}
+    for line in summary(read_csv(RESULTS / "family.csv")):
+        if found := line.measurement(metric):
+            tasks.setdefault(line.task, {})[line.system] = found
+    return {task: rows for task, rows in tasks.items() if task != "mean"}, tasks["mean"]
+
+
+def _title(task: str) -> str:
+    return task_title(task.removeprefix("mini_"), mini=False)
+
+
+def _ranked(means: Mapping[str, Measurement], digits: int, unit: str = "") -> str:
+    in_order = sorted(means.items(), key=lambda entry: -entry[1].value)
+    return _listed([f"{system} has {row.value:.{digits}f}{unit}" for system, row in in_order])
+
+
+def _overlaps(one: Measurement, other: Measurement) -> bool:
+    return one.ci_low <= other.ci_high and other.ci_low <= one.ci_high
+
+
+def front() -> str:
+    """What the first table of the README shows."""
+    accuracies, _means = _by_task("accuracy")
+    _tasks, tpf = _by_task("tpf")
+    same = [_title(task) for task, rows in accuracies.items() if _overlaps(rows[REFUSION], rows[AR_SFT])]
+    best = max((REFUSION, BD3LM, AR_SFT), key=lambda system: tpf[system].value)
+    return (
+        f"{best} has the highest TPF. The intervals of ReFusion's accuracy and AR-SFT's overlap on {_listed(same)}, "
+        "and on no other task ([why](docs/results.md)).\n"
+    )
+
+
+def family(_: Sequence[str]) -> str:
+    """Accuracy, tokens a forward and speed of all systems of the family."""
+    accuracies, mean_accuracy = _by_task("accuracy")
+    tpf, mean_tpf = _by_task("tpf")
+    speedups, mean_speedup = _by_task("speedup")
+    tokens, _ = _by_task("tokens_mean")
+    against = {
+        name: [_title(task) for task, rows in accuracies.items() if rows[REFUSION].ci_high < rows[name].ci_low]
+        for name in (AR_SFT, BD3LM)
+    }
+    at_once = [
+        f"{_title(task)} ({rows[REFUSION].value:.1f})" for task, rows in tpf.items() if rows[REFUSION].value > 10
+    ]
+    faster = [f"{_title(t)} ({r[REFUSION].value:.1f})" for t, r in speedups.items() if r[REFUSION].ci_low > 1]
+    slower = [f"{_title(t)} ({r[REFUSION].value:.1f})" for t, r in speedups.items() if r[REFUSION].ci_high < 1]
+    of_sft = sorted(rows[AR_SFT].value for rows in accuracies.values())
+    lengths = sorted(rows[REFUSION].value for rows in tokens.values())
+    mean = mean_speedup[REFUSION]
+    return (
+        f"Over all tasks, in tokens per forward, {_ranked(mean_tpf, 1)}. ReFusion writes more than 10 tokens per "
+        f"forward on {_listed(at_once)}, where it writes most of a response at once.\n\n"
+        f"In the mean of the tasks, in percent of right answers, {_ranked(mean_accuracy, 1)}. By intervals that do not "
+        f"overlap ReFusion is less accurate than AR-SFT on {_listed(against[AR_SFT])}, and than BD3-LM on "
+        f"{_listed(against[BD3LM])}. AR-SFT has {of_sft[0]:.0f} to {of_sft[-1]:.0f} %, so that no task is too easy to "
+        "tell it from a better model.\n\n"
+        f"In tokens per second ReFusion has {interval(mean.value, mean.ci_low, mean.ci_high)} times the speed of its "
+        f"autoregressive backbone in the mean. It is faster on {_listed(faster)} and slower on {_listed(slower)}; on "
+        "the other tasks the interval of the factor includes 1. With 3.0 million parameters and responses of "
+        f"{lengths[0]:.0f} to {lengths[-1]:.0f} tokens this says nothing about the methods at their own size.\n"
+    )
+
+
+def speed_range(_: Sequence[str]) -> str:
+    """How far the speed of the machine changed between the rounds."""
+    mean = _by_task("tps")[1][AR]
+    return (
+        f"The interval of AR's speed in the mean of the tasks is {mean.ci_low:,.0f} to {mean.ci_high:,.0f} tokens per "
+        "second, because the speed of the machine changes between rounds. Compare tokens per forward first.\n"
+    )
+
+
+def memory(_: Sequence[str]) -> str:
+    """Times of forwards whose weights do not fit into the processor's cache."""
+    found = json.loads((RESULTS / "bench_0.6B_inflated.json").read_text(encoding="utf-8"))
+    one, wide = (found["curves"]["0"][width][0] for width in ("1", "32"))
+    conditions, settings = found["conditions"], found["conditions"]["settings"]
+    rate, share = found["weight_bytes"] / one / 1e9, 100 * found["ratios"]["MBU of a forward of 1 row"]
+    return (
+        f"They have {found['weight_bytes'] / 1e9:.1f} GB in {conditions['dtype']} "
+        f"(`results/embedded/bench_0.6B_inflated.json`; {conditions['num_prompts']} prompts of the mini tasks, at most "
+        f"{settings['gen_length']} tokens, {conditions['num_rounds']} rounds). One row takes {1e3 * one:.0f} ms, or "
+        f"{rate:.1f} GB/s of weights, {share:.0f} % of what copying reaches, and 32 rows take {1e3 * wide:.0f} ms. "
+        f"ReFusion decodes with slots of {settings['slot_size']} in blocks of {settings['block_size']}:\n"
+    )
+
+
+def _frontiers() -> pandas.DataFrame:
+    """The points of all systems; `parallel` says whether the settings let a system write several tokens a forward."""
+    rows = pandas.read_csv(RESULTS / "frontiers.csv")
+    return rows.assign(parallel=[json.loads(text).get("threshold", 0) is not None for text in rows.settings])
+
+
+def grid(_: Sequence[str]) -> str:
+    """How many settings of each system were tried."""
+    rows = _frontiers()
+    counts = rows.groupby("system", sort=False).settings.nunique()
+    return (
+        f"For each task the settings are {_listed([f'{number} of {system}' for system, number in counts.items()])}, "
+        f"each on {rows.n.max()} draws.\n"
+    )
+
+
+def most_accurate(_: Sequence[str]) -> str:
+    """The most accurate setting of each system, by task, and the mean."""
+    rows = _frontiers()
+    best = rows.groupby(["system", "task"], sort=False).accuracy.max().unstack(sort=False)
+    best = best.assign(mean=best.mean(axis=1)).sort_values("mean", ascending=False)
+    heads = [*(_title(f"mini_{task}") for task in best.columns[:-1]), "mean"]
+    return table_of(
+        ("Most accurate setting", *heads),
+        [
+            (system, *(f"{value:.0f}" for value in each[:-1]), f"{each.iloc[-1]:.1f}")
+            for system, each in best.iterrows()
+        ],
+    )
+
+
+def equal_parallelism(_: Sequence[str]) -> str:
+    """The best accuracy of ReFusion among settings that are at least as parallel as a setting of BD3-LM."""
+    rows = _frontiers()
+    reference = MERGED if (rows.system == MERGED).any() else BD3LM
+    others = [system for system in (REFUSION, VERIFIER) if (rows.system == system).any()]
+    lines, ahead = [], dict.fromkeys(others, 0)
+    for task, points in rows.groupby("task", sort=False):
+        best = points[(points.system == reference) & points.parallel].nlargest(1, ["accuracy", "tpf"]).iloc[0]
+        line = [_title(f"mini_{task}"), f"{best.tpf:.1f}", f"{best.accuracy:.0f}"]
+        for system in others:
+            fitting = points[(points.system == system) & (points.tpf >= best.tpf)]
+            line.append("-" if fitting.empty else f"{fitting.accuracy.max():.0f}")
+            ahead[system] += bool(fitting.accuracy.max() > best.accuracy)
+        lines.append(line)
+    columns = ("Task", "TPF at least", f"{reference} %", *(f"{system} %" for system in others))
+    counted = [
+        f"{system} is ahead of {reference} on {number} of {len(lines)} tasks" for system, number in ahead.items()
+    ]
+    return f"{table_of(columns, lines)}\n{_listed(counted)}.\n"
+
+
+def courses(_: Sequence[str]) -> str:
+    """Mean accuracy of each fine-tune at the end of each course."""
+    rows = pandas.read_csv(RESULTS / "learning_curves.csv")
+    names = {"autoregressive_sft": AR_SFT, "bd3lm": BD3LM, "refusion": REFUSION, "llada": "LLaDA"}
+    means = rows.groupby(["stage", "step"]).accuracy.mean()
+    log = pandas.read_csv(EMBEDDED_FOLDER / "refusion" / "loss.csv")
+    steps = log[log.stage != "autoregressive"].groupby("stage", sort=False).step.max().cumsum()
+    samples_of = dict(zip(rows.step, rows.samples, strict=True))
+    return table_of(
+        ("Samples", *(f"{samples_of[step]:,}" for step in steps)),
+        [(name, *(f"{means[stage, step]:.1f}" for step in steps)) for stage, name in names.items()],
+    )
+
+
+def orders(_: Sequence[str]) -> str:
+    """What the order of slots and the number of tokens at a time cost."""
+    rows = pandas.read_csv(RESULTS / "orders.csv").set_index(["Quantity", "Slots"])
+    accuracy, tpf = rows.loc["Accuracy (%)"], rows.loc["Tokens per forward"]
+    certain, recomputed, in_order, at_random, serial = (accuracy.iloc[place] for place in range(5))
+    gains = (in_order - certain).sort_values(ascending=False)
+    better = [f"{task.removeprefix('mini ')} ({gain:.0f})" for task, gain in gains.items() if gain > 3]
+    ratios, of_recomputed = tpf.iloc[2] / tpf.iloc[0], tpf.iloc[1] / tpf.iloc[0]
+    worse = int((at_random < in_order).sum())
+    tasks = "every task" if worse == len(in_order) else f"{worse} of {len(in_order)} tasks"
+    changed = (recomputed - certain).abs().max()
+    return (
+        "One slot at a time from left to right makes more answers right than slots by certainty, by points, on "
+        f"{_listed(better)}; on the other tasks the two differ by at most {(gains[gains <= 3]).abs().max():.0f}. It "
+        f"writes {ratios.min():.2f} to {ratios.max():.2f} times the tokens per forward. This changes both the order "
+        "and the number of slots at a time. The order matters by itself: one slot at a time in a random order is "
+        f"worse than from left to right on {tasks}. One token per forward has {serial.mean():.1f} % in the mean of "
+        f"the tasks, slots from left to right {in_order.mean():.1f} %, and slots by certainty {certain.mean():.1f} %. "
+        "Recomputation "
+        f"changes the accuracy of a task by at most {changed:.0f} points, at {of_recomputed.min():.2f} to "
+        f"{of_recomputed.max():.2f} times the tokens per forward; in the paper it costs 0.4 points on MMLU-Pro.\n"
+    )
+
+
+def letters(_: Sequence[str]) -> str:
+    """How often the letter of a choice task is right without reasoning before it."""
+    rows = pandas.read_csv(RESULTS / "letters.csv")
+    at_once = rows[rows.reasoning == "no"].groupby("system", sort=False).accuracy
+    parts = [f"{system} at most {share:g} %" for system, share in at_once.max().items()]
+    return f"Without reasoning, of the letters of a task, {_listed(parts)} are right.\n"
+
+
+TEXTS = {
+    "family": family,
+    "speed_range": speed_range,
+    "memory": memory,
+    "grid": grid,
+    "most_accurate": most_accurate,
+    "equal_parallelism": equal_parallelism,
+    "courses": courses,
+    "orders": orders,
+    "letters": letters,
+}
