@@ -228,6 +228,7 @@ def sweep(
     ] = None,
     rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
     dry_run: cli.DryRun = False,
+    as_json: cli.Json = False,
 ) -> None:
     """Run many settings, each as a run of its own. It writes sweep.csv and points.csv. Run it again to continue."""
     if spec == "list":
@@ -237,22 +238,24 @@ def sweep(
     changes: dict[str, Any] = {"tasks": tuple(cli.names_of(tasks)), "limit": limit}
     read = dataclasses.replace(read, **{name: value for name, value in changes.items() if value})
     cli.log_to_stderr()
-    from refusion_eval.sweep.run import planned_points, run_sweep
+    from refusion_eval.sweep.run import plan_sweep, planned_points, run_sweep
 
-    if dry_run:
+    out = out or Path("results/sweeps") / read.name
+    if dry_run:  # refuses what the sweep would refuse
+        plan_sweep(read, out, include_path, data=data, sandbox=sandbox, batch_size=batch_size)
         print("\n".join(planned_points(read)))
         return
-    out = out or Path("results/sweeps") / read.name
     to_continue = f"the points that are finished are in {out}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):
         result = run_sweep(
             read, out, include_path, data=data, sandbox=sandbox, batch_size=batch_size, rounds=rounds, on_point=cli.say
         )
-    cli.show(summary_table(summary(result.figures)))
-    print(f"{result.num_points} points: {out / 'sweep.csv'}")
+    cli.show(summary_table(summary(result.figures)), measurement_cells(result.figures), as_json=as_json)
     figure = read.name.removeprefix("mini_")
     drawn = f"plot {figure} {out} --out figures" if figure in SWEEPS else f"report {out}/runs/* --out {out}/report.html"
-    print(f"Next: refusion-eval {drawn}")
+    if not as_json:
+        shared = f", {len(result.run_dirs)} of them decoded" if len(result.run_dirs) < result.num_points else ""
+        print(f"{result.num_points} points{shared}: {out / 'sweep.csv'}\nNext: refusion-eval {drawn}")
     if result.incomplete:
         names = ", ".join(path.name for path in result.incomplete)
         cli.say(f"error: samples of {names} failed; the same command retries all but prompts that are too long")
@@ -264,6 +267,7 @@ def rerun(
     out: Annotated[Path | None, typer.Option(help="Directory of the second run. The default is RUN-again.")] = None,
     data: cli.Data = None,
     sandbox: cli.Sandbox = "auto",
+    as_json: cli.Json = False,
 ) -> None:
     """Repeat a recorded run and compare every sample. Compared are tokens, texts and verdicts."""
     cli.log_to_stderr()
@@ -272,7 +276,10 @@ def rerun(
     second = out or run_dir.with_name(f"{run_dir.name}-again")
     with Interruption(lambda: resume_hint(second), finish_first=False):
         result = repeat(run_dir, second, data=data, sandbox=sandbox)
-    cli.tell(result.in_words())
+    if as_json:
+        cli.print_value(result._asdict())
+    else:
+        cli.tell(result.in_words())
     if not result.is_same:
         raise typer.Exit(cli.EXIT_INCOMPLETE)
 

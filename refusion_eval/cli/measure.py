@@ -38,6 +38,7 @@ def bench(
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also print how the time of a decoding is spent.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write all figures to this JSON file.")] = None,
+    as_json: cli.Json = False,
 ) -> None:
     """Measure decoding speed. It is compared with a plain baseline and with the memory limit, by width and batch."""
     from refusion_eval.bench.bench import run_bench
@@ -53,7 +54,10 @@ def bench(
         progress=cli.say,
         **given,
     )
-    print(text)
+    if as_json:
+        cli.print_value(report.to_json())
+    else:
+        print(text)
     if out is not None:
         write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
 

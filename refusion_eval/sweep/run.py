@@ -63,15 +63,9 @@ def run_sweep(
     """
     for name in ("sweep.csv", "points.csv"):
         prepare_output(out / name)
-    common = {} if batch_size is None else {"batch_size": batch_size}
-    job_of = partial(_job, spec, out, common | ({} if data is None else {"data_dir": str(data)}))
-    jobs = [job_of(system, point) for system in spec.systems for point in system.known_points]
-    run_worker_or_return(jobs[0].args)
-    model_cache = ModelCache()
-    shared = _SharedRuns(include_path, sandbox, model_cache, on_point)
-    planned = [shared.job(job) for job in jobs]
+    plan = plan_sweep(spec, out, include_path, data=data, sandbox=sandbox, batch_size=batch_size, on_point=on_point)
+    planned, model_cache = plan.jobs, plan.model_cache
     jobs = list({job.run_dir: job for job in planned}.values())
-    _check_machine(jobs, model_cache)
     total = len(jobs) + sum(system.frontier.points - 2 for system in spec.systems if system.frontier is not None)
     decoded: list[Path] = []
     incomplete: list[Path] = []
@@ -95,7 +89,7 @@ def run_sweep(
         run_in_turns(jobs, decode, rounds=rounds, limit=spec.limit)
         for job in jobs:
             duplicates.compare(job)
-        for job in _frontier_jobs(spec, lambda system, point: shared.job(job_of(system, point))):
+        for job in _frontier_jobs(spec, plan.job_of):
             planned.append(job)
             if job.run_dir not in decoded:
                 decode(job)
@@ -111,6 +105,35 @@ def run_sweep(
             rows = itertools.chain.from_iterable(map(_described, described.values()))
             write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
     return SweepResult(decoded, len(described), incomplete, figures)
+
+
+class SweepPlan(NamedTuple):
+    """The points that are known before the sweep starts, and what makes those of frontiers."""
+
+    jobs: list[_Job]
+    job_of: Callable[[SweptSystem, SweepPoint], _Job]
+    model_cache: ModelCache
+
+
+def plan_sweep(
+    spec: SweepSpec,
+    out: Path,
+    include_path: Path | None = None,
+    *,
+    data: Path | None = None,
+    sandbox: str = "auto",
+    batch_size: str | None = None,
+    on_point: Callable[[str], None] = lambda text: None,
+) -> SweepPlan:
+    """Resolves checkpoints, tasks and settings of a sweep without decoding; raises ConfigError for what cannot run."""
+    common = {} if batch_size is None else {"batch_size": batch_size}
+    made = partial(_job, spec, out, common | ({} if data is None else {"data_dir": str(data)}))
+    jobs = [made(system, point) for system in spec.systems for point in system.known_points]
+    run_worker_or_return(jobs[0].args)
+    shared = _SharedRuns(include_path, sandbox, model_cache := ModelCache(), on_point)
+    jobs = [shared.job(job) for job in jobs]
+    _check_machine(jobs, model_cache)
+    return SweepPlan(jobs, lambda system, point: shared.job(made(system, point)), model_cache)
 
 
 class _SharedRuns:

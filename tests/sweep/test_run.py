@@ -1,4 +1,5 @@
 import csv
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -16,7 +17,7 @@ from refusion_eval.paper.studies import sort_sources
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.render import read_csv
 from refusion_eval.runs import system
-from refusion_eval.sweep.run import run_sweep
+from refusion_eval.sweep.run import plan_sweep, run_sweep
 from refusion_eval.sweep.spec import SweepSpec, read_spec, shipped_specs, with_model
 
 ARGUMENTS = {"pretrained": "embedded", "decoder": "refusion"}
@@ -67,6 +68,20 @@ def test_every_point_is_a_run_and_the_operating_point_is_marked(swept: tuple[Swe
     assert {row.run_id for row in rows} == {point["run_id"] for point in points}
     values = {row.run_id: row.settings["tau_slot"] for row in rows}
     assert (values["refusion-tau_slot=0.1"], values["refusion-settings"]) == ("0.1", "0.9")
+
+
+def test_a_program_reads_the_figures_of_a_sweep_and_of_a_repeated_run(
+    swept: tuple[SweepSpec, Path], tmp_path: Path
+) -> None:
+    out = shutil.copytree(swept[1], tmp_path / "out")
+    done = CliRunner().invoke(app, ["sweep", str(swept[1].parent / "mine.yaml"), "--out", str(out), "--json"])
+    figures = json.loads(done.stdout)
+    assert {row["run_id"] for row in figures} == {point["run_id"] for point in _points(out)}
+    assert {row["metric"] for row in figures} >= {"accuracy", "tpf"}
+    again = ["rerun", str(out / "runs" / "refusion-settings"), "--out", str(tmp_path / "again"), "--json"]
+    found = json.loads(CliRunner().invoke(app, again).stdout)
+    assert found["num_samples"] == 2
+    assert not any(found["differing"].values())
 
 
 def test_a_low_threshold_takes_fewer_forwards(swept: tuple[SweepSpec, Path]) -> None:
@@ -171,6 +186,8 @@ def test_a_setting_that_changes_nothing_is_refused_with_the_reason_and_the_setti
     message = rf"point {setting}=0\.5: {setting} changes nothing: .*{re.escape(reason)}.*vary another setting"
     with pytest.raises(ConfigError, match=message) as refusal:
         run_sweep(spec, tmp_path / "out")
+    with pytest.raises(ConfigError, match=message):  # a dry run says it too
+        plan_sweep(spec, tmp_path / "out")
     assert not (tmp_path / "out" / "runs").exists()
     advised = yaml.safe_load(re.search(r"settings: (\{.*?\})", str(refusal.value))[1])  # type: ignore[index]
     assert change in (None, advised)
