@@ -1,4 +1,4 @@
-"""Golden decodings of the baselines' public code: read, decoded anew, and compared forward by forward."""
+"""Golden decodings of public code (`parity/baselines`, `parity/systems2026`), decoded anew and compared by forwards."""
 
 import json
 import os
@@ -10,7 +10,21 @@ from typing import Any
 from refusion_eval.api import LoadedModel, decoder_settings, generate, generate_stream, load_model
 from refusion_eval.types import Decoded
 
-RECORDS_EACH = 5
+RECORDS_EACH = 5  # of a baseline
+NUM_RECORDS = {  # of a system of 2026
+    "d3llm_dream": 6,
+    "d3llm_llada": 6,
+    "dparallel_dream": 6,
+    "dparallel_llada": 6,
+    "fast_dllm_v2": 7,
+    "freedave_sdar": 3,
+    "idlm": 7,
+    "idlm_accept": 8,
+    "idlm_sampled": 1,
+    "llada2": 6,
+    "sdar": 8,
+    "wedlm": 8,
+}
 GOLDEN_DEVICE = os.environ.get("REFUSION_EVAL_GOLDEN_DEVICE", "cpu")  # set by hand on a machine with a GPU
 
 
@@ -21,13 +35,15 @@ def _load(directory: str) -> LoadedModel:
 
 def golden_model(shared: Path, case: Mapping[str, Any]) -> LoadedModel:
     """The tiny checkpoint of a case."""
-    return _load(str(shared / "parity" / "baselines" / "checkpoints" / case["checkpoint"]))
+    (found,) = (shared / "parity").glob(f"*/checkpoints/{case['checkpoint']}")
+    return _load(str(found))
 
 
 def golden_case(shared: Path, name: str, number: int) -> dict[str, Any]:
     """One record of golden_<name>.jsonl."""
-    lines = (shared / "parity" / "baselines" / f"golden_{name}.jsonl").read_text().splitlines()
-    assert len(lines) == RECORDS_EACH
+    (found,) = (shared / "parity").glob(f"*/golden_{name}.jsonl")
+    lines = found.read_text().splitlines()
+    assert len(lines) == NUM_RECORDS.get(name, RECORDS_EACH)
     case: dict[str, Any] = json.loads(lines[number])
     return case
 
