@@ -83,12 +83,14 @@ class Confidence:
         dtype: precision of the softmax; "model" is the dtype of the weights, as in several releases.
         choose: whether the most probable token at this precision, at which logits can tie, is chosen instead of the
             largest logit. It has no effect when sampling.
+        truncate: whether `Read.top_p` and `Read.top_k` truncate this distribution, and not the sampled one alone.
     """
 
     temperature: float = 1.0
     exclude: tuple[int, ...] = ()
     dtype: ConfidenceDtype = "float32"
     choose: bool = False
+    truncate: bool = True
 
 
 PLAIN = Confidence()
@@ -123,6 +125,7 @@ class Read:
         top_p: keeps the most probable tokens up to the first one at which their sum exceeds top_p, in (0, 1], in the
             sampled distribution and in that of the confidences. 1 keeps all.
         top_k: keeps this many of the largest logits in both distributions; 0 keeps all.
+        top_k_first: whether top_p counts the probabilities of what top_k keeps; else it counts those of all tokens.
         confidence: the distribution from which probabilities, entropy and margin are computed.
         guidance: replaces the logits by guided ones, before everything else.
     """
@@ -137,6 +140,7 @@ class Read:
     exclude: tuple[int, ...] = ()
     top_p: float = 1.0
     top_k: int = 0
+    top_k_first: bool = False
     confidence: Confidence = PLAIN
     guidance: Guidance | None = None
 
@@ -293,7 +297,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Positions that became final, and their tokens."""
+    """Positions that became final, and their tokens; a decoder that edits may give a position another token later."""
 
     tag: ClassVar[str] = "fix"
     forward: int

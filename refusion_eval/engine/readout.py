@@ -199,13 +199,14 @@ def _shaped_statistics(
     confidence = options.confidence
     dtype = {"float32": torch.float32, "float64": torch.float64, "model": model_dtype}[confidence.dtype]
     shaped_NV = _without(logits_NV.to(dtype), confidence.exclude)
-    probs_NV = _truncate(shaped_NV / confidence.temperature, options).softmax(dim=-1)
+    tempered_NV = shaped_NV / confidence.temperature
+    probs_NV = (_truncate(tempered_NV, options) if confidence.truncate else tempered_NV).softmax(dim=-1)
     # In a short dtype several probabilities tie where logits differ, and the releases take the first of them.
     if confidence.choose and options.temperature == 0:
         tokens_N = _without(probs_NV, options.suppress).argmax(dim=-1)
     elif options.temperature > 0 and _truncates(options):
-        tempered_NV = _truncate(logits_NV / options.temperature, options)
-        tokens_N, _ = _choose(tempered_NV, replace(options, temperature=1.0), draws_N)
+        sampled_NV = _truncate(logits_NV / options.temperature, options)
+        tokens_N, _ = _choose(sampled_NV, replace(options, temperature=1.0), draws_N)
     else:
         tokens_N, _ = _choose(logits_NV, options, draws_N)
 
@@ -248,6 +249,9 @@ def _truncates(options: Read) -> bool:
 
 
 def _truncate(logits_NV: Tensor, options: Read) -> Tensor:
+    if options.top_k_first:
+        logits_NV = _truncate(logits_NV, replace(options, top_p=1.0, top_k_first=False))
+        options = replace(options, top_k=0)
     if options.top_p < 1:
         sorted_NV, order_NV = logits_NV.sort(dim=-1, descending=True, stable=True)
         cut_NV = sorted_NV.softmax(dim=-1).cumsum(dim=-1) > options.top_p

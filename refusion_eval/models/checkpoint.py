@@ -116,19 +116,25 @@ class Family:
     must_be: Mapping[str, object] = field(default_factory=dict)  # must be present, because the default is another value
     may_be: Mapping[str, tuple[object, ...]]  # the first value is the default
     kind: CheckpointKind | None = None
+    decoders: tuple[
+        str, ...
+    ] = ()  # what its checkpoints were trained for, the main one first, where `kind` leaves it open
 
 
 _OFF = (False, None)
 _SILU: dict[str, tuple[object, ...]] = {"hidden_act": ("silu",)}
 _QWEN2 = Family(qkv_bias=True, may_be=_SILU | {"use_sliding_window": _OFF, "use_mrope": _OFF})
+_QWEN3 = Family(qk_norm=True, may_be=_SILU | {"attention_bias": _OFF, "use_sliding_window": _OFF})
 
 # By model_type of config.json.
 FAMILIES: Mapping[str, Family] = {
-    "qwen3": Family(qk_norm=True, may_be=_SILU | {"attention_bias": _OFF, "use_sliding_window": _OFF}),
+    "qwen3": _QWEN3,
     "qwen2": _QWEN2,
     "llama": Family(may_be=_SILU | {"attention_bias": _OFF, "mlp_bias": _OFF}),
     # Qwen2, but trained for bidirectional attention with logits one position ahead.
     "Dream": replace(_QWEN2, kind="dream"),
+    "sdar": replace(_QWEN3, decoders=("sdar",)),
+    "Fast_dLLM_Qwen": replace(_QWEN2, decoders=("fast_dllm_v2",)),
     "llada": Family(
         tensors=TensorNames(
             embedding="model.transformer.wte",
@@ -400,7 +406,8 @@ def checkpoint_card(name: str, directory: Path) -> Card:
             return replace(card, name=name)
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
-    decoders = config.get("decoders", [])
+    family = read_family(directory, str(config.get("model_type")))
+    decoders = config.get("decoders", list(family.decoders) if family else [])
     if not isinstance(decoders, list) or not all(isinstance(decoder, str) and decoder for decoder in decoders):
         raise CheckpointError(f"{path}: decoders is {decoders!r}; it must be a list of decoder names")
     mask_id = config.get("mask_token_id")
@@ -409,7 +416,6 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     _ids(path, "mask_token_id", [] if mask_id is None else [mask_id])  # never a list
     # The row of a mask predicts it, from the whole text, where transformers computes a masked language model.
     stock_kind: CheckpointKind | None = "llada" if is_masked_model(config) else None
-    family = read_family(directory, str(config.get("model_type")))
     kind = stock_kind if family is None else family.kind
     return Card(
         name=name,

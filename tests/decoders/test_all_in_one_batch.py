@@ -19,6 +19,7 @@ SETTINGS: Mapping[str, list[dict[str, Any]]] = {
     "dream": [{"steps": 9}, {"temperature": 0.7, "top_p": 0.9}, {"alg": "origin"}, REUSE],
     "esolm": [{}],
     "fast_dllm_dream": [{"block_length": 8, "cache": cache} for cache in ("dual", "prefix", "sparse")],
+    "fast_dllm_v2": [{"block_length": 8, "small_block_size": 4, "use_block_cache": cache} for cache in (True, False)],
     "fast_dllm_llada": [
         {"block_length": 8, "threshold": 0.6, "cache": cache} for cache in ("dual", "prefix", "none", "sparse")
     ],
@@ -27,10 +28,16 @@ SETTINGS: Mapping[str, list[dict[str, Any]]] = {
         {"block_length": 24, "cfg_scale": 0.5, "temperature": 0.6},
         {"block_length": 8, **REUSE},
     ],
+    "llada2": [{"block_length": 8, "threshold": 0.6, "edit_threshold": threshold} for threshold in (None, 0.3)],
     "refusion": [
         {"slot_size": 4, "block_size": 8, "fuse": fuse, **changes}
         for fuse in (True, False)
         for changes in ({}, {"completion": "verifier"}, {"completion": "verifier", "temperature": 0.7})
+    ],
+    "sdar": [
+        {"block_length": 8},
+        {"remasking_strategy": "entropy_bounded"},
+        {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "remasking_strategy": "low_confidence_dynamic"},
     ],
 }
 

@@ -1,6 +1,7 @@
 """What is read of logits: chosen tokens, probabilities, statistics, and samples that depend on their key alone."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -236,3 +237,32 @@ def test_reads_of_different_styles_are_answered_in_their_order(logits):
     got = ask(logits, *reads)
     assert [int(answer.tokens[0]) for answer in got] == logits[:4].argmax(-1).tolist()
     assert got[1].probs[0] == 1
+
+
+def kept(probs, top_p=1.0, top_k=0):
+    """What stays of a distribution: the best `top_k`, then the best up to where their sum exceeds `top_p`."""
+    order = probs.argsort(descending=True)[: top_k or None]
+    shares = probs[order] / probs[order].sum()
+    return order[: int((shares.cumsum(0) <= top_p).sum()) + 1]
+
+
+def test_top_p_counts_what_top_k_leaves_if_top_k_comes_first(logits):
+    (first,), (last,) = (
+        ask(logits, Read(range(6), top_p=0.7, top_k=3, top_k_first=is_first)) for is_first in (True, False)
+    )
+    for row, probs in enumerate(logits.softmax(dim=-1)):
+        rest = probs[kept(probs, 0.7, 3)]
+        np.testing.assert_allclose(first.probs[row], rest.max() / rest.sum(), rtol=1e-5)
+    assert (first.probs >= last.probs).all()
+    assert (first.probs > last.probs).any()
+
+
+def test_confidences_can_be_those_of_all_tokens_where_the_sample_is_truncated(logits):
+    draws = tuple(draw_key(5, row) for row in range(6))
+    read = Read(range(6), temperature=0.8, draws=draws, top_k=2, confidence=Confidence(temperature=0.8))
+    whole = replace(read, confidence=replace(read.confidence, truncate=False))
+    (truncated,), (untruncated,) = ask(logits, read), ask(logits, whole)
+    assert truncated.tokens.tolist() == untruncated.tokens.tolist()
+    probs = (logits / 0.8).softmax(dim=-1)
+    np.testing.assert_allclose(untruncated.probs, probs[range(6), truncated.tokens.tolist()], rtol=1e-5)
+    assert (truncated.probs > untruncated.probs).all()

@@ -1,0 +1,112 @@
+"""SDAR (arXiv 2510.06303) and TraDo (arXiv 2509.06949): block diffusion made from an autoregressive model.
+
+The blocks are counted from the first token of the prompt (`refusion_eval.decoders.aligned`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, settings_class
+from refusion_eval.decoders import Decoder, Reads, Style, most_confident, rounded_threshold
+from refusion_eval.decoders.aligned import AlignedCanvas, AlignedSettings, Filling, decode_blocks
+from refusion_eval.decoders.canvas import PositiveFraction, even_quotas
+from refusion_eval.types import Confidence, Decoding, ProbArray, Read, Readout, Trace
+
+Strategy = Literal["low_confidence_static", "low_confidence_dynamic", "sequential", "entropy_bounded"]
+
+
+@settings_class("sdar")
+class SdarSettings(AlignedSettings):
+    """Settings of SDAR's decoder, named as in its `generate.py`; those of `AlignedSettings` mean the same.
+
+    Attributes:
+        denoising_steps: steps of a block, each with its quota of the positions, the first ones with one more for the
+            remainder; None is one for each position.
+        remasking_strategy: a step commits the most confident candidates of its quota ("low_confidence_static"); all
+            above `confidence_threshold` if these are at least its quota, else the quota ("low_confidence_dynamic"); the
+            leftmost of its quota ("sequential"); or, without a quota, those of the lowest entropies whose sum stays
+            below `eb_threshold`, at least one ("entropy_bounded", of JetEngine).
+        confidence_threshold: compared with probabilities, strictly.
+        eb_threshold: sum of entropies, in nats.
+        top_k, top_p: which tokens stay in the sampled distribution; top_p counts the probabilities after top_k.
+        confidence_from: the distribution that confidences and entropies are taken from: that of all tokens
+            ("untruncated", as in SDAR's evaluation with OpenCompass), or what top_k and top_p leave ("truncated", as in
+            its `generate.py` and in JetEngine).
+        confidence_temperature: temperature of that distribution where `temperature` is 0; else it is `temperature`.
+    """
+
+    decoder: ClassVar[str] = "sdar"
+
+    block_length: PositiveInt = 4
+    denoising_steps: PositiveInt | None = None
+    remasking_strategy: Strategy = "low_confidence_static"
+    confidence_threshold: NonNegativeFloat = 0.9
+    eb_threshold: NonNegativeFloat = 0.35
+    top_k: NonNegativeInt = 0
+    top_p: PositiveFraction = 1.0
+    confidence_from: Literal["untruncated", "truncated"] = "untruncated"
+    confidence_temperature: PositiveFloat = 1.0
+
+    @property
+    def confidence(self) -> Confidence:
+        return Confidence(
+            temperature=self.temperature or self.confidence_temperature,
+            dtype=self.confidence_dtype,
+            truncate=not self._samples_only_truncated,
+        )
+
+    @property
+    def _samples_only_truncated(self) -> bool:
+        is_truncated = self.top_k > 0 or self.top_p < 1
+        return self.temperature > 0 and is_truncated and self.confidence_from == "untruncated"
+
+    def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
+        read = replace(
+            AlignedSettings.read(self, rows, step, positions), entropy=self.remasking_strategy == "entropy_bounded"
+        )
+        if self.temperature == 0 and self.confidence_from == "untruncated":
+            return read
+        return replace(read, top_k=self.top_k, top_p=self.top_p, top_k_first=True)
+
+    def accepted(self, scores: ProbArray, readout: Readout, quota: int) -> list[int]:
+        """Indices of the candidates that a step commits, ascending."""
+        if self.remasking_strategy == "sequential":
+            return list(range(min(quota, len(scores))))
+        if self.remasking_strategy == "entropy_bounded":
+            quota = max(1, int((np.cumsum(np.sort(-scores)) < self.eb_threshold).sum()))
+        if self.remasking_strategy == "low_confidence_dynamic":
+            above = np.flatnonzero(scores > rounded_threshold(self.confidence_threshold, readout)).tolist()
+            if len(above) >= quota:
+                return above
+        return most_confident(scores, quota)
+
+
+def decode(prompt: Sequence[int], settings: SdarSettings, trace: Trace) -> Decoding:
+    """Decodes one prompt, block after block."""
+    return decode_blocks(prompt, settings, trace, _fill)
+
+
+def _fill(canvas: AlignedCanvas, block: range, settings: SdarSettings, steps: Iterator[int]) -> Filling:
+    # Where the prompt's rest is in the block, it is full before its last steps.
+    quotas = iter(even_quotas(len(block), settings.denoising_steps or len(block)))
+    while masked := canvas.masked(canvas.region(block)):
+        step = next(steps)
+        (readout,) = yield canvas.denoise(block, masked, step)
+        scores = settings.scores(readout, step, masked)
+        quota = next(quotas, 1)
+        canvas.fix_chosen(masked, readout, scores, settings.accepted(scores, readout, quota))
+        if reason := canvas.settled():
+            return reason
+    return None
+
+
+DECODER = Decoder(
+    decode,
+    SdarSettings,
+    label="SDAR",
+    reads=Reads("block_causal", masked="own"),
+    style=Style("#882255", "d", (0, (5, 1, 1, 1)), order=20),
+)
