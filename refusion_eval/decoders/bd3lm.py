@@ -6,12 +6,14 @@ that one of them ends where the response begins. Finished blocks never change, s
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import ClassVar
 
-from refusion_eval.config import NonNegativeFloat, PositiveInt, settings_class
+from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, added_setting, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, first_eos, most_confident
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking, rounded_quotas
+from refusion_eval.decoders.drafts import check_drafts, fill_by_drafts
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import DROP_ALL, NOTHING, Commit, Decoding, Forward, Read, Trace, block_causal
 
@@ -33,6 +35,8 @@ class Bd3lmSettings(MaskedSettings):
             instead of in the first forward of the next block.
         release_compatible: make the forwards of dllm's sampler: before each block, one forward of everything before it,
             left-padded to whole blocks. No row sees the padding.
+        draft_steps: most steps that a forward verifies (FreeDave, see `refusion_eval.decoders.drafts`), with as many
+            copies of the block; the tokens are those of one token a step. 0 drafts nothing.
     """
 
     decoder: ClassVar[str] = "bd3lm"
@@ -44,9 +48,20 @@ class Bd3lmSettings(MaskedSettings):
     threshold: NonNegativeFloat | None = None
     separate_commit: bool = False
     release_compatible: bool = False
+    draft_steps: NonNegativeInt = added_setting(0)
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
+        check_drafts(
+            self,
+            self.draft_steps,
+            temperature=self.temperature > 0,
+            remasking=self.remasking == "random",
+            threshold=self.threshold is not None,
+            steps=self.steps is not None,
+            steps_per_block=self.steps_per_block not in (None, self.block_length),
+            release_compatible=self.release_compatible,
+        )
         rules = {"steps": self.steps, "steps_per_block": self.steps_per_block, "threshold": self.threshold}
         if len(given := [f"{rule} {value}" for rule, value in rules.items() if value is not None]) > 1:
             raise ConfigError(f"bd3lm: {' and '.join(given)} each say how much a forward commits; give one of them")
@@ -64,7 +79,16 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
     """Decodes one prompt; each block enters the cache once it is finished."""
     canvas, steps = Canvas(prompt, settings, trace, gen_length=0), count()
     # The first `num_cached` tokens are cached as soon as `commit` is done.
-    num_cached, commit = 0, NOTHING
+    start, num_cached, commit = canvas.start, 0, NOTHING
+
+    def denoise(reads: tuple[Read, ...] = ()) -> Forward:
+        nonlocal num_cached, commit
+        forward = replace(_forward(canvas, settings, num_cached, commit, reads), kind="denoise")
+        # Finished blocks see no masks, so the rows that this forward computes for them are exact and stay; those of
+        # the block itself change with every token that is filled in.
+        commit, num_cached = Commit(range(start - num_cached)), start
+        return forward
+
     while canvas.gen_length < settings.gen_length:
         start = len(canvas.tokens)
         if settings.release_compatible:  # dllm's sampler keeps nothing from block to block
@@ -76,14 +100,14 @@ def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Deco
             commit, num_cached = Commit(range(num_rows - start + num_cached, num_rows)), start
         canvas.extend(min(settings.block_length, settings.gen_length - canvas.gen_length))
         block = range(start - canvas.start, canvas.gen_length)
+        if settings.draft_steps:  # leaves no mask for the steps below
+            reason = yield from fill_by_drafts(canvas, settings, block, settings.draft_steps, denoise)
+            if reason:
+                return canvas.finish(reason)
         quotas = iter(settings.quotas(len(block)))
         while masked := canvas.masked(block):
             step = next(steps)
-            reads = canvas.reads(masked, step, num_cached)
-            (readout,) = yield _forward(canvas, settings, num_cached, commit, reads)
-            # Finished blocks see no masks, so the rows that this forward computed for them are exact and stay; those of
-            # the block itself change with every token that is filled in.
-            commit, num_cached = Commit(range(start - num_cached)), start
+            (readout,) = yield denoise(canvas.reads(masked, step, num_cached))
             scores = settings.random_scores(step, masked) if settings.remasking == "random" else readout.probs
             if settings.threshold is None:
                 accepted = most_confident(scores, next(quotas))

@@ -6,15 +6,25 @@ was trained from a causal model and kept the way its logits are read: the row be
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, settings_class
+from refusion_eval.config import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    added_setting,
+    settings_class,
+)
 from refusion_eval.decoders import Decoder, Reads, Style, most_confident
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, PositiveFraction
 from refusion_eval.decoders.dllm_cache import text_forward
+from refusion_eval.decoders.drafts import check_drafts, fill_by_drafts
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Confidence, Decoding, ProbArray, Read, Readout, Trace
 
@@ -45,6 +55,9 @@ class DreamSettings(MaskedSettings):
             (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all rows at every step.
         transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in the settings of
             dLLM-Cache. The row that predicts the first response position is the last one of the prompt.
+        draft_steps: most steps that a forward verifies (FreeDave, see `refusion_eval.decoders.drafts`), with as many
+            copies of the text; the tokens are those of one token a step, without a noise schedule, which draft_steps=1
+            gives too. 0 drafts nothing.
     """
 
     decoder: ClassVar[str] = "dream"
@@ -61,9 +74,20 @@ class DreamSettings(MaskedSettings):
     prompt_interval_steps: PositiveInt = 1
     gen_interval_steps: PositiveInt = 1
     transfer_ratio: Fraction = 0.0
+    draft_steps: NonNegativeInt = added_setting(0)
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
+        check_drafts(
+            self,
+            self.draft_steps,
+            temperature=self.temperature > 0,
+            alg=self.alg not in RANKING_ALGS,
+            alg_temp=self.alg_temp > 0,
+            steps=self.steps is not None,
+            prompt_interval_steps=self.prompt_interval_steps > 1,
+            gen_interval_steps=self.gen_interval_steps > 1,
+        )
         if self.alg_temp > 0 and self.alg not in RANKING_ALGS:
             where = f"{self.decoder}: alg_temp is {self.alg_temp}"
             raise ConfigError(f"{where}, and alg={self.alg} draws nothing by confidence; set alg_temp to 0")
@@ -124,6 +148,9 @@ def quota(num_masked: int, share: np.float32) -> int:
 def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Decoding:
     """Decodes one prompt in `steps` forwards, or fewer with `early_stop`."""
     canvas = Canvas(prompt, settings, trace)
+    if settings.draft_steps:
+        region, text = range(settings.gen_length), partial(text_forward, canvas, settings, (), 0)
+        return canvas.finish((yield from fill_by_drafts(canvas, settings, region, settings.draft_steps, text)))
     for step, share in enumerate(shares(settings.num_steps, settings.eps)):
         masked = canvas.masked()
         if settings.alg == "origin":

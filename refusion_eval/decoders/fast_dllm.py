@@ -143,6 +143,8 @@ class FastDllmDreamSettings(DreamSettings):
             raise ConfigError(f"{self.decoder}: {sizes}; without a cache, set steps to a divisor of gen_length")
 
     def _check_cached(self) -> None:
+        if self.draft_steps:
+            raise ConfigError(f"{self.decoder}: draft_steps is {self.draft_steps}; with a cache nothing is drafted")
         check_blocks(self.decoder, self.gen_length, self.block_length, None if self.by_threshold else self.steps)
         if self.by_threshold:
             return

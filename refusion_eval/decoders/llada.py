@@ -6,12 +6,21 @@ after block (semi-autoregressive remasking), each block in the same number of st
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
-from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
+from refusion_eval.config import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    added_setting,
+    settings_class,
+)
 from refusion_eval.decoders import Decoder, Reads, Style, most_confident
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking, even_quotas
 from refusion_eval.decoders.dllm_cache import reuses_features, text_forward
+from refusion_eval.decoders.drafts import check_drafts, fill_by_drafts
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Confidence, Decoding, Forward, Guidance, Read, Segment, Trace
 
@@ -29,6 +38,8 @@ class LladaSettings(BlockSettings):
             (dLLM-Cache, see `refusion_eval.decoders.dllm_cache`); 1 and 1 compute all rows at every step.
         transfer_ratio: share of the response rows that is computed at the other steps; 0.25 in dLLM-Cache's settings.
         release_compatible: above temperature 0, `confidence_eos_eot_inf` spares the first of `eos_ids`, as released.
+        draft_steps: most steps that a forward verifies (FreeDave, see `refusion_eval.decoders.drafts`), with as many
+            copies of the text; the tokens are those of one token a step. 0 drafts nothing.
     """
 
     decoder: ClassVar[str] = "llada"
@@ -41,9 +52,20 @@ class LladaSettings(BlockSettings):
     gen_interval_steps: PositiveInt = 1
     transfer_ratio: Fraction = 0.0
     release_compatible: bool = False
+    draft_steps: NonNegativeInt = added_setting(0)
 
     def __post_init__(self) -> None:
         BlockSettings.__post_init__(self)
+        check_drafts(
+            self,
+            self.draft_steps,
+            temperature=self.temperature > 0,
+            remasking=self.remasking == "random",
+            steps=self.steps not in (None, self.gen_length),
+            cfg_scale=self.cfg_scale > 0,
+            prompt_interval_steps=self.prompt_interval_steps > 1,
+            gen_interval_steps=self.gen_interval_steps > 1,
+        )
         if (self.logits_eos_inf or self.confidence_eos_eot_inf) and not self.eos_ids:
             raise ConfigError("llada: logits_eos_inf and confidence_eos_eot_inf need eos_ids, and there are none")
         if self.cfg_scale > 0 and reuses_features(self):
@@ -66,8 +88,12 @@ class LladaSettings(BlockSettings):
 
 
 def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop`."""
+    """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop` or drafts."""
     canvas, step = Canvas(prompt, settings, trace), 0
+    if settings.draft_steps:
+        region, text = range(settings.gen_length), partial(text_forward, canvas, settings, (), 0)
+        filling = fill_by_drafts(canvas, settings, region, settings.draft_steps, text, settings.block_length)
+        return canvas.finish((yield from filling))
     for block in settings.blocks:
         # With more steps than positions the last quotas are 0, and the release makes these forwards too.
         for quota in even_quotas(len(block), settings.steps_per_block):

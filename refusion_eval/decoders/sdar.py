@@ -5,6 +5,7 @@ The blocks are counted from the first token of the prompt (`refusion_eval.decode
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -13,6 +14,8 @@ from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from refusion_eval.decoders import Decoder, Reads, Style, most_confident, rounded_threshold
 from refusion_eval.decoders.aligned import AlignedCanvas, AlignedSettings, Filling, decode_blocks
 from refusion_eval.decoders.canvas import PositiveFraction, even_quotas
+from refusion_eval.decoders.drafts import check_drafts, fill_by_drafts
+from refusion_eval.errors import ConfigError
 from refusion_eval.types import Confidence, Decoding, ProbArray, Read, Readout, Trace
 
 Strategy = Literal["low_confidence_static", "low_confidence_dynamic", "sequential", "entropy_bounded"]
@@ -36,6 +39,9 @@ class SdarSettings(AlignedSettings):
             ("untruncated", as in SDAR's evaluation with OpenCompass), or what top_k and top_p leave ("truncated", as in
             its `generate.py` and in JetEngine).
         confidence_temperature: temperature of that distribution where `temperature` is 0; else it is `temperature`.
+        draft_steps: most steps that a forward verifies (FreeDave, see `refusion_eval.decoders.drafts`), with as many
+            copies of the block; the tokens are those of one token a step. 0 drafts nothing.
+        eager_acceptance_mode: drafts go on in the blocks behind, ceil(draft_steps / block_length) of them.
     """
 
     decoder: ClassVar[str] = "sdar"
@@ -49,6 +55,20 @@ class SdarSettings(AlignedSettings):
     top_p: PositiveFraction = 1.0
     confidence_from: Literal["untruncated", "truncated"] = "untruncated"
     confidence_temperature: PositiveFloat = 1.0
+    draft_steps: NonNegativeInt = 0
+    eager_acceptance_mode: bool = False
+
+    def __post_init__(self) -> None:
+        AlignedSettings.__post_init__(self)
+        check_drafts(
+            self,
+            self.draft_steps,
+            temperature=self.temperature > 0,
+            remasking_strategy=self.remasking_strategy != "low_confidence_static",
+            denoising_steps=self.denoising_steps not in (None, self.block_length),
+        )
+        if self.eager_acceptance_mode and not self.draft_steps:
+            raise ConfigError("sdar: eager_acceptance_mode is about drafts, and draft_steps is 0; set it to 1 or more")
 
     @property
     def confidence(self) -> Confidence:
@@ -90,9 +110,19 @@ def decode(prompt: Sequence[int], settings: SdarSettings, trace: Trace) -> Decod
 
 
 def _fill(canvas: AlignedCanvas, block: range, settings: SdarSettings, steps: Iterator[int]) -> Filling:
+    region, size = canvas.region(block), len(block)
+    if settings.draft_steps:
+        end = block.stop
+        if settings.eager_acceptance_mode:
+            most = block.stop + -(-settings.draft_steps // size) * size
+            end = min(most, -(-(canvas.start + settings.gen_length) // size) * size)
+            canvas.open(range(block.start, end))
+        ahead = range(region.stop, end - canvas.start)
+        text = partial(canvas.forward, end, "denoise", num_final=block.start)
+        return (yield from fill_by_drafts(canvas, settings, region, settings.draft_steps, text, size, ahead))
     # Where the prompt's rest is in the block, it is full before its last steps.
-    quotas = iter(even_quotas(len(block), settings.denoising_steps or len(block)))
-    while masked := canvas.masked(canvas.region(block)):
+    quotas = iter(even_quotas(size, settings.denoising_steps or size))
+    while masked := canvas.masked(region):
         step = next(steps)
         (readout,) = yield canvas.denoise(block, masked, step)
         scores = settings.scores(readout, step, masked)

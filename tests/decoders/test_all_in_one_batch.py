@@ -27,6 +27,7 @@ SETTINGS: Mapping[str, list[dict[str, Any]]] = {
         {"block_length": 8, "steps": 12},
         {"block_length": 24, "cfg_scale": 0.5, "temperature": 0.6},
         {"block_length": 8, **REUSE},
+        {"block_length": 8, "draft_steps": 3},
     ],
     "llada2": [{"block_length": 8, "threshold": 0.6, "edit_threshold": threshold} for threshold in (None, 0.3)],
     "refusion": [
@@ -37,6 +38,7 @@ SETTINGS: Mapping[str, list[dict[str, Any]]] = {
     "sdar": [
         {"block_length": 8},
         {"remasking_strategy": "entropy_bounded"},
+        {"block_length": 8, "draft_steps": 5, "eager_acceptance_mode": True},
         {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "remasking_strategy": "low_confidence_dynamic"},
     ],
 }

@@ -1,0 +1,117 @@
+"""Lossless draft-and-verify (FreeDave, arXiv 2510.00294): several steps of one token each in one forward.
+
+After a forward the next steps can be guessed: they fill the most confident positions with the tokens of that forward.
+The next forward has a copy of the text, a branch, for each number of guessed steps. A branch is right if the branch
+before it is right and the prediction of that one makes just this next step. So the tokens are those of decoding one
+token a step, and the branches that were right took one forward together.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+
+from refusion_eval.decoders.canvas import Canvas, MaskedSettings
+from refusion_eval.errors import ConfigError
+from refusion_eval.types import Attention, Forward, Readout, StopReason
+
+Branch = Mapping[int, int]  # positions of the response that are filled besides, and their tokens
+
+
+def check_drafts(settings: MaskedSettings, draft_steps: int, **wrong: bool) -> None:
+    """Raises ConfigError for drafts with settings (true if wrong) that do not commit one greedy token a step."""
+    if draft_steps and (names := [name for name, is_wrong in wrong.items() if is_wrong]):
+        values = " and ".join(f"{name} {getattr(settings, name)}" for name in names)
+        where = f"{settings.decoder}: draft_steps is {draft_steps} with {values}"
+        raise ConfigError(f"{where}; drafts are of the most confident token a step, so leave out {' and '.join(names)}")
+
+
+def fill_by_drafts(
+    canvas: Canvas,
+    settings: MaskedSettings,
+    region: range,
+    draft_steps: int,
+    text: Callable[[], Forward],
+    block_length: int | None = None,
+    ahead: Sequence[int] = (),
+) -> Generator[Forward, tuple[Readout, ...], StopReason | None]:
+    """Fills response indices; returns why decoding ends with them, or None.
+
+    Args:
+        region: the indices that are filled.
+        draft_steps: most branches of a forward, >= 1.
+        text: makes the forward of the text as it is, without reads; its rows are consecutive positions.
+        block_length: length of blocks, counted from the end of the region, of which the earlier ones are filled first;
+            None for one block.
+        ahead: indices behind the region; some of them may be filled too.
+    """
+
+    def guesses(branch: Branch, readout: Readout | None) -> list[tuple[int, int]]:
+        """Masked indices and their tokens, in the order in which steps fill them."""
+        if readout is None:
+            return []
+        masked = _masked(canvas, [*region, *ahead], branch)
+        blocks = [0 if block_length is None else (index - region.stop) // block_length for index in masked]
+        scores = settings.scores(readout, 0, masked).tolist()
+        guessed = zip(blocks, scores, masked, readout.tokens.tolist(), strict=True)
+        in_order = sorted(guessed, key=lambda guess: (guess[0], -guess[1]))
+        return [(index, token) for _, _, index, token in in_order]
+
+    if not canvas.masked(region):
+        return None
+    branches: list[Branch] = [{}]
+    readouts = yield _branched(canvas, text(), branches, [*region, *ahead])
+    best = guesses({}, *readouts)
+    while masked := canvas.masked(region):
+        branches = [dict(best[:number]) for number in range(1, min(draft_steps, len(best)) + 1)]
+        accepted = branches[0]  # the step that is made without drafts
+        if len(masked) > 1 or ahead:  # what a forward says after the last mask would not be used
+            readouts = yield _branched(canvas, text(), branches, [*region, *ahead])
+            # Only the last branch may have no masks, and then no readout.
+            after = [guesses(*pair) for pair in zip(branches, [*readouts, None], strict=False)]
+            number = 0
+            while number + 1 < len(branches) and branches[number + 1] == {
+                **branches[number],
+                **dict(after[number][:1]),
+            }:
+                number += 1
+            accepted, best = branches[number], after[number]
+            if accepted.keys() >= set(masked):  # the next step is one behind the region, and known
+                accepted = {**accepted, **dict(best[:1])}
+        canvas.fix(sorted(accepted), [accepted[index] for index in sorted(accepted)])
+        if reason := canvas.settled():
+            return reason
+    return None
+
+
+def _masked(canvas: Canvas, indices: Sequence[int], branch: Branch) -> list[int]:
+    return [index for index in canvas.masked(indices) if index not in branch]
+
+
+def _branched(canvas: Canvas, text: Forward, branches: Sequence[Branch], indices: Sequence[int]) -> Forward:
+    """A forward of a copy of the text for each branch, with a read of its masks, if any, among the indices."""
+    size, first, tokens = len(text.tokens), text.positions[0], []
+    for branch in branches:
+        copy = list(text.tokens)
+        for index, token in branch.items():
+            copy[canvas.start + index - first] = token
+        tokens += copy
+    reads = [
+        canvas.reads(_masked(canvas, indices, branch), 0, first - number * size)
+        for number, branch in enumerate(branches)
+    ]
+    return replace(
+        text,
+        tokens=tokens,
+        positions=[*text.positions] * len(branches),
+        attention=_copies(text.attention, len(branches), size),
+        reads=tuple(read for one in reads for read in one),
+    )
+
+
+def _copies(attention: Attention, number: int, size: int) -> Attention:
+    """The attention of independent copies of some rows, one behind the other."""
+    starts = range(0, number * size, size)
+    return tuple(
+        replace(segment, sees=tuple((start + first, start + end) for first, end in segment.sees))
+        for start in starts
+        for segment in attention
+    )
