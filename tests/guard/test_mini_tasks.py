@@ -132,5 +132,5 @@ def test_the_records_of_decoders_with_random_weights_are_the_stored_ones(decoder
     check(f"mini_{decoder}", {**records(run_dir), **csv_rows(run_dir)})
 
 
-def test_every_decoder_has_a_run() -> None:
-    assert {"refusion", "autoregressive", "bd3lm", "fast_dllm_llada", "llada", *OTHERS} == set(DECODERS)
+def test_every_decoder_with_a_stored_run_is_still_there() -> None:
+    assert {"refusion", "autoregressive", "bd3lm", "fast_dllm_llada", "llada", *OTHERS} <= set(DECODERS)
