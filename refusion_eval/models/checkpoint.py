@@ -122,6 +122,7 @@ class Family:
 
 
 _OFF = (False, None)
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 _SILU: dict[str, tuple[object, ...]] = {"hidden_act": ("silu",)}
 _QWEN2 = Family(qkv_bias=True, may_be=_SILU | {"use_sliding_window": _OFF, "use_mrope": _OFF})
 _QWEN3 = Family(qk_norm=True, may_be=_SILU | {"attention_bias": _OFF, "use_sliding_window": _OFF})
@@ -135,6 +136,10 @@ FAMILIES: Mapping[str, Family] = {
     "Dream": replace(_QWEN2, kind="dream"),
     "sdar": replace(_QWEN3, decoders=("sdar",)),
     "Fast_dLLM_Qwen": replace(_QWEN2, decoders=("fast_dllm_v2",)),
+    "llada2": replace(_QWEN3, decoders=("llada2",)),  # the public ones have layers of experts and another model_type
+    # Conversions by dllm, trained as LLaDA (MDLM) or as BD3-LM, which config.json does not tell.
+    "a2d-qwen2": replace(_QWEN2, decoders=("llada", "bd3lm")),
+    "a2d-qwen3": replace(_QWEN3, decoders=("llada", "bd3lm")),
     "llada": Family(
         tensors=TensorNames(
             embedding="model.transformer.wte",
@@ -167,7 +172,6 @@ FAMILIES: Mapping[str, Family] = {
             "block_type": "llama",
             "layer_norm_type": "rms",
             "rope": True,
-            "weight_tying": False,
         },
         may_be={
             **dict.fromkeys(("alibi", "attention_layer_norm", "bias_for_layer_norm", "include_bias"), _OFF),
@@ -264,6 +268,10 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     """The sizes that a config.json states; refuses a model that the forward pass does not compute."""
     name = str(raw.get("model_type"))
     family = read_family(path.parent, name)
+    for key in _EXPERTS:
+        if isinstance(raw.get(key), int) and raw[key] > 1:
+            missing = f"layers of experts ({key} {raw[key]}), and this version computes dense layers only"
+            raise CheckpointError(f"{path}: model_type {name!r} has {missing}; take a dense checkpoint")
     if family is None:
         others = "any other that transformers has, slowly, with backend=transformers"
         raise CheckpointError(
@@ -386,8 +394,20 @@ CARDS: dict[str, Card] = {
             for name in ("LLaDA-8B-Instruct", "LLaDA-8B-Base", "LLaDA-1.5")
         ),
         *(
-            Card(f"Dream-org/{name}", "Qwen2.5-7B", 151666, DREAM_EOS, "dream", shape=_shape("Dream", 152064, 3584, 28))
-            for name in ("Dream-v0-Instruct-7B", "Dream-v0-Base-7B")
+            Card(name, "Qwen2.5-7B", 151666, DREAM_EOS, "dream", shape=_shape("Dream", 152064, 3584, 28))
+            for name in (
+                *("Dream-org/Dream-v0-Instruct-7B", "Dream-org/Dream-v0-Base-7B"),
+                *("Dream-org/Dream-Coder-v0-Instruct-7B", "Dream-org/Dream-Coder-v0-Base-7B"),
+                *("apple/DiffuCoder-7B-Base", "apple/DiffuCoder-7B-Instruct", "apple/DiffuCoder-7B-cpGRPO"),
+            )
+        ),
+        # Its code has the ids of the mask and of <|im_end|>, at which it stops; its config.json has no mask.
+        *(
+            Card(f"Efficient-Large-Model/{name}", backbone, 151665, (151645,), "masked", ("fast_dllm_v2",), shape)
+            for name, backbone, shape in (
+                ("Fast_dLLM_v2_7B", "Qwen2.5-7B", {"model_type": "Fast_dLLM_Qwen", "hidden_size": 3584}),
+                ("Fast_dLLM_v2_1.5B", "Qwen2.5-1.5B", {"model_type": "Fast_dLLM_Qwen", "hidden_size": 1536}),
+            )
         ),
     )
 }

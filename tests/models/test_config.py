@@ -110,9 +110,33 @@ def test_a_family_of_masked_models_names_its_own_decoders(directory, family):
     assert fitting_decoders(checkpoint_card("local", directory).kind) == tuple(names)
 
 
+@pytest.mark.parametrize(
+    ("family", "decoders"),
+    [
+        ("sdar", ("sdar",)),
+        ("Fast_dLLM_Qwen", ("fast_dllm_v2",)),
+        ("llada2", ("llada2",)),
+        ("a2d-qwen3", ("llada", "bd3lm")),
+    ],
+)
+def test_a_model_type_of_one_method_names_its_decoders(directory, family, decoders):
+    change(directory, model_type=family)
+    card = checkpoint_card("local", directory)
+    assert fitting_decoders(card.kind, card.decoders) == decoders
+    change(directory, decoders=["esolm"])
+    card = checkpoint_card("local", directory)
+    assert fitting_decoders(card.kind, card.decoders) == ("esolm",)
+
+
+def test_a_copy_of_fast_dllm_v2_has_the_mask_that_its_code_has(directory):
+    change(directory, model_type="Fast_dLLM_Qwen", hidden_size=3584, mask_token_id=None)
+    card = checkpoint_card("local", directory)
+    assert (card.mask_id, card.eos_ids, card.backbone) == (151665, (151645,), "Qwen2.5-7B")
+
+
 def test_a_causal_model_with_a_mask_token_may_name_its_decoders(directory):
     card = checkpoint_card("local", directory)
-    fitting = ("refusion", "autoregressive", "bd3lm", "esolm", "llada")
+    fitting = ("refusion", "autoregressive", "bd3lm", "esolm", "llada", "sdar", "fast_dllm_v2", "llada2")
     assert fitting_decoders(card.kind, card.decoders) == fitting
     change(directory, decoders=["bd3lm"])
     card = checkpoint_card("local", directory)

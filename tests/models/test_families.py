@@ -43,7 +43,7 @@ def test_logits_equal_transformers(tmp_path, family, shard_size, num_kv_heads):
     compare(tmp_path, reference)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "a2d-qwen3", "llada"])
 def test_tied_heads(tmp_path, family):
     reference = tiny.save_checkpoint(tmp_path, family=family, tie_word_embeddings=True)
     model = tiny.load(tmp_path)
@@ -75,7 +75,7 @@ def test_biases_are_added_where_few_rows_meet_a_large_matrix(monkeypatch, tmp_pa
     ("family", "changes", "message"),
     [
         *[("llada", {key: True}, key) for key in ("alibi", "scale_logits", "include_bias", "include_qkv_bias")],
-        *[("llada", {key: True}, key) for key in ("attention_layer_norm", "input_emb_norm", "weight_tying")],
+        *[("llada", {key: True}, key) for key in ("attention_layer_norm", "input_emb_norm")],
         *[("llada", {key: True}, key) for key in ("multi_query_attention", "bias_for_layer_norm")],
         ("llada", {"layer_norm_type": "default"}, "layer_norm_type is 'default'; only 'rms' is computed"),
         ("llada", {"layer_norm_with_affine": False}, "layer_norm_with_affine"),
@@ -98,6 +98,13 @@ def test_biases_are_added_where_few_rows_meet_a_large_matrix(monkeypatch, tmp_pa
         ("Dream", {"use_sliding_window": True}, "use_sliding_window"),
         ("Dream", {"use_mrope": True}, "use_mrope"),
         ("Dream", {"quantization_config": {"bits": 4}}, "quantised"),
+        ("sdar", {"attention_bias": True}, "attention_bias"),
+        (
+            "sdar",
+            {"model_type": "sdar_moe", "num_experts": 128},
+            "'sdar_moe' has layers of experts .num_experts 128., and",
+        ),
+        ("llada", {"model_type": "llada2_moe", "num_experts": 256}, "'llada2_moe' has layers of experts"),
     ],
 )
 def test_what_is_not_computed_is_refused(tmp_path, family, changes, message):
