@@ -405,8 +405,8 @@ CARDS: dict[str, Card] = {
         *(
             Card(f"Efficient-Large-Model/{name}", backbone, 151665, (151645,), "masked", ("fast_dllm_v2",), shape)
             for name, backbone, shape in (
-                ("Fast_dLLM_v2_7B", "Qwen2.5-7B", {"model_type": "Fast_dLLM_Qwen", "hidden_size": 3584}),
-                ("Fast_dLLM_v2_1.5B", "Qwen2.5-1.5B", {"model_type": "Fast_dLLM_Qwen", "hidden_size": 1536}),
+                ("Fast_dLLM_v2_7B", "Qwen2.5-7B", _shape("Fast_dLLM_Qwen", 152064, 3584, 28)),
+                ("Fast_dLLM_v2_1.5B", "Qwen2.5-1.5B", _shape("Fast_dLLM_Qwen", 151936, 1536, 28)),
             )
         ),
     )

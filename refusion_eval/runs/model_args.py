@@ -192,6 +192,7 @@ class PublishedSystem:
     decoder: str
     pretrained: str | None = None  # hub id of the checkpoint; None if none was published
     adapter: str | None = None  # hub id of the LoRA adapter on the checkpoint
+    preset: str | None = None  # its settings table, if that is not the first one of its decoder
     # How its authors prompted: thinking in the chat template, "none" for plain prompts, a BOS token in front.
     enable_thinking: bool = True
     chat_template: str | None = None

@@ -129,7 +129,7 @@ def test_a_model_type_of_one_method_names_its_decoders(directory, family, decode
 
 
 def test_a_copy_of_fast_dllm_v2_has_the_mask_that_its_code_has(directory):
-    change(directory, model_type="Fast_dLLM_Qwen", hidden_size=3584, mask_token_id=None)
+    change(directory, **CARDS["Efficient-Large-Model/Fast_dLLM_v2_7B"].shape, mask_token_id=None)
     card = checkpoint_card("local", directory)
     assert (card.mask_id, card.eos_ids, card.backbone) == (151665, (151645,), "Qwen2.5-7B")
 
