@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from refusion_eval.types import DROP_ALL, Decoding, Forward, Read, Response, Trace, block_causal
+from refusion_eval.types import DROP_ALL, Decoding, Fix, Forward, Read, Response, Trace, block_causal
 
 Text = list[int | None]
+
+
+def order_of_fixes(trace: Trace) -> list[list[tuple[int, int]]]:
+    """The positions fixed after each forward that fixes some, with their tokens."""
+    by_forward: dict[int, list[tuple[int, int]]] = {}
+    for event in trace.of(Fix):
+        by_forward.setdefault(event.forward, []).extend(zip(event.positions, event.tokens, strict=True))
+    return [sorted(fixed) for fixed in by_forward.values()]
 
 
 def whole_text(text: Text, chosen: Any, rows: Sequence[int], num_tokens: int, **reads: Any) -> Forward:
@@ -123,3 +131,52 @@ def llada2(prompt: Sequence[int], chosen: Any, trace: Trace) -> Decoding:
             del text[(block + 1) * size :]
             break
     return ended(text, num_prompt, chosen)
+
+
+def freedave(prompt: Sequence[int], chosen: Any, trace: Trace) -> Decoding:
+    """SDAR's one token a step by draft-and-verify; each draft has a forward of its own here."""
+    size, num_prompt = chosen.block_length, len(prompt)
+    num_blocks = -(-(num_prompt + chosen.gen_length) // size)
+    text: Text = [*prompt, *[None] * (num_blocks * size - num_prompt)]
+
+    def steps(draft: Text, end: int, out: Any) -> list[tuple[int, int]]:
+        masked = [place for place in range(end) if draft[place] is None]
+        order = sorted(range(len(masked)), key=lambda index: (masked[index] // size, -out.probs[index]))
+        return [(masked[index], int(out.tokens[index])) for index in order]
+
+    def with_steps(draft: Text, taken: list[tuple[int, int]]) -> Text:
+        filled = list(draft)
+        for place, token in taken:
+            filled[place] = token
+        return filled
+
+    for block in range(num_prompt // size, num_blocks):
+        first, end = block * size, (block + 1) * size
+        num_ahead = min(-(-chosen.draft_steps // size), num_blocks - block - 1) if chosen.eager_acceptance_mode else 0
+        last = end + num_ahead * size
+        if None in text[first:end]:
+            (out,) = yield whole_text(text, chosen, [place for place in range(last) if text[place] is None], last)
+            known = steps(text, last, out)
+        while None in text[first:end]:
+            drafts = [with_steps(text, known[:n]) for n in range(1, min(chosen.draft_steps, len(known)) + 1)]
+            new = drafts[0]
+            if text[first:end].count(None) > 1 or num_ahead:
+                after = []
+                for draft in drafts:
+                    masked = [place for place in range(last) if draft[place] is None]
+                    if masked:
+                        (out,) = yield whole_text(draft, chosen, masked, last)
+                    after.append(steps(draft, last, out) if masked else [])
+                best = 0
+                while best + 1 < len(drafts) and with_steps(drafts[best], after[best][:1]) == drafts[best + 1]:
+                    best += 1
+                new, known = drafts[best], after[best]
+                if None not in new[first:end]:
+                    new = with_steps(new, known[:1])
+            taken = [place for place in range(last) if text[place] is None and new[place] is not None]
+            trace.fix([place - num_prompt for place in taken], [int(new[place] or 0) for place in taken])
+            text = new
+        if any(token in chosen.eos_ids for token in text[max(first, num_prompt) : end]):
+            break
+    gapless = text.index(None) if None in text else len(text)
+    return ended(text[:gapless], num_prompt, chosen)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from refusion_eval.decoders import DECODERS
 from refusion_eval.models.attention import visible
 from tests.decoders import aligned_oracle
+from tests.decoders.aligned_oracle import order_of_fixes
 from tests.decoders.scripted import answer_by_place, run_scripted
 from tests.engine.random_model import VOCAB_SIZE, random_engine
 from tests.examples import examples
@@ -43,15 +44,6 @@ PROMPTS = [[3 + place * place % 17 for place in range(length)] for length in (1,
 
 def made(name, chosen, **more):
     return DECODERS[name].Settings(**{"gen_length": 18, "mask_id": MASK, "eos_ids": (EOS, EOT)} | chosen | more)
-
-
-def order_of_fixes(trace):
-    """The positions fixed by each forward that fixes some, with their tokens."""
-    by_forward = {}
-    for tag, forward, *values in trace.to_json():
-        if tag == "fix":
-            by_forward.setdefault(forward, []).extend(zip(*values, strict=True))
-    return [sorted(fixed) for fixed in by_forward.values()]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -6,6 +6,7 @@ import pytest
 
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
+from tests.decoders.aligned_oracle import freedave, order_of_fixes
 from tests.decoders.baselines import NUM_RECORDS, assert_equals_golden, decode_golden, golden_case
 from tests.decoders.scripted import readout, run_scripted
 from tests.engine.random_model import VOCAB_SIZE, random_engine
@@ -53,6 +54,17 @@ def test_drafts_change_no_token_and_save_forwards(name, more, draft_steps):
         assert out.num_forwards <= plain.num_forwards + (bool(more) and out.stop == "eos")
         saved += plain.num_forwards - out.num_forwards
     assert (saved > 0) == (draft_steps > 1)
+
+
+@pytest.mark.parametrize("more", [{}, EAGER])
+@pytest.mark.parametrize(("block_length", "draft_steps"), [(4, 3), (4, 9), (8, 1), (8, 5)])
+def test_decoding_with_a_cache_is_decoding_without_one(block_length, draft_steps, more):
+    engine = random_engine(2)
+    for prompt in PROMPTS:
+        chosen = made("sdar", block_length=block_length, draft_steps=draft_steps, **more)
+        out, whole = (engine.run(decode, prompt, chosen) for decode in (DECODERS["sdar"].decode, freedave))
+        assert (out.tokens, out.stop) == (whole.tokens, whole.stop)
+        assert order_of_fixes(out.trace) == order_of_fixes(whole.trace)
 
 
 def same_tokens(forward, read):
