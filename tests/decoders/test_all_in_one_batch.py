@@ -54,7 +54,7 @@ def test_every_decoder_decodes_among_the_others_as_it_does_alone(shared: Path, n
     model = load_model(str(shared / "parity" / "baselines" / "checkpoints" / name), dtype="float32", device="cpu")
     requests = []
     for decoder in model.decoders:
-        for chosen in SETTINGS[decoder]:
+        for chosen in SETTINGS.get(decoder, [{}]):
             settings = {"gen_length": 24, "eos_ids": (190, 189), **chosen}
             requests.append((decoder, prompt(len(requests)), decoder_settings(model, decoder, **settings)))
     together = dict(generate_stream(model, requests, batch_size))
