@@ -80,6 +80,8 @@ def decode(prompt: Sequence[int], settings: FastDllmV2Settings, trace: Trace) ->
     if first:
         yield from _store(canvas, first, steps)
     while block.start < end:
+        if reason := canvas.settled():
+            return canvas.finish(reason)
         region = canvas.region(block)
         own: Sequence[int] = canvas.masked(region) if is_released else region
         if not canvas.has_stop(own) and (reason := (yield from _fill(canvas, block, settings, steps))):
@@ -89,8 +91,6 @@ def decode(prompt: Sequence[int], settings: FastDllmV2Settings, trace: Trace) ->
         stored, block = block, range(block.stop, block.stop + size)
         canvas.open(block)
         yield from _store(canvas, stored.stop, steps)
-        if reason := canvas.settled():
-            return canvas.finish(reason)
     return canvas.finish()
 
 

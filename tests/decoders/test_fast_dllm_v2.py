@@ -98,6 +98,14 @@ def test_a_stop_token_that_begins_a_block_is_overlooked_by_the_release_alone():
         assert len(more) > len(forwards)
 
 
+@pytest.mark.parametrize("release_compatible", [False, True])
+def test_a_stop_token_behind_a_prompt_of_whole_blocks_ends_the_text_early(release_compatible: bool):
+    common = {"gen_length": 12, "block_length": 4, "small_block_size": 2, "mask_id": MASK, "eos_ids": (STOP,)}
+    chosen = FastDllmV2Settings(**common, early_stop=True, release_compatible=release_compatible)
+    response, _, forwards = run_scripted(decode, [1] * 8, chosen, answer_with_stop(8))
+    assert (response.tokens, response.stop, len(forwards)) == ((STOP,), "eos", 1)
+
+
 @pytest.mark.parametrize("use_block_cache", [False, True])
 def test_rows_of_each_forward(use_block_cache: bool):
     sizes = {"gen_length": 6, "block_length": 8, "small_block_size": 4}
