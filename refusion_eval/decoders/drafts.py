@@ -67,11 +67,8 @@ def fill_by_drafts(
             readouts = yield _branched(canvas, text(), branches, [*region, *ahead])
             # Only the last branch may have no masks, and then no readout.
             after = [guesses(*pair) for pair in zip(branches, [*readouts, None], strict=False)]
-            number = 0
-            while number + 1 < len(branches) and branches[number + 1] == {
-                **branches[number],
-                **dict(after[number][:1]),
-            }:
+            number, last = 0, len(branches) - 1
+            while number < last and branches[number + 1].items() - branches[number].items() == set(after[number][:1]):
                 number += 1
             accepted, best = branches[number], after[number]
             if accepted.keys() >= set(masked):  # the next step is one behind the region, and known

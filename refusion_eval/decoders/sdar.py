@@ -72,16 +72,13 @@ class SdarSettings(AlignedSettings):
 
     @property
     def confidence(self) -> Confidence:
+        # Where nothing is truncated, the two readings are one, which is said as the cheaper one.
+        truncates_sample = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
         return Confidence(
             temperature=self.temperature or self.confidence_temperature,
             dtype=self.confidence_dtype,
-            truncate=not self._samples_only_truncated,
+            truncate=not truncates_sample or self.confidence_from == "truncated",
         )
-
-    @property
-    def _samples_only_truncated(self) -> bool:
-        is_truncated = self.top_k > 0 or self.top_p < 1
-        return self.temperature > 0 and is_truncated and self.confidence_from == "untruncated"
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         read = replace(
@@ -120,7 +117,7 @@ def _fill(canvas: AlignedCanvas, block: range, settings: SdarSettings, steps: It
         ahead = range(region.stop, end - canvas.start)
         text = partial(canvas.forward, end, "denoise", num_final=block.start)
         return (yield from fill_by_drafts(canvas, settings, region, settings.draft_steps, text, size, ahead))
-    # Where the prompt's rest is in the block, it is full before its last steps.
+    # Where the prompt's rest is in the block, it is full before its last steps; by entropy it may need further ones.
     quotas = iter(even_quotas(size, settings.denoising_steps or size))
     while masked := canvas.masked(region):
         step = next(steps)
