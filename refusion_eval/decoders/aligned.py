@@ -8,7 +8,7 @@ values are cached.
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 from refusion_eval.config import PositiveInt, settings_class
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
@@ -32,6 +32,8 @@ class AlignedSettings(MaskedSettings):
         release_compatible: make the forwards of the release: `separate_commit`, also after the last block; and keep the
             tokens behind `gen_length` that the last block has.
     """
+
+    prefills_by_block: ClassVar[bool] = False  # whether stored prompts take a forward for each block
 
     block_length: PositiveInt = 32
     separate_commit: bool = False
@@ -93,7 +95,8 @@ def decode_blocks(
     num_whole, end = len(prompt) // size * size, len(prompt) + settings.gen_length
     has_stores = settings.separate_commit or settings.release_compatible
     if has_stores and num_whole:
-        yield canvas.forward(num_whole, "prefill")
+        for stored in range(size if settings.prefills_by_block else num_whole, num_whole + 1, size):
+            yield canvas.forward(stored, "prefill")
     for first in range(num_whole, end, size):
         block = range(first, first + size)
         canvas.open(block)

@@ -28,6 +28,7 @@ class Llada2Settings(AlignedSettings):
     """
 
     decoder: ClassVar[str] = "llada2"
+    prefills_by_block: ClassVar[bool] = True  # every forward of SGLang's loop has the rows of one block
 
     threshold: NonNegativeFloat = 0.95
     edit_threshold: NonNegativeFloat | None = None

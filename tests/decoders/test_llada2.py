@@ -87,3 +87,15 @@ def test_without_an_edit_threshold_nothing_is_rewritten():
 def test_settings_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(ConfigError, match=f"llada2: .*{message}"):
         Llada2Settings(**{"mask_id": MASK, **wrong})
+
+
+def test_a_stored_prompt_takes_a_forward_for_each_of_its_blocks():
+    def answer(forward, read):
+        return readout([3, 7], [0.9, 0.9])
+
+    settings = Llada2Settings(gen_length=2, block_length=2, mask_id=MASK, release_compatible=True)
+    _, _, forwards = run_scripted(decode, [1, 2, 3, 4, 5, 6], settings, answer)
+    assert [(len(forward.tokens), forward.kind) for forward in forwards[:4]] == [
+        *[(2, "prefill")] * 3,
+        (2, "denoise"),
+    ]
