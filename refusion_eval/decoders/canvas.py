@@ -205,9 +205,9 @@ class Canvas:
         rule = self._settings.stop_rule
         return "stop_string" if rule is not None and rule(gapless) else None
 
-    def finish(self, reason: StopReason | None = None) -> Response:
-        """The response: the tokens without a gap from the start, up to and including the first EOS."""
-        tokens = self._gapless()
+    def finish(self, reason: StopReason | None = None, most: int | None = None) -> Response:
+        """The response: the tokens without a gap from the start, `most` of them, up to and including the first EOS."""
+        tokens = self._gapless()[:most]
         eos = first_eos(tokens, self._settings.eos_ids)
         if eos is not None:
             tokens, reason = tokens[: eos + 1], "eos"

@@ -115,10 +115,10 @@ class Family:
     keys: ConfigKeys = ConfigKeys()
     must_be: Mapping[str, object] = field(default_factory=dict)  # must be present, because the default is another value
     may_be: Mapping[str, tuple[object, ...]]  # the first value is the default
+    # Attributes of this class that config.json states, and their names there; the value here is the default.
+    stated: Mapping[str, str] = field(default_factory=dict)
     kind: CheckpointKind | None = None
-    decoders: tuple[
-        str, ...
-    ] = ()  # what its checkpoints were trained for, the main one first, where `kind` leaves it open
+    decoders: tuple[str, ...] = ()  # for which checkpoints of this architecture were trained; the main one first
 
 
 _OFF = (False, None)
@@ -132,6 +132,13 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": _QWEN3,
     "qwen2": _QWEN2,
     "llama": Family(may_be=_SILU | {"attention_bias": _OFF, "mlp_bias": _OFF}),
+    # Qwen2.5 or Qwen3, as its config.json says.
+    "wedlm": Family(
+        qkv_bias=True,
+        may_be=_SILU | {"use_sliding_window": _OFF},
+        stated={"qkv_bias": "attention_bias", "qk_norm": "qk_norm"},
+        decoders=("wedlm",),
+    ),
     # Qwen2, but trained for bidirectional attention with logits one position ahead.
     "Dream": replace(_QWEN2, kind="dream"),
     "sdar": replace(_QWEN3, decoders=("sdar",)),
@@ -278,6 +285,9 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
             f"{path}: model_type is {name!r} (architectures {raw.get('architectures')}); "
             f"this version computes {', '.join(FAMILIES)}, and {others}"
         )
+    if family.stated:
+        told: dict[str, Any] = {key: raw.get(name, getattr(family, key)) for key, name in family.stated.items()}
+        family = replace(family, **told)
     _refuse_variants(path, raw, family)
     keys = family.keys
     hidden_size, num_heads = _size(path, raw, keys.hidden_size), _size(path, raw, keys.num_heads)

@@ -41,6 +41,7 @@ SETTINGS: Mapping[str, list[dict[str, Any]]] = {
         {"block_length": 8, "draft_steps": 5, "eager_acceptance_mode": True},
         {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "remasking_strategy": "low_confidence_dynamic"},
     ],
+    "wedlm": [{}, {"temperature": 0.7, "window_size": 5}, {"block_size": 8, "confidence_threshold": 0.6}],
 }
 
 

@@ -182,3 +182,18 @@ def test_a_fine_tune_with_a_mask_token_of_its_own_is_no_copy(directory):
     card = checkpoint_card("/models/fine-tune", directory)
     assert card.mask_id == 151670
     assert (card.kind, card.decoders) == ("masked", ())
+
+
+def test_an_architecture_says_what_its_checkpoints_are_for_unless_they_say_it(directory):
+    change(directory, model_type="wedlm", mask_token_id=7, eos_token_id=5, backbone=None)
+    card = checkpoint_card("/models/wedlm", directory)
+    assert (card.mask_id, card.eos_ids, card.kind, card.decoders) == (7, (5,), "masked", ("wedlm",))
+    change(directory, decoders=["bd3lm"])
+    assert checkpoint_card("/models/wedlm", directory).decoders == ("bd3lm",)
+
+
+@pytest.mark.parametrize(("attention_bias", "qk_norm"), [(True, False), (False, True)])
+def test_wedlm_says_whether_its_layout_is_that_of_qwen2_or_qwen3(directory, attention_bias, qk_norm):
+    change(directory, model_type="wedlm", attention_bias=attention_bias, qk_norm=qk_norm)
+    layout = model_config(directory).family_layout
+    assert (layout.qkv_bias, layout.qk_norm) == (attention_bias, qk_norm)

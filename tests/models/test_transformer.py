@@ -145,6 +145,18 @@ def test_reference_logits_of_public_models(shared, family, number):
             torch.testing.assert_close(logits, exact, atol=bound, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["wedlm_1", "wedlm_2", "wedlm_3"])
+@pytest.mark.parametrize("kind", ["causal", "window"])
+def test_reference_logits_of_causal_models_that_fill_masks(shared, name, kind):
+    folder = shared / "parity" / "systems2026"
+    stored = np.load(folder / "logits" / f"logits_{name}.npz")
+    model, tokens = tiny.load(folder / "checkpoints" / name), stored["input_ids"].tolist()
+    positions = stored["position_ids"].tolist() if kind == "window" else range(len(tokens))
+    got = tiny.forward(model, tiny.new_cache(model), tokens, positions, causal(len(tokens)))
+    wanted = torch.from_numpy(stored[f"logits_{kind}"])
+    torch.testing.assert_close(got, wanted, atol=2 * ROUNDING_ERRORS * 2**-24 * wanted.abs().max().item(), rtol=0)
+
+
 def test_release_checkpoint_layout_is_read(shared):
     config = model_config(shared / "parity" / "tiny")
     assert (config.num_layers, config.hidden_size, config.head_dim, config.rope_theta) == (4, 128, 32, 10_000.0)

@@ -38,7 +38,7 @@ CLASSES = {
 # Families that transformers has no class for, and the one whose class computes them.
 COMPUTED_BY = {
     **dict.fromkeys(("Dream", "Fast_dLLM_Qwen", "a2d-qwen2"), "qwen2"),
-    **dict.fromkeys(("sdar", "llada2", "a2d-qwen3"), "qwen3"),
+    **dict.fromkeys(("sdar", "llada2", "a2d-qwen3", "wedlm"), "qwen3"),
     "llada": "llama",
 }
 # Parts of LLaDA's tensor names, in the order in which they replace those of Llama.
@@ -125,7 +125,7 @@ def save_checkpoint(
     if rope == "top level":
         config["rope_scaling"] = config.pop("rope_parameters")
         config["rope_theta"] = config["rope_scaling"].pop("rope_theta")
-    config["model_type"] = family
+    config |= {"model_type": family, "qk_norm": computed_by == "qwen3"}
     if family == "llada":
         config = _as_llada(config)
         for file in directory.glob("*.safetensors"):
