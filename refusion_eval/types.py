@@ -121,6 +121,7 @@ class Read:
         draws: for each row the key of its random draw (`draw_key`); required when temperature > 0. Equal keys and
             logits give equal samples, whatever else is in the forward or the batch.
         entropy, margin: whether these two statistics are computed.
+        logits: whether the logits themselves can be had.
         exclude: ids whose logits count as minus infinity for everything.
         top_p: keeps the most probable tokens up to the first one at which their sum exceeds top_p, in (0, 1], in the
             sampled distribution and in that of the confidences. 1 keeps all.
@@ -137,6 +138,7 @@ class Read:
     draws: tuple[int, ...] = ()
     entropy: bool = False
     margin: bool = False
+    logits: bool = False
     exclude: tuple[int, ...] = ()
     top_p: float = 1.0
     top_k: int = 0
@@ -155,6 +157,7 @@ class Readout:
         given, entropy, margin: probability of each token in `Read.given`, entropy of the distribution in nats, and
             largest minus second largest probability; None if not requested.
         rounded_to: dtype of the weights, such as "bfloat16", if probabilities were rounded to it; else empty.
+        logits: copies the logits of one of the rows from the device, [vocabulary]; None if not requested.
     """
 
     tokens: TokenArray
@@ -163,6 +166,7 @@ class Readout:
     entropy: ProbArray | None = None
     margin: ProbArray | None = None
     rounded_to: str = ""
+    logits: Callable[[int], ProbArray] | None = None
 
 
 @dataclass(frozen=True, slots=True)

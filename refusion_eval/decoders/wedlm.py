@@ -42,6 +42,7 @@ class WedlmSettings(MaskedSettings):
     Decoding ends as soon as the text up to one of `eos_ids`, or of `gen_length` tokens, is final.
 
     Attributes:
+        early_stop: end at a stop string too.
         window_size: positions from the first mask on that a forward may fill.
         entropy_threshold: fill every mask whose entropy in nats, plus the penalty, is below this, and always the one
             with the least sum; None fills that one alone.
@@ -58,6 +59,7 @@ class WedlmSettings(MaskedSettings):
 
     decoder: ClassVar[str] = "wedlm"
 
+    early_stop: bool = True
     window_size: PositiveInt = 16
     entropy_threshold: NonNegativeFloat | None = 0.4
     pos_penalty_factor: NonNegativeFloat = 0.02
@@ -133,7 +135,7 @@ def decode(prompt: Sequence[int], settings: WedlmSettings, trace: Trace) -> Deco
             start, commit = first_mask, Commit(range(first_mask - start))
         for readout in readouts:
             canvas.fix_chosen(masked, readout, *settings.choose(masked, readout))
-        if reason := canvas.settled():
+        if (reason := canvas.settled()) and not settings.release_compatible:
             return canvas.finish(reason)
     return canvas.finish(most=settings.gen_length)
 

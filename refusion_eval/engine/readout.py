@@ -5,8 +5,8 @@ Shapes: T packed rows, C residual width, N rows that are read, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from itertools import accumulate
+from functools import lru_cache, partial
+from itertools import accumulate, islice
 from typing import Any, Self
 
 import numpy as np
@@ -116,13 +116,18 @@ class ReadPlan:
         pairs = zip(forwards, first_rows, strict=False)
         return cls([(read, first_row) for forward, first_row in pairs for read in forward.reads])
 
-    def readouts(self, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype) -> list[Readout]:
-        """The answers from the statistics of all rows, [5, N], in the order of `_readout`."""
+    def readouts(
+        self, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype, logits: Sequence[Tensor] = ()
+    ) -> list[Readout]:
+        """The answers from the statistics of all rows, [5, N], in the order of `_readout`, and logits asked for."""
         readouts: dict[int, Readout] = {}
-        start = 0
+        start, kept = 0, iter(logits)
         for index in self._order:
             read, _ = self._reads[index]
             readouts[index] = _readout(read, table[:, start : (start := start + len(read.rows))], model_dtype)
+            if read.logits:
+                rows = list(islice(kept, len(read.rows)))
+                readouts[index] = replace(readouts[index], logits=partial(_fetch_row, rows))
         return [readouts[index] for index in range(len(self._reads))]
 
 
@@ -137,7 +142,8 @@ def read_out(
     """Answers all reads of one forward; `head` turns rows of the residual stream into float32 logits."""
     if numbers_3N is None:
         numbers_3N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
-    columns = []
+    columns: list[Tensor] = []
+    logits: list[Tensor] = []
     for options, group in plan.groups:
         # By chunks: a plan of many rows times a vocabulary of 150,000 would take gigabytes at once.
         for start in range(group.start, group.stop, chunk := max(1, MAX_LOGITS // vocab_size)):
@@ -149,8 +155,9 @@ def read_out(
                 free_NV = head(_rows(hidden_TC, np.array(plan.guides[part]), guides_N))
                 logits_NV = free_NV + (options.guidance.scale + 1) * (logits_NV - free_NV)
             columns.append(_statistics(logits_NV, options, given_N, draws_N, model_dtype))
+            logits += logits_NV.clone() if options.logits else ()  # the buffer of a recorded forward is used again
     table = fetch(torch.cat(columns, dim=1)) if columns else np.empty((5, 0), dtype=np.float32)
-    return plan.readouts(table, model_dtype)
+    return plan.readouts(table, model_dtype, logits)
 
 
 def read_native(plan: ReadPlan, hidden_TC: Tensor, model: Transformer) -> list[Readout]:
@@ -159,6 +166,10 @@ def read_native(plan: ReadPlan, hidden_TC: Tensor, model: Transformer) -> list[R
 
 def fetch(table: Tensor) -> npt.NDArray[np.floating[Any]]:
     return table.cpu().numpy()  # the only wait of a forward
+
+
+def _fetch_row(rows_NV: Sequence[Tensor], row: int) -> npt.NDArray[np.floating[Any]]:
+    return fetch(rows_NV[row])
 
 
 def _rows(hidden_TC: Tensor, rows: npt.NDArray[np.int64], rows_N: Tensor) -> Tensor:

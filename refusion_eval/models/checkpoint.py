@@ -141,7 +141,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     # Qwen2, but trained for bidirectional attention with logits one position ahead.
     "Dream": replace(_QWEN2, kind="dream"),
-    "sdar": replace(_QWEN3, decoders=("sdar",)),
+    # The checkpoints of SDAR and of I-DLM say the same of themselves.
+    "sdar": replace(_QWEN3, decoders=("sdar", "idlm", "autoregressive")),
     "Fast_dLLM_Qwen": replace(_QWEN2, decoders=("fast_dllm_v2",)),
     "llada2": replace(_QWEN3, decoders=("llada2",)),  # the public ones have layers of experts and another model_type
     # Conversions by dllm, trained as LLaDA (MDLM) or as BD3-LM, which config.json does not tell.

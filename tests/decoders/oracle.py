@@ -5,12 +5,13 @@ as a dense mask, so nothing depends on cache handling. Slow and obviously right.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from refusion_eval.types import Attention, Decoding, Forward, Read, Readout, Response, Trace
+from refusion_eval.types import DROP_ALL, Attention, Decoding, Forward, Read, Readout, Response, Trace, causal
 
 
 def visible_rows(attention: Attention) -> list[list[int]]:
@@ -78,3 +79,24 @@ class OracleEngine:
             given = probs[range(len(probs)), list(read.given)].numpy().astype(np.float32)
         chosen = probs[range(len(probs)), tokens].numpy().astype(np.float32)
         return Readout(tokens.numpy(), chosen, given)
+
+
+def without_cache(decode: Any) -> Any:
+    """A decoder of causal forwards that keeps nothing: rows that it would keep are fed again, before the others."""
+
+    def decode_anew(prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding:
+        decoding: Decoding = decode(prompt, settings, trace)
+        forward, kept, fed = next(decoding), [], []
+        while True:
+            kept = kept[: forward.commit.keep] + [fed[row] for row in forward.commit.rows]
+            fed = list(zip(forward.tokens, forward.positions, strict=True))
+            assert forward.attention == causal(len(fed))
+            tokens, positions = zip(*kept, *fed, strict=True)
+            reads = tuple(replace(read, rows=[len(kept) + row for row in read.rows]) for read in forward.reads)
+            readouts = yield Forward(tokens, positions, causal(len(tokens)), reads, DROP_ALL, forward.kind)
+            try:
+                forward = decoding.send(readouts)
+            except StopIteration as stop:
+                return stop.value
+
+    return decode_anew

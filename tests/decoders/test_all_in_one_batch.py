@@ -23,6 +23,7 @@ SETTINGS: Mapping[str, list[dict[str, Any]]] = {
     "fast_dllm_llada": [
         {"block_length": 8, "threshold": 0.6, "cache": cache} for cache in ("dual", "prefix", "none", "sparse")
     ],
+    "idlm": [{}, {"temperature": 1.0}, {"temperature": 0.7, "fast_verify": True, "gen_block_size": 3}],
     "llada": [
         {"block_length": 8, "steps": 12},
         {"block_length": 24, "cfg_scale": 0.5, "temperature": 0.6},

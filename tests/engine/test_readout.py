@@ -266,3 +266,13 @@ def test_confidences_can_be_those_of_all_tokens_where_the_sample_is_truncated(lo
     probs = (logits / 0.8).softmax(dim=-1)
     np.testing.assert_allclose(untruncated.probs, probs[range(6), truncated.tokens.tolist()], rtol=1e-5)
     assert (truncated.probs > untruncated.probs).all()
+
+
+def test_logits_of_a_row_stay_what_they_were(logits, monkeypatch):
+    monkeypatch.setattr(readout, "MAX_LOGITS", 2 * logits.shape[1])  # in chunks of two rows
+    before = logits.numpy().copy()
+    plain, first, second = ask(logits, Read([5]), Read([4, 1, 3], logits=True), Read([2, 0], logits=True))
+    logits.zero_()  # as the buffer of a recorded forward changes with the next forward
+    assert plain.logits is None
+    for got, rows in ((first, [4, 1, 3]), (second, [2, 0])):
+        np.testing.assert_array_equal([got.logits(index) for index in range(len(rows))], before[rows])

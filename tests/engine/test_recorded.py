@@ -229,6 +229,7 @@ def test_goldens_of_d2f_come_out_of_a_batch(shared, record, log, place) -> None:
     ("name", "changes"),
     [
         *((name, {}) for name in sorted(DECODERS)),
+        ("idlm", {"temperature": 1.0}),
         ("refusion", {"completion": "verifier", "tau_token": 0.3}),
         ("refusion", {"completion": "verifier", "temperature": 0.7}),
     ],

@@ -113,7 +113,7 @@ def test_a_family_of_masked_models_names_its_own_decoders(directory, family):
 @pytest.mark.parametrize(
     ("family", "decoders"),
     [
-        ("sdar", ("sdar",)),
+        ("sdar", ("sdar", "idlm", "autoregressive")),
         ("Fast_dLLM_Qwen", ("fast_dllm_v2",)),
         ("llada2", ("llada2",)),
         ("a2d-qwen3", ("llada", "bd3lm")),

@@ -145,8 +145,13 @@ def test_reference_logits_of_public_models(shared, family, number):
             torch.testing.assert_close(logits, exact, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["wedlm_1", "wedlm_2", "wedlm_3"])
-@pytest.mark.parametrize("kind", ["causal", "window"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((f"wedlm_{n}", kind) for n in (1, 2, 3) for kind in ("causal", "window")),
+        *((f"idlm_{n}", "causal") for n in (1, 2, 3)),
+    ],
+)
 def test_reference_logits_of_causal_models_that_fill_masks(shared, name, kind):
     folder = shared / "parity" / "systems2026"
     stored = np.load(folder / "logits" / f"logits_{name}.npz")
