@@ -2,11 +2,15 @@
 
 Every forward computes the whole text with full attention; no keys and values are cached, and there are no blocks. Dream
 was trained from a causal model and kept the way its logits are read: the row before a position predicts it.
+
+With alg="entropy_threshold" there is no schedule: entropies decide how many positions of a block a forward fills, as in
+dParallel (arXiv 2509.26488).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -21,14 +25,14 @@ from refusion_eval.config import (
     added_setting,
     settings_class,
 )
-from refusion_eval.decoders import Decoder, Reads, Style, most_confident
-from refusion_eval.decoders.canvas import Canvas, MaskedSettings, PositiveFraction
+from refusion_eval.decoders import Decoder, Reads, Style, above_or_best, most_confident, rounded_threshold
+from refusion_eval.decoders.canvas import Canvas, MaskedSettings, PositiveFraction, blocks_of, check_blocks
 from refusion_eval.decoders.dllm_cache import text_forward
 from refusion_eval.decoders.drafts import check_drafts, fill_by_drafts
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Confidence, Decoding, ProbArray, Read, Readout, Trace
 
-Alg = Literal["origin", "maskgit_plus", "topk_margin", "entropy"]
+Alg = Literal["origin", "maskgit_plus", "topk_margin", "entropy", "entropy_threshold"]
 RANKING_ALGS: tuple[Alg, ...] = ("maskgit_plus", "topk_margin", "entropy")
 
 
@@ -46,7 +50,9 @@ class DreamSettings(MaskedSettings):
         top_p, top_k: which tokens stay in the distribution, as in `refusion_eval.types.Read`; confidences are those of
             what stays.
         alg: how positions are ranked: by the probability of the token ("maskgit_plus"), by its distance to the second
-            best ("topk_margin"), or by low entropy ("entropy"). "origin" picks positions at random.
+            best ("topk_margin"), or by low entropy ("entropy"). "origin" picks positions at random. "entropy_threshold"
+            fills, block after block, every position whose entropy in nats is below `threshold`, and always the lowest
+            one; entropies are then those of the untempered distribution, and `steps` has no effect.
         alg_temp: above 0, positions are drawn without replacement from softmax(confidence / alg_temp).
         eps: noise level at which the schedule ends.
         confidence_temperature, confidence_top_p: temperature and top_p of the confidences at temperature 0; None is 1
@@ -58,6 +64,9 @@ class DreamSettings(MaskedSettings):
         draft_steps: most steps that a forward verifies (FreeDave, see `refusion_eval.decoders.drafts`), with as many
             copies of the text; the tokens are those of one token a step, without a noise schedule, which draft_steps=1
             gives too. 0 drafts nothing.
+        threshold: with alg="entropy_threshold", the entropy below which a position is filled.
+        block_length: with alg="entropy_threshold", positions that are filled before the next ones begin; divides
+            gen_length. None is all.
     """
 
     decoder: ClassVar[str] = "dream"
@@ -75,6 +84,8 @@ class DreamSettings(MaskedSettings):
     gen_interval_steps: PositiveInt = 1
     transfer_ratio: Fraction = 0.0
     draft_steps: NonNegativeInt = added_setting(0)
+    threshold: NonNegativeFloat = added_setting(0.5)
+    block_length: PositiveInt | None = added_setting(None)
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
@@ -91,6 +102,8 @@ class DreamSettings(MaskedSettings):
         if self.alg_temp > 0 and self.alg not in RANKING_ALGS:
             where = f"{self.decoder}: alg_temp is {self.alg_temp}"
             raise ConfigError(f"{where}, and alg={self.alg} draws nothing by confidence; set alg_temp to 0")
+        if self.alg == "entropy_threshold" and self.block_length is not None:
+            check_blocks(self.decoder, self.gen_length, self.block_length, None)
 
     @property
     def num_steps(self) -> int:
@@ -99,8 +112,9 @@ class DreamSettings(MaskedSettings):
     @property
     def confidence(self) -> Confidence:
         is_released = self.confidence_temperature is None and self.confidence_top_p is None
+        sampled = 0.0 if self.alg == "entropy_threshold" else self.temperature
         return Confidence(
-            temperature=self.temperature or self.confidence_temperature or 1.0,
+            temperature=sampled or self.confidence_temperature or 1.0,
             dtype=self.confidence_dtype,
             choose=self.confidence_dtype == "model" and self.temperature == 0 and is_released,
         )
@@ -111,7 +125,7 @@ class DreamSettings(MaskedSettings):
             # At temperature 0 top_p shapes the confidences only.
             top_p=self.top_p if self.temperature > 0 or self.confidence_top_p is None else self.confidence_top_p,
             top_k=self.top_k,
-            entropy=self.alg == "entropy",
+            entropy=self.alg in ("entropy", "entropy_threshold"),
             margin=self.alg == "topk_margin",
         )
 
@@ -147,6 +161,8 @@ def quota(num_masked: int, share: np.float32) -> int:
 
 def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Decoding:
     """Decodes one prompt in `steps` forwards, or fewer with `early_stop`."""
+    if settings.alg == "entropy_threshold":
+        return (yield from _decode_by_entropy(prompt, settings, trace))
     canvas = Canvas(prompt, settings, trace)
     if settings.draft_steps:
         region, text = range(settings.gen_length), partial(text_forward, canvas, settings, (), 0)
@@ -168,6 +184,20 @@ def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Deco
                 canvas.fix_chosen(candidates, readout, scores, most_confident(scores, num_filled))
         if reason := canvas.settled():
             return canvas.finish(reason)
+    return canvas.finish()
+
+
+def _decode_by_entropy(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Decoding:
+    canvas, steps = Canvas(prompt, settings, trace), count()
+    for block in blocks_of(settings.gen_length, settings.block_length or settings.gen_length):
+        while masked := canvas.masked(block):
+            step = next(steps)
+            (readout,) = yield text_forward(canvas, settings, masked, step)
+            scores = settings.scores(readout, step, masked)
+            accepted = above_or_best(scores, -rounded_threshold(settings.threshold, readout))
+            canvas.fix_chosen(masked, readout, scores, accepted)
+            if reason := canvas.settled():
+                return canvas.finish(reason)
     return canvas.finish()
 
 

@@ -17,10 +17,11 @@ block on either side are neighbours. Of equal scores, common among neighbours, t
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import ClassVar, Literal
 
-from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
+from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, added_setting, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, dream, most_confident, num_within_factor
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, blocks_of, check_blocks, even_quotas
 from refusion_eval.decoders.dllm_cache import reuses_features, text_forward
@@ -34,6 +35,7 @@ from refusion_eval.types import (
     Decoding,
     Forward,
     ProbArray,
+    Read,
     Readout,
     RowScores,
     Trace,
@@ -60,7 +62,10 @@ class FastDllmLladaSettings(BlockSettings):
             release of Sparse-dLLM commits quotas, and has confidence_dtype="model".
         keep_ratio: with cache="sparse", the share of the rows outside the block that is kept.
         kernel_size: with cache="sparse", number of neighbouring rows that share their largest score, odd; 1 for none.
-        release_compatible: with `factor`, take the last candidate too if the run ends just before it, as released.
+        release_compatible: with `factor`, take the last candidate too if the run ends just before it, as released. With
+            remasking="low_entropy", a block has two forwards or more, also where the first one fills it, as released.
+        remasking: rank candidates by probability, or by low entropy (dParallel). By entropy, `threshold` commits every
+            candidate whose entropy in nats is at most this, and always the lowest one.
     """
 
     decoder: ClassVar[str] = "fast_dllm_llada"
@@ -73,13 +78,27 @@ class FastDllmLladaSettings(BlockSettings):
     keep_ratio: Fraction = 0.5
     kernel_size: PositiveInt = 3
     release_compatible: bool = False
+    remasking: Literal["low_confidence", "low_entropy"] = added_setting("low_confidence")
 
     def __post_init__(self) -> None:
         BlockSettings.__post_init__(self)
+        if self.factor is not None and self.remasking == "low_entropy":
+            where = f"{self.decoder}: factor is {self.factor}"
+            raise ConfigError(
+                f"{where}, which counts with probabilities; set threshold instead, or leave out remasking"
+            )
         if self.threshold is not None and self.factor is not None:
             rules = f"threshold is {self.threshold} and factor {self.factor}"
             raise ConfigError(f"{self.decoder}: {rules}; they are two rules for one choice, so leave out one of them")
         _check_kernel_size(self.decoder, self.kernel_size)
+
+    @property
+    def fewest_forwards(self) -> int:
+        """Number of forwards of a block that are made even if it is filled before."""
+        return 2 if self.release_compatible and self.remasking == "low_entropy" and self.cache != "none" else 0
+
+    def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
+        return replace(BlockSettings.read(self, rows, step, positions), entropy=self.remasking == "low_entropy")
 
     def quota(self, num_masked: int, num_before: int) -> int | None:
         """Number of candidates that a forward of a block commits; None if their confidences decide."""
@@ -90,7 +109,8 @@ class FastDllmLladaSettings(BlockSettings):
     def accepted(self, scores: ProbArray, readout: Readout) -> list[int]:
         if self.factor is None:
             assert self.threshold is not None
-            return at_least_or_best(scores, self.threshold, readout)
+            by_entropy = self.remasking == "low_entropy"
+            return at_least_or_best(scores, -self.threshold if by_entropy else self.threshold, readout)
         num_accepted = num_within_factor(scores, self.factor)
         # The release ends its loop at the last candidate without looking at it.
         if self.release_compatible and num_accepted == len(scores) - 1:
@@ -120,6 +140,7 @@ class FastDllmDreamSettings(DreamSettings):
 
     decoder: ClassVar[str] = "fast_dllm_dream"
     kind_in_block: ClassVar[str] = "decode"
+    fewest_forwards: ClassVar[int] = 0
 
     alg: FastAlg = "confidence_threshold"  # type: ignore[assignment]
     threshold: NonNegativeFloat = 0.9
@@ -191,8 +212,8 @@ def decode(prompt: Sequence[int], settings: Settings, trace: Trace) -> Decoding:
     canvas, steps = Canvas(prompt, settings, trace), count()
     for block in settings.blocks:
         num_before = 0
-        while masked := canvas.masked(block):
-            step, quota = next(steps), settings.quota(len(masked), num_before)
+        while (masked := canvas.masked(block)) or num_before < settings.fewest_forwards:
+            step, quota = next(steps), settings.quota(len(masked), num_before) if masked else 0
             # On Dream the row that predicts the first position of a block lies before the block and is fed only by the
             # block's first forward, which therefore commits this one position whatever its confidence. In the release
             # a second forward follows even if that fills the block; it would change nothing and is left out.

@@ -1,13 +1,15 @@
 """LLaDA (arXiv 2502.09992): each step commits a quota of the most confident tokens of a masked response.
 
 Every forward computes the whole text with full attention; no keys and values are cached. The response is filled block
-after block (semi-autoregressive remasking), each block in the same number of steps.
+after block (semi-autoregressive remasking), each block in the same number of steps. With `threshold` the entropies of
+the candidates decide how many are committed, as in dParallel (arXiv 2509.26488).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from itertools import repeat
+from typing import ClassVar, Literal
 
 from refusion_eval.config import (
     Fraction,
@@ -17,12 +19,12 @@ from refusion_eval.config import (
     added_setting,
     settings_class,
 )
-from refusion_eval.decoders import Decoder, Reads, Style, most_confident
-from refusion_eval.decoders.canvas import BlockSettings, Canvas, Remasking, even_quotas
+from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, most_confident
+from refusion_eval.decoders.canvas import BlockSettings, Canvas, even_quotas
 from refusion_eval.decoders.dllm_cache import reuses_features, text_forward
 from refusion_eval.decoders.drafts import check_drafts, fill_by_drafts
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import Confidence, Decoding, Forward, Guidance, Read, Segment, Trace
+from refusion_eval.types import Confidence, Decoding, Forward, Guidance, ProbArray, Read, Readout, Segment, Trace
 
 
 @settings_class("llada")
@@ -30,7 +32,8 @@ class LladaSettings(BlockSettings):
     """Settings of LLaDA's decoder, named as in its release.
 
     Attributes:
-        remasking: commit the most confident candidates of a step, or random ones.
+        remasking: commit the candidates of a step with the highest probability, random ones, or those with the lowest
+            entropy ("low_entropy").
         cfg_scale: scale of classifier-free guidance, 0 for none. The unconditional half sees a masked prompt.
         logits_eos_inf: never choose the first of `eos_ids`.
         confidence_eos_eot_inf: give stop tokens confidence 0, so that they are committed last.
@@ -40,11 +43,13 @@ class LladaSettings(BlockSettings):
         release_compatible: above temperature 0, `confidence_eos_eot_inf` spares the first of `eos_ids`, as released.
         draft_steps: most steps that a forward verifies (FreeDave, see `refusion_eval.decoders.drafts`), with as many
             copies of the text; the tokens are those of one token a step. 0 drafts nothing.
+        threshold: with remasking="low_entropy", commit every candidate whose entropy in nats is at most this, and
+            always the lowest one (dParallel); `steps` then has no effect.
     """
 
     decoder: ClassVar[str] = "llada"
 
-    remasking: Remasking = "low_confidence"
+    remasking: Literal["low_confidence", "random", "low_entropy"] = "low_confidence"
     cfg_scale: NonNegativeFloat = 0.0
     logits_eos_inf: bool = False
     confidence_eos_eot_inf: bool = False
@@ -53,6 +58,7 @@ class LladaSettings(BlockSettings):
     transfer_ratio: Fraction = 0.0
     release_compatible: bool = False
     draft_steps: NonNegativeInt = added_setting(0)
+    threshold: NonNegativeFloat | None = added_setting(None)
 
     def __post_init__(self) -> None:
         BlockSettings.__post_init__(self)
@@ -63,6 +69,7 @@ class LladaSettings(BlockSettings):
             remasking=self.remasking == "random",
             steps=self.steps not in (None, self.gen_length),
             cfg_scale=self.cfg_scale > 0,
+            threshold=self.threshold is not None,
             prompt_interval_steps=self.prompt_interval_steps > 1,
             gen_interval_steps=self.gen_interval_steps > 1,
         )
@@ -73,6 +80,9 @@ class LladaSettings(BlockSettings):
                 f"llada: cfg_scale is {self.cfg_scale} with prompt_interval_steps {self.prompt_interval_steps} and "
                 f"gen_interval_steps {self.gen_interval_steps}; set it to 0, or both intervals to 1"
             )
+        if self.threshold is not None and self.remasking != "low_entropy":
+            where = f"llada: threshold is {self.threshold} and remasking {self.remasking}"
+            raise ConfigError(f"{where}; entropies are compared with it, so set remasking to low_entropy")
 
     @property
     def confidence(self) -> Confidence:
@@ -83,12 +93,17 @@ class LladaSettings(BlockSettings):
         return Confidence(dtype=self.confidence_dtype, exclude=exclude)
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
-        read = BlockSettings.read(self, rows, step, positions)
+        read = replace(BlockSettings.read(self, rows, step, positions), entropy=self.remasking == "low_entropy")
         return replace(read, exclude=self.eos_ids[:1]) if self.logits_eos_inf else read
+
+    @property
+    def quotas(self) -> Iterable[int | None]:
+        """Numbers of candidates that the steps of a block commit; None where entropies decide, until none is left."""
+        return repeat(None) if self.threshold is not None else even_quotas(self.block_length, self.steps_per_block)
 
 
 def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
-    """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop` or drafts."""
+    """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop`, `threshold` or drafts."""
     canvas, step = Canvas(prompt, settings, trace), 0
     if settings.draft_steps:
         region, text = range(settings.gen_length), partial(text_forward, canvas, settings, (), 0)
@@ -96,17 +111,27 @@ def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Deco
         return canvas.finish((yield from filling))
     for block in settings.blocks:
         # With more steps than positions the last quotas are 0, and the release makes these forwards too.
-        for quota in even_quotas(len(block), settings.steps_per_block):
+        for quota in settings.quotas:
             masked = canvas.masked(block)
+            if quota is None and not masked:
+                break
             forward = text_forward(canvas, settings, masked, step)
             for readout in (yield _guided(forward, canvas, settings)):
                 # Low-confidence remasking keeps the most confident candidates and masks the others again.
-                scores = settings.random_scores(step, masked) if settings.remasking == "random" else readout.probs
-                canvas.fix_chosen(masked, readout, scores, most_confident(scores, quota))
+                is_random = settings.remasking == "random"
+                scores = settings.random_scores(step, masked) if is_random else settings.scores(readout, step, masked)
+                canvas.fix_chosen(masked, readout, scores, _accepted(settings, scores, readout, quota))
             step += 1
             if reason := canvas.settled():
                 return canvas.finish(reason)
     return canvas.finish()
+
+
+def _accepted(settings: LladaSettings, scores: ProbArray, readout: Readout, quota: int | None) -> list[int]:
+    if quota is not None:
+        return most_confident(scores, quota)
+    assert settings.threshold is not None
+    return at_least_or_best(scores, -settings.threshold, readout)
 
 
 def _guided(forward: Forward, canvas: Canvas, settings: LladaSettings) -> Forward:
