@@ -186,6 +186,12 @@ class Canvas:
         if final:
             self._trace.fix(positions, final)
 
+    def fill(self, positions: Iterable[int], token: int) -> None:
+        """Writes a token to response positions that are no part of the text, which traces do not mention."""
+        for position in positions:
+            self.tokens[self.start + position] = token
+            self._is_masked[position] = False
+
     def fix_chosen(
         self, candidates: Sequence[int], readout: Readout, scores: ProbArray, accepted: Sequence[int]
     ) -> None:

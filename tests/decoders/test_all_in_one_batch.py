@@ -16,6 +16,8 @@ SETTINGS: Mapping[str, list[dict[str, Any]]] = {
     "bd3lm": [{"block_length": 8}, {"block_length": 8, "threshold": 0.6}, {"block_length": 4, "temperature": 0.8}],
     "d2f_dream": [{"block_size": 8, "skip_threshold": 0.7}],
     "d2f_llada": [{"block_size": 8, "skip_threshold": 0.7}],
+    "d3llm_dream": [{"block_size": 8, "threshold": 0.8, "cache_delay_iter": 1, "refresh_interval": 3}],
+    "d3llm_llada": [{"block_size": 8, "threshold": 0.8}, {"block_size": 8, "cache_delay_iter": 2, "early_stop": True}],
     "dream": [{"steps": 9}, {"temperature": 0.7, "top_p": 0.9}, {"alg": "origin"}, REUSE],
     "esolm": [{}],
     "fast_dllm_dream": [{"block_length": 8, "cache": cache} for cache in ("dual", "prefix", "sparse")],

@@ -106,7 +106,7 @@ def test_a_checkpoint_without_a_mask_token_decodes_autoregressively_only(directo
 @pytest.mark.parametrize("family", ["llada", "Dream"])
 def test_a_family_of_masked_models_names_its_own_decoders(directory, family):
     change(directory, model_type=family)
-    names = [f"{name}{family.lower()}" for name in ("", "fast_dllm_", "d2f_")]
+    names = [f"{name}{family.lower()}" for name in ("", "fast_dllm_", "d2f_", "d3llm_")]
     assert fitting_decoders(checkpoint_card("local", directory).kind) == tuple(names)
 
 
