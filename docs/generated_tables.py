@@ -138,6 +138,13 @@ def hours(words: Sequence[str]) -> str:
     return table_of(head, [total] if words == ["sum"] else [*rows, total])
 
 
+def artefact(words: Sequence[str]) -> str:
+    """The published figures of one artefact."""
+    rows = [row for row in read_published("published.csv") if row["artefact"] == words[0]]
+    columns = {"System": "label", "Task": "task", "Metric": "metric", "Value": "value", "Settings": "settings"}
+    return table_of(list(columns), [[row[name] for name in columns.values()] for row in rows])
+
+
 def csv_table(words: Sequence[str]) -> str:
     """A CSV file as it is."""
     with (ROOT / words[0]).open(encoding="utf-8", newline="") as file:
@@ -265,6 +272,7 @@ MAKERS: dict[str, Maker] = {
     "equal_data": equal_data,
     "memory_bound": memory_bound,
     "hours": hours,
+    "artefact": artefact,
     "csv": csv_table,
     "verifier": verifier,
     "bench_train": bench_train,
