@@ -295,10 +295,11 @@ class GpuCheck:
         return next((card for key, card in CARDS.items() if key in name), None)
 
     def _model(self, path: Path, dtype: str, device: str | None = None) -> api.LoadedModel:
+        if self._on_gpu:
+            torch.cuda.set_device(self._device)  # graphs are recorded on the current device
         # One attention everywhere, so that tokens of CPU and GPU differ by the device alone.
-        device = device or str(self._device)
-        graphs = self._cuda_graphs if device.startswith("cuda") else None
-        return api.load_model(str(path), dtype=dtype, device=device, attention="sdpa", tune=True, cuda_graphs=graphs)
+        options = {"attention": "sdpa", "tune": True, "cuda_graphs": self._cuda_graphs}
+        return api.load_model(str(path), dtype=dtype, device=device or str(self._device), **options)
 
     def _settings(self, model: api.LoadedModel, decoder: str, **settings: Any) -> Any:
         defaults = REFUSION_SETTINGS | {"fuse": True} if decoder == "refusion" else {"gen_length": 128}
