@@ -1,10 +1,9 @@
 """An estimate of the time of a recorded forward in bfloat16 on a GPU, by part, from data sheets and others' figures."""
 
-import operator
-import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +12,9 @@ from refusion_eval.bench import bench
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.models.checkpoint import ModelConfig
-from refusion_eval.models.device import cache_bytes_per_row, weight_bytes
+from refusion_eval.models.device import cache_bytes_per_row, cpu_threads, weight_bytes
 from refusion_eval.paths import embedded_path
+from refusion_eval.types import Decoded
 
 
 class Card(NamedTuple):
@@ -56,34 +56,40 @@ def expected(card: Card, config: ModelConfig, width: int, context: int = CONTEXT
     }
 
 
-def host_seconds(num_prompts: int = 4, num_rounds: int = 50) -> dict[str, float]:
-    """Seconds a forward that this machine spends beside what a graph computes: without a decoder, and with each."""
-    computing: list[float] = []
+@cpu_threads(1)  # on a busy machine, the replays would take minutes with more
+def host_seconds(num_prompts: int = 2, num_rounds: int = 50) -> dict[str, float]:
+    """Seconds of the processor a forward beside what a graph computes: without a decoder, and with each."""
+    in_replays: list[float] = []
 
     def record(compute: Callable[[], None]) -> Callable[[], None]:
         def replay() -> None:
-            started = time.perf_counter()
+            started = time.thread_time()
             compute()
-            computing.append(time.perf_counter() - started)
+            in_replays.append(time.thread_time() - started)
 
         return replay
 
+    def outside(work: Callable[[], Any]) -> tuple[float, Any]:
+        work()  # untimed: it records forwards
+        in_replays.clear()
+        started = time.thread_time()
+        result = work()
+        return time.thread_time() - started - sum(in_replays), result
+
     model = api.load_model(str(embedded_path("refusion")), dtype="float32", device="cpu", attention="sdpa")
     engine = Engine(model.transformer, "sdpa", record=record)
-    [times] = time_forwards(engine.model, "sdpa", (1,), CONTEXT, num_rounds, recorded=engine.recorded).values()
-    seconds = {"no decoder": statistics.median(map(operator.sub, times, computing[-num_rounds:]))}
+    bare = partial(time_forwards, engine.model, "sdpa", (1,), CONTEXT, num_rounds, recorded=engine.recorded)
+    seconds = {"no decoder": outside(bare)[0] / (num_rounds + 1)}
     prompts = bench.mini_prompts(model, num_prompts)
     for name, settings in {"autoregressive": {}, "refusion": {"slot_size": 8, "block_size": 32, "fuse": True}}.items():
         run = bench.system_of(engine, name, bench.resolved(model, name, settings | {"gen_length": 128})).run
-        run(prompts[0])
-        computing.clear()
-        spent = []
-        for prompt in prompts:
-            computing.clear()
-            decoded = run(prompt)
-            spent.append((decoded.seconds - sum(computing)) / decoded.num_forwards)
-        seconds[name] = min(spent)  # other load on the machine only adds to it
+        spent, decoded = outside(partial(_each, run, prompts))
+        seconds[name] = spent / sum(result.num_forwards for result in decoded)
     return seconds
+
+
+def _each(run: Callable[[Sequence[int]], Decoded], prompts: Sequence[Sequence[int]]) -> list[Decoded]:
+    return [run(prompt) for prompt in prompts]
 
 
 class Measured(NamedTuple):

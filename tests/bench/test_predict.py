@@ -69,6 +69,7 @@ def test_only_shapes_can_be_predicted() -> None:
 
 
 @pytest.mark.slow
-def test_the_host_takes_some_of_every_forward_and_a_decoder_more() -> None:
+def test_the_host_takes_some_of_every_forward_and_refusion_more_than_autoregressive_decoding() -> None:
     seconds = host_seconds(num_prompts=1, num_rounds=5)
-    assert 0 < seconds["no decoder"] < seconds["autoregressive"] < seconds["refusion"]
+    assert min(seconds.values()) > 0
+    assert seconds["autoregressive"] < seconds["refusion"]
