@@ -296,7 +296,7 @@ class GpuCheck:
 
     def _model(self, path: Path, dtype: str, device: str | None = None) -> api.LoadedModel:
         if self._on_gpu:
-            torch.cuda.set_device(self._device)  # graphs are recorded on the current device
+            torch.cuda.set_device(self._device.index or 0)  # graphs are recorded on the current device
         # One attention everywhere, so that tokens of CPU and GPU differ by the device alone.
         options = {"attention": "sdpa", "tune": True, "cuda_graphs": self._cuda_graphs}
         return api.load_model(str(path), dtype=dtype, device=device or str(self._device), **options)
