@@ -1,6 +1,4 @@
 import json
-import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -153,6 +151,7 @@ def gpu_check(
 
     from refusion_eval.bench.checkpoints import SHAPES
     from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, conditions, earlier_checks, write_report
+    from refusion_eval.runs.terminal import Interruption
 
     on_cpu = device == "cpu"
     if not on_cpu and not torch.cuda.is_available():
@@ -166,8 +165,10 @@ def gpu_check(
     out.mkdir(parents=True, exist_ok=True)
     facts = conditions(torch.device(device), timed_shape)
     known = {check.name: check for check in earlier_checks(out, facts)}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # removes the checkpoint, ends the check
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    kept = Interruption(
+        lambda: f"{out}/checks.md has the checks that ended; --checks makes the others", finish_first=False
+    )
+    with kept, tempfile.TemporaryDirectory(dir=folder) as scratch:
         check = GpuCheck(device, Path(scratch), timed_shape, prompts, cli.say, None if graphs else False)
         for found in check.run(names):
             known[found.name] = found
