@@ -13,12 +13,16 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
 import yaml
 from generated_common import RESULTS, ROOT, interval, table_of
 from generated_text import TEXTS, front
 
-from refusion_eval.bench.gpu_check import results_rows
+from refusion_eval.bench.checkpoints import SHAPES, config_of
+from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, results_rows
+from refusion_eval.bench.predict import CARDS, WIDTHS, expected
 from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED
+from refusion_eval.models.device import weight_bytes
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import VERIFIER, read_published
@@ -72,6 +76,31 @@ def gpu(_: Sequence[str]) -> str:
     """What was found on GPUs, or that nothing was."""
     rows = results_rows(GPU_RESULTS)
     return table_of(("Results", "GPU", "Check", "Verdict", "What was found"), rows, 5) if rows else NO_GPU
+
+
+def gpu_checks(_: Sequence[str]) -> str:
+    """The checks of `gpu-check` with the seconds that they are estimated to take."""
+    rows = [
+        (f"`{name}`", int(seconds), getattr(GpuCheck, name.replace("-", "_")).__doc__)
+        for name, seconds in CHECKS.items()
+    ]
+    return table_of(
+        ("Check", "What it does", "Seconds, estimated"), [(name, text, seconds) for name, seconds, text in rows], 2
+    )
+
+
+def gpu_estimate(_: Sequence[str]) -> str:
+    """The expected forward of an 8B model by GPU and width, without the time of the host."""
+    rows, config = [], config_of(SHAPES["8B"])
+    size = weight_bytes(config, torch.bfloat16)
+    for name, card in CARDS.items():
+        for width in WIDTHS:
+            parts = expected(card, config, width)
+            total = sum(parts.values())
+            share = f"{size / total / card.copy:.0%} of {card.copy / 1e12:.2f} TB/s"
+            rows.append((name, width, *(f"{1e3 * part:.2f}" for part in (*parts.values(), total)), share))
+    columns = ("GPU", "Width", "Products", "Head", "Small kernels", "Ends", "In all, ms", "Share of copying")
+    return table_of(columns, rows)
 
 
 def _paper_block(number: int) -> Maker:
@@ -268,6 +297,8 @@ MAKERS: dict[str, Maker] = {
     "clone": clone,
     "results": results,
     "gpu": gpu,
+    "gpu_checks": gpu_checks,
+    "gpu_estimate": gpu_estimate,
     **{f"table{number}": _paper_block(number) for number in range(1, 8)},
     "equal_data": equal_data,
     "memory_bound": memory_bound,

@@ -7,7 +7,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,10 @@ class Speed:
     def median(self) -> float:
         return statistics.median(self.tokens_per_second)
 
+    @property
+    def seconds_a_forward(self) -> float:
+        return self.num_tokens / self.median / self.num_forwards
+
 
 def compare(
     systems: Mapping[str, System],
@@ -110,6 +114,12 @@ def compare(
             _mean_joules(joules, num_rounds * totals[-1][0]),
         )
     return speeds
+
+
+def ratios_of(speeds: Mapping[str, Speed]) -> dict[str, float]:
+    """The `RATIOS` whose two systems were measured."""
+    medians = {name: speed.median for name, speed in speeds.items()}
+    return {name: medians[a] / medians[b] for name, (a, b) in RATIOS.items() if a in medians and b in medians}
 
 
 def _mean_joules(joules: Sequence[float | None], num_tokens: int) -> float | None:
@@ -153,9 +163,7 @@ class Report:
     @property
     def ratios(self) -> dict[str, float]:
         """Ratios within this report; unlike speeds, they can be compared between machines."""
-        medians = {name: speed.median for name, speed in self.speeds.items()}
-        ratios = {name: medians[a] / medians[b] for name, (a, b) in RATIOS.items() if a in medians and b in medians}
-        unfused = self.forwards["unfused"]
+        ratios, unfused = ratios_of(self.speeds), self.forwards["unfused"]
         ratios["forwards: fused / unfused"] = self.speeds["refusion fused"].num_forwards / unfused
         ratios["forwards: fused with free rows / unfused"] = self.forwards["free rows"] / unfused
         ratios["forwards: least possible / unfused"] = self.forwards["least"] / unfused
@@ -193,7 +201,7 @@ def measure(
 ) -> Report:
     model = api.load_model(str(directory), dtype=dtype, device=device, tune=True)
     torch.set_num_threads(model.num_threads)  # the baselines, on transformers' own model, get as many
-    systems = _systems(model, directory if with_baseline else None, settings)
+    systems = systems_of(model, directory if with_baseline else None, settings)
     speeds = compare(systems, prompts, num_rounds, progress)
     progress("forwards where rows are free")
     forwards = _count_forwards(model, settings, prompts)
@@ -263,7 +271,7 @@ def profile(engine: Engine, settings: Any, prompts: Sequence[Sequence[int]]) -> 
     return Profile(seconds, {event.key: event.count for event in events}, num_forwards, watched, unwatched)
 
 
-def _systems(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, System]:
+def systems_of(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, System]:
     """The systems of the comparison, with those on transformers' own model if `baseline` is its checkpoint."""
     unfused = resolved(model, "refusion", {**settings, "fuse": False})
     fused = resolved(model, "refusion", {**settings, "fuse": True})
@@ -309,12 +317,22 @@ def _count_forwards(
 
 
 def decode_batch(
-    model: api.LoadedModel, decoder: str, settings: Any, prompts: Sequence[Sequence[int]], size: int
+    model: api.LoadedModel,
+    decoder: str,
+    settings: Any,
+    prompts: Sequence[Sequence[int]],
+    size: int,
+    begin: Callable[[], None] = lambda: None,
 ) -> list[tuple[int, ...]]:
     """The tokens of each prompt, decoded in batches of at most `size` requests; waits until the device has finished."""
-    requests = (Request(DECODERS[decoder].decode, prompt, settings) for prompt in prompts)
+
+    def requests() -> Iterator[Request]:
+        begin()  # the engine has made the buffer of the batch and recorded its forwards
+        for prompt in prompts:
+            yield Request(DECODERS[decoder].decode, prompt, settings)
+
     tokens: dict[int, tuple[int, ...]] = {}
-    for index, result in model.engine.run_many(requests, size):
+    for index, result in model.engine.run_many(requests(), size):
         if isinstance(result, DecodeError):
             raise result
         tokens[index] = result.tokens
@@ -329,17 +347,25 @@ def batch_speeds(
     speeds: dict[int, BatchSpeed] = {}
     expected: list[tuple[int, ...]] = []
     read_joules = energy_counter(model.device)
-    for size in batch_sizes:
+
+    begun = [0.0, 0.0]
+
+    def now() -> list[float]:
         synchronize(model.device)
-        before = read_joules() if read_joules else 0.0
-        started = time.perf_counter()
-        tokens = decode_batch(model, decoder, settings, prompts, size)
-        seconds = time.perf_counter() - started
-        joules = read_joules() - before if read_joules else None
+        return [time.perf_counter(), read_joules() if read_joules else 0.0]
+
+    def begin() -> None:
+        begun[:] = now()
+
+    for size in batch_sizes:
+        tokens = decode_batch(model, decoder, settings, prompts, size, begin)
+        seconds, joules = map(operator.sub, now(), begun)
         expected = expected or tokens
         same = sum(map(operator.eq, tokens, expected)) / len(tokens)
         num_tokens = sum(map(len, tokens))
-        speeds[size] = BatchSpeed(num_tokens / seconds, same, _mean_joules([joules], num_tokens))
+        speeds[size] = BatchSpeed(
+            num_tokens / seconds, same, _mean_joules([joules if read_joules else None], num_tokens)
+        )
     return speeds
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.checkpoint import ModelConfig, model_config
+from refusion_eval.models.checkpoint import ModelConfig, model_config, parse_model_config, read_json
+from refusion_eval.paths import embedded_path
 
 NOISE = 0.02  # standard deviation of weights without influence
 # One surplus feature has this value in every row. It gives surplus tokens impossibly low logits and is too small to
@@ -40,6 +41,7 @@ class Shape:
     num_key_value_heads: int
     intermediate_size: int
     vocab_size: int
+    head_dim: int = 128
 
 
 # Qwen3's sizes with ReFusion's vocabulary, in the order of the fields.
@@ -49,12 +51,16 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
+def config_of(shape: Shape) -> ModelConfig:
+    path = embedded_path("refusion") / "config.json"
+    return parse_model_config(read_json(path) | asdict(shape), path)
+
+
 def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     vocabulary = shape.vocab_size
     config = Qwen3Config(
         **asdict(shape),
-        head_dim=128,
         max_position_embeddings=8192,
         rope_theta=1_000_000.0,
         tie_word_embeddings=True,
@@ -72,6 +78,8 @@ def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> Non
     if config.family != "qwen3":
         raise ConfigError(f"inflate: the checkpoint's model_type is {config.family!r}; only 'qwen3' can be inflated")
     group, wide_group = _groups(config, shape)
+    if shape.head_dim % config.head_dim:
+        raise ConfigError(f"inflate: head_dim {shape.head_dim} is no multiple of the checkpoint's {config.head_dim}")
     needs = {
         "hidden_size": (config.hidden_size + 1, shape.hidden_size),
         "num_hidden_layers": (config.num_layers, shape.num_hidden_layers),
@@ -120,6 +128,9 @@ class _Builder:
         self._pool = (torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(0)) * NOISE).to(dtype)
         self._width = config.hidden_size
         self._scale = math.sqrt(config.hidden_size / shape.hidden_size)  # of residual norms; see rms_norm_eps
+        # The features of a small head in a wide head: those that position ids rotate by the same angles.
+        half, step = config.head_dim // 2, shape.head_dim // config.head_dim
+        self._places = (step * torch.arange(half) + torch.tensor([[0], [shape.head_dim // 2]])).flatten()
 
     def ends(self) -> dict[str, Tensor]:
         config, shape, width = self._config, self._shape, self._width
@@ -137,7 +148,7 @@ class _Builder:
 
     def layer(self, number: int) -> dict[str, Tensor]:
         """One layer: a layer of the small model, or one that contributes nothing."""
-        head_dim, hidden, mlp = self._config.head_dim, self._shape.hidden_size, self._shape.intermediate_size
+        head_dim, hidden, mlp = self._shape.head_dim, self._shape.hidden_size, self._shape.intermediate_size
         query_width, kv_width = self._shape.num_attention_heads * head_dim, self._shape.num_key_value_heads * head_dim
         sizes = {
             "self_attn.q_proj": (query_width, hidden),
@@ -154,12 +165,17 @@ class _Builder:
             tensors[name][:, : self._width + 1] = 0
         prefix, is_placed = f"model.layers.{number}.", number < self._config.num_layers
         if is_placed:
-            self._place(tensors, {name: self._weights[f"{prefix}{name}.weight"] for name in tensors})
+            self._place(tensors, {name: self._weights[f"{prefix}{name}.weight"].to(self._dtype) for name in tensors})
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[name] = self._norm(f"{prefix}{name}.weight")
         for name in ("self_attn.q_norm", "self_attn.k_norm"):
-            weights = self._weights[f"{prefix}{name}.weight"] if is_placed else torch.ones(head_dim)
-            tensors[name] = weights.to(self._dtype)
+            norm = torch.ones(head_dim)  # float32, as those of the residual stream
+            if is_placed:
+                norm[self._places] = self._weights[f"{prefix}{name}.weight"].float()
+            tensors[name] = norm
+        # The surplus features of a head are zero, so queries and keys have a larger norm by the root of this ratio, and
+        # a wider head divides their product by one of the two roots.
+        tensors["self_attn.k_norm"] *= math.sqrt(self._config.head_dim / head_dim)
         return {f"{prefix}{name}.weight": tensor for name, tensor in tensors.items()}
 
     def _noise(self, num_rows: int, num_columns: int) -> Tensor:
@@ -175,24 +191,25 @@ class _Builder:
 
     def _place(self, tensors: Mapping[str, Tensor], small: Mapping[str, Tensor]) -> None:
         """Writes a layer of the small model into the corner of a large layer."""
-        width, head_dim, mlp = self._width, self._config.head_dim, self._config.intermediate_size
+        width, mlp, places = self._width, self._config.intermediate_size, self._places
         query, output, num_groups = "self_attn.q_proj", "self_attn.o_proj", self._config.num_kv_heads
         group, wide_group = _groups(self._config, self._shape)
-        for name in ("self_attn.k_proj", "self_attn.v_proj"):
-            _place_columns(tensors[name][: num_groups * head_dim], small[name], width)
-        queries = tensors[query].unflatten(0, (-1, wide_group, head_dim))  # [group, head, row, column]
-        _place_columns(queries[:num_groups, :group], small[query].unflatten(0, (num_groups, group, head_dim)), width)
+        wide, narrow = self._shape.head_dim, self._config.head_dim
+        # Queries, keys and values by group, head of the group, feature and column; a group has one key and one value.
+        for name, num_wide, num_heads in (
+            (query, wide_group, group),
+            ("self_attn.k_proj", 1, 1),
+            ("self_attn.v_proj", 1, 1),
+        ):
+            heads = tensors[name].unflatten(0, (-1, num_wide, wide))[:num_groups, :num_heads]
+            heads[..., : width + 1] = 0
+            heads[:, :, places, :width] = small[name].unflatten(0, (num_groups, num_heads, narrow))
         # Surplus query heads of these groups attend to real values, so their output must not be read.
-        outputs = tensors[output].unflatten(1, (-1, wide_group, head_dim))  # [row, group, head, column]
+        outputs = tensors[output].unflatten(1, (-1, wide_group, wide))  # [row, group, head, column]
         outputs[:, :num_groups] = 0
-        outputs[:width, :num_groups, :group] = small[output].unflatten(1, (num_groups, group, head_dim))
+        outputs[:width, :num_groups, :group, places] = small[output].unflatten(1, (num_groups, group, narrow))
         for name in ("mlp.gate_proj", "mlp.up_proj"):
-            _place_columns(tensors[name][:mlp], small[name], width)
+            tensors[name][:mlp, : width + 1] = 0
+            tensors[name][:mlp, :width] = small[name]
         tensors["mlp.down_proj"][:, :mlp] = 0
         tensors["mlp.down_proj"][:width, :mlp] = small["mlp.down_proj"]
-
-
-def _place_columns(target: Tensor, weights: Tensor, width: int) -> None:
-    """Writes weights for the real features and zero for the constant; weights that meet zeros stay random."""
-    target[..., :width] = weights
-    target[..., width] = 0

@@ -10,22 +10,29 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from refusion_eval import api
 from refusion_eval.bench import bench
-from refusion_eval.bench.checkpoints import SHAPES, Shape, inflate
+from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate
+from refusion_eval.bench.child import in_process
+from refusion_eval.bench.predict import CARDS, Card, Measured, expected
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.engine.width import time_forwards
-from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, weight_bytes
+from refusion_eval.errors import ConfigError
+from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, synchronize, weight_bytes
 from refusion_eval.paths import embedded_decoders, embedded_path
+from refusion_eval.runs.system import collect_hardware
 from refusion_eval.store.atomic_write import write_atomically
+from refusion_eval.store.records import git_commit
 
 REHEARSAL = Shape(256, 6, 4, 2, 512, 2300)
 REFUSION_SETTINGS = {"gen_length": 128, "slot_size": 8, "block_size": 32}
@@ -35,8 +42,25 @@ LEAST_MBU = {1: 0.75, 40: 0.70}
 LEAST_SPEED_UP = 5.0
 LEAST_BATCH_GAIN = 12.0
 LEAST_SAME = 0.9  # share of the prompts whose tokens must agree in bfloat16, where rounding may tell two paths apart
+NUM_TIMED = 5  # prompts where every one takes seconds, and where more show nothing new
+PRODUCT_WIDTHS = (1, 2, 8, 16, 40, 64)
+NUM_REPLAYS = 5  # in a row, so that starting and awaiting them is a small part of their time
 MAX_SECONDS = 1800.0  # of all checks together
+PATIENCE = 3  # a check is stopped after so many times its estimate
 RESULTS = "checks.json"
+# The checks in their order, methods of `GpuCheck`, with the seconds that each is estimated to take at the shape 8B on
+# an H100. The figures that a GPU is rented for come first; checks on one checkpoint follow each other.
+CHECKS: Mapping[str, float] = {
+    "width-curve": 95,
+    "speed": 50,
+    "kernels": 45,
+    "products": 30,
+    "plain-loops": 150,
+    "batches": 130,
+    "bfloat16-tokens": 80,
+    "float32-tokens": 140,
+    "masked-diffusion": 300,
+}
 
 
 class Result(NamedTuple):
@@ -61,59 +85,58 @@ class GpuCheck:
     """The checks on one device. The folder takes inflated checkpoints, of 16 GB at the shape 8B, one at a time."""
 
     def __init__(
-        self, device: str, folder: Path, shape: str | None, num_prompts: int, progress: Callable[[str], None]
+        self,
+        device: str,
+        folder: Path,
+        shape: str | None,
+        num_prompts: int,
+        progress: Callable[[str], None],
+        cuda_graphs: bool | None = None,
     ) -> None:
         self._device = torch.device(device)
         self._folder, self._num_prompts, self._progress = folder, num_prompts, progress
         self._shape = REHEARSAL if shape is None else SHAPES[shape]
-        self._on_gpu = self._device.type == "cuda"
+        self._on_gpu, self._cuda_graphs = self._device.type == "cuda", cuda_graphs
 
-    @property
-    def checks(self) -> Mapping[str, tuple[Callable[[], Result], float]]:
-        """The checks in their order, and the seconds that each is estimated to take at the shape 8B on an H100."""
-        # The figures that a GPU is rented for come first; checks on one checkpoint follow each other.
-        return {
-            "width curve and bandwidth": (self.width_curve, 60),
-            "kernels of a decoding": (self.kernels, 60),
-            "speed of the systems": (self.speed, 600),
-            "bfloat16 tokens, recorded and in batches": (self.bfloat16_tokens, 60),
-            "float32 tokens of all decoders": (self.float32_tokens, 120),
-            "speed of masked diffusion": (self.masked_diffusion, 280),
-        }
-
-    def run(self) -> Iterator[Check]:
-        """Runs the checks for which there is time; an error ends only the check that raised it."""
+    def run(self, names: Sequence[str] = tuple(CHECKS)) -> Iterator[Check]:
+        """Runs the checks for which there is time, each in a process of its own and with a limit of its own."""
         begun = time.perf_counter()
-        for number, (name, (check, estimate)) in enumerate(self.checks.items(), start=1):
+        for number, name in enumerate(names, start=1):
             started = time.perf_counter()
-            left = MAX_SECONDS - (started - begun)
+            left, estimate = MAX_SECONDS - (started - begun), CHECKS[name]
             about = f"about {estimate / 60:.1f} of {left / 60:.0f} minutes"
-            self._progress(f"check {number} of {len(self.checks)}: {name}, {about}")
+            self._progress(f"check {number} of {len(names)}: {name}, {about}")
             if estimate > left:
                 yield Check(name, 0.0, Result(None, f"{about}: too little time was left", {}))
                 continue
-            try:
-                result = check()
-            except Exception as error:  # noqa: BLE001 - one check that fails must not take the others' figures along
-                result = Result(False, f"{type(error).__name__}: {error}", {})
-            yield Check(name, time.perf_counter() - started, result)
-            if self._on_gpu:
-                torch.cuda.empty_cache()
+            limit = min(PATIENCE * estimate, left) if self._on_gpu else left
+            result, failure = in_process(getattr(self, name.replace("-", "_")), limit)
+            yield Check(name, time.perf_counter() - started, result or Result(False, failure, {}))
 
     def width_curve(self) -> Result:
         """Times forwards by width, launched one by one and recorded, and compares them with the measured bandwidth."""
         model = self._model(self._inflated("refusion"), "bfloat16")
         bandwidth, weights = copy_bandwidth(self._device), weight_bytes(model.config, model.dtype)
+        ways = {"eager": None} | ({} if self._cuda_graphs is False else {"recorded": recorder(self._device)})
         curves: dict[str, dict[int, float]] = {}
-        for way, record in (("eager", None), ("recorded", recorder(self._device))):
+        failure = ""
+        for way, record in ways.items():
             engine = Engine(model.engine.model, model.attention, record=record)
             rounds = 30 if self._on_gpu else 2
-            timed = time_forwards(engine.model, model.attention, WIDTHS, 300, rounds, math.inf, engine.recorded)
+            try:
+                timed = time_forwards(engine.model, model.attention, WIDTHS, 300, rounds, math.inf, engine.recorded)
+            except ConfigError as error:  # of forwards that cannot be recorded; those launched one by one are known
+                failure = f"{error}; "
+                continue
             curves[way] = {width: statistics.median(seconds) for width, seconds in timed.items()}
-        mbu = {width: weights / seconds / bandwidth for width, seconds in curves["recorded"].items()}
-        text = ", ".join(f"{mbu[width]:.0%} at width {width}" for width in LEAST_MBU)
+        best = curves.get("recorded", curves["eager"])
+        mbu = {width: weights / seconds / bandwidth for width, seconds in best.items()}
+        text = failure + ", ".join(f"{mbu[width]:.0%} at width {width}" for width in LEAST_MBU)
         text += f" of the copy bandwidth of {bandwidth / 1e12:.2f} TB/s; "
-        text += f"{1 / curves['recorded'][1]:.1f} of at most {bandwidth / weights:.1f} forwards/s"
+        text += f"{1 / best[1]:.1f} of at most {bandwidth / weights:.1f} forwards/s"
+        if (card := self._card) is not None:
+            text += f" ({1 / sum(expected(card, model.config, 1, 300).values()):.0f} expected without the host); "
+            text += f"{weights / best[1] / card.memory:.0%} of the data sheet's bandwidth at width 1"
         figures = {
             "seconds": curves,
             "mbu": mbu,
@@ -122,14 +145,41 @@ class GpuCheck:
             "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
             "flops_per_row": 2 * weights / model.dtype.itemsize,
         }
-        passed = all(mbu[width] >= least for width, least in LEAST_MBU.items())
+        passed = not failure and all(mbu[width] >= least for width, least in LEAST_MBU.items())
         return Result(passed if self._on_gpu else None, text, figures)
+
+    def products(self) -> Result:
+        """Times the matrix products of all layers and of the head by rows, recorded, as bytes of weights per second."""
+        weights = self._model(self._inflated("refusion"), "bfloat16").transformer.weights
+        matrices = {
+            name: [getattr(layer, name) for layer in weights.layers] for name in ("qkv", "out", "gate_up", "down")
+        }
+        figures: dict[str, dict[int, float]] = {}
+        for name, of_layers in (matrices | {"head": [weights.head]}).items():
+            figures[name] = {}
+            for width in PRODUCT_WIDTHS:
+                rows = torch.ones(width, of_layers[0].shape[1], dtype=torch.bfloat16, device=self._device)
+                target = rows.new_empty(width, of_layers[0].shape[0])
+
+                def compute(rows: Tensor = rows, target: Tensor = target, of_layers: list[Tensor] = of_layers) -> None:
+                    for weight in of_layers:
+                        torch.mm(rows, weight.t(), out=target)
+
+                with torch.inference_mode():
+                    seconds = self._seconds_of(recorder(self._device)(compute))
+                figures[name][width] = sum(weight.nbytes for weight in of_layers) / seconds
+        text = "; ".join(
+            f"{name} {', '.join(f'{speeds[width] / 1e12:.2f}' for width in LEAST_MBU)}"
+            for name, speeds in figures.items()
+        )
+        return Result(None, f"TB/s of weights at widths {', '.join(map(str, LEAST_MBU))}: {text}", figures)
 
     def kernels(self) -> Result:
         """Profiles decodings, counts their kernels by name, and refuses those of cuDNN."""
         model = self._model(self._inflated("refusion"), "bfloat16")
         # Five prompts show every kernel; profiles of more take minutes to sum up.
-        measured = bench.profile(model.engine, self._settings(model, "refusion"), bench.mini_prompts(model, 5))
+        prompts = bench.mini_prompts(model, NUM_TIMED)
+        measured = bench.profile(model.engine, self._settings(model, "refusion"), prompts)
         counts, num_forwards = measured.counts, measured.num_forwards
         forbidden = [name for name in counts if "cudnn" in name.lower()]
         a_layer = sum(counts.values()) / num_forwards / model.config.num_layers
@@ -138,32 +188,69 @@ class GpuCheck:
         return Result(not forbidden if self._on_gpu else None, text, figures)
 
     def speed(self) -> Result:
-        """Measures ReFusion and the autoregressive decoder beside the plain loops on transformers' own model."""
-        path = self._inflated("refusion")
-        prompts = bench.mini_prompts(self._model(path, "bfloat16"), self._num_prompts)
-        measured = partial(bench.measure, batch_sizes=(1, 32), progress=self._progress)
-        report = measured(path, prompts, REFUSION_SETTINGS, dtype="bfloat16", device=str(self._device))
-        speed_up = report.ratios["refusion fused / plain baseline"]
-        gain = report.ratios["autoregressive: batch 32 / batch 1"]
-        fused = report.speeds["refusion fused"]
-        text = (
-            f"refusion fused: {fused.median:.0f} tokens/s, {speed_up:.1f} times the plain loop; batch 32 {gain:.1f} "
-            "times batch 1" + ("" if fused.joules_per_token is None else f"; {fused.joules_per_token:.3g} J/token")
+        """Measures ReFusion and the autoregressive decoder, recorded and launched one by one."""
+        figures, speeds = self._speeds(with_plain_loops=False, num_rounds=2)
+        text = "; ".join(
+            f"{name}: {speeds[name].median:.0f} tokens/s, {1e3 * speeds[name].seconds_a_forward:.2f} ms a forward"
+            for name in ("refusion fused", "autoregressive")
         )
-        passed = speed_up >= LEAST_SPEED_UP and gain >= LEAST_BATCH_GAIN
-        return Result(passed if self._on_gpu else None, text, report.to_json())
+        joules = speeds["refusion fused"].joules_per_token
+        return Result(None, text + ("" if joules is None else f"; {joules:.3g} J/token"), figures)
+
+    def plain_loops(self) -> Result:
+        """Measures both decoders in turns with the plain loops on transformers' own model."""
+        figures, _ = self._speeds(with_plain_loops=True, num_rounds=1)
+        speed_up = figures["ratios"]["refusion fused / plain baseline"]
+        to_generate = figures["ratios"]["our autoregressive / model.generate"]
+        text = f"refusion fused: {speed_up:.1f} times the plain loop; autoregressive: {to_generate:.1f} times generate"
+        return Result(speed_up >= LEAST_SPEED_UP if self._on_gpu else None, text, figures)
+
+    def _speeds(self, with_plain_loops: bool, num_rounds: int) -> tuple[dict[str, Any], Mapping[str, bench.Speed]]:
+        path = self._inflated("refusion")
+        model = self._model(path, "bfloat16")
+        systems = bench.systems_of(model, path if with_plain_loops else None, REFUSION_SETTINGS)
+        prompts = bench.mini_prompts(model, min(self._num_prompts, NUM_TIMED))
+        speeds = bench.compare(systems, prompts, num_rounds, self._progress)
+        standings = {name: asdict(speed) for name, speed in speeds.items()}
+        return {"ratios": bench.ratios_of(speeds), "standings": standings}, speeds
+
+    def batches(self) -> Result:
+        """Measures ReFusion and the autoregressive decoder in batches of 32 beside single requests."""
+        result = self._batches({"autoregressive": "refusion", "refusion": "refusion"}, gen_length=128)
+        passed = result.figures["autoregressive"]["gain"] >= LEAST_BATCH_GAIN
+        return result._replace(passed=passed if self._on_gpu else None)
+
+    def masked_diffusion(self) -> Result:
+        """Measures LLaDA and BD3-LM in batches of 32 beside single requests."""
+        return self._batches({"llada": "llada", "bd3lm": "bd3lm"}, gen_length=64)
+
+    def _batches(self, checkpoints: Mapping[str, str], gen_length: int) -> Result:
+        num_prompts = self._num_prompts * (
+            4 if self._on_gpu else 1
+        )  # enough to fill a batch, where it does not take long
+        figures: dict[str, dict[str, Any]] = {}
+        for decoder, checkpoint in checkpoints.items():
+            model = self._model(self._inflated(checkpoint), "bfloat16")
+            settings = self._settings(model, decoder, gen_length=gen_length)
+            speeds = bench.batch_speeds(model, decoder, settings, bench.mini_prompts(model, num_prompts), (1, 32))
+            gain = speeds[32].tokens_per_second / speeds[1].tokens_per_second
+            figures[decoder] = {"gain": gain} | {f"batch {size}": speed._asdict() for size, speed in speeds.items()}
+        text = "; ".join(
+            f"{name} {found['batch 1']['tokens_per_second']:.0f} tokens/s, {found['gain']:.1f} times as many in batches"
+            for name, found in figures.items()
+        )
+        return Result(None, text, figures)
 
     def bfloat16_tokens(self) -> Result:
         """Compares recorded forwards and batches with single forwards that are launched one by one."""
         model = self._model(embedded_path("refusion"), "bfloat16")
         prompts = bench.mini_prompts(model, self._num_prompts)
+        ways = (None, None if self._cuda_graphs is False else recorder(self._device))
+        engines = [Engine(model.engine.model, model.attention, record=record) for record in ways]
         figures: dict[str, float] = {}
         for decoder in ("refusion", "autoregressive"):
             settings = self._settings(model, decoder, gen_length=64)
-            eager, recorded = (
-                _tokens(Engine(model.engine.model, model.attention, record=record), decoder, settings, prompts)
-                for record in (None, recorder(self._device))
-            )
+            eager, recorded = (_tokens(engine, decoder, settings, prompts) for engine in engines)
             batched = bench.decode_batch(model, decoder, settings, prompts, 16)
             for way, tokens in (("recorded", recorded), ("batch 16", batched)):
                 figures[f"{decoder}, {way}"] = sum(map(operator.eq, eager, tokens)) / len(prompts)
@@ -187,26 +274,28 @@ class GpuCheck:
         text = f"{compared - len(different)} of {compared} decodings have the tokens of the CPU"
         return Result(not different, text, {"compared": compared, "different": different})
 
-    def masked_diffusion(self) -> Result:
-        """Measures LLaDA and BD3-LM at batch 1 and 32."""
-        figures: dict[str, dict[str, float]] = {}
-        for decoder in ("llada", "bd3lm"):
-            model = self._model(self._inflated(decoder), "bfloat16")
-            settings = self._settings(model, decoder, gen_length=64)
-            prompts = bench.mini_prompts(model, self._num_prompts)
-            alone = bench.compare({"": bench.system_of(model.engine, decoder, settings)}, prompts, num_rounds=1)[""]
-            batched = bench.batch_speeds(model, decoder, settings, prompts, (32,))[32]
-            figures[decoder] = {
-                "tokens_per_second": alone.median,
-                "tokens_per_forward": alone.num_tokens / alone.num_forwards,
-                "forwards_per_second": alone.median * alone.num_forwards / alone.num_tokens,
-                "batch 32, tokens_per_second": batched.tokens_per_second,
-            }
-        text = "; ".join(f"{name} {speeds['tokens_per_second']:.0f} tokens/s" for name, speeds in figures.items())
-        return Result(None, text, figures)
+    def _seconds_of(self, replay: Callable[[], None]) -> float:
+        times = []
+        for _ in range(16):
+            synchronize(self._device)
+            started = time.perf_counter()
+            for _ in range(NUM_REPLAYS):
+                replay()
+            synchronize(self._device)
+            times.append((time.perf_counter() - started) / NUM_REPLAYS)
+        return statistics.median(times)
+
+    @property
+    def _card(self) -> Card | None:
+        name = torch.cuda.get_device_name(self._device) if self._on_gpu else ""
+        return next((card for key, card in CARDS.items() if key in name), None)
 
     def _model(self, path: Path, dtype: str, device: str | None = None) -> api.LoadedModel:
-        return api.load_model(str(path), dtype=dtype, device=device or str(self._device), tune=True)
+        if self._on_gpu:
+            torch.cuda.set_device(self._device.index or 0)  # graphs are recorded on the current device
+        # One attention everywhere, so that tokens of CPU and GPU differ by the device alone.
+        options = {"attention": "sdpa", "tune": True, "cuda_graphs": self._cuda_graphs}
+        return api.load_model(str(path), dtype=dtype, device=device or str(self._device), **options)
 
     def _settings(self, model: api.LoadedModel, decoder: str, **settings: Any) -> Any:
         defaults = REFUSION_SETTINGS | {"fuse": True} if decoder == "refusion" else {"gen_length": 128}
@@ -216,10 +305,17 @@ class GpuCheck:
         """The embedded checkpoint of a decoder in the shape of this check, written in place of the one before."""
         path = self._folder / f"inflated-{decoder}"
         if not path.exists():
-            for other in self._folder.glob("inflated-*"):  # three of them would not fit on the disks of many machines
+            for other in self._folder.iterdir():  # three of them would not fit on the disks of many machines
                 shutil.rmtree(other)
+            config = config_of(self._shape)
+            needed = weight_bytes(config, torch.bfloat16) + 2 * config.vocab_size * config.hidden_size
+            if (free := shutil.disk_usage(self._folder).free) < needed:
+                have = f"{needed / 1e9:.1f} GB, and {self._folder} has {free / 1e9:.1f} GB left"
+                raise ConfigError(f"the checkpoint of a check takes {have}; name another place with --folder")
             self._progress(f"the embedded {decoder} checkpoint in the shape of the timed models")
-            inflate(embedded_path(decoder), path, self._shape, torch.bfloat16)
+            unfinished = path.with_suffix(".unfinished")  # a check that is stopped leaves no part of a checkpoint
+            inflate(embedded_path(decoder), unfinished, self._shape, torch.bfloat16)
+            unfinished.rename(path)
         return path
 
 
@@ -228,17 +324,34 @@ def _tokens(engine: Engine, decoder: str, settings: Any, prompts: Sequence[Seque
 
 
 def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
-    on_gpu = device.type == "cuda"
-    properties = torch.cuda.get_device_properties(device) if on_gpu else None
+    hardware = asdict(collect_hardware(torch.get_num_threads(), device if device.type == "cuda" else None))
     return {
-        "device": properties.name if properties else "cpu",
-        "memory_bytes": properties.total_memory if properties else 0,
+        "device": hardware["gpu"] or "cpu",
         "shape": shape or "small, a rehearsal on the CPU",
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+        "driver": hardware["gpu_driver"],
+        "commit": git_commit(),
+        "hardware": hardware,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def read_report(path: Path) -> tuple[dict[str, Any], list[Check]]:
+    report = json.loads(path.read_text(encoding="utf-8"))
+    checks = [Check(check["name"], check["seconds"], Result(**check["result"])) for check in report["checks"]]
+    return report["conditions"], checks
+
+
+def earlier_checks(out: Path, facts: Mapping[str, Any]) -> list[Check]:
+    """The checks that an earlier call wrote to this folder on the same device; ConfigError if it was another one."""
+    if not (out / RESULTS).exists():
+        return []
+    before, checks = read_report(out / RESULTS)
+    for name in ("device", "shape", "torch"):
+        if before[name] != facts[name]:
+            raise ConfigError(f"{out / RESULTS} is of {name} {before[name]}, not {facts[name]}; name another --out")
+    return checks
 
 
 def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -> None:
@@ -248,7 +361,7 @@ def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -
     lines = [
         f"# GPU check: {facts['device']}, {facts['shape']}",
         "",
-        f"torch {facts['torch']}, CUDA {facts['cuda']}, cuDNN {facts['cudnn']}, {facts['started']}.",
+        f"torch {facts['torch']}, CUDA {facts['cuda']}, driver {facts['driver']}, {facts['started']}.",
         "",
         "| check | verdict | what was found | seconds |",
         "|---|---|---|--:|",
@@ -257,19 +370,30 @@ def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -
     write_atomically(out / "checks.md", "\n".join(lines) + "\n")
     for check in checks:
         if "mbu" in check.result.figures:
-            _draw_roofline(out / "roofline.png", facts["device"], check.result.figures)
+            with suppress(ImportError):  # without matplotlib, the figures are in the other files
+                _draw_roofline(out / "roofline.png", facts["device"], check.result.figures)
 
 
 def results_rows(folder: Path) -> list[list[str]]:
     """Folder, GPU, check, verdict and text of every check in a subfolder; rehearsals on a CPU are left out."""
-    rows = []
-    for path in sorted(folder.glob(f"*/{RESULTS}")):
-        report = json.loads(path.read_text(encoding="utf-8"))
-        device = report["conditions"]["device"]
-        for check in report["checks"] if device != "cpu" else ():
-            result = Result(**check["result"])
-            rows.append([path.parent.name, device, check["name"], result.verdict, result.text])
-    return rows
+    reports = {path.parent.name: read_report(path) for path in sorted(folder.glob(f"*/{RESULTS}"))}
+    return [
+        [where, facts["device"], check.name, check.result.verdict, check.result.text]
+        for where, (facts, checks) in reports.items()
+        for check in (checks if facts["device"] != "cpu" else ())
+    ]
+
+
+def measured_curves(results: Path, card: str, shape: str) -> dict[str, Measured]:
+    """Seconds of recorded forwards that `gpu-check` measured on such a card, by the folder of results that has them."""
+    found = {}
+    for path in sorted([*results.glob(f"gpu/*/{RESULTS}"), *results.glob(f"local/gpu/{RESULTS}")]):
+        facts, checks = read_report(path)
+        for check in checks if card in facts["device"] and facts["shape"] == shape else ():
+            if curve := check.result.figures.get("seconds", {}).get("recorded"):
+                seconds = {int(width): time for width, time in curve.items()}
+                found[f"measured, {path.parent}"] = Measured(seconds, check.result.figures["copy_bytes_per_second"])
+    return found
 
 
 def _draw_roofline(path: Path, device: str, figures: Mapping[str, Any]) -> None:
@@ -279,11 +403,10 @@ def _draw_roofline(path: Path, device: str, figures: Mapping[str, Any]) -> None:
     weights, bandwidth, flops = figures["weight_bytes"], figures["copy_bytes_per_second"], figures["flops_per_row"]
     drawing = Figure(figsize=(5, 3.4), layout="constrained")
     axes = drawing.subplots()
-    for way, marker in (("eager", "o"), ("recorded", "s")):
-        curve = figures["seconds"][way]
-        achieved = [flops * width / seconds / 1e12 for width, seconds in curve.items()]
-        axes.plot(list(curve), achieved, marker, label=f"{way} forwards")
-    widths = [min(figures["mbu"]), max(figures["mbu"])]
+    for (way, curve), marker in zip(figures["seconds"].items(), "os", strict=False):
+        achieved = [flops * int(width) / seconds / 1e12 for width, seconds in curve.items()]
+        axes.plot(list(map(int, curve)), achieved, marker, label=f"{way} forwards")
+    widths = [min(map(int, figures["mbu"])), max(map(int, figures["mbu"]))]
     bound = [flops * width / (weights / bandwidth) / 1e12 for width in widths]
     axes.plot(widths, bound, color="black", linewidth=1, label=f"copy bandwidth, {bandwidth / 1e12:.2f} TB/s")
     axes.set(xscale="log", yscale="log", xlabel="rows of a forward", ylabel="TFLOP/s", title=device)

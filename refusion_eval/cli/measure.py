@@ -17,6 +17,10 @@ def bench(
     model: Annotated[
         str, typer.Option(help="Checkpoint folder, hub id, embedded, or a shape: 0.6B, 8B, 0.6B-inflated, 8B-inflated.")
     ] = "embedded",
+    predict: Annotated[
+        Literal["A100", "H100", "H200"] | None,
+        typer.Option(help="Measure nothing, and print an estimate of a forward on this GPU, of 8B or --model 0.6B."),
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Interleaved rounds. The default is 3; 2 for a shape on a CPU.")
     ] = None,
@@ -42,7 +46,17 @@ def bench(
 ) -> None:
     """Measure decoding speed. It is compared with a plain baseline and with the memory limit, by width and batch."""
     from refusion_eval.bench.bench import run_bench
+    from refusion_eval.bench.checkpoints import SHAPES, config_of
 
+    if predict is not None:
+        from refusion_eval.bench.gpu_check import measured_curves
+        from refusion_eval.bench.predict import prediction
+
+        name = "8B" if model == "embedded" else model
+        if name not in SHAPES:
+            raise ConfigError(f"--predict is for --model {' or '.join(SHAPES)}, not {model}")
+        print(prediction(predict, config_of(SHAPES[name]), name, measured_curves(Path("results"), predict, name)))
+        return
     cli.prepare(out)
     extent = {"num_prompts": prompts, "num_rounds": rounds, "gen_length": gen_length, "with_baseline": baseline}
     report, text = run_bench(
@@ -115,33 +129,52 @@ def gpu_check(
         "results/local/gpu"
     ),
     device: Annotated[str, typer.Option(help="cuda, cuda:1, ...; cpu runs the checks at a small shape.")] = "cuda",
-    shape: Annotated[str, typer.Option(help="Shape of the timed models: 8B (16 GB on the disk each) or 0.6B.")] = "8B",
+    shape: Annotated[str, typer.Option(help="Shape of the timed models: 8B (16 GB on the disk) or 0.6B.")] = "8B",
+    checks: Annotated[
+        str | None,
+        typer.Option(
+            help="Checks to make, in this order, separated by commas; the default is all. Those that an earlier call "
+            "wrote to --out are kept."
+        ),
+    ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of the mini tasks in each check.")] = 14,
     folder: Annotated[
-        Path | None, typer.Option(help="Existing folder for temporary checkpoints; the default is the system's.")
+        Path | None,
+        typer.Option(help="Existing folder for temporary checkpoints, e.g. /dev/shm; the default is the system's."),
     ] = None,
+    graphs: Annotated[
+        bool, typer.Option("--cuda-graphs/--no-cuda-graphs", help="Whether forwards are recorded as CUDA graphs.")
+    ] = True,
 ) -> None:
     """Check the GPU path on this machine. Speed, kernels and tokens each get a verdict."""
     import torch
 
     from refusion_eval.bench.checkpoints import SHAPES
-    from refusion_eval.bench.gpu_check import GpuCheck, conditions, write_report
+    from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, conditions, earlier_checks, write_report
+    from refusion_eval.runs.terminal import Interruption
 
     on_cpu = device == "cpu"
     if not on_cpu and not torch.cuda.is_available():
         raise ConfigError("gpu-check: torch sees no CUDA device here; --device cpu runs the checks at a small shape")
     if shape not in SHAPES:
         raise ConfigError(f"--shape {shape} is unknown; choose {' or '.join(SHAPES)}")
+    names = cli.names_of(checks) if checks is not None else list(CHECKS)
+    if not names or not CHECKS.keys() >= set(names):
+        raise ConfigError(f"--checks {checks}: choose among {', '.join(CHECKS)}")
     timed_shape = None if on_cpu else shape
     out.mkdir(parents=True, exist_ok=True)
     facts = conditions(torch.device(device), timed_shape)
-    checks = []
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        for check in GpuCheck(device, Path(scratch), timed_shape, prompts, cli.say).run():
-            checks.append(check)
-            name, seconds, result = check
+    known = {check.name: check for check in earlier_checks(out, facts)}
+    kept = Interruption(
+        lambda: f"{out}/checks.md has the checks that ended; --checks makes the others", finish_first=False
+    )
+    with kept, tempfile.TemporaryDirectory(dir=folder) as scratch:
+        check = GpuCheck(device, Path(scratch), timed_shape, prompts, cli.say, None if graphs else False)
+        for found in check.run(names):
+            known[found.name] = found
+            name, seconds, result = found
             print(f"{result.verdict:<8}  {name}: {result.text} ({seconds:.0f} s)", flush=True)
-            write_report(out, facts, checks)
+            write_report(out, facts, list(known.values()))
     print(f"{out}/checks.md")
-    if any(check.result.passed is False for check in checks):
+    if any(known[name].result.passed is False for name in names):
         raise typer.Exit(cli.EXIT_INCOMPLETE)

@@ -1,6 +1,9 @@
 """The report of `refusion-eval bench`."""
 
 import json
+from types import SimpleNamespace
+
+import torch
 
 from refusion_eval.bench import bench
 from refusion_eval.bench.bench import HOST, System, _same_text, compare, run_bench
@@ -65,3 +68,24 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
     assert HOST in text
     assert "synthetic" in text.splitlines()[0]
     assert text.splitlines()[1].startswith("Ratios")
+
+
+class _SlowSetUp:
+    """An engine that takes 100 s until it takes a request, and then 2 s for each."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def run_many(self, requests, batch_size):
+        self.now += 100
+        for index, _ in enumerate(requests):
+            self.now += 2
+            yield index, Decoded((1, 2, 3, 4), "length", 1, 2.0, Trace())
+
+
+def test_the_speed_of_a_batch_leaves_out_the_set_up_of_its_buffer(monkeypatch):
+    engine = _SlowSetUp()
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: engine.now)
+    model = SimpleNamespace(engine=engine, device=torch.device("cpu"))
+    speeds = bench.batch_speeds(model, "refusion", None, [[0]] * 3, (1, 16))
+    assert {size: speed.tokens_per_second for size, speed in speeds.items()} == {1: 2.0, 16: 2.0}

@@ -1,6 +1,7 @@
 """A tiny model inside a larger one gives its tokens and probabilities (`refusion_eval.bench.checkpoints`)."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 import refusion_eval
-from refusion_eval.bench.checkpoints import Shape, inflate
+from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import side_by_side
+from refusion_eval.models.device import weight_bytes
 from tests.models import tiny
 
 SHAPE = Shape(
@@ -74,10 +76,18 @@ def test_weights_without_influence_are_not_zero(inflated) -> None:
             assert torch.isfinite(tensor).all()
 
 
+def test_a_shape_with_a_name_has_the_sizes_of_the_model_that_it_names(models) -> None:
+    assert models[1].config.head_dim == SHAPE.head_dim == 128 > models[0].config.head_dim
+    config = config_of(SHAPES["8B"])
+    assert weight_bytes(config, torch.bfloat16) == 15_134_640_128  # with the vocabulary of ReFusion
+
+
 def test_a_shape_that_is_too_small_is_refused(checkpoint, tmp_path) -> None:
-    narrow = Shape(**{**SHAPE.__dict__, "hidden_size": 100})
+    narrow = replace(SHAPE, hidden_size=100)
     with pytest.raises(ConfigError, match="hidden_size is 100, the checkpoint needs at least"):
         inflate(Path(checkpoint), tmp_path / "model", narrow, torch.float32)
+    with pytest.raises(ConfigError, match="head_dim 100 is no multiple of the checkpoint's 64"):
+        inflate(Path(checkpoint), tmp_path / "model", replace(SHAPE, head_dim=100), torch.float32)
     assert not (tmp_path / "model").exists()
 
 

@@ -294,7 +294,7 @@ def test_a_marker_that_names_no_table_is_an_error(tables) -> None:
 
 
 def test_the_table_of_gpus_is_made_of_their_results(tables, tmp_path: Path, monkeypatch) -> None:
-    facts = {"device": "NVIDIA H100", "shape": "8B", "torch": "2", "cuda": "13", "cudnn": 9, "started": "now"}
+    facts = {"device": "NVIDIA H100", "shape": "8B", "torch": "2", "cuda": "13", "driver": "580", "started": "now"}
     (tmp_path / "h100").mkdir()
     write_report(tmp_path / "h100", facts, [Check("kernels", 1.0, Result(True, "9.0 kernels a layer", {}))])
     block = "<!-- gpu:begin -->\n<!-- gpu:end -->\n"

@@ -1,0 +1,121 @@
+"""An estimate of the time of a recorded forward in bfloat16 on a GPU, by part, from data sheets and others' figures."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from refusion_eval import api
+from refusion_eval.bench import bench
+from refusion_eval.engine.engine import Engine
+from refusion_eval.engine.width import time_forwards
+from refusion_eval.models.checkpoint import ModelConfig
+from refusion_eval.models.device import cache_bytes_per_row, cpu_threads, weight_bytes
+from refusion_eval.paths import embedded_path
+from refusion_eval.types import Decoded
+
+
+class Card(NamedTuple):
+    memory: float  # bytes per second, by the data sheet
+    copy: float  # bytes per second of a large copy, read and written; expected, about 89% of it
+
+
+# NVIDIA's data sheets "A100 80GB" (SXM), "H100" (SXM) and "H200".
+CARDS = {"A100": Card(2.039e12, 1.78e12), "H100": Card(3.35e12, 3.0e12), "H200": Card(4.8e12, 4.3e12)}
+WIDTHS = (1, 8, 40)
+ITEM_SIZE = torch.bfloat16.itemsize
+CONTEXT = 500
+# The products by cuBLAS: a line through torch's times in bfloat16 at 1 to 64 rows that pull requests #17126 (50 MB of
+# weights) and #49363 (132 MB) of vLLM give for an H100; the slope is 3.15 TB/s, here as a share of the data sheet's.
+PRODUCT_START, STREAMED = 4e-6, 3.15 / 3.35
+# Estimates: a small kernel inside a graph, attention of few keys, and embedding, readout and two copies.
+KERNEL, ATTENTION, ENDS = 2.3e-6, 6e-6, 30e-6
+NUM_KERNELS = 5  # of a layer beside products and attention: two norms, rotation, the join of attention, SwiGLU
+
+
+def expected(card: Card, config: ModelConfig, width: int, context: int = CONTEXT) -> dict[str, float]:
+    """Seconds of a causal forward of up to 64 rows on the device, by part."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_heads * config.head_dim
+    projected = queries + 2 * config.num_kv_heads * config.head_dim
+
+    def product(num_weights: int) -> float:
+        return PRODUCT_START + num_weights * ITEM_SIZE / (STREAMED * card.memory)
+
+    products = sum(product(hidden * size) for size in (projected, queries, 2 * inner, inner))
+    # What the small kernels read and write of each row, and the committed keys and values.
+    moved = width * ITEM_SIZE * (10 * hidden + 3 * projected + 3 * inner)
+    moved += context * cache_bytes_per_row(config, torch.bfloat16) // config.num_layers
+    return {
+        f"products of {config.num_layers} layers": config.num_layers * products,
+        "output head": product(hidden * config.vocab_size),
+        "small kernels": config.num_layers * (NUM_KERNELS * KERNEL + ATTENTION + moved / card.copy),
+        "embedding, readout, copies": ENDS,
+    }
+
+
+@cpu_threads(1)  # on a busy machine, the replays would take minutes with more
+def host_seconds(num_prompts: int = 2, num_rounds: int = 50) -> dict[str, float]:
+    """Seconds of the processor a forward beside what a graph computes: without a decoder, and with each."""
+    in_replays: list[float] = []
+
+    def record(compute: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            started = time.thread_time()
+            compute()
+            in_replays.append(time.thread_time() - started)
+
+        return replay
+
+    def outside(work: Callable[[], Any]) -> tuple[float, Any]:
+        work()  # untimed: it records forwards
+        in_replays.clear()
+        started = time.thread_time()
+        result = work()
+        return time.thread_time() - started - sum(in_replays), result
+
+    model = api.load_model(str(embedded_path("refusion")), dtype="float32", device="cpu", attention="sdpa")
+    engine = Engine(model.transformer, "sdpa", record=record)
+    bare = partial(time_forwards, engine.model, "sdpa", (1,), CONTEXT, num_rounds, recorded=engine.recorded)
+    seconds = {"no decoder": outside(bare)[0] / (num_rounds + 1)}
+    prompts = bench.mini_prompts(model, num_prompts)
+    for name, settings in {"autoregressive": {}, "refusion": {"slot_size": 8, "block_size": 32, "fuse": True}}.items():
+        run = bench.system_of(engine, name, bench.resolved(model, name, settings | {"gen_length": 128})).run
+        spent, decoded = outside(partial(_each, run, prompts))
+        seconds[name] = spent / sum(result.num_forwards for result in decoded)
+    return seconds
+
+
+def _each(run: Callable[[Sequence[int]], Decoded], prompts: Sequence[Sequence[int]]) -> list[Decoded]:
+    return [run(prompt) for prompt in prompts]
+
+
+class Measured(NamedTuple):
+    seconds: Mapping[int, float]  # of a forward, by width
+    copy: float  # bytes per second
+
+
+def prediction(name: str, config: ModelConfig, model: str, measured: Mapping[str, Measured]) -> str:
+    """The expected forward as a table, and below it the forwards that were measured on such a card, by where."""
+    card, host, size = CARDS[name], host_seconds(), weight_bytes(config, torch.bfloat16)
+    parts = {width: expected(card, config, width) | {"host, measured here": host["no decoder"]} for width in WIDTHS}
+    totals = {"expected": Measured({width: sum(parts[width].values()) for width in WIDTHS}, card.copy), **measured}
+    rows = [("", *(f"width {width}" for width in WIDTHS))]
+    rows += [(part, *(f"{1e3 * parts[width][part]:.2f}" for width in WIDTHS)) for part in parts[WIDTHS[0]]]
+    for title, (seconds, copy) in totals.items():
+        rows += [
+            (title, *(f"{1e3 * seconds[width]:.2f}" for width in WIDTHS)),
+            ("  forwards/s", *(f"{1 / seconds[width]:.0f}" for width in WIDTHS)),
+            (f"  of a copy's {copy / 1e12:.2f} TB/s", *(f"{size / seconds[width] / copy:.0%}" for width in WIDTHS)),
+            ("  of the data sheet", *(f"{size / seconds[width] / card.memory:.0%}" for width in WIDTHS)),
+        ]
+    decoders = (f"{1e3 * (host[of] - host['no decoder']):.2f} ms for {of}" for of in list(host)[1:])
+    return "\n".join(
+        (
+            f"A forward of {model} in bfloat16 on an {name} after {CONTEXT} rows, in ms (an estimate)",
+            *(f"  {title:<38}" + "".join(f"{cell:>10}" for cell in cells) for title, *cells in rows),
+            f"{size / 1e9:.2f} GB of weights. A decoder adds its own time to each forward, here {', '.join(decoders)}.",
+        )
+    )
