@@ -131,7 +131,7 @@ class RecordedForwards:
         cache.defers_moves = True
         self._staging = Staging(model.device)
         self._tables = model.rotary.grow(model.config.max_positions)
-        self._logits = torch.empty(WIDTHS[-1], model.config.vocab_size, dtype=model.dtype, device=model.device)
+        self._logits = torch.empty(WIDTHS[-1], len(model.weights.head), dtype=model.dtype, device=model.device)
         self._answers = torch.empty(3 * WIDTHS[-1], device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}
         self._keys: Tensor | None = None
@@ -189,7 +189,8 @@ class RecordedForwards:
                 return read_out(plan, hidden_WC, model.logits, model.config.vocab_size, model.dtype, numbers_3W)
             self._replays[width]()
             if not plan.is_simple:
-                return read_out(plan, self._logits, Tensor.float, model.config.vocab_size, model.dtype, numbers_3W)
+                logits_WV = self._logits[:, : model.config.vocab_size]
+                return read_out(plan, logits_WV, Tensor.float, model.config.vocab_size, model.dtype, numbers_3W)
             answers_3W = fetch(self._answers[: 3 * width]).reshape(3, width)
         return plan.readouts(answers_3W[STATISTICS_OF_SIMPLE, : len(plan.suppressed)], self._model.dtype)
 
@@ -201,6 +202,7 @@ class RecordedForwards:
     def _compute(self, width: int) -> None:
         _, normed_WC = self._hidden(width, num_words(width))
         logits_WV = torch.mm(normed_WC, self._model.weights.head.t(), out=self._logits[:width])
+        logits_WV = logits_WV[:, : self._model.config.vocab_size]
         rows_W, given_W, _, suppressed_W = self._staging.columns(width)[6:]
         read_rows(logits_WV, rows_W, given_W, suppressed_W, self._answers[: 3 * width].view(3, width))
 

@@ -200,15 +200,17 @@ def join_splits_kernel(parts, log_sums, out, num_places, HEAD: tl.constexpr, BLO
 
 
 @triton.jit
-def read_part_kernel(logits, rows, suppressed, parts, vocab_size, share, BLOCK: tl.constexpr):
+def read_part_kernel(logits, rows, suppressed, parts, vocab_size, stride, share, BLOCK: tl.constexpr):
     # One program for each row and share of the vocabulary. It stores the largest logit, the sum of exp(logit - largest)
     # and, among the ids that are not suppressed, the largest logit and the lowest id of it.
     read, split = tl.program_id(0), tl.program_id(1)
     offsets = tl.arange(0, BLOCK)
     ids = split * share + offsets
     inside = (offsets < share) & (ids < vocab_size)
-    first = tl.load(rows + read) * vocab_size
-    values = tl.load(logits + first + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    # The padding of a row is loaded too: the multiple of 16 at which it ends lets the loads be 16 bytes wide.
+    is_stored = (offsets < share) & (ids < stride)
+    values = tl.load(logits + tl.load(rows + read) * stride + ids, mask=is_stored, other=0.0).to(tl.float32)
+    values = tl.where(inside, values, float("-inf"))
     largest = tl.max(values, axis=0)
     base = tl.where(largest == float("-inf"), 0.0, largest)
     total = tl.sum(tl.exp(values - base), axis=0)
@@ -223,7 +225,7 @@ def read_part_kernel(logits, rows, suppressed, parts, vocab_size, share, BLOCK: 
 
 
 @triton.jit(do_not_specialize=["num_reads"])
-def read_whole_kernel(logits, rows, given, parts, out, vocab_size, num_reads, SPLITS: tl.constexpr):
+def read_whole_kernel(logits, rows, given, parts, out, vocab_size, stride, num_reads, SPLITS: tl.constexpr):
     # One program a row: the chosen token, its probability, and the probability of the given token.
     read = tl.program_id(0)
     places = parts + (read * SPLITS + tl.arange(0, SPLITS)) * 4
@@ -233,7 +235,7 @@ def read_whole_kernel(logits, rows, given, parts, out, vocab_size, num_reads, SP
     chosen = tl.load(places + 2)
     best = tl.max(chosen, axis=0)
     token = tl.min(tl.where(chosen == best, tl.load(places + 3), vocab_size * 1.0), axis=0)
-    given_place = tl.load(rows + read) * vocab_size + tl.load(given + read)
+    given_place = tl.load(rows + read) * stride + tl.load(given + read)
     given_logit = tl.load(logits + given_place).to(tl.float32)
     tl.store(out + read, token)
     tl.store(out + num_reads + read, tl.minimum(tl.exp(best - log_sum), 1.0, propagate_nan=tl.PropagateNan.ALL))
@@ -309,12 +311,16 @@ def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB):
 
 
 def read_rows(logits_WV, rows_N, given_N, suppressed_N, out_3N):
-    num_reads, vocab_size = len(rows_N), logits_WV.shape[1]
-    share = triton.cdiv(vocab_size, VOCABULARY_SPLITS)
+    num_reads, vocab_size, stride = len(rows_N), logits_WV.shape[1], logits_WV.stride(0)
+    share = triton.cdiv(vocab_size, 16 * VOCABULARY_SPLITS) * 16
     parts = logits_WV.new_empty(num_reads, VOCABULARY_SPLITS, NUM_PARTS, dtype=torch.float32)
     read_part_kernel[(num_reads, VOCABULARY_SPLITS)](
-        logits_WV, rows_N, suppressed_N, parts, vocab_size, share, BLOCK=triton.next_power_of_2(share), num_warps=8
+        *(logits_WV, rows_N, suppressed_N, parts, vocab_size, stride, share),
+        BLOCK=triton.next_power_of_2(share),
+        num_warps=8,
     )
     read_whole_kernel[(num_reads,)](
-        logits_WV, rows_N, given_N, parts, out_3N, vocab_size, num_reads, SPLITS=VOCABULARY_SPLITS, num_warps=1
+        *(logits_WV, rows_N, given_N, parts, out_3N, vocab_size, stride, num_reads),
+        SPLITS=VOCABULARY_SPLITS,
+        num_warps=1,
     )

@@ -6,10 +6,12 @@ A recording on a CPU is the computation itself, run again on the same buffers.
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from refusion_eval.api import load_model
@@ -21,6 +23,7 @@ from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.transformer import Transformer
 from refusion_eval.paths import tasks_path
 from refusion_eval.types import Readout, Trace
 from tests.decoders.baselines import assert_equals_golden, golden_case, golden_model
@@ -162,6 +165,22 @@ def test_a_request_that_outgrows_the_buffer_goes_on_without_recordings(engines, 
     expected = free.run(endless, PROMPT, 1100).tokens  # a number has no num_positions
     assert replayed.run(endless, PROMPT, 1100).tokens == expected
     assert len(log["recorded"]) == len(WIDTHS)
+
+
+def test_padding_of_the_output_head_is_neither_chosen_nor_counted(engines, record) -> None:
+    """Rows after the vocabulary, as on CUDA, here with logits that would win."""
+    free, _ = engines
+    weights = free.model.weights
+    padded = torch.cat((weights.head, 100 * weights.final_norm.expand(9, -1), -100 * weights.final_norm.expand(9, -1)))
+    model = Transformer(free.model.config, replace(weights, head=padded))
+    for temperature in (0.0, 0.7):
+        settings = RefusionSettings(
+            gen_length=32, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, temperature=temperature
+        )
+        expected = free.run(REFUSION, PROMPT, settings)
+        for engine in (Engine(model, "sdpa"), Engine(model, "sdpa", record=record)):
+            decoded = engine.run(REFUSION, PROMPT, settings)
+            assert (decoded.tokens, decoded.num_forwards) == (expected.tokens, expected.num_forwards)
 
 
 def test_a_recording_that_computes_something_else_is_refused(engines, monkeypatch) -> None:

@@ -60,8 +60,12 @@ def signature(kernel, constants):
 
 
 def aligned(kernel, types):
-    """Tells the compiler what holds of every tensor: addresses and strides are multiples of 16."""
-    whole = [index for index, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name.endswith("stride")]
+    """Tells the compiler what holds of every tensor: addresses, strides and widths are multiples of 16."""
+    whole = [
+        index
+        for index, name in enumerate(kernel.arg_names)
+        if types[name][0] == "*" or name.endswith(("stride", "share", "width"))
+    ]
     return {(index,): [["tt.divisibility", 16]] for index in whole}
 
 

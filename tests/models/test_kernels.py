@@ -157,10 +157,13 @@ def test_attention_at_the_edges_of_its_blocks(length, num_rows):
 
 
 @settings(max_examples=12, phases=PHASES)
-@given(st.integers(1, 4), st.integers(5, 300), st.integers(1, 6), dtypes, seeds)
-def test_readout(num_rows, vocab_size, num_reads, dtype, seed):
+@given(st.integers(1, 4), st.integers(5, 300), st.sampled_from([0, 1, 128]), st.integers(1, 6), dtypes, seeds)
+def test_readout(num_rows, vocab_size, padding, num_reads, dtype, seed):
+    """Rows may have padding after the vocabulary, which would win if it counted."""
     generator = np.random.default_rng(seed)
-    logits = (2 * random(seed, num_rows, vocab_size)).round().to(dtype)  # with many ties
+    logits = (2 * random(seed, num_rows, vocab_size + padding)).round().to(dtype)  # with many ties
+    logits[:, vocab_size:] = 1000
+    logits = logits[:, :vocab_size]
     rows = torch.from_numpy(generator.integers(0, num_rows, num_reads)).to(DEVICE)
     chosen = torch.from_numpy(generator.integers(0, vocab_size, num_reads)).to(DEVICE)
     suppressed = torch.from_numpy(generator.integers(-1, vocab_size, num_reads)).to(DEVICE)
