@@ -14,21 +14,13 @@ S sequences, K rows of the KV buffer, L layers, B 64-bit words a row of the visi
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
 from refusion_eval.models import transformer
-from refusion_eval.models.attention import grouped_attention
+from refusion_eval.models.attention import BITS, grouped_attention
 from refusion_eval.models.transformer import Transformer, linear, rms_norm, rotate
-
-BITS = 64  # of a word of a visibility pattern
-
-
-def num_words(width: int) -> int:
-    return -(-width // BITS)
 
 
 @custom_op("refusion_eval::add_rms_norm", mutates_args=())
@@ -83,7 +75,7 @@ def attend_rows(
     Args:
         keys_SGKD: keys of the layer: for each sequence its committed rows, which all of its rows see, then its rows of
             this forward, and anything after them.
-        bits_WB: which rows of its sequence in this forward each row sees (`pack_pattern`); at least one.
+        bits_WB: which rows of its sequence in this forward each row sees (`attention.pattern_bits`); at least one.
     """
     attended_WHD = torch.zeros_like(queries_WHD)
     for sequence in range(int(places_4W[0].max()) + 1):
@@ -148,14 +140,6 @@ OPERATIONS = {
 }
 for _name, _operation in OPERATIONS.items():
     _operation.register_kernel("cuda", _kernel(_name))
-
-
-def pack_pattern(pattern_QQ: npt.NDArray[np.bool_], num_words: int) -> npt.NDArray[np.int64]:
-    """Packs which rows of a sequence see which into words of 64 bits, lowest bit first, [Q, B]."""
-    # Bits, because the pattern travels to the device with every forward: 32 KiB instead of 256 KiB for 512 rows.
-    padded_QJ = np.zeros((len(pattern_QQ), num_words * BITS), dtype=np.bool_)
-    padded_QJ[:, : len(pattern_QQ)] = pattern_QQ
-    return np.packbits(padded_QJ, axis=1, bitorder="little").view("<i8").astype(np.int64, copy=False)
 
 
 def fused_hidden(

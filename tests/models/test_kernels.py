@@ -16,8 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from refusion_eval.models import fused
-from refusion_eval.models.attention import visible
-from refusion_eval.models.fused import num_words, pack_pattern
+from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.transformer import RotaryTable
 from refusion_eval.types import bidirectional, block_causal, causal, groups
 
@@ -115,14 +114,14 @@ def patterns(draw, max_size=30):
 
 def check_attention(attentions, lengths, padding, num_groups, shared, dtype, seed):
     """Compares the kernel with its definition for a batch of sequences."""
-    seen = [visible(attention) for attention in attentions]
-    sizes, head = [len(pattern) for pattern in seen], 8
+    sizes, head = [sum(segment.size for segment in attention) for attention in attentions], 8
     num_rows = sum(sizes) + padding
     words = num_words(num_rows)
     capacity = max(length + size for length, size in zip(lengths, sizes, strict=True)) + 5
     queries = random(seed, num_rows, num_groups * shared, head, dtype=dtype)
     keys, values = random(seed + 1, 2, len(sizes), num_groups, capacity, head, dtype=dtype)
-    bits = np.concatenate([pack_pattern(pattern, words) for pattern in seen] + [np.zeros((padding, words), np.int64)])
+    patterns = [pattern_bits(attention, words) for attention in attentions]
+    bits = np.concatenate([*patterns, np.zeros((padding, words), np.int64)])
     rest = (queries, keys, values, places_of(sizes, lengths, padding), torch.from_numpy(bits).to(DEVICE))
     assert_close(kernels.attend_rows(*rest), plain(fused.attend_rows, *rest))
 
@@ -183,15 +182,6 @@ def test_readout_of_logits_that_are_not_finite_is_not_finite():
     found = torch.empty(3, 1, device=DEVICE)
     kernels.read_rows(logits, zero, zero, zero - 1, found)
     assert found[1].isnan()
-
-
-@given(patterns(), st.integers(0, 2))
-def test_bits_hold_the_pattern(attention, more_words):
-    pattern = visible(attention)
-    bits = pack_pattern(pattern, num_words(len(pattern)) + more_words)
-    for words, seen in zip(bits, pattern, strict=True):
-        found = [column for column in range(64 * len(words)) if words[column // 64] >> (column % 64) & 1]
-        assert found == np.flatnonzero(seen).tolist()
 
 
 @pytest.mark.slow
