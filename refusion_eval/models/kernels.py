@@ -97,6 +97,21 @@ def swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def attend_step(q, keys, values, places, is_key, is_own, bias, scale, largest, total, attended):
+    # One block of keys for the rows of their sequence: the softmax over the keys so far, rescaled where its maximum
+    # grows. The bias is 0 for keys that are seen, and else -inf.
+    k = tl.load(keys + places, mask=is_key, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale + bias
+    now_largest = tl.maximum(largest, tl.where(is_own, tl.max(scores, axis=1), float("-inf")))
+    reference = tl.where(now_largest == float("-inf"), 0.0, now_largest)  # nothing is seen yet
+    weights = tl.exp(scores - tl.where(is_own, reference, float("inf"))[:, None])
+    shrink = tl.exp(largest - reference)
+    v = tl.load(values + places, mask=is_key, other=0.0)
+    products = tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
+    return now_largest, total * shrink + tl.sum(weights, axis=1), attended * shrink[:, None] + products
+
+
 # Rows and words differ from width to width: one kernel serves them all.
 @triton.jit(do_not_specialize=["num_rows", "num_words"])
 def attend_kernel(
@@ -151,28 +166,27 @@ def attend_kernel(
         committed_steps = tl.cdiv(num_committed, BLOCK_N)
         num_steps = committed_steps + tl.cdiv(num_added, BLOCK_N)
         share = tl.cdiv(num_steps, SPLITS)
-        for step in range(split * share, tl.minimum((split + 1) * share, num_steps)):
-            is_tail = step >= committed_steps
-            tail = tl.where(is_tail, step - committed_steps, 0) * BLOCK_N
-            start = tl.where(is_tail, num_committed + tail, step * BLOCK_N)
-            num_left = tl.where(is_tail, num_added - tail, num_committed - start)
-            is_key = (columns < num_left)[:, None] & (entries < HEAD)[None, :]
-            k = tl.load(keys + (base + start * HEAD) + places_in_step, mask=is_key, other=0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
-            is_masked = rows < tl.where(is_tail, num_rows, 0)
-            words = tl.load(bits + rows * num_words + tail // 64, mask=is_masked, other=-1) >> (tail % 64)
+        first_step, end_step = split * share, tl.minimum((split + 1) * share, num_steps)
+        for step in range(first_step, tl.minimum(end_step, committed_steps)):  # every row sees every committed key
+            start = step * BLOCK_N
+            is_column = columns < num_committed - start
+            key_places = base + start * HEAD + places_in_step
+            is_key = is_column[:, None] & (entries < HEAD)[None, :]
+            bias = tl.where(is_column, 0.0, float("-inf"))[None, :]
+            largest, total, attended = attend_step(
+                q, keys, values, key_places, is_key, is_own, bias, scale, largest, total, attended
+            )
+        for step in range(tl.maximum(first_step, committed_steps), end_step):
+            tail = (step - committed_steps) * BLOCK_N
+            is_column = columns < num_added - tail
+            key_places = base + (num_committed + tail) * HEAD + places_in_step
+            is_key = is_column[:, None] & (entries < HEAD)[None, :]
+            words = tl.load(bits + rows * num_words + tail // 64, mask=rows < num_rows, other=0) >> (tail % 64)
             seen = ((words[:, None] >> columns[None, :]) & 1) == 1
-            seen = seen & is_own[:, None] & (columns < num_left)[None, :]
-            scores = tl.where(seen, scores, float("-inf"))
-            now_largest = tl.maximum(largest, tl.max(scores, axis=1))
-            reference = tl.where(now_largest == float("-inf"), 0.0, now_largest)  # nothing is seen yet
-            weights = tl.exp(scores - reference[:, None])
-            shrink = tl.exp(largest - reference)
-            total = total * shrink + tl.sum(weights, axis=1)
-            v = tl.load(values + (base + start * HEAD) + places_in_step, mask=is_key, other=0.0)
-            products = tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
-            attended = attended * shrink[:, None] + products
-            largest = now_largest
+            bias = tl.where(seen & is_column[None, :], 0.0, float("-inf"))
+            largest, total, attended = attend_step(
+                q, keys, values, key_places, is_key, is_own, bias, scale, largest, total, attended
+            )
 
     attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
     if SPLITS == 1:
