@@ -145,11 +145,12 @@ class Engine:
             _ = model.native  # compiles before any request waits for it and before any time is taken
         self._cache = self._new_cache(1, FIRST_CAPACITY)
         self.recorded = None if record is None else RecordedForwards(model, self._cache, record)
+        self._batch: RecordedForwards | None = None  # of the last batch: recording takes longer than many batches
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values kept between calls of `run`; `run_many` frees its own."""
-        return self._cache.keys.nbytes + self._cache.values.nbytes
+        """Bytes of the keys and values kept between calls of `run`, and of `run_many` if its forwards are recorded."""
+        return self._cache.num_bytes + (0 if self._batch is None else self._batch.cache.num_bytes)
 
     @torch.inference_mode()  # once for a decoding: for each forward it would take as long as sending its numbers
     def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
@@ -183,16 +184,25 @@ class Engine:
         # In float32 the tokens are those of `run`, whatever the batch size. Keys and values stay within the budget: if
         # requests grow too long for it, the youngest are preempted and begin again later.
         config, dtype = self.model.config, self.model.dtype
-        budget = device.default_budget(self.model.device, config, dtype) if self.kv_budget is None else self.kv_budget
+        recorded, self._batch = self._batch, None  # taken, so that no other batch uses it at the same time
+        budget = self.kv_budget
+        if budget is None:
+            budget = device.default_budget(self.model.device, config, dtype)
+            budget += 0 if recorded is None else recorded.cache.num_bytes
         max_rows = device.rows_within(budget, config, dtype)
         batch_size = max(1, min(batch_size, max_rows // FIRST_CAPACITY))
         # A buffer that grows is recorded again, so a buffer with recordings has room for long texts from the beginning.
         step = FIRST_CAPACITY if self._record is None else CAPACITY_STEP[self.model.device.type]
         capacity = max(FIRST_CAPACITY, min(step, max_rows // batch_size))
-        cache, shared = self._new_cache(batch_size, capacity), _SharedPrefix()
-        recorded = None if self._record is None else RecordedForwards(self.model, cache, self._record)
+        if recorded is not None and recorded.cache.num_sequences == batch_size <= max_rows // recorded.cache.capacity:
+            cache = recorded.cache
+        else:
+            recorded = None  # its memory is free before the next buffer takes some
+            cache = self._new_cache(batch_size, capacity)
+            recorded = None if self._record is None else RecordedForwards(self.model, cache, self._record)
         if recorded is not None:
             recorded.prepare()
+        shared = _SharedPrefix()
         waiting, preempted = enumerate(requests), deque[_Preempted]()
         batch: list[_ActiveRequest] = []
         while True:
@@ -203,6 +213,7 @@ class Engine:
                 cache.wipe(len(batch))
                 batch.append(self._start(cache, len(batch), *entry))
             if not batch:
+                self._batch = recorded
                 return
             if all(request.pending is not None for request in batch):
                 preempted.extendleft(reversed(self._make_room(cache, batch, max_rows)))

@@ -71,7 +71,7 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.zeros(SIZE, dtype=torch.int64, device=device)
-        self._host, self._numbers = host_buffer(SIZE, device)
+        self._host, self._numbers, self._is_copied = host_buffer(SIZE, device)
 
     def columns(self, width: int) -> Tensor:
         """The numbers of each row on the device, [10, W]."""
@@ -96,6 +96,8 @@ class Staging:
         moves: Sequence[tuple[int, int, int]] = (),
     ) -> Tensor | None:
         """Copies the numbers of a forward to the device; returns where the rows to move are there, [3, N], if any."""
+        if self._is_copied is not None:  # a forward that nothing is read of leaves its numbers waiting for their copy
+            self._is_copied.synchronize()
         (width, words), num_reads = shape, plan.numbers.shape[1]
         columns = self._numbers[: NUM_COLUMNS * width].reshape(NUM_COLUMNS, width)
         columns[:] = 0
@@ -116,18 +118,21 @@ class Staging:
         if moves:
             self._numbers[start:end] = np.array(moves).T.ravel()
         self.device[:end].copy_(self._host[:end], non_blocking=True)
+        if self._is_copied is not None:
+            self._is_copied.record()
         return self.device[start:end].view(3, -1) if moves else None
 
 
-def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray]:
-    # Pinned, so that a copy to a CUDA device does not wait for it.
-    buffer = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return buffer, buffer.numpy()
+def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray, torch.cuda.Event | None]:
+    # Pinned, so that a copy to a CUDA device does not wait for it; the event says when the copy is done.
+    is_cuda = device.type == "cuda"
+    buffer = torch.zeros(size, dtype=torch.int64, pin_memory=is_cuda)
+    return buffer, buffer.numpy(), torch.cuda.Event() if is_cuda else None
 
 
 class RecordedForwards:
     def __init__(self, model: Transformer, cache: KVCache, record: Record) -> None:
-        self._model, self._cache, self._record = model, cache, record
+        self._model, self.cache, self._record = model, cache, record
         cache.defers_moves = True
         self._staging = Staging(model.device)
         self._tables = model.rotary.grow(model.config.max_positions)
@@ -139,14 +144,14 @@ class RecordedForwards:
 
     def reserve(self, num_rows: int) -> None:
         needed, step = max(num_rows, CHECKED_CONTEXT + WIDTHS[-1]), CAPACITY_STEP[self._model.device.type]
-        if needed > self._cache.capacity or self._cache.capacity % step:
-            capacity = -(-max(needed, self._cache.capacity) // step) * step
-            self._cache.resize(self._cache.num_sequences, capacity)
+        if needed > self.cache.capacity or self.cache.capacity % step:
+            capacity = -(-max(needed, self.cache.capacity) // step) * step
+            self.cache.resize(self.cache.num_sequences, capacity)
 
     @torch.inference_mode()
     def prepare(self) -> None:
         """Records the forwards of all widths, unless that is done for this buffer; checks them the first time."""
-        if self._keys is self._cache.keys:
+        if self._keys is self.cache.keys:
             return
         self._keys, self._replays = None, {}
         try:
@@ -154,7 +159,7 @@ class RecordedForwards:
                 for width in reversed(WIDTHS):  # the largest first: the others fit in its memory
                     self._staging.send((), (), ReadPlan(()), (width, num_words(width)))
                     self._replays[width] = self._record(partial(self._compute, width))
-                self._keys = self._cache.keys
+                self._keys = self.cache.keys
                 if not self._checked:
                     self._check()
         except Exception as error:  # Triton has errors of its own, for example where it finds no C compiler
@@ -168,7 +173,7 @@ class RecordedForwards:
     def read(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> list[Readout] | None:
         """Makes one model call and answers all reads; None, and nothing is done, for forwards that need another way."""
         # Forwards that score rows, reuse features or are guided do: their work differs each time.
-        if self._keys is not self._cache.keys or plan.guides:
+        if self._keys is not self.cache.keys or plan.guides:
             return None
         for forward in forwards:
             if forward.approximation is not None:
@@ -177,12 +182,12 @@ class RecordedForwards:
         # So does a wide forward of one sequence: attention without a pattern suits a long causal text better.
         if width > WIDTHS[-1] and not (len(forwards) > 1 and self._staging.holds(width, words, 0)):
             return None
-        model, moves = self._model, self._cache.moves
+        model, moves = self._model, self.cache.moves
         with _on(model.device):
             if not self._staging.holds(width, words, len(moves)):  # then two copies instead of one
-                self._cache.move_rows()
+                self.cache.move_rows()
                 moves = []
-            self._cache.move_rows(self._staging.send(forwards, lengths, plan, (width, words), moves))
+            self.cache.move_rows(self._staging.send(forwards, lengths, plan, (width, words), moves))
             if width > WIDTHS[-1]:
                 # Launched one by one and without padding: from 512 rows of a large model on arithmetic takes longer
                 # than launching, and padding would add to it.
@@ -201,7 +206,7 @@ class RecordedForwards:
     def _hidden(self, width: int, words: int) -> tuple[Tensor, Tensor]:
         # The residual stream of the rows in the staging buffer and its final norm, both [W, C].
         rows_6W, bits_WB = self._staging.columns(width)[:6], self._staging.bits(width, words)
-        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, self._cache.keys, self._cache.values)
+        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, self.cache.keys, self.cache.values)
 
     def _compute(self, width: int) -> None:
         _, normed_WC = self._hidden(width, num_words(width))
@@ -212,7 +217,7 @@ class RecordedForwards:
 
     def _check(self) -> None:
         """Compares a forward of every width, and a wider forward of a batch, with the same forwards unrecorded."""
-        model, cache = self._model, self._cache
+        model, cache = self._model, self.cache
         num_sequences = min(cache.num_sequences, CHECKED_SEQUENCES)
         lengths = [CHECKED_CONTEXT - sequence for sequence in range(num_sequences)]
         cache.lengths[:num_sequences] = [0] * num_sequences

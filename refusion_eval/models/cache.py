@@ -52,6 +52,10 @@ class KVCache:
         self.defers_moves = False
         self.moves: list[tuple[int, int, int]] = []  # sequence, source row and target row
 
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
     def reserve(self, num_rows: int) -> None:
         if num_rows > self.capacity:
             # Doubling, so that a text that grows row by row is copied a constant number of times on average.

@@ -127,6 +127,21 @@ def test_a_buffer_of_a_batch_that_grows_is_recorded_again_and_keeps_its_rows(eng
     assert len(log["recorded"]) == 2 * len(WIDTHS)
 
 
+def test_batches_of_one_size_are_recorded_once(engines, log) -> None:
+    free, replayed = engines
+    greedy = AutoregressiveSettings(gen_length=8)
+    requests = [Request(autoregressive.decode, LONG_PROMPT[start : start + 50], greedy) for start in range(5)]
+    expected = tokens_of(free.run_many(requests, 2))
+    abandoned = replayed.run_many(requests, 2)
+    first, _ = next(abandoned)  # its buffer is in use
+    for _ in range(3):
+        assert tokens_of(replayed.run_many(requests, 2)) == expected
+    assert tokens_of(abandoned) == {index: tokens for index, tokens in expected.items() if index != first}
+    assert len(log["recorded"]) == 2 * len(WIDTHS)
+    assert tokens_of(replayed.run_many(requests, 3)) == expected
+    assert len(log["recorded"]) == 3 * len(WIDTHS)
+
+
 def test_rows_that_no_staging_buffer_holds_move_on_their_own(engines, monkeypatch) -> None:
     free, replayed = engines
     settings = RefusionSettings(gen_length=40, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0)
