@@ -147,7 +147,10 @@ def accepted_prefix(accepted: npt.NDArray[np.bool_]) -> int:
 
 def first_eos(tokens: Sequence[int] | npt.NDArray[np.int64], eos_ids: Container[int]) -> int | None:
     """Index of the first end-of-sequence token, or None."""
-    return next((index for index, token in enumerate(tokens) if int(token) in eos_ids), None)
+    for index, token in enumerate(tokens):
+        if token in eos_ids:
+            return index
+    return None
 
 
 def check_mask_id(decoder: str, mask_id: int, eos_ids: Sequence[int]) -> None:

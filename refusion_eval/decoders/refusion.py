@@ -8,10 +8,12 @@ that outcome comes true, the readout of the branch is exactly that of the forwar
 many branches are attached. A slot under completion has k rows; a length is how many of its tokens are valid.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Container, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -25,9 +27,22 @@ from refusion_eval.types import NOTHING, Commit, Decoding, Forward, ProbArray, R
 MAX_LENGTHS = 8  # outcomes that are considered for one slot: bounds the work on the host, whatever rows cost
 
 OutcomeKey = tuple[object, ...]
-Ready = Mapping[OutcomeKey, Readout]  # what branches have read, by the outcomes that it holds for
 T = TypeVar("T")
 Steps = Generator[Forward, tuple[Readout, ...], T]  # a part of a decoding
+
+
+class Ready(NamedTuple):
+    """What branches have read: whether it is sampled -> what was read, and for each outcome its part of that."""
+
+    readouts: Mapping[bool, Readout] = MappingProxyType({})
+    places: Mapping[OutcomeKey, tuple[bool, int, int]] = MappingProxyType({})
+
+    def of(self, *outcome: object) -> Readout | None:
+        if outcome not in self.places:
+            return None
+        is_sampled, first, end = self.places[outcome]
+        readout = self.readouts[is_sampled]
+        return Readout(readout.tokens[first:end], readout.probs[first:end])
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
@@ -38,20 +53,20 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
     text, blocks = Text(settings, trace), rules.block_slots(settings)
     # The first plan also carries the prompt, which is all of that forward that stays in the cache.
     context, commit = Rows(list(prompt), range(num_prompt)), NOTHING
-    ready: Ready = {}  # of the last verification; nothing unless fused
+    ready = Ready()  # of the last verification; nothing unless fused
     for slots, next_slots in zip(blocks, [*blocks, range(0)][1:], strict=True):
         text.masked = list(slots)
         while text.masked:
             number = next(iterations)
             # A plan that was read in advance saw neither the prompt nor rows that are computed once more.
-            readout = None if context.tokens else ready.get(("plan", len(commit.rows), *text.masked))
+            readout = None if context.tokens else ready.of("plan", len(commit.rows), *text.masked)
             if readout is None:
                 (readout,) = yield rules.plan(context, text.masked, num_prompt, settings, number, commit)
                 commit = Commit(range(len(context.tokens)))
             context = Rows((), ())
             drafts = rules.select_slots(text.masked, readout, settings, trace)
             step = _Iteration(number, drafts, text.masked, next_slots, text.met_eos, num_prompt, settings)
-            readouts, ready = yield from _with_branches(*step.verification(commit), settings.mask_id)
+            readouts, ready = yield from _with_branches(*step.verification(commit), settings)
             verdicts = rules.judged_drafts(drafts, readouts, settings)
             final, uncomputed = rules.accepted(drafts, verdicts, settings)
             if final is None:
@@ -114,7 +129,7 @@ def _complete(completion: Completion, step: "_Iteration", ready: Ready) -> Steps
     while not completion.end_round():
         missing = []
         for row in completion.unfinished:
-            readout = ready.get(("prediction", completion.slots[row], completion.valid_S[row]))
+            readout = ready.of("prediction", completion.slots[row], completion.valid_S[row])
             if readout is None:
                 missing.append(row)
             else:
@@ -129,7 +144,7 @@ def _complete(completion: Completion, step: "_Iteration", ready: Ready) -> Steps
 
 def _verify_groups(completion: Completion, step: "_Iteration") -> Steps[Ready]:
     forward, branches = completion.verification(), step.branches_of_groups(completion)
-    readouts, ready = yield from _with_branches(forward, branches, step.settings.mask_id)
+    readouts, ready = yield from _with_branches(forward, branches, step.settings)
     completion.lengthen(readouts)
     return ready
 
@@ -155,28 +170,36 @@ class Branch(NamedTuple):
     outcome: OutcomeKey
     sees: tuple[int, int]  # rows of the verification that are accepted under it: first, last + 1
     positions: Sequence[int]  # position ids of the masks
-    read: Read  # what is read of them; `_with_branches` sets its rows
+    draws: tuple[int, ...] = ()  # a draw key for each if their tokens are sampled
 
 
 def _with_branches(
-    forward: Forward, branches: Sequence[Branch], mask_id: int
+    forward: Forward, branches: Sequence[Branch], settings: RefusionSettings
 ) -> Steps[tuple[tuple[Readout, ...], Ready]]:
     """Makes a forward with branches after its rows; returns its own readouts, and those of the branches."""
     if not branches:  # always, unless fused: nothing is copied between two forwards
-        return (yield forward), {}
-    tokens, positions = list(forward.tokens), list(forward.positions)
-    attention, reads = list(forward.attention), list(forward.reads)
+        return (yield forward), Ready()
+    tokens, positions, attention = list(forward.tokens), list(forward.positions), list(forward.attention)
+    # One read for all branches that are sampled and one for all others: every read takes time on the host, and most
+    # branches are never looked at.
+    rows: dict[bool, list[int]] = defaultdict(list)
+    draws: list[int] = []
+    places: dict[OutcomeKey, tuple[bool, int, int]] = {}
     for branch in branches:
-        first, size = len(tokens), len(branch.positions)
-        tokens += [mask_id] * size
+        start, size, is_sampled = len(tokens), len(branch.positions), bool(branch.draws)
+        tokens += [settings.mask_id] * size
         positions += branch.positions
         attention.append(Segment(size, sees=(branch.sees,)))
-        reads.append(replace(branch.read, rows=range(first, first + size)))
-    readouts = yield replace(
-        forward, tokens=tokens, positions=positions, attention=tuple(attention), reads=tuple(reads)
-    )
+        places[branch.outcome] = (is_sampled, len(rows[is_sampled]), len(rows[is_sampled]) + size)
+        rows[is_sampled] += range(start, start + size)
+        draws += branch.draws
+    reads = list(forward.reads)
+    for is_sampled, own_rows in rows.items():
+        temperature, keys = (settings.temperature, tuple(draws)) if is_sampled else (0.0, ())
+        reads.append(Read(own_rows, suppress=settings.suppress, temperature=temperature, draws=keys))
+    readouts = yield Forward(tokens, positions, tuple(attention), tuple(reads), forward.commit, forward.kind)
     num_own = len(forward.reads)
-    return readouts[:num_own], dict(zip((branch.outcome for branch in branches), readouts[num_own:], strict=True))
+    return readouts[:num_own], Ready(dict(zip(rows, readouts[num_own:], strict=True)), places)
 
 
 def profitable_branches(candidates: Sequence[tuple[float, Branch]], cost: ForwardCost, num_rows: int) -> list[Branch]:
@@ -230,20 +253,21 @@ def profitable_lengths(
 ) -> list[list[int]]:
     """For each slot the lengths for which its next prediction is attached."""
     # A forward is saved only if every unfinished slot is covered, so all slots get equally many, as many as pay.
-    most = max((len(slot.lengths) for slot in forecasts), default=0)
-    nothing_to_save = float(np.prod([slot.finished for slot in forecasts]))
-    best: list[list[int]] = [[] for _ in forecasts]
-    best_gain = 0.0
-    for num_lengths in range(1, most + 1):
-        covered, rows = 1.0, 0
-        for slot in forecasts:
-            taken = slot.lengths[:num_lengths]
-            covered *= slot.finished + sum(chance for chance, _ in taken)
-            rows += sum(slot_size - length for _, length in taken) + (slot.copied_rows if taken else 0)
+    nothing_to_save = math.prod([slot.finished for slot in forecasts])
+    best_number, best_gain = 0, 0.0
+    chances, rows = [0.0] * len(forecasts), 0
+    for number in range(max([len(slot.lengths) for slot in forecasts], default=0)):
+        covered = 1.0
+        for index, slot in enumerate(forecasts):
+            if number < len(slot.lengths):
+                chance, length = slot.lengths[number]
+                chances[index] += chance
+                rows += slot_size - length + (slot.copied_rows if number == 0 else 0)
+            covered *= slot.finished + chances[index]
         gain = cost.gain(covered - nothing_to_save, len(forecasts) * slot_size, num_rows, rows)
         if gain > best_gain:
-            best, best_gain = [[length for _, length in slot.lengths[:num_lengths]] for slot in forecasts], gain
-    return best
+            best_number, best_gain = number + 1, gain
+    return [[length for _, length in slot.lengths[:best_number]] for slot in forecasts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +312,7 @@ class _Iteration:
         num_rows = len(completion.slots) * k
         plan = self._plan_after(completion.final())
         if plan is not None:
-            chance = float(np.prod([slot.finished for slot in forecasts]))
+            chance = math.prod([slot.finished for slot in forecasts])
             branches = profitable_branches([(chance, plan)], self.cost, num_rows)
             num_rows += sum(len(branch.positions) for branch in branches)
         if self.settings.keeps_verifier:
@@ -305,16 +329,17 @@ class _Iteration:
         """The plans that may follow the global verification, each with its chance."""
         accept_SK = acceptance(self.drafts.probs_SK, self.settings.tau_token)
         accept_SK[:, 0] = 1  # tau_token does not apply to the first token of a slot
-        finals: dict[int, Final] = {}
+        eos = first_eos(self.drafts.tokens_SK.ravel().tolist(), self.settings.eos_ids)
         chances: dict[int, float] = defaultdict(float)
         # Outcomes that leave the same tokens are one branch.
         for num_passed, chance in enumerate(length_chances(accept_SK.ravel()).tolist()):
-            final = rules.accepted_drafts(self.drafts, num_passed, self.settings)
-            if final is not None:
-                finals[len(final.tokens)] = final
-                chances[len(final.tokens)] += chance
-        plans = ((chances[num_tokens], self._plan_after(final)) for num_tokens, final in finals.items())
-        return [(chance, plan) for chance, plan in plans if plan is not None]
+            chances[rules.num_kept(num_passed, eos, self.settings.slot_size)] += chance
+        plans = []
+        for kept, chance in chances.items():
+            final = rules.accepted_drafts(self.drafts, kept, self.settings)
+            if final is not None and (plan := self._plan_after(final)) is not None:
+                plans.append((chance, plan))
+        return plans
 
     def _plan_after(self, final: Final) -> Branch | None:
         """The plan that follows if these tokens become final; None if none follows or keys and values change before."""
@@ -327,14 +352,13 @@ class _Iteration:
         positions = self.settings.text_positions(masked, self.num_prompt)
         read = rules.plan_read((), positions, self.settings, self.number + 1)
         num_kept = len(final.tokens)
-        return Branch(("plan", num_kept, *masked), (0, num_kept), positions, read)
+        return Branch(("plan", num_kept, *masked), (0, num_kept), positions, read.draws)
 
     def _prediction(self, slot: int, length: int, first_row: int) -> Branch:
         """The masks after the first `length` tokens of a slot whose rows begin at `first_row` of the verification."""
         start = self.num_prompt + slot
         positions = range(start + length, start + self.settings.slot_size)
-        read = Read(rows=(), suppress=self.settings.suppress)
-        return Branch(("prediction", slot, length), (first_row, first_row + length), positions, read)
+        return Branch(("prediction", slot, length), (first_row, first_row + length), positions)
 
     def _first_predictions(self, forward: Forward, num_rows: int) -> tuple[Forward, list[Branch]]:
         """Adds to a global verification the predictions that pay in case not even its first slot is accepted."""

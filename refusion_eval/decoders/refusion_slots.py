@@ -222,12 +222,16 @@ def final_tokens(slots: list[int], tokens: list[int], settings: RefusionSettings
 
 def accepted_drafts(drafts: Drafts, num_passed: int, settings: RefusionSettings) -> Final | None:
     """The drafts that become final if the first `num_passed` pass verification; None if a completion must follow."""
+    tokens = drafts.tokens_SK.ravel().tolist()
+    kept = num_kept(num_passed, first_eos(tokens, settings.eos_ids), settings.slot_size)
+    return final_tokens(drafts.slots, tokens[:kept], settings) if kept else None
+
+
+def num_kept(num_passed: int, eos: int | None, slot_size: int) -> int:
+    """Number of drafts that become final if the first `num_passed` pass and `eos` is the first EOS among all."""
     # Whole slots (Eq. 6): a slot is the unit that training masks, so none is left half final. An EOS ends the response,
     # so that what follows it in its slot need not pass.
-    tokens = drafts.tokens_SK.ravel()[:num_passed].tolist()
-    if first_eos(tokens, settings.eos_ids) is None:
-        tokens = tokens[: num_passed // settings.slot_size * settings.slot_size]
-    return final_tokens(drafts.slots, tokens, settings) if tokens else None
+    return eos + 1 if eos is not None and eos < num_passed else num_passed // slot_size * slot_size
 
 
 def accepted(drafts: Drafts, verdicts_SK: Verdicts, settings: RefusionSettings) -> tuple[Final | None, list[int]]:
@@ -351,8 +355,15 @@ class Completion:
 
     def predict(self, rows: Sequence[int], readout: Readout) -> None:
         """Puts predicted tokens after the valid prefixes of some slots, ascending."""
-        cells_SK = self.after_prefix() & np.isin(np.arange(len(self.slots)), rows)[:, None]
-        self.tokens_SK[cells_SK], self.probs_SK[cells_SK] = readout.tokens, readout.probs
+        start, k = 0, self._settings.slot_size
+        for row in rows:
+            valid = self.valid_S[row]
+            end = start + k - valid
+            self.tokens_SK[row, valid:], self.probs_SK[row, valid:] = (
+                readout.tokens[start:end],
+                readout.probs[start:end],
+            )
+            start = end
 
     def prediction(self, rows: Sequence[int]) -> Forward:
         """The forward that drafts the likeliest tokens after the valid prefix of some slots (Eq. 8)."""

@@ -18,6 +18,7 @@ from refusion_eval.errors import DecodeError
 from refusion_eval.models import device
 from refusion_eval.models.attention import Backend, check_attention, is_causal
 from refusion_eval.models.cache import KVCache
+from refusion_eval.models.fused import Overlap
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import (
     NOTHING,
@@ -87,7 +88,6 @@ class _SharedPrefix:
         self._rows: list[tuple[int, int]] = []  # token and position
         self._keys = self._values = torch.empty(0)
 
-    @torch.inference_mode()
     def fill(self, cache: KVCache, sequence: int, forward: Forward) -> int:
         """Copies stored rows to where a forward would write its first rows; returns how many, which are committed."""
         # Only a causal first forward: there a row depends on the rows before it alone, so it is the same in all texts.
@@ -104,7 +104,6 @@ class _SharedPrefix:
         cache.lengths[sequence] = num_rows
         return num_rows
 
-    @torch.inference_mode()
     def keep(self, cache: KVCache, sequence: int, forward: Forward, num_filled: int) -> None:
         num_rows = len(forward.tokens)
         if num_filled or cache.lengths[sequence] or num_rows < MIN_SHARED_ROWS or not is_causal(forward.attention):
@@ -139,6 +138,7 @@ class Engine:
         kv_budget: int | None = None,  # bytes for the keys and values of a batch; None is what is free
         record: Record | None = None,  # on CUDA as graphs; None computes every forward anew
         num_threads: int | None = None,  # of the forwards on a CPU; None is the number of the process
+        overlap: Overlap = Overlap(),  # noqa: B008 - of recorded forwards on CUDA
     ) -> None:
         self.model, self.attention = model, attention
         self.kv_budget, self.num_threads = kv_budget, num_threads
@@ -146,13 +146,16 @@ class Engine:
         if attention == "native":
             _ = model.native  # compiles before any request waits for it and before any time is taken
         self._cache = self._new_cache(1, FIRST_CAPACITY)
-        self.recorded = None if record is None else RecordedForwards(model, self._cache, record)
+        self._overlap = overlap
+        self.recorded = self._recorded(self._cache)
+        self._batch: RecordedForwards | None = None  # of the last batch: recording takes longer than many batches
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values kept between calls of `run`; `run_many` frees its own."""
-        return self._cache.keys.nbytes + self._cache.values.nbytes
+        """Bytes of the keys and values kept between calls of `run`, and of `run_many` if its forwards are recorded."""
+        return self._cache.num_bytes + (0 if self._batch is None else self._batch.cache.num_bytes)
 
+    @torch.inference_mode()  # once for a decoding: for each forward it would take as long as sending its numbers
     def run(self, decode: Decode, prompt: Sequence[int], settings: Any) -> Decoded:
         """Decodes one prompt; raises DecodeError if the decoder failed or asked for something impossible."""
         # The time runs from the prompt to the last token on the host, with the device synchronised at both ends. Every
@@ -177,22 +180,32 @@ class Engine:
             return decoded
         return replace(decoded, joules=self._joules() - joules_before)
 
+    @torch.inference_mode()  # while the generator runs
     def run_many(self, requests: Iterable[Request], batch_size: int) -> Iterator[tuple[int, Decoded | DecodeError]]:
         """Yields the index of each request and what `run` returns or raises for it, in the order in which they end."""
         # Up to `batch_size` are decoded at a time; when one ends, the next begins (continuous batching).
         # In float32 the tokens are those of `run`, whatever the batch size. Keys and values stay within the budget: if
         # requests grow too long for it, the youngest are preempted and begin again later.
         config, dtype = self.model.config, self.model.dtype
-        budget = device.default_budget(self.model.device, config, dtype) if self.kv_budget is None else self.kv_budget
+        recorded, self._batch = self._batch, None  # taken, so that no other batch uses it at the same time
+        budget = self.kv_budget
+        if budget is None:
+            budget = device.default_budget(self.model.device, config, dtype)
+            budget += 0 if recorded is None else recorded.cache.num_bytes
         max_rows = device.rows_within(budget, config, dtype)
         batch_size = max(1, min(batch_size, max_rows // FIRST_CAPACITY))
         # A buffer that grows is recorded again, so a buffer with recordings has room for long texts from the beginning.
         step = FIRST_CAPACITY if self._record is None else CAPACITY_STEP[self.model.device.type]
         capacity = max(FIRST_CAPACITY, min(step, max_rows // batch_size))
-        cache, shared = self._new_cache(batch_size, capacity), _SharedPrefix()
-        recorded = None if self._record is None else RecordedForwards(self.model, cache, self._record)
+        if recorded is not None and recorded.cache.num_sequences == batch_size <= max_rows // recorded.cache.capacity:
+            cache = recorded.cache
+        else:
+            recorded = None  # its memory is free before the next buffer takes some
+            cache = self._new_cache(batch_size, capacity)
+            recorded = self._recorded(cache)
         if recorded is not None:
             recorded.prepare()
+        shared = _SharedPrefix()
         waiting, preempted = enumerate(requests), deque[_Preempted]()
         batch: list[_ActiveRequest] = []
         while True:
@@ -203,6 +216,7 @@ class Engine:
                 cache.wipe(len(batch))
                 batch.append(self._start(cache, len(batch), *entry))
             if not batch:
+                self._batch = recorded
                 return
             if all(request.pending is not None for request in batch):
                 preempted.extendleft(reversed(self._make_room(cache, batch, max_rows)))
@@ -243,6 +257,9 @@ class Engine:
         cache.resize(num_sequences, min(max(needed, 2 * cache.capacity), max_rows // num_sequences))
         return preempted
 
+    def _recorded(self, cache: KVCache) -> RecordedForwards | None:
+        return None if self._record is None else RecordedForwards(self.model, cache, self._record, self._overlap)
+
     def _new_cache(self, num_sequences: int, capacity: int) -> KVCache:
         return KVCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
 
@@ -275,12 +292,14 @@ class Engine:
     def _step(self, cache: KVCache, batch: Sequence[_ActiveRequest], compute: Callable[..., list[Readout]]) -> None:
         """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each."""
         forwards = [request.pending for request in batch if request.pending is not None]
-        readouts = iter(compute(cache, forwards))
+        readouts, end = compute(cache, forwards), 0
         for sequence, (request, forward) in enumerate(zip(batch, forwards, strict=True)):
             # All rows that the decoder asked for, also those that were shared: TPF does not depend on the batch.
             request.trace.forward(forward.kind, len(forward.tokens), cache.lengths[sequence])
-            answers = tuple(next(readouts) for _ in forward.reads)
-            if all(np.isfinite(answer.probs).all() for answer in answers):
+            start, end = end, end + len(forward.reads)
+            answers = tuple(readouts[start:end])
+            # A sum of squares is finite only if all probabilities are.
+            if np.isfinite([answer.probs @ answer.probs for answer in answers]).all():
                 self._advance(cache, sequence, request, answers)
             else:
                 number = request.trace.num_forwards - 1
@@ -298,13 +317,14 @@ class Engine:
             shared.keep(cache, sequence, forwards[sequence], num_rows)
         return readouts
 
-    @torch.inference_mode()
     def _compute(self, recorded: RecordedForwards | None, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
         """Makes one model call, and one more for each forward that reuses features; answers all reads in order."""
         model = self.model
         plan = ReadPlan.of(forwards)
-        if recorded is not None and recorded.serves(forwards, plan):
-            return recorded.read(forwards, plan, cache.lengths[: len(forwards)])
+        if recorded is not None:
+            answers = recorded.read(forwards, plan, cache.lengths[: len(forwards)])
+            if answers is not None:
+                return answers
         cache.move_rows()
         with device.cpu_threads(self.num_threads):
             hidden_TC = hidden_of(model, cache, forwards, self.attention)
@@ -346,7 +366,7 @@ def _grow_back(
 
 def check_forward(forward: Forward, vocab_size: int) -> None:
     num_rows = len(forward.tokens)
-    num_seen = sum(segment.size for segment in forward.attention)
+    num_seen = sum([segment.size for segment in forward.attention])
     if not num_rows == len(forward.positions) == num_seen or num_rows == 0:
         sizes = f"{num_rows} tokens, {len(forward.positions)} positions, attention over {num_seen} rows"
         raise DecodeError(f"{forward.kind}: {sizes}; they must be equally many, at least one")
@@ -356,10 +376,13 @@ def check_forward(forward: Forward, vocab_size: int) -> None:
     check_attention(forward.attention)
     for read in forward.reads:
         guides = read.guidance.rows if read.guidance else read.rows
-        if any(not 0 <= row < num_rows for row in (*read.rows, *guides)) or len(guides) != len(read.rows):
-            rows = f"rows {list(read.rows)}, guided by {list(guides)}"
-            raise DecodeError(f"{forward.kind}: reads {rows}, of {num_rows} rows")
+        for rows in (read.rows, guides) if read.guidance else (read.rows,):
+            if len(guides) != len(read.rows) or (rows and not 0 <= min(rows) <= max(rows) < num_rows):
+                shown = f"rows {list(read.rows)}, guided by {list(guides)}"
+                raise DecodeError(f"{forward.kind}: reads {shown}, of {num_rows} rows")
         if read.temperature > 0 and len(read.draws) != len(read.rows):
             raise DecodeError(f"{forward.kind}: sampling {len(read.rows)} rows takes one draw key each")
+        if read.given is not None and len(read.given) != len(read.rows):
+            raise DecodeError(f"{forward.kind}: {len(read.given)} given tokens for {len(read.rows)} rows")
     if isinstance(forward.approximation, RowScores):
         check_scores(forward, forward.approximation)

@@ -3,10 +3,10 @@
 Shapes: T packed rows, C residual width, N rows that are read, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -22,8 +22,6 @@ from refusion_eval.types import PLAIN, FeatureReuse, Forward, Read, Readout
 
 # Logits of at most this many entries are held at once (256 MiB in float32); further rows are read chunk by chunk.
 MAX_LOGITS = 1 << 26
-# Where each statistic of a read is among the three of a simple read, which asks for no entropy and no margin.
-STATISTICS_OF_SIMPLE = [0, 1, 2, 1, 1]
 
 
 def hidden_of(model: Transformer, cache: KVCache, forwards: Sequence[Forward], backend: Backend) -> Tensor:
@@ -63,16 +61,14 @@ def _packed(
     return hidden_TC
 
 
-def _options_of(read: Read) -> Read:
-    """The read without its rows; reads with equal options are answered together."""
-    guidance = read.guidance and replace(read.guidance, rows=())
-    return replace(read, rows=(), given=None if read.given is None else (), draws=(), guidance=guidance)
+def _options_of(read: Read) -> tuple[object, ...]:
+    """What a read says besides its rows, given tokens and suppressed ids."""
+    scale = read.guidance and read.guidance.scale
+    shape = (read.temperature, read.exclude, read.top_p, read.top_k, read.confidence, scale)
+    return read.entropy, read.margin, read.logits, *shape
 
 
-@lru_cache(maxsize=256)
-def _is_simple(options: Read) -> bool:
-    """Whether one pass over the logits answers the read: the likeliest token and plain probabilities."""
-    return len(options.suppress) <= 1 and options == Read((), given=options.given, suppress=options.suppress)
+PLAIN_OPTIONS = _options_of(Read(()))
 
 
 class ReadPlan:
@@ -81,54 +77,71 @@ class ReadPlan:
     # Each read comes with the number at which its sequence's rows begin among the packed rows of the forward.
     def __init__(self, packed_reads: Sequence[tuple[Read, int]]) -> None:
         self._reads = packed_reads
-        by_options: dict[Read, list[int]] = {}
+        by_options: dict[tuple[object, ...], list[int]] = {}  # reads with equal options are answered together
+        # Whether the compiled and the fused readout can answer all reads, in one pass over the logits: they ask for the
+        # likeliest token and plain probabilities.
+        self.is_simple = True
         for index, (read, _) in enumerate(packed_reads):
-            by_options.setdefault(_options_of(read), []).append(index)
-        self._order = [index for indices in by_options.values() for index in indices]
-        numbers: list[tuple[int, int, int]] = []
+            options = _options_of(read)
+            by_options.setdefault((read.given is None, read.suppress, options), []).append(index)
+            self.is_simple &= options == PLAIN_OPTIONS and len(read.suppress) <= 1
+        rows: list[int] = []
+        given: list[int] = []
+        draws: list[int] = []
         suppressed: list[int] = []
         self.guides: list[int] = []  # for each row that is read the row that guides it; empty if no read is guided
-        self.groups: list[tuple[Read, slice]] = []
-        for options, indices in by_options.items():
-            start = len(numbers)
-            for read, first_row in (packed_reads[index] for index in indices):
+        self.groups: list[tuple[Read, slice]] = []  # a read of each group, for its options
+        self._places: list[slice] = [slice(0)] * len(packed_reads)  # of the rows of each read among all
+        for indices in by_options.values():
+            start, first_read = len(rows), packed_reads[indices[0]][0]
+            for index in indices:
+                read, first_row = packed_reads[index]
                 zeros = [0] * len(read.rows)
                 if read.guidance is not None:
-                    self.guides += [0] * (len(numbers) - len(self.guides))
+                    self.guides += [0] * (len(rows) - len(self.guides))
                     self.guides += [first_row + row for row in read.guidance.rows]
-                rows = [first_row + row for row in read.rows]
+                self._places[index] = slice(len(rows), len(rows) + len(zeros))
+                rows += [first_row + row for row in read.rows] if first_row else read.rows
+                given += zeros if read.given is None else read.given
                 # torch has no unsigned 64-bit numbers; the bits stay the same.
-                draws = [draw - (1 << 64) if draw >> 63 else draw for draw in read.draws] or zeros
-                numbers += zip(rows, zeros if read.given is None else read.given, draws, strict=True)
-            suppressed += [options.suppress[0] if options.suppress else -1] * (len(numbers) - start)
-            self.groups.append((options, slice(start, len(numbers))))
-        # Packed row, given token and draw key of every row that is read, [3, N]; 0 where there is none.
-        self.numbers = np.array(numbers, dtype=np.int64).reshape(-1, 3).T.copy()
-        # The id that each row may not choose, [N]; -1 for none. A simple read suppresses one id at most.
-        self.suppressed = np.array(suppressed, dtype=np.int64)
-        # Whether the compiled and the fused readout can answer all reads.
-        self.is_simple = all(_is_simple(options) for options in by_options)
+                draws += [draw - (1 << 64) if draw >> 63 else draw for draw in read.draws] if read.draws else zeros
+            suppressed += [first_read.suppress[0] if first_read.suppress else -1] * (len(rows) - start)
+            self.groups.append((first_read, slice(start, len(rows))))
+        # Packed row, given token, draw key and suppressed id of every row that is read, [4, N]; 0 where there is none,
+        # and -1 where no id is suppressed. A simple read suppresses one id at most.
+        self.numbers = np.array((rows, given, draws, suppressed), dtype=np.int64)
 
     @classmethod
     def of(cls, forwards: Sequence[Forward]) -> Self:
         """The plan of all reads of forwards whose rows are packed one after another."""
-        first_rows = accumulate((len(forward.tokens) for forward in forwards), initial=0)
+        first_rows = accumulate([len(forward.tokens) for forward in forwards], initial=0)
         pairs = zip(forwards, first_rows, strict=False)
         return cls([(read, first_row) for forward, first_row in pairs for read in forward.reads])
 
     def readouts(
-        self, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype, logits: Sequence[Tensor] = ()
+        self, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype, logits: Mapping[int, Tensor] | None = None
     ) -> list[Readout]:
-        """The answers from the statistics of all rows, [5, N], in the order of `_readout`, and logits asked for."""
-        readouts: dict[int, Readout] = {}
-        start, kept = 0, iter(logits)
-        for index in self._order:
-            read, _ = self._reads[index]
-            readouts[index] = _readout(read, table[:, start : (start := start + len(read.rows))], model_dtype)
-            if read.logits:
-                rows = list(islice(kept, len(read.rows)))
-                readouts[index] = replace(readouts[index], logits=partial(_fetch_row, rows))
-        return [readouts[index] for index in range(len(self._reads))]
+        """The answers from the table of `_statistics`, [5, N], of which simple reads need the first three lines.
+
+        The logits are those of the rows, by their numbers among all, for which a read asks.
+        """
+        tokens_N, table_32 = table[0].astype(np.int64), table.astype(np.float32, copy=False)
+        readouts = []
+        for (read, _), place in zip(self._reads, self._places, strict=True):
+            rows = [logits[number] for number in range(place.start, place.stop)] if read.logits and logits else []
+            wide = table if read.confidence.dtype == "float64" else table_32
+            readouts.append(
+                Readout(
+                    tokens=tokens_N[place],
+                    probs=wide[1, place],
+                    given=None if read.given is None else wide[2, place],
+                    entropy=wide[3, place] if read.entropy else None,
+                    margin=wide[4, place] if read.margin else None,
+                    rounded_to=str(model_dtype).removeprefix("torch.") if read.confidence.dtype == "model" else "",
+                    logits=partial(_fetch_row, rows) if read.logits else None,
+                )
+            )
+        return readouts
 
 
 def read_out(
@@ -137,31 +150,32 @@ def read_out(
     head: Callable[[Tensor], Tensor],
     vocab_size: int,
     model_dtype: torch.dtype = torch.float32,
-    numbers_3N: Tensor | None = None,
+    numbers_4N: Tensor | None = None,
 ) -> list[Readout]:
     """Answers all reads of one forward; `head` turns rows of the residual stream into float32 logits."""
-    if numbers_3N is None:
-        numbers_3N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
+    if numbers_4N is None:
+        numbers_4N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
     columns: list[Tensor] = []
-    logits: list[Tensor] = []
+    logits: dict[int, Tensor] = {}
     for options, group in plan.groups:
         # By chunks: a plan of many rows times a vocabulary of 150,000 would take gigabytes at once.
         for start in range(group.start, group.stop, chunk := max(1, MAX_LOGITS // vocab_size)):
             part = slice(start, min(start + chunk, group.stop))
-            rows_N, given_N, draws_N = numbers_3N[:, part]
+            rows_N, given_N, draws_N, _ = numbers_4N[:, part]
             logits_NV = head(_rows(hidden_TC, plan.numbers[0, part], rows_N))
             if options.guidance is not None:
                 guides_N = torch.tensor(plan.guides[part], device=hidden_TC.device)
                 free_NV = head(_rows(hidden_TC, np.array(plan.guides[part]), guides_N))
                 logits_NV = free_NV + (options.guidance.scale + 1) * (logits_NV - free_NV)
             columns.append(_statistics(logits_NV, options, given_N, draws_N, model_dtype))
-            logits += logits_NV.clone() if options.logits else ()  # the buffer of a recorded forward is used again
+            if options.logits:  # the buffer of a recorded forward is used again
+                logits.update(zip(range(part.start, part.stop), logits_NV.clone(), strict=True))
     table = fetch(torch.cat(columns, dim=1)) if columns else np.empty((5, 0), dtype=np.float32)
     return plan.readouts(table, model_dtype, logits)
 
 
 def read_native(plan: ReadPlan, hidden_TC: Tensor, model: Transformer) -> list[Readout]:
-    return plan.readouts(model.native.read(hidden_TC, plan.numbers, plan.suppressed)[STATISTICS_OF_SIMPLE], model.dtype)
+    return plan.readouts(model.native.read(hidden_TC, plan.numbers, plan.numbers[3]), model.dtype)
 
 
 def fetch(table: Tensor) -> npt.NDArray[np.floating[Any]]:
@@ -182,7 +196,7 @@ def _rows(hidden_TC: Tensor, rows: npt.NDArray[np.int64], rows_N: Tensor) -> Ten
 def _statistics(
     logits_NV: Tensor, options: Read, given_ids_N: Tensor, draws_N: Tensor, model_dtype: torch.dtype
 ) -> Tensor:
-    """Chosen token, its probability, and the requested statistics: [5, N], in the order of `_readout`."""
+    """Chosen token, its probability, and if requested given token's probability, entropy and margin, [5, N]."""
     # One table of one dtype, so that one copy brings all to the host; token ids below 2**24 are exact in float32.
     logits_NV = _without(logits_NV, options.exclude)
     if options.confidence != PLAIN or _truncates(options):
@@ -282,20 +296,6 @@ def _entropy(probs_NV: Tensor) -> Tensor:
 def _probability(logit_N: Tensor, log_normaliser_N: Tensor) -> Tensor:
     # Rounding could exceed 1.
     return (logit_N - log_normaliser_N).exp().clamp(max=1)
-
-
-def _readout(read: Read, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype) -> Readout:
-    if read.confidence.dtype != "float64":
-        table = table.astype(np.float32, copy=False)
-    tokens, probs, given, entropy, margin = table
-    return Readout(
-        tokens=tokens.astype(np.int64),
-        probs=probs,
-        given=given if read.given is not None else None,
-        entropy=entropy if read.entropy else None,
-        margin=margin if read.margin else None,
-        rounded_to=str(model_dtype).removeprefix("torch.") if read.confidence.dtype == "model" else "",
-    )
 
 
 def gumbel_noise(draws_N: Tensor, vocab_size: int) -> Tensor:

@@ -6,10 +6,11 @@ device, one graph computes everything from the tokens to the answers of its read
 graph reads on the device where each row belongs, so it serves every forward of its width, alone or in a batch.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from refusion_eval.engine.readout import STATISTICS_OF_SIMPLE, ReadPlan, fetch, hidden_of, read_out
+from refusion_eval.engine.readout import ReadPlan, fetch, hidden_of, read_out
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.attention import visible
+from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.fused import fused_hidden, num_words, pack_pattern, read_rows
+from refusion_eval.models.fused import Overlap, fused_hidden, read_rows
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import Attention, Forward, Read, Readout, causal, groups
+from refusion_eval.types import Forward, Read, Readout, causal, groups
 
 # Finer where a wide forward is bound by arithmetic, which padding costs too.
 WIDTHS = (1, 2, 4, *range(8, 65, 8), 80, 96, 128, 160, 192, 224, *range(256, 513, 32))
@@ -70,7 +71,7 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.zeros(SIZE, dtype=torch.int64, device=device)
-        self._host, self._numbers = host_buffer(SIZE, device)
+        self._host, self._numbers, self._is_copied = host_buffer(SIZE, device)
 
     def columns(self, width: int) -> Tensor:
         """The numbers of each row on the device, [10, W]."""
@@ -87,51 +88,55 @@ class Staging:
         return width * (NUM_COLUMNS + num_words) + 3 * num_moves <= SIZE
 
     def send(
-        self, forwards: Sequence[Forward], lengths: Sequence[int], plan: ReadPlan, shape: Shape, moved: IntArray
-    ) -> Tensor:
-        """Copies the numbers of a forward to the device; returns where the rows to move are there, [3, N]."""
-        (width, num_words), num_reads = shape, len(plan.suppressed)
+        self,
+        forwards: Sequence[Forward],
+        lengths: Sequence[int],
+        plan: ReadPlan,
+        shape: Shape,
+        moves: Sequence[tuple[int, int, int]] = (),
+    ) -> Tensor | None:
+        """Copies the numbers of a forward to the device; returns where the rows to move are there, [3, N], if any."""
+        if self._is_copied is not None:  # a forward that nothing is read of leaves its numbers waiting for their copy
+            self._is_copied.synchronize()
+        (width, words), num_reads = shape, plan.numbers.shape[1]
         columns = self._numbers[: NUM_COLUMNS * width].reshape(NUM_COLUMNS, width)
         columns[:] = 0
         columns[2] = -1  # padding belongs to no sequence
-        columns[6:9, :num_reads] = plan.numbers
-        columns[9, :num_reads] = plan.suppressed
-        start = columns.size + width * num_words
-        bits_WB = self._numbers[columns.size : start].reshape(width, num_words)
+        columns[6:, :num_reads] = plan.numbers
+        start = columns.size + width * words
+        bits_WB = self._numbers[columns.size : start].reshape(width, words)
         row = 0
         for sequence, (forward, length) in enumerate(zip(forwards, lengths, strict=True)):
             num_rows = len(forward.tokens)
             here = columns[:, row : row + num_rows]
             here[:2] = forward.tokens, forward.positions
             here[2:5] = [[sequence], [length], [num_rows]]
-            here[5] = range(num_rows)
-            bits_WB[row : row + num_rows] = _bits(forward.attention, num_words)
+            here[5] = np.arange(num_rows)
+            bits_WB[row : row + num_rows] = pattern_bits(forward.attention, words)
             row += num_rows
-        end = start + moved.size
-        self._numbers[start:end] = moved.ravel()
+        end = start + 3 * len(moves)
+        if moves:
+            self._numbers[start:end] = np.array(moves).T.ravel()
         self.device[:end].copy_(self._host[:end], non_blocking=True)
-        return self.device[start:end].view(3, -1)
+        if self._is_copied is not None:
+            self._is_copied.record()
+        return self.device[start:end].view(3, -1) if moves else None
 
 
-def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray]:
-    # Pinned, so that a copy to a CUDA device does not wait for it.
-    buffer = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return buffer, buffer.numpy()
-
-
-@lru_cache(maxsize=256)
-def _bits(attention: Attention, num_words: int) -> IntArray:
-    # Patterns recur from forward to forward.
-    return pack_pattern(visible(attention), num_words)
+def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray, torch.cuda.Event | None]:
+    # Pinned, so that a copy to a CUDA device does not wait for it; the event says when the copy is done.
+    is_cuda = device.type == "cuda"
+    buffer = torch.zeros(size, dtype=torch.int64, pin_memory=is_cuda)
+    return buffer, buffer.numpy(), torch.cuda.Event() if is_cuda else None
 
 
 class RecordedForwards:
-    def __init__(self, model: Transformer, cache: KVCache, record: Record) -> None:
-        self._model, self._cache, self._record = model, cache, record
+    def __init__(self, model: Transformer, cache: KVCache, record: Record, overlap: Overlap = Overlap()) -> None:  # noqa: B008
+        self._model, self.cache, self._record, self._overlap = model, cache, record, overlap
         cache.defers_moves = True
         self._staging = Staging(model.device)
         self._tables = model.rotary.grow(model.config.max_positions)
-        self._logits = torch.empty(WIDTHS[-1], model.config.vocab_size, dtype=model.dtype, device=model.device)
+        self._logits = torch.empty(WIDTHS[-1], len(model.weights.head), dtype=model.dtype, device=model.device)
         self._answers = torch.empty(3 * WIDTHS[-1], device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}
         self._keys: Tensor | None = None
@@ -139,74 +144,82 @@ class RecordedForwards:
 
     def reserve(self, num_rows: int) -> None:
         needed, step = max(num_rows, CHECKED_CONTEXT + WIDTHS[-1]), CAPACITY_STEP[self._model.device.type]
-        if needed > self._cache.capacity or self._cache.capacity % step:
-            capacity = -(-max(needed, self._cache.capacity) // step) * step
-            self._cache.resize(self._cache.num_sequences, capacity)
+        if needed > self.cache.capacity or self.cache.capacity % step:
+            capacity = -(-max(needed, self.cache.capacity) // step) * step
+            self.cache.resize(self.cache.num_sequences, capacity)
 
     @torch.inference_mode()
     def prepare(self) -> None:
         """Records the forwards of all widths, unless that is done for this buffer; checks them the first time."""
-        if self._keys is self._cache.keys:
+        if self._keys is self.cache.keys:
             return
         self._keys, self._replays = None, {}
         try:
             with _on(self._model.device):
                 for width in reversed(WIDTHS):  # the largest first: the others fit in its memory
-                    self._staging.send((), (), ReadPlan(()), (width, num_words(width)), np.empty((3, 0), np.int64))
+                    self._staging.send((), (), ReadPlan(()), (width, num_words(width)))
                     self._replays[width] = self._record(partial(self._compute, width))
+                self._keys = self.cache.keys
                 if not self._checked:
                     self._check()
-        except ConfigError:
-            raise
         except Exception as error:  # Triton has errors of its own, for example where it finds no C compiler
+            self._keys = None
+            if isinstance(error, ConfigError):
+                raise
             reason = f"{type(error).__name__}: {error}; run with --no-cuda-graphs (cuda_graphs=False)"
             raise ConfigError(f"forwards cannot be recorded on {self._model.device}: {reason}") from error
-        self._checked, self._keys = True, self._cache.keys
+        self._checked = True
 
-    def serves(self, forwards: Sequence[Forward], plan: ReadPlan) -> bool:
-        # Forwards that score rows, reuse features or are guided cannot: their work differs each time.
-        is_other_work = plan.guides or any(forward.approximation is not None for forward in forwards)
-        if self._keys is not self._cache.keys or is_other_work:
-            return False
+    def read(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> list[Readout] | None:
+        """Makes one model call and answers all reads; None, and nothing is done, for forwards that need another way."""
+        # Forwards that score rows, reuse features or are guided do: their work differs each time.
+        if self._keys is not self.cache.keys or plan.guides:
+            return None
+        for forward in forwards:
+            if forward.approximation is not None:
+                return None
         width, words = _shape(forwards, plan)
-        # A wide forward of one sequence is not served: attention without a pattern suits a long causal text better.
-        return width <= WIDTHS[-1] or (len(forwards) > 1 and self._staging.holds(width, words, 0))
-
-    @torch.inference_mode()
-    def read(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> list[Readout]:
-        width, words = _shape(forwards, plan)
-        with _on(self._model.device):
-            moved_3N = self._cache.moved_rows()
-            if not self._staging.holds(width, words, moved_3N.shape[1]):  # then two copies instead of one
-                self._cache.move_rows()
-                moved_3N = moved_3N[:, :0]
-            self._cache.move_rows(self._staging.send(forwards, lengths, plan, (width, words), moved_3N))
-            model, numbers_3W = self._model, self._staging.columns(width)[6:9]
+        # So does a wide forward of one sequence: attention without a pattern suits a long causal text better.
+        if width > WIDTHS[-1] and not (len(forwards) > 1 and self._staging.holds(width, words, 0)):
+            return None
+        model, moves = self._model, self.cache.moves
+        with _on(model.device):
+            if not self._staging.holds(width, words, len(moves)):  # then two copies instead of one
+                self.cache.move_rows()
+                moves = []
+            self.cache.move_rows(self._staging.send(forwards, lengths, plan, (width, words), moves))
             if width > WIDTHS[-1]:
                 # Launched one by one and without padding: from 512 rows of a large model on arithmetic takes longer
                 # than launching, and padding would add to it.
                 hidden_WC, _ = self._hidden(width, words)
-                return read_out(plan, hidden_WC, model.logits, model.config.vocab_size, model.dtype, numbers_3W)
+                return self._read_out(plan, hidden_WC, model.logits, width)
             self._replays[width]()
             if not plan.is_simple:
-                return read_out(plan, self._logits, Tensor.float, model.config.vocab_size, model.dtype, numbers_3W)
+                return self._read_out(plan, self._logits[:, : model.config.vocab_size], Tensor.float, width)
             answers_3W = fetch(self._answers[: 3 * width]).reshape(3, width)
-        return plan.readouts(answers_3W[STATISTICS_OF_SIMPLE, : len(plan.suppressed)], self._model.dtype)
+        return plan.readouts(answers_3W, model.dtype)
+
+    def _read_out(self, plan: ReadPlan, x_WX: Tensor, head: Callable[[Tensor], Tensor], width: int) -> list[Readout]:
+        numbers_4W = self._staging.columns(width)[6:]
+        return read_out(plan, x_WX, head, self._model.config.vocab_size, self._model.dtype, numbers_4W)
 
     def _hidden(self, width: int, words: int) -> tuple[Tensor, Tensor]:
         # The residual stream of the rows in the staging buffer and its final norm, both [W, C].
         rows_6W, bits_WB = self._staging.columns(width)[:6], self._staging.bits(width, words)
-        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, self._cache.keys, self._cache.values)
+        buffers = (self.cache.keys, self.cache.values)
+        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, *buffers, self._overlap)
 
     def _compute(self, width: int) -> None:
         _, normed_WC = self._hidden(width, num_words(width))
         logits_WV = torch.mm(normed_WC, self._model.weights.head.t(), out=self._logits[:width])
+        logits_WV = logits_WV[:, : self._model.config.vocab_size]
         rows_W, given_W, _, suppressed_W = self._staging.columns(width)[6:]
-        read_rows(logits_WV, rows_W, given_W, suppressed_W, self._answers[: 3 * width].view(3, width))
+        answers_3W = self._answers[: 3 * width].view(3, width)
+        read_rows(logits_WV, rows_W, given_W, suppressed_W, answers_3W, self._overlap.early)
 
     def _check(self) -> None:
         """Compares a forward of every width, and a wider forward of a batch, with the same forwards unrecorded."""
-        model, cache = self._model, self._cache
+        model, cache = self._model, self.cache
         num_sequences = min(cache.num_sequences, CHECKED_SEQUENCES)
         lengths = [CHECKED_CONTEXT - sequence for sequence in range(num_sequences)]
         cache.lengths[:num_sequences] = [0] * num_sequences
@@ -217,6 +230,7 @@ class RecordedForwards:
             sizes = [min(len(part), cache.capacity - length) for part, length in zip(parts, lengths, strict=False)]
             forwards = [self._forward(*pair) for pair in zip(lengths, sizes, strict=False)]
             answers = self.read(forwards, ReadPlan.of(forwards), lengths[: len(forwards)])
+            assert answers is not None
             with_margin = [replace(forward, reads=(replace(forward.reads[0], margin=True),)) for forward in forwards]
             plan = ReadPlan.of(with_margin)
             expected = read_out(plan, hidden_of(model, cache, forwards, "sdpa"), model.logits, model.config.vocab_size)
@@ -250,10 +264,12 @@ def _compare(width: int, answers: Sequence[Any], expected: Sequence[Any], tolera
 
 
 def _shape(forwards: Sequence[Forward], plan: ReadPlan) -> Shape:
-    widest = max(len(forward.tokens) for forward in forwards)
-    num_rows = max(sum(len(forward.tokens) for forward in forwards), len(plan.suppressed))
-    width = next((width for width in WIDTHS if width >= num_rows), None)
-    return (num_rows, num_words(widest)) if width is None else (width, num_words(width))
+    sizes = [len(forward.tokens) for forward in forwards]
+    num_rows = max(sum(sizes), plan.numbers.shape[1])
+    if num_rows > WIDTHS[-1]:
+        return num_rows, num_words(max(sizes))
+    width = WIDTHS[bisect_left(WIDTHS, num_rows)]
+    return width, num_words(width)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

@@ -1,7 +1,7 @@
 """Attention of packed rows over the KV cache: one sequence without a copy, or several sequences padded to one width.
 
 Shapes: T packed rows, S sequences, Q rows of the widest sequence, K keys, H query heads, G key-value heads, R = H / G
-query heads a group, D head width.
+query heads a group, D head width, B words of 64 bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,56 +37,80 @@ MAX_DENSE = 1 << 18
 # A CPU pays for arithmetic on padding; beyond this ratio of padded to true rows separate calls were faster (16
 # sequences of 1 to 300 rows: 4.9 against 29 ms a layer; all of 1 row: 1.0 against 0.4). A GPU pays for calls.
 MAX_CPU_PADDING = 1.5
-# Patterns of up to this many rows are cached, 256 KiB each at most; those of long prompts are computed each time.
-MAX_KEPT_ROWS = 512
+BITS = 64  # of a word of a visibility pattern
+# The words whose lowest 0, 1, ..., 64 bits are set.
+LOWEST = np.array([(1 << number) - 1 for number in range(BITS + 1)], dtype=np.uint64).view(np.int64)
 
 
 def check_attention(attention: Attention) -> None:
     start = 0
     for segment in attention:
-        if segment.size < 1 or any(not 0 <= first <= last <= start for first, last in segment.sees):
+        is_before = True
+        for first, last in segment.sees:
+            is_before &= 0 <= first <= last <= start
+        if segment.size < 1 or not is_before:
             raise DecodeError(f"attention segment {segment} at row {start} is empty or sees rows not before it")
         start += segment.size
 
 
+def num_words(width: int) -> int:
+    return -(-width // BITS)
+
+
+def pattern_bits(attention: Attention, words: int) -> npt.NDArray[np.int64]:
+    """Which rows of a forward see which of its own rows, as words, lowest bit first, [Q, B]."""
+    # Committed rows are seen by all. A row sees ranges of rows: part of its segment, and those that the segment names.
+    # A segment names one range at most in nearly all forwards, so all rows are computed at once with one such range.
+    spans, sizes, start = [], [], 0
+    for segment in attention:
+        size = segment.size
+        spans.append((start, 0 if segment.causal else start + size, *(segment.sees[0] if segment.sees else (0, 0))))
+        sizes.append(size)
+        start += size
+    firsts_and_lasts = np.array(spans).T.repeat(sizes, axis=1)
+    firsts_and_lasts[1] = np.maximum(firsts_and_lasts[1], np.arange(1, start + 1))
+    before = _rows_before(firsts_and_lasts, words)
+    bits_QB = (before[0] ^ before[1]) | (before[2] ^ before[3])
+    for segment, (first_row, *_) in zip(attention, spans, strict=True):
+        for span in segment.sees[1:]:
+            first, last = _rows_before(np.array(span), words)
+            bits_QB[first_row : first_row + segment.size] |= first ^ last
+    return bits_QB
+
+
+def _rows_before(rows: npt.NDArray[np.int64], words: int) -> npt.NDArray[np.int64]:
+    """All rows before each of these rows, as words on a last axis."""
+    return LOWEST[np.minimum(np.maximum(rows[..., None] - BITS * np.arange(words), 0), BITS)]
+
+
 def visible(attention: Attention) -> BoolArray:
-    """Which rows of a forward see which of its own rows, [Q, Q], read-only; committed rows are seen by all."""
-    return _kept_pattern(attention) if _num_rows(attention) <= MAX_KEPT_ROWS else _pattern(attention)
+    """Which rows of a forward see which of its own rows, [Q, Q]."""
+    num_rows = _num_rows(attention)
+    bits_QB = pattern_bits(attention, num_words(num_rows)).astype("<i8", copy=False)
+    return np.unpackbits(bits_QB.view(np.uint8), axis=1, count=num_rows, bitorder="little").view(np.bool_)
 
 
 def _num_rows(attention: Attention) -> int:
-    return sum(segment.size for segment in attention)
+    return sum([segment.size for segment in attention])
 
 
-def _pattern(attention: Attention) -> BoolArray:
-    mask_QQ = np.zeros((_num_rows(attention),) * 2, dtype=np.bool_)
-    start = 0
-    for segment in attention:
-        rows = slice(start, start := start + segment.size)
-        for first, last in segment.sees:
-            mask_QQ[rows, first:last] = True
-        mask_QQ[rows, rows] = np.tri(segment.size, dtype=np.bool_) if segment.causal else True
-    mask_QQ.flags.writeable = False
-    return mask_QQ
-
-
-_kept_pattern = lru_cache(maxsize=256)(_pattern)
-
-
-@lru_cache(maxsize=256)
 def is_causal(attention: Attention) -> bool:
     """Whether every row sees exactly the rows before it and itself."""
-    if len(attention) == 1:  # a long prompt, whose pattern would be large
-        return attention[0].causal
-    return np.array_equal(visible(attention), np.tri(_num_rows(attention), dtype=np.bool_))
+    start = 0
+    for segment in attention:
+        reached = 0
+        for first, last in sorted(segment.sees):
+            reached = max(reached, last) if first <= reached else reached
+        if reached < start or not (segment.causal or segment.size == 1):
+            return False
+        start += segment.size
+    return True
 
 
-@lru_cache(maxsize=256)
 def sees_everything(attention: Attention) -> bool:
     """Whether every row sees every row, so that no mask is needed."""
-    if len(attention) == 1:
-        return attention[0].size == 1 or not attention[0].causal
-    return bool(visible(attention).all())
+    # No row sees a later segment.
+    return len(attention) == 1 and (attention[0].size == 1 or not attention[0].causal)
 
 
 def additive_mask(
@@ -115,14 +139,15 @@ def additive_mask(
 
 def sequence_table(
     cache: KVCache, attentions: Sequence[Attention], sequences: Sequence[int]
-) -> tuple[npt.NDArray[np.int64], BoolArray]:
-    """Of each sequence its index, committed rows, rows, kind of pattern and where that begins, [S, 5]; the patterns."""
-    table, patterns, begin = np.empty((len(sequences), 5), dtype=np.int64), [np.empty(0, dtype=np.bool_)], 0
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Of each sequence its index, committed rows, rows, kind of pattern and its first word, [S, 5]; all words."""
+    table, patterns, begin = np.empty((len(sequences), 5), dtype=np.int64), [np.empty(0, dtype=np.int64)], 0
     for line, sequence, attention in zip(table, sequences, attentions, strict=True):
         kind = ALL if sees_everything(attention) else CAUSAL if is_causal(attention) else PATTERN
-        line[:] = sequence, cache.lengths[sequence], _num_rows(attention), kind, begin
+        num_rows = _num_rows(attention)
+        line[:] = sequence, cache.lengths[sequence], num_rows, kind, begin
         if kind == PATTERN:
-            patterns.append(visible(attention).ravel())
+            patterns.append(pattern_bits(attention, num_words(num_rows)).ravel())
             begin += patterns[-1].size
     return table, np.concatenate(patterns)
 

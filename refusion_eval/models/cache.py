@@ -6,8 +6,6 @@ Keys are stored rotated, so rows may be in any order. The next forward says whic
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -53,6 +51,10 @@ class KVCache:
         # Whether the next `move_rows` moves the rows of a commit, so that their numbers are sent with the next forward.
         self.defers_moves = False
         self.moves: list[tuple[int, int, int]] = []  # sequence, source row and target row
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
 
     def reserve(self, num_rows: int) -> None:
         if num_rows > self.capacity:
@@ -102,14 +104,13 @@ class KVCache:
         if isinstance(self.approximations[sequence], ScoredRows):
             self.approximations[sequence] = None
 
-    @torch.inference_mode()
     def commit(self, sequence: int, rows: Sequence[int], keep: int | None = None) -> None:
         """Keeps some rows of the last forward and drops the others; arguments as `Commit`, errors are DecodeError."""
         length, staged = self.lengths[sequence], self.staged[sequence]
         start = length if keep is None else keep
         if not 0 <= start <= length:
             raise DecodeError(f"keep={keep} of {length} committed rows")
-        if any(not 0 <= row < staged for row in rows):
+        if rows and not 0 <= min(rows) <= max(rows) < staged:
             raise DecodeError(f"commit of rows {list(rows)} after a forward of {staged} rows")
         scored, num_kept = self.approximations[sequence], len(rows)
         if rows and isinstance(scored, ScoredRows):
@@ -122,12 +123,13 @@ class KVCache:
             num_kept = scored.best
         else:
             # Rows that stand where they belong, as a leading run 0, 1, 2, ... does, are not moved.
-            pairs = zip((length + row for row in rows), range(start, start + num_kept), strict=True)
-            self.moves += [(sequence, source, target) for source, target in pairs if source != target]
+            pairs = zip(rows, range(start - length, start - length + num_kept), strict=True)
+            self.moves += [(sequence, length + row, length + place) for row, place in pairs if row != place]
             if not self.defers_moves:
                 self.move_rows()
         self.lengths[sequence], self.staged[sequence] = start + num_kept, 0
 
+    @torch.inference_mode()
     def _copy_best(self, sequence: int, scored: ScoredRows, start: int) -> None:
         # A stable sort: among equals the first rows win, on every device.
         order_LN = scored.scores_LK.sort(dim=1, descending=True, stable=True).indices[:, : scored.best]
@@ -138,18 +140,14 @@ class KVCache:
         for buffer in (self.keys, self.values):
             buffer[:, sequence, :, start : start + scored.best] = buffer[:, sequence].gather(2, index)
 
-    def moved_rows(self) -> npt.NDArray[np.int64]:
-        """Sequence, source row and target row of every row that is to be moved, [3, rows]."""
-        return np.array(self.moves, dtype=np.int64).reshape(-1, 3).T.copy()
+    def move_rows(self, moved_3N: Tensor | None = None) -> None:
+        """Carries out the commits that are deferred; `moved_3N` is `moves` on the device, a line for each number."""
+        if self.moves:
+            self._move_rows(torch.tensor(self.moves, device=self.keys.device).T if moved_3N is None else moved_3N)
+            self.moves = []
 
     @torch.inference_mode()
-    def move_rows(self, moved_3N: Tensor | None = None) -> None:
-        """Carries out the commits that are deferred; `moved_3N` is `moved_rows` on the device."""
-        if not self.moves:
-            return
-        if moved_3N is None:
-            moved_3N = torch.from_numpy(self.moved_rows()).to(self.keys.device)
-        self.moves = []
+    def _move_rows(self, moved_3N: Tensor) -> None:
         sequences_N, sources_N, targets_N = moved_3N
         for buffer in (self.keys, self.values):
             # The gather is complete before the write begins, so overlapping rows are safe.

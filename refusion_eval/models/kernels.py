@@ -10,6 +10,7 @@ Types and shapes of the functions are those of the operations of the same names 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 KEYS_A_STEP = {2: 64, 4: 32}  # by bytes of a number: keys that one step of attention reads into shared memory
 NUM_WARPS = {16: 4, 32: 4, 64: 8}  # by rows of a block of attention: with fewer, its sums do not fit in the registers
@@ -17,22 +18,46 @@ VOCABULARY_SPLITS = 32  # programs that share the logits of a row
 NUM_PARTS = 4  # numbers that each of them finds
 MAX_FOLDED = 64  # query rows times query heads of a group that one program of attention holds
 MAX_SPLITS = 16  # programs that share the keys of a query row
-ENOUGH_PROGRAMS = 256  # two for each multiprocessor of the GPUs that this is for: with more, splitting gains nothing
+ENOUGH_PROGRAMS = 256  # about two for each multiprocessor: with more, splitting gains nothing
+CACHE_LINE = 128  # bytes
+PREFETCHING_PROGRAMS = 8  # enough for the memory's speed, and few beside the kernels that they run with
 
 
 @triton.jit
-def add_rms_norm_kernel(x, added, weight, total, normed, width, eps, BLOCK: tl.constexpr):
+def begin(EARLY: tl.constexpr):
+    # A kernel that was launched early waits here until the kernel before it has written its results, and then lets the
+    # next one begin, which waits likewise. Nothing but weights may be read before, and nothing written.
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch_kernel(weights, num_lines, LINE: tl.constexpr, BLOCK: tl.constexpr):
+    # Lines of memory are brought to the L2 cache and to no register. What the instruction returns is not used.
+    offsets = tl.arange(0, BLOCK)
+    for start in range(tl.program_id(0) * BLOCK, num_lines, tl.num_programs(0) * BLOCK):
+        lines = tl.minimum(start + offsets, num_lines - 1)
+        places = weights.to(tl.pointer_type(tl.int8)) + lines.to(tl.int64) * LINE
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def add_rms_norm_kernel(x, added, weight, total, normed, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     # One program a row.
     first = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    begin(EARLY)
     summed = tl.load(x + first + columns, mask=inside, other=0.0).to(tl.float32)
     summed += tl.load(added + first + columns, mask=inside, other=0.0).to(tl.float32)
     rounded = summed.to(total.dtype.element_ty)
     tl.store(total + first + columns, rounded, mask=inside)
     summed = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(summed * summed, axis=0) / width + eps)
-    scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(normed + first + columns, (summed * scale * scales).to(normed.dtype.element_ty), mask=inside)
 
 
@@ -55,8 +80,10 @@ def rotate_and_store_kernel(
     HEAD: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program for each row and head: norm and rotation of queries and keys; keys and values go to the KV buffer."""
+    begin(EARLY)
     row, head = tl.program_id(0), tl.program_id(1)
     entries = tl.arange(0, BLOCK)
     inside = entries < HEAD
@@ -87,14 +114,30 @@ def rotate_and_store_kernel(
 
 
 @triton.jit
-def swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+def swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     # One program for each row and block of columns.
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def attend_step(q, keys, values, places, is_key, is_own, bias, scale, largest, total, attended):
+    # One block of keys for the rows of their sequence: the softmax over the keys so far, rescaled where its maximum
+    # grows. The bias is 0 for keys that are seen, and else -inf.
+    k = tl.load(keys + places, mask=is_key, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale + bias
+    now_largest = tl.maximum(largest, tl.where(is_own, tl.max(scores, axis=1), float("-inf")))
+    reference = tl.where(now_largest == float("-inf"), 0.0, now_largest)  # nothing is seen yet
+    weights = tl.exp(scores - tl.where(is_own, reference, float("inf"))[:, None])
+    shrink = tl.exp(largest - reference)
+    v = tl.load(values + places, mask=is_key, other=0.0)
+    products = tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
+    return now_largest, total * shrink + tl.sum(weights, axis=1), attended * shrink[:, None] + products
 
 
 # Rows and words differ from width to width: one kernel serves them all.
@@ -119,12 +162,14 @@ def attend_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program for each key-value head, block of query rows, and share of the keys of each sequence in the block."""
     # The query heads of a group are folded into the rows: row m of a block is query row m // SHARED of head m % SHARED.
     # A block may hold rows of several sequences: it reads the keys of one after the other, and only the rows of that
     # sequence count them. Products of float32 run on the tensor cores in three parts each, which together have the
     # precision of float32.
+    begin(EARLY)
     group, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     folded = block * BLOCK_M + tl.arange(0, BLOCK_M)
     rows, heads = folded // SHARED, group * SHARED + folded % SHARED
@@ -151,28 +196,27 @@ def attend_kernel(
         committed_steps = tl.cdiv(num_committed, BLOCK_N)
         num_steps = committed_steps + tl.cdiv(num_added, BLOCK_N)
         share = tl.cdiv(num_steps, SPLITS)
-        for step in range(split * share, tl.minimum((split + 1) * share, num_steps)):
-            is_tail = step >= committed_steps
-            tail = tl.where(is_tail, step - committed_steps, 0) * BLOCK_N
-            start = tl.where(is_tail, num_committed + tail, step * BLOCK_N)
-            num_left = tl.where(is_tail, num_added - tail, num_committed - start)
-            is_key = (columns < num_left)[:, None] & (entries < HEAD)[None, :]
-            k = tl.load(keys + (base + start * HEAD) + places_in_step, mask=is_key, other=0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
-            is_masked = rows < tl.where(is_tail, num_rows, 0)
-            words = tl.load(bits + rows * num_words + tail // 64, mask=is_masked, other=-1) >> (tail % 64)
+        first_step, end_step = split * share, tl.minimum((split + 1) * share, num_steps)
+        for step in range(first_step, tl.minimum(end_step, committed_steps)):  # every row sees every committed key
+            start = step * BLOCK_N
+            is_column = columns < num_committed - start
+            key_places = base + start * HEAD + places_in_step
+            is_key = is_column[:, None] & (entries < HEAD)[None, :]
+            bias = tl.where(is_column, 0.0, float("-inf"))[None, :]
+            largest, total, attended = attend_step(
+                q, keys, values, key_places, is_key, is_own, bias, scale, largest, total, attended
+            )
+        for step in range(tl.maximum(first_step, committed_steps), end_step):
+            tail = (step - committed_steps) * BLOCK_N
+            is_column = columns < num_added - tail
+            key_places = base + (num_committed + tail) * HEAD + places_in_step
+            is_key = is_column[:, None] & (entries < HEAD)[None, :]
+            words = tl.load(bits + rows * num_words + tail // 64, mask=rows < num_rows, other=0) >> (tail % 64)
             seen = ((words[:, None] >> columns[None, :]) & 1) == 1
-            seen = seen & is_own[:, None] & (columns < num_left)[None, :]
-            scores = tl.where(seen, scores, float("-inf"))
-            now_largest = tl.maximum(largest, tl.max(scores, axis=1))
-            reference = tl.where(now_largest == float("-inf"), 0.0, now_largest)  # nothing is seen yet
-            weights = tl.exp(scores - reference[:, None])
-            shrink = tl.exp(largest - reference)
-            total = total * shrink + tl.sum(weights, axis=1)
-            v = tl.load(values + (base + start * HEAD) + places_in_step, mask=is_key, other=0.0)
-            products = tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
-            attended = attended * shrink[:, None] + products
-            largest = now_largest
+            bias = tl.where(seen & is_column[None, :], 0.0, float("-inf"))
+            largest, total, attended = attend_step(
+                q, keys, values, key_places, is_key, is_own, bias, scale, largest, total, attended
+            )
 
     attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
     if SPLITS == 1:
@@ -184,8 +228,18 @@ def attend_kernel(
 
 
 @triton.jit(do_not_specialize=["num_places"])
-def join_splits_kernel(parts, log_sums, out, num_places, HEAD: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr):
+def join_splits_kernel(
+    parts,
+    log_sums,
+    out,
+    num_places,
+    HEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """One program for each row and head: the mean of the splits, each weighted by its share of the softmax."""
+    begin(EARLY)
     place = tl.program_id(0)
     splits, entries = tl.arange(0, SPLITS), tl.arange(0, BLOCK)
     log_sum = tl.load(log_sums + splits * num_places + place)
@@ -200,15 +254,20 @@ def join_splits_kernel(parts, log_sums, out, num_places, HEAD: tl.constexpr, BLO
 
 
 @triton.jit
-def read_part_kernel(logits, rows, suppressed, parts, vocab_size, share, BLOCK: tl.constexpr):
+def read_part_kernel(
+    logits, rows, suppressed, parts, vocab_size, stride, share, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     # One program for each row and share of the vocabulary. It stores the largest logit, the sum of exp(logit - largest)
     # and, among the ids that are not suppressed, the largest logit and the lowest id of it.
+    begin(EARLY)
     read, split = tl.program_id(0), tl.program_id(1)
     offsets = tl.arange(0, BLOCK)
     ids = split * share + offsets
     inside = (offsets < share) & (ids < vocab_size)
-    first = tl.load(rows + read) * vocab_size
-    values = tl.load(logits + first + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    # The padding of a row is loaded too: the multiple of 16 at which it ends lets the loads be 16 bytes wide.
+    is_stored = (offsets < share) & (ids < stride)
+    values = tl.load(logits + tl.load(rows + read) * stride + ids, mask=is_stored, other=0.0).to(tl.float32)
+    values = tl.where(inside, values, float("-inf"))
     largest = tl.max(values, axis=0)
     base = tl.where(largest == float("-inf"), 0.0, largest)
     total = tl.sum(tl.exp(values - base), axis=0)
@@ -223,8 +282,11 @@ def read_part_kernel(logits, rows, suppressed, parts, vocab_size, share, BLOCK: 
 
 
 @triton.jit(do_not_specialize=["num_reads"])
-def read_whole_kernel(logits, rows, given, parts, out, vocab_size, num_reads, SPLITS: tl.constexpr):
+def read_whole_kernel(
+    logits, rows, given, parts, out, vocab_size, stride, num_reads, SPLITS: tl.constexpr, EARLY: tl.constexpr
+):
     # One program a row: the chosen token, its probability, and the probability of the given token.
+    begin(EARLY)
     read = tl.program_id(0)
     places = parts + (read * SPLITS + tl.arange(0, SPLITS)) * 4
     largest = tl.load(places)
@@ -233,7 +295,7 @@ def read_whole_kernel(logits, rows, given, parts, out, vocab_size, num_reads, SP
     chosen = tl.load(places + 2)
     best = tl.max(chosen, axis=0)
     token = tl.min(tl.where(chosen == best, tl.load(places + 3), vocab_size * 1.0), axis=0)
-    given_place = tl.load(rows + read) * vocab_size + tl.load(given + read)
+    given_place = tl.load(rows + read) * stride + tl.load(given + read)
     given_logit = tl.load(logits + given_place).to(tl.float32)
     tl.store(out + read, token)
     tl.store(out + num_reads + read, tl.minimum(tl.exp(best - log_sum), 1.0, propagate_nan=tl.PropagateNan.ALL))
@@ -241,16 +303,27 @@ def read_whole_kernel(logits, rows, given, parts, out, vocab_size, num_reads, SP
     tl.store(out + 2 * num_reads + read, given_prob)
 
 
-def add_rms_norm(x_WC, added_WC, weight_C, eps):
+def _launch(early):
+    """Options of a kernel that may begin before the one before it has ended, or may not; from sm_90 on."""
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+
+
+def prefetch(matrix, most_bytes):
+    """Brings the first bytes of a matrix to the L2 cache."""
+    lines = triton.cdiv(min(matrix.nbytes, most_bytes), CACHE_LINE)
+    prefetch_kernel[(PREFETCHING_PROGRAMS,)](matrix, lines, LINE=CACHE_LINE, BLOCK=1024, num_warps=4)
+
+
+def add_rms_norm(x_WC, added_WC, weight_C, eps, early=False):
     num_rows, width = x_WC.shape
     total, normed = torch.empty_like(x_WC), torch.empty_like(x_WC)
     block = triton.next_power_of_2(width)
     tensors, num_warps = (x_WC, added_WC, weight_C, total, normed), max(1, min(16, block // 512))
-    add_rms_norm_kernel[(num_rows,)](*tensors, width, eps, BLOCK=block, num_warps=num_warps)
+    add_rms_norm_kernel[(num_rows,)](*tensors, width, eps, BLOCK=block, num_warps=num_warps, **_launch(early))
     return total, normed
 
 
-def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD, values_SGKD, eps):
+def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD, values_SGKD, eps, early=False):
     _, num_groups, _, head = keys_SGKD.shape
     num_rows = qkv_WO.shape[0]
     num_heads = qkv_WO.shape[1] // head - 2 * num_groups
@@ -262,14 +335,15 @@ def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD,
         **sizes,
         HAS_NORM=norm_PD is not None,
         num_warps=1,
+        **_launch(early),
     )
     return queries
 
 
-def swiglu(gate_up_WI):
+def swiglu(gate_up_WI, early=False):
     num_rows, width = gate_up_WI.shape[0], gate_up_WI.shape[1] // 2
     out = gate_up_WI.new_empty(num_rows, width)
-    swiglu_kernel[(num_rows, triton.cdiv(width, 1024))](gate_up_WI, out, width, BLOCK=1024)
+    swiglu_kernel[(num_rows, triton.cdiv(width, 1024))](gate_up_WI, out, width, BLOCK=1024, **_launch(early))
     return out
 
 
@@ -280,7 +354,7 @@ def num_splits(num_rows: int, num_heads: int, num_groups: int) -> int:
     return 1 << (splits.bit_length() - 1)
 
 
-def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB):
+def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB, early=False):
     num_rows, num_heads, head = queries_WHD.shape
     num_groups = keys_SGKD.shape[1]
     shared = num_heads // num_groups
@@ -300,21 +374,28 @@ def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB):
         BLOCK_D=max(16, triton.next_power_of_2(head)),  # the least that a product of blocks takes
         num_warps=NUM_WARPS[block_rows],
         num_stages=2 if keys_SGKD.itemsize == 2 else 1,  # blocks in shared memory at once, of which GPUs have 99 KiB
+        **_launch(early),
     )
     if splits > 1:
         sizes = {"HEAD": head, "BLOCK": triton.next_power_of_2(head), "SPLITS": splits}
         num_places = num_rows * num_heads
-        join_splits_kernel[(num_places,)](parts, log_sums, out, num_places, **sizes, num_warps=1)
+        join_splits_kernel[(num_places,)](parts, log_sums, out, num_places, **sizes, num_warps=1, **_launch(early))
     return out
 
 
-def read_rows(logits_WV, rows_N, given_N, suppressed_N, out_3N):
-    num_reads, vocab_size = len(rows_N), logits_WV.shape[1]
-    share = triton.cdiv(vocab_size, VOCABULARY_SPLITS)
+def read_rows(logits_WV, rows_N, given_N, suppressed_N, out_3N, early=False):
+    num_reads, vocab_size, stride = len(rows_N), logits_WV.shape[1], logits_WV.stride(0)
+    share = triton.cdiv(vocab_size, 16 * VOCABULARY_SPLITS) * 16
     parts = logits_WV.new_empty(num_reads, VOCABULARY_SPLITS, NUM_PARTS, dtype=torch.float32)
     read_part_kernel[(num_reads, VOCABULARY_SPLITS)](
-        logits_WV, rows_N, suppressed_N, parts, vocab_size, share, BLOCK=triton.next_power_of_2(share), num_warps=8
+        *(logits_WV, rows_N, suppressed_N, parts, vocab_size, stride, share),
+        BLOCK=triton.next_power_of_2(share),
+        num_warps=8,
+        **_launch(early),
     )
     read_whole_kernel[(num_reads,)](
-        logits_WV, rows_N, given_N, parts, out_3N, vocab_size, num_reads, SPLITS=VOCABULARY_SPLITS, num_warps=1
+        *(logits_WV, rows_N, given_N, parts, out_3N, vocab_size, stride, num_reads),
+        SPLITS=VOCABULARY_SPLITS,
+        num_warps=1,
+        **_launch(early),
     )

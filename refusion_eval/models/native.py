@@ -25,7 +25,7 @@ from numba.core import event
 from numba.extending import intrinsic
 from torch import Tensor
 
-from refusion_eval.models.attention import CAUSAL, PATTERN, BoolArray
+from refusion_eval.models.attention import BITS, CAUSAL, PATTERN
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.checkpoint import ModelConfig
 from refusion_eval.models.weights import Weights
@@ -178,7 +178,7 @@ def _softmax(scores, num_keys, num_seen, kind, row, pattern):
     if kind == PATTERN:
         own = scores[num_seen:num_keys]
         for i in range(num_keys - num_seen):
-            own[i] = own[i] if pattern[i] else _F32(-1e30)
+            own[i] = own[i] if (pattern[i // BITS] >> (i % BITS)) & 1 else _F32(-1e30)
     largest, total = _largest(scores[:end]), _F32(0)
     for i in range(end):
         weight = _exp(scores[i] - largest)
@@ -194,8 +194,9 @@ def _softmax(scores, num_keys, num_seen, kind, row, pattern):
 @_compile
 def _attend(qkv_TO, width, keys_GKD, values_GKD, start, kind, pattern, scores, out_TX):
     """Attention of the `width` rows of one sequence, MAX_QUERIES at a time; `start` rows are committed."""
-    # The keys and values of `qkv_TO` are in the buffers already. `pattern` holds the rows of the pattern one by one.
+    # The keys and values of `qkv_TO` are in the buffers already. `pattern` holds the words of its rows one by one.
     num_groups, _, head = keys_GKD.shape
+    words = -(-width // BITS)
     num_heads = out_TX.shape[1] // head
     # Blocks of queries keep the scores in the caches of the processor, however long the text is.
     # The heads of a group are neighbours in memory, so for a single row one product serves them all.
@@ -212,7 +213,7 @@ def _attend(qkv_TO, width, keys_GKD, values_GKD, start, kind, pattern, scores, o
             _product(query, height, step, keys, TRANSPOSED, num_keys, head, 0, scores.ctypes.data, num_keys)
             for index in range(height):
                 row = begin + index if together == 1 else 0
-                own = pattern[row * width : (row + 1) * width]
+                own = pattern[row * words : (row + 1) * words]
                 _softmax(scores[index * num_keys : (index + 1) * num_keys], num_keys, start, kind, row, own)
             step = head if width == 1 else out_TX.shape[1]
             _product(scores.ctypes.data, height, num_keys, values, AS_IS, head, num_keys, 0, out, step)
@@ -317,8 +318,8 @@ def _read_row(logits, given, suppressed, out):
 # The types of every call of `_hidden` and `_read`, in the order of their arguments: each is compiled once.
 _F1, _F2, _F3, _F5 = (types.Array(types.float32, num_axes, "C") for num_axes in (1, 2, 3, 5))
 _I1, _I2, _I3 = (types.Array(types.int64, num_axes, "C") for num_axes in (1, 2, 3))
-_SIZES, _PATTERN = types.UniTuple(types.int64, 2), types.Array(types.boolean, 1, "C")
-_HIDDEN_TYPES = (_F2, _I1, _F3, _I3, _F3, _F2, _F3, types.float32, _SIZES, _F5, _F5, _I2, _PATTERN)
+_SIZES = types.UniTuple(types.int64, 2)
+_HIDDEN_TYPES = (_F2, _I1, _F3, _I3, _F3, _F2, _F3, types.float32, _SIZES, _F5, _F5, _I2, _I1)
 _READ_TYPES = (_F2, _I2, _I1, _F1, types.float32, _I1, types.int64, _F2)
 
 
@@ -366,13 +367,13 @@ class NativeForward:
         )
 
     def hidden(
-        self, tokens_T: Tensor, positions_T: Tensor, last: int, cache: KVCache, table: Integers, seen: BoolArray
+        self, tokens_T: Tensor, positions_T: Tensor, last: int, cache: KVCache, table: Integers, bits: Integers
     ) -> Tensor:
-        """Runs all layers, as `Transformer.hidden`; `table` and `seen` are those of `attention.sequence_table`."""
+        """Runs all layers, as `Transformer.hidden`; `table` and `bits` are those of `attention.sequence_table`."""
         x_TC = torch.nn.functional.embedding(tokens_T, self._embedding)
         tables = self._tables(last + 1).numpy()
         buffers = (cache.keys.numpy(), cache.values.numpy())
-        _hidden(x_TC.numpy(), positions_T.numpy(), tables, *self._weights, *buffers, table, seen)
+        _hidden(x_TC.numpy(), positions_T.numpy(), tables, *self._weights, *buffers, table, bits)
         return x_TC
 
     def read(self, x_TC: Tensor, reads: Integers, suppressed: Integers) -> npt.NDArray[np.float32]:

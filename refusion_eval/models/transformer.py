@@ -157,4 +157,5 @@ class Transformer:
     def logits(self, x_NC: Tensor) -> Tensor:
         """Final norm and output head for the rows that are read; float32, [N, V]."""
         # float32 whatever the weights: softmax sums over a vocabulary lose too much in a short dtype.
-        return linear(rms_norm(x_NC, self.weights.final_norm, self.config.rms_norm_eps), self.weights.head).float()
+        normed_NC = rms_norm(x_NC, self.weights.final_norm, self.config.rms_norm_eps)
+        return linear(normed_NC, self.weights.head)[:, : self.config.vocab_size].float()

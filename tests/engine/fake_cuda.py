@@ -161,7 +161,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Iterator[Launch
         monkeypatch.setattr(module, "synchronize", lambda device: None)
     host = torch.zeros(recorded.SIZE, dtype=torch.int64)  # a true tensor, into which numbers can be written
     numbers = host.numpy()
-    monkeypatch.setattr(recorded, "host_buffer", lambda size, device: (host, numbers))
+    monkeypatch.setattr(recorded, "host_buffer", lambda size, device: (host, numbers, None))
 
     def tensor(data: object, dtype: torch.dtype | None = None, device: object = "cpu") -> torch.Tensor:
         made = torch.from_numpy(np.array(data))  # a mode of fake tensors would compute a constant, which needs a device

@@ -6,10 +6,13 @@ A recording on a CPU is the computation itself, run again on the same buffers.
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from refusion_eval.api import load_model
@@ -21,6 +24,8 @@ from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.fused import Overlap
+from refusion_eval.models.transformer import Transformer
 from refusion_eval.paths import tasks_path
 from refusion_eval.types import Readout, Trace
 from tests.decoders.baselines import assert_equals_golden, golden_case, golden_model
@@ -124,6 +129,21 @@ def test_a_buffer_of_a_batch_that_grows_is_recorded_again_and_keeps_its_rows(eng
     assert len(log["recorded"]) == 2 * len(WIDTHS)
 
 
+def test_batches_of_one_size_are_recorded_once(engines, log) -> None:
+    free, replayed = engines
+    greedy = AutoregressiveSettings(gen_length=8)
+    requests = [Request(autoregressive.decode, LONG_PROMPT[start : start + 50], greedy) for start in range(5)]
+    expected = tokens_of(free.run_many(requests, 2))
+    abandoned = replayed.run_many(requests, 2)
+    first, _ = next(abandoned)  # its buffer is in use
+    for _ in range(3):
+        assert tokens_of(replayed.run_many(requests, 2)) == expected
+    assert tokens_of(abandoned) == {index: tokens for index, tokens in expected.items() if index != first}
+    assert len(log["recorded"]) == 2 * len(WIDTHS)
+    assert tokens_of(replayed.run_many(requests, 3)) == expected
+    assert len(log["recorded"]) == 3 * len(WIDTHS)
+
+
 def test_rows_that_no_staging_buffer_holds_move_on_their_own(engines, monkeypatch) -> None:
     free, replayed = engines
     settings = RefusionSettings(gen_length=40, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0)
@@ -162,6 +182,42 @@ def test_a_request_that_outgrows_the_buffer_goes_on_without_recordings(engines, 
     expected = free.run(endless, PROMPT, 1100).tokens  # a number has no num_positions
     assert replayed.run(endless, PROMPT, 1100).tokens == expected
     assert len(log["recorded"]) == len(WIDTHS)
+
+
+def test_weights_are_prefetched_before_the_product_that_reads_them(record) -> None:
+    model, prefetched = random_transformer(), []
+
+    @contextmanager
+    def prefetch(matrix, most_bytes):
+        assert most_bytes > 0
+        prefetched.append(matrix.data_ptr())
+        yield
+
+    free = Engine(model, "sdpa")
+    replayed = Engine(model, "sdpa", record=record, overlap=Overlap(early=True, prefetch=prefetch))
+    greedy = AutoregressiveSettings(gen_length=4)
+    expected = free.run(autoregressive.decode, PROMPT, greedy).tokens
+    assert replayed.run(autoregressive.decode, PROMPT, greedy).tokens == expected
+    first, second = model.weights.layers
+    order = [first.out, first.gate_up, first.down, second.qkv, second.out, second.gate_up, second.down]
+    order = [matrix.data_ptr() for matrix in (*order, model.weights.head)]
+    assert prefetched == order * (len(prefetched) // len(order))
+
+
+def test_padding_of_the_output_head_is_neither_chosen_nor_counted(engines, record) -> None:
+    """Rows after the vocabulary, as on CUDA, here with logits that would win."""
+    free, _ = engines
+    weights = free.model.weights
+    padded = torch.cat((weights.head, 100 * weights.final_norm.expand(9, -1), -100 * weights.final_norm.expand(9, -1)))
+    model = Transformer(free.model.config, replace(weights, head=padded))
+    for temperature in (0.0, 0.7):
+        settings = RefusionSettings(
+            gen_length=32, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, temperature=temperature
+        )
+        expected = free.run(REFUSION, PROMPT, settings)
+        for engine in (Engine(model, "sdpa"), Engine(model, "sdpa", record=record)):
+            decoded = engine.run(REFUSION, PROMPT, settings)
+            assert (decoded.tokens, decoded.num_forwards) == (expected.tokens, expected.num_forwards)
 
 
 def test_a_recording_that_computes_something_else_is_refused(engines, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """Compiles every kernel for the GPUs of a list of compute capabilities, without a GPU; prints what each needs.
 
-For each: its registers, and the bytes of a thread's variables that did not fit in them and lie in memory.
+For each: its registers, the bytes of a thread's variables that did not fit in them and lie in memory, and those
+instructions that only some kernels have, by what they do.
 
 python compile_kernels.py 80 90 100
 """
@@ -34,10 +35,34 @@ VARIANTS = [
     (kernels.read_part_kernel, {"BLOCK": 8192}, 8),
     (kernels.read_whole_kernel, {"SPLITS": kernels.VOCABULARY_SPLITS}, 1),
 ]
+PREFETCH = (kernels.prefetch_kernel, {"LINE": kernels.CACHE_LINE, "BLOCK": 1024}, 4)
+FROM_HERE_LAUNCHED_EARLY = 90
+# What an instruction of the machine code does.
+INSTRUCTIONS = {
+    "waits for the kernel before": r"ACQBULK",
+    "lets the next begin": r"PREEXIT",
+    "prefetches": r"CCTL\.E\.PF2",
+    "loads 16 bytes": r"LDG\.E\.128|LDGSTS\.E\.BYPASS\.128",
+    "loads 2 bytes": r"LDG\.E\.U16",
+}
 INTEGERS = ("positions", "places", "bits", "rows", "given", "suppressed")
 FLOATS = ("tables", "parts", "log_sums")
 NUMBERS = {"eps": "fp32", "scale": "fp32"}
-POINTERS = ("x", "added", "weight", "total", "normed", "qkv", "norm", "keys", "values", "queries", "gate_up", "logits")
+POINTERS = (
+    "x",
+    "added",
+    "weight",
+    "weights",
+    "total",
+    "normed",
+    "qkv",
+    "norm",
+    "keys",
+    "values",
+    "queries",
+    "gate_up",
+    "logits",
+)
 
 
 def signature(kernel, constants):
@@ -60,32 +85,44 @@ def signature(kernel, constants):
 
 
 def aligned(kernel, types):
-    """Tells the compiler what holds of every tensor: addresses and strides are multiples of 16."""
-    whole = [index for index, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name.endswith("stride")]
+    """Tells the compiler what holds of every tensor: addresses, strides and widths are multiples of 16."""
+    whole = [
+        index
+        for index, name in enumerate(kernel.arg_names)
+        if types[name][0] == "*" or name.endswith(("stride", "share", "width"))
+    ]
     return {(index,): [["tt.divisibility", 16]] for index in whole}
 
 
-def resources(cubin):
-    """Registers of a thread, and its bytes in memory, as NVIDIA's tool reports them."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+def inspect(cubin):
+    """Registers of a thread, its bytes in memory, and what its instructions do, as NVIDIA's tools report them."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    return re.search(r"REG:(\d+) STACK:(\d+)", report).groups()
+        usage, code = (
+            subprocess.run([tools / tool, option, file.name], capture_output=True, text=True, check=True).stdout
+            for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
+        )
+    deeds = [deed for deed, instruction in INSTRUCTIONS.items() if re.search(instruction, code)]
+    return *re.search(r"REG:(\d+) STACK:(\d+)", usage).groups(), deeds
 
 
 def main(capabilities):
     """Compiles; a kernel that does not compile ends the program with its error."""
     for capability in capabilities:
-        for kernel, constants, num_warps in VARIANTS:
+        ways = (False, True) if int(capability) >= FROM_HERE_LAUNCHED_EARLY else (False,)
+        variants = [(kernel, {**own, "EARLY": early}, warps) for early in ways for kernel, own, warps in VARIANTS]
+        for kernel, constants, num_warps in (*variants, PREFETCH):
             types = signature(kernel, constants)
             source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned(kernel, types))
             target = GPUTarget("cuda", int(capability), 32)
             compiled = compile_kernel(source, target=target, options={"num_warps": num_warps, "num_stages": 2})
-            registers, spilled = resources(compiled.asm["cubin"])
+            registers, spilled, deeds = inspect(compiled.asm["cubin"])
             shared = f"{compiled.metadata.shared} bytes shared"
-            print(capability, kernel.fn.__name__, f"{registers} registers, {spilled} spilled, {shared}", flush=True)
+            way = "early" if constants.get("EARLY") else "plain"
+            needs = f"{registers} registers, {spilled} spilled, {shared}: {', '.join(deeds)}"
+            print(capability, kernel.fn.__name__, way, needs, flush=True)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from refusion_eval.models import fused
-from refusion_eval.models.attention import visible
-from refusion_eval.models.fused import num_words, pack_pattern
+from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.transformer import RotaryTable
-from refusion_eval.types import bidirectional, block_causal, causal, groups
+from refusion_eval.types import Segment, bidirectional, block_causal, causal, groups
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 kernels = pytest.importorskip("refusion_eval.models.kernels", reason="Triton is not installed")
@@ -78,6 +77,18 @@ def places_of(sizes, lengths, padding):
     return torch.tensor(rows + [(-1, 0, 0, 0)] * padding).T.contiguous().to(DEVICE)
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-18, 1e4])
+def test_norm_and_swiglu_of_extreme_numbers(scale):
+    for dtype in DTYPES:
+        x, added = scale * random(0, 2, 2, 64, dtype=dtype)
+        weight = random(1, 64, dtype=dtype)
+        for mine, theirs in zip(
+            kernels.add_rms_norm(x, added, weight, EPS), plain(fused.add_rms_norm, x, added, weight, EPS), strict=True
+        ):
+            assert_close(mine, theirs)
+        assert_close(kernels.swiglu(torch.cat((x, added), dim=1)), plain(fused.swiglu, torch.cat((x, added), dim=1)))
+
+
 @settings(max_examples=10, phases=PHASES)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
@@ -113,16 +124,18 @@ def patterns(draw, max_size=30):
     return draw(st.sampled_from([groups, block_causal]))(sizes)
 
 
-def check_attention(attentions, lengths, padding, num_groups, shared, dtype, seed):
-    """Compares the kernel with its definition for a batch of sequences."""
-    seen = [visible(attention) for attention in attentions]
-    sizes, head = [len(pattern) for pattern in seen], 8
+def check_attention(attentions, lengths, padding, num_groups, shared, dtype, seed, sharpness=1.0):
+    """Compares the kernel with its definition for a batch of sequences; rows of no sequence are not numbers."""
+    sizes, head = [sum(segment.size for segment in attention) for attention in attentions], 8
     num_rows = sum(sizes) + padding
     words = num_words(num_rows)
     capacity = max(length + size for length, size in zip(lengths, sizes, strict=True)) + 5
-    queries = random(seed, num_rows, num_groups * shared, head, dtype=dtype)
+    queries = sharpness * random(seed, num_rows, num_groups * shared, head, dtype=dtype)
     keys, values = random(seed + 1, 2, len(sizes), num_groups, capacity, head, dtype=dtype)
-    bits = np.concatenate([pack_pattern(pattern, words) for pattern in seen] + [np.zeros((padding, words), np.int64)])
+    for sequence, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
+        keys[sequence, :, length + size :] = values[sequence, :, length + size :] = float("nan")
+    patterns = [pattern_bits(attention, words) for attention in attentions]
+    bits = np.concatenate([*patterns, np.zeros((padding, words), np.int64)])
     rest = (queries, keys, values, places_of(sizes, lengths, padding), torch.from_numpy(bits).to(DEVICE))
     assert_close(kernels.attend_rows(*rest), plain(fused.attend_rows, *rest))
 
@@ -150,6 +163,27 @@ def test_many_sequences_of_one_row_share_a_block():
     check_attention([causal(1)] * 9, range(9), 0, 1, 2, torch.float32, 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, SHORT])
+def test_attention_whose_softmax_is_all_on_one_key(dtype):
+    check_attention([causal(3), groups([2, 2])], [70, 0], 1, 1, 4, dtype, 3, sharpness=300.0)
+
+
+def test_a_pattern_of_several_words_that_sees_nothing_of_some_steps():
+    """Its last rows see the first row and themselves, with blocks of keys between that they do not see."""
+    attention = (Segment(66), Segment(1, sees=((0, 1),)), Segment(1, sees=((0, 1), (63, 65))))
+    check_attention([attention, causal(1)], [65, 0], 3, 1, 1, torch.float32, 1)
+
+
+def test_a_forward_of_padding_alone_writes_nothing():
+    queries, buffers = random(0, 3, 4, 8), random(1, 2, 1, 2, 16, 8)
+    places, before = places_of([], [], 3), buffers.clone()
+    table, positions = RotaryTable(8, 1e4, DEVICE), torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    kernels.rotate_and_store(random(2, 3, 8 * 8), None, table.tables, positions, places, *buffers, EPS)
+    assert torch.equal(buffers, before)
+    attended = kernels.attend_rows(queries, *buffers, places, torch.zeros(3, 1, dtype=torch.int64, device=DEVICE))
+    assert attended.isfinite().all()
+
+
 @pytest.mark.parametrize("length", [0, 63, 64, 65, 200])
 @pytest.mark.parametrize("num_rows", [1, 17])
 def test_attention_at_the_edges_of_its_blocks(length, num_rows):
@@ -157,10 +191,13 @@ def test_attention_at_the_edges_of_its_blocks(length, num_rows):
 
 
 @settings(max_examples=12, phases=PHASES)
-@given(st.integers(1, 4), st.integers(5, 300), st.integers(1, 6), dtypes, seeds)
-def test_readout(num_rows, vocab_size, num_reads, dtype, seed):
+@given(st.integers(1, 4), st.integers(5, 300), st.sampled_from([0, 1, 128]), st.integers(1, 6), dtypes, seeds)
+def test_readout(num_rows, vocab_size, padding, num_reads, dtype, seed):
+    """Rows may have padding after the vocabulary, which would win if it counted."""
     generator = np.random.default_rng(seed)
-    logits = (2 * random(seed, num_rows, vocab_size)).round().to(dtype)  # with many ties
+    logits = (2 * random(seed, num_rows, vocab_size + padding)).round().to(dtype)  # with many ties
+    logits[:, vocab_size:] = 1000
+    logits = logits[:, :vocab_size]
     rows = torch.from_numpy(generator.integers(0, num_rows, num_reads)).to(DEVICE)
     chosen = torch.from_numpy(generator.integers(0, vocab_size, num_reads)).to(DEVICE)
     suppressed = torch.from_numpy(generator.integers(-1, vocab_size, num_reads)).to(DEVICE)
@@ -173,6 +210,24 @@ def test_readout(num_rows, vocab_size, num_reads, dtype, seed):
         assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("vocab_size", [1, 16, 511, 513, 151671])
+@pytest.mark.parametrize("kind", ["equal", "two maxima", "certain", "minus infinity"])
+def test_readout_of_logits_that_are_hard_to_reduce(vocab_size, kind):
+    """With maxima in the first and last share of the vocabulary, of which the first but one may not be chosen."""
+    logits = torch.zeros(2, vocab_size, device=DEVICE)
+    if kind != "equal":
+        logits += -1e4 if kind == "certain" else float("-inf") if kind == "minus infinity" else -3.0
+        logits[:, [0, vocab_size // 2, vocab_size - 1]] = 2.0
+    rows, ids = (torch.tensor(numbers, device=DEVICE) for numbers in ([1, 0, 1], [0, vocab_size - 1, vocab_size // 2]))
+    suppressed = torch.tensor(
+        [0 if vocab_size > 1 else -1, -1, vocab_size - 1 if vocab_size > 1 else -1], device=DEVICE
+    )
+    found, expected = torch.empty(3, 3, device=DEVICE), torch.empty(3, 3)
+    kernels.read_rows(logits, rows, ids, suppressed, found)
+    plain(fused.read_rows, logits, rows, ids, suppressed, expected)
+    torch.testing.assert_close(found.cpu(), expected, atol=2e-5, rtol=2e-5)
+
+
 def test_readout_of_logits_that_are_not_finite_is_not_finite():
     logits = torch.zeros(1, 40, device=DEVICE)
     logits[0, 3] = float("nan")
@@ -182,15 +237,6 @@ def test_readout_of_logits_that_are_not_finite_is_not_finite():
     assert found[1].isnan()
 
 
-@given(patterns(), st.integers(0, 2))
-def test_bits_hold_the_pattern(attention, more_words):
-    pattern = visible(attention)
-    bits = pack_pattern(pattern, num_words(len(pattern)) + more_words)
-    for words, seen in zip(bits, pattern, strict=True):
-        found = [column for column in range(64 * len(words)) if words[column // 64] >> (column % 64) & 1]
-        assert found == np.flatnonzero(seen).tolist()
-
-
 @pytest.mark.slow
 def test_every_kernel_compiles_for_the_gpus_that_it_is_for_and_fits_in_their_registers():
     """A100, H100 and B200; in a process of its own, because this one may interpret the kernels."""
@@ -198,5 +244,11 @@ def test_every_kernel_compiles_for_the_gpus_that_it_is_for_and_fits_in_their_reg
     command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), "80", "90", "100"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("attend_kernel") == 12
-    assert all(int(spilled) <= 32 for spilled in re.findall(r"(\d+) spilled", done.stdout)), done.stdout
+    assert done.stdout.count("attend_kernel") == 4 * (3 + 2)  # also as they are launched early, but not on an A100
+    for line in done.stdout.splitlines():
+        capability, kernel, way, *_ = line.split()
+        assert int(re.search(r"(\d+) spilled", line)[1]) <= (16 if capability == "80" else 0), line
+        assert ("waits for the kernel before, lets the next begin" in line) == (way == "early"), line
+        assert ("prefetches" in line) == (kernel == "prefetch_kernel"), line
+        # Of one number, the given token's logit, alone.
+        assert ("loads 2 bytes" in line) == (kernel == "read_whole_kernel"), line

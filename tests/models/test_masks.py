@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from refusion_eval.errors import DecodeError
 from refusion_eval.models import attention as masks
@@ -41,11 +43,34 @@ def test_impossible_segments_are_refused(segment):
         masks.check_attention((Segment(2), segment))
 
 
-def test_a_long_prompt_leaves_no_pattern_behind():
-    attention = (Segment(masks.MAX_KEPT_ROWS), Segment(1, sees=((0, 2),)))
-    assert masks.visible(attention)[-1].nonzero()[0].tolist() == [0, 1, masks.MAX_KEPT_ROWS]
-    assert masks.visible(attention) is not masks.visible(attention)
-    assert masks.visible(causal(3)) is masks.visible(causal(3))
+@st.composite
+def attentions(draw):
+    segments, start = [], 0
+    for size in draw(st.lists(st.integers(1, 90), min_size=1, max_size=5)):
+        ranges = draw(st.lists(st.tuples(st.integers(0, start), st.integers(0, start)), max_size=3))
+        segments.append(Segment(size, tuple(tuple(sorted(pair)) for pair in ranges), draw(st.booleans())))
+        start += size
+    return tuple(segments)
+
+
+@given(attentions(), st.integers(0, 2))
+def test_bits_hold_what_the_segments_say(attention, more_words):
+    num_rows = sum(segment.size for segment in attention)
+    expected, start = np.zeros((num_rows, num_rows), dtype=bool), 0
+    for segment in attention:
+        rows = slice(start, start + segment.size)
+        for first, last in segment.sees:
+            expected[rows, first:last] = True
+        expected[rows, rows] = np.tri(segment.size, dtype=bool) if segment.causal else True
+        start += segment.size
+    for words, seen in zip(
+        masks.pattern_bits(attention, masks.num_words(num_rows) + more_words), expected, strict=True
+    ):
+        found = [column for column in range(64 * len(words)) if words[column // 64] >> (column % 64) & 1]
+        assert found == np.flatnonzero(seen).tolist()
+    assert np.array_equal(masks.visible(attention), expected)
+    assert masks.is_causal(attention) == np.array_equal(expected, np.tri(num_rows, dtype=bool))
+    assert masks.sees_everything(attention) == expected.all()
 
 
 def test_committed_rows_are_seen_by_all():

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from refusion_eval.bench.checkpoints import Shape, random_checkpoint
 from refusion_eval.errors import CheckpointError
+from refusion_eval.models.weights import padded_rows
 from tests.models import tiny
 
 
@@ -29,6 +30,11 @@ def test_weights_are_cast_while_loading(checkpoint):
     model = tiny.load(checkpoint, torch.bfloat16)
     stored = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(model.weights.embedding, stored.bfloat16())
+
+
+def test_on_cuda_rows_of_the_output_head_are_a_multiple_of_128():
+    assert [padded_rows(size, torch.device("cuda")) for size in (1, 128, 151671)] == [128, 128, 151680]
+    assert padded_rows(151671, torch.device("cpu")) == 151671
 
 
 def test_a_tied_head_is_the_embedding_itself(tmp_path):
