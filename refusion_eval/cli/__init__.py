@@ -442,6 +442,19 @@ def show(
         table.write_latex(latex)
 
 
+def show_load(run_dirs: Sequence[Path], *, as_json: bool = False) -> None:
+    """Prints throughput and latency of runs by their number of requests at once."""
+    from refusion_eval.results.concurrency import load_cells, load_points, load_tables
+
+    points = load_points(run_dirs)
+    if as_json:
+        print_json(*load_cells(points))
+        return
+    for table in load_tables(points):
+        terminal = console()
+        terminal.print(table.rich(terminal.width))
+
+
 class _StderrHandler(logging.Handler):
     has_spoken = False
 

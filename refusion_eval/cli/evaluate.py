@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,13 +160,21 @@ def run(
             "take turns, so that what slows the machine for a while slows all of them.",
         ),
     ] = None,
+    concurrency: Annotated[
+        str,
+        typer.Option(
+            help="Numbers of requests at once, such as 1,2,4,8: a run for each, in RUN_DIR-cNUMBER, and then tables of "
+            "throughput and latency."
+        ),
+    ] = "",
     settings: cli.Settings = None,
     as_json: cli.Json = False,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     cli.log_to_stderr()
-    from refusion_eval.evaluation.loop import run_worker_or_return, task_names
+    from refusion_eval.evaluation.loop import Outcome, run_worker_or_return, task_names
     from refusion_eval.lm_eval_plugin.any_task import evaluate_any
+    from refusion_eval.runs.system import ModelCache
 
     arguments = with_system(system, given)
     model = str(arguments["pretrained"])
@@ -180,17 +189,31 @@ def run(
     parts = (Path(model).name, kind, preset, loop)
     name = "-".join(filter(None, (*parts, RELEASE if is_released else None)))
     run_dir = run_dir or Path("results/runs") / re.sub(r"[:/]", "-", name)  # a user's decoder is named by its file
-    places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}
-    seeds = {} if seed is None else {"seed": seed}
-    args = parse_model_args({**arguments, **places, **seeds, **cli.read_pairs(settings)})
+    given_settings: dict[str, Any] = {} if seed is None else {"seed": seed}
+    given_settings |= {"data_dir": None if data is None else str(data), **cli.read_pairs(settings)}
     share = None if turn is None else Turn.read(turn)
-    with Interruption(lambda: resume_hint(run_dir), finish_first=False):
-        run_worker_or_return(args)
-        outcome = evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, turn=share)
-        if turn is None:
-            figures = run_measurements([run_dir])
-            cells, csv, markdown = measurement_cells(figures), run_dir / "results.csv", run_dir / "table.md"
-            cli.show(summary_table(summary(figures)), cells, as_json=as_json, csv=csv, markdown=markdown)
+    sizes = cli.numbers_of(concurrency, "--concurrency", int) if concurrency else ()
+    if sizes and share is not None:
+        raise ConfigError("--concurrency and --round exclude each other: give one of them")
+    places = [run_dir.with_name(f"{run_dir.name}-c{size}") for size in sizes] or [run_dir]
+    outcomes, model_cache = [], ModelCache()
+    for number, place in enumerate(places):
+        of_size = {"batch_size": sizes[number]} if sizes else {}
+        args = parse_model_args({**arguments, **given_settings, "run_dir": str(place), **of_size})
+        with Interruption(functools.partial(resume_hint, place), finish_first=False):
+            run_worker_or_return(args)
+            outcomes.append(
+                evaluate_any(
+                    args, names, include_path, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=share
+                )
+            )
+            if turn is None:
+                figures = run_measurements([place])
+                cells, csv, markdown = measurement_cells(figures), place / "results.csv", place / "table.md"
+                cli.show(summary_table(summary(figures)), cells, as_json=as_json, csv=csv, markdown=markdown)
+    if sizes:
+        cli.show_load(places, as_json=as_json)
+    outcome = Outcome([sample for one in outcomes for sample in one.failed], sum(one.unscored for one in outcomes))
     if not outcome.is_complete:
         refused = [sample for sample in outcome.failed if sample.stop == REFUSED]
         for first in refused[:1]:

@@ -207,6 +207,18 @@ def test_so_many_requests_are_in_flight_as_the_batch_size_says(tmp_path):
     assert {sample.batch_size for sample in samples(tmp_path / "a")} == {2}
 
 
+def test_concurrency_makes_a_run_for_each_number_and_tables_of_throughput(tmp_path):
+    with serving(Peer(answer)) as peer:
+        result = run(peer, tmp_path / "a", "--concurrency", "1,2", limit=4)
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"a-c1", "a-c2"}
+    assert [{sample.batch_size for sample in samples(tmp_path / f"a-c{n}")} for n in (1, 2)] == [{1}, {2}]
+    assert "Several requests at once, on server vLLM" in result.output
+    both = [str(tmp_path / f"a-c{n}") for n in (1, 2)]
+    points = json.loads(CliRunner().invoke(app, ["speed", *both, "--concurrency", "--json"]).stdout)
+    assert [point["concurrency"] for point in points] == [1, 2]
+
+
 def test_where_threads_device_and_dtype_are_given_the_speed_stands_beside_ours(tmp_path):
     with serving(Peer(answer)) as peer:
         known = ("--server-threads", "1", "--device", "cpu", "--dtype", "float32", "--warmup", "1")
@@ -236,7 +248,7 @@ def test_arguments_of_servers_that_fit_nothing_are_refused(arguments, message):
 def test_check_prints_what_a_server_tells_of_itself():
     with serving(Peer()) as peer:
         result = CliRunner().invoke(app, ["check", "--system", f"server:{peer.url}"])
-    assert json.loads(result.output) == {"name": "vLLM", "version": "", "model": "m", "settings": {}}
+    assert json.loads(result.stdout) == {"name": "vLLM", "version": "", "model": "m", "settings": {}}
 
 
 def test_a_sweep_varies_the_settings_of_a_server(tmp_path):
