@@ -134,8 +134,8 @@ def suite(
     ModelArgs,
     "pretrained:model decoder adapter system:name backbone preset batch_size tps_samples kv_budget_gib dtype device "
     "attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop base_url served_model "
-    "api_key_env server_threads timeout patience engine workers worker_cpus ray_address tune backend",
-    without_default=(*SYSTEM_FIELDS, "enable_thinking"),
+    "api_key_env diffusion server_threads timeout patience engine workers worker_cpus ray_address tune backend",
+    without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusion"),
     helps=HELPS,
 )
 def run(

@@ -173,7 +173,8 @@ class Suite:
         if self._systems == "all" and self.model in ("", EMBEDDED):
             self.names, self.model = list(embedded_systems()), EMBEDDED
         elif self._systems == "all":
-            self.names = [name for name, system in published_systems().items() if system.pretrained]
+            named = published_systems().items()
+            self.names = [name for name, system in named if system.pretrained and not system.serve]
         else:
             self.names = names_of(self._systems)
         self.model = self.model or ALL_PUBLISHED
@@ -247,14 +248,17 @@ class Suite:
 
     def _of_server(self, name: str) -> tuple[str, list[str]]:
         """Folder and arguments of the run of a server."""
-        beside, model = self._baseline_of_server, [] if self.model == ALL_PUBLISHED else ["--model", self.model]
+        published_server = name in published_systems()
+        beside = "" if published_server else self._baseline_of_server
+        model = [] if self.model == ALL_PUBLISHED else ["--model", self.model]
         if beside and self.model == EMBEDDED:
             model = ["--model", f"{EMBEDDED}:{embedded_systems()[beside][0]}"]
         elif beside and self.model == ALL_PUBLISHED:
             published = published_systems()[beside]
             model = ["--model", str(published.pretrained), *([] if published.enable_thinking else [NO_THINKING])]
         arguments = ["--system", name, *model, *self.options("base-url", "served-model", "api-key-env")]
-        folder = f"{'' if self.model == ALL_PUBLISHED else f'{Path(self.model).name}-'}server"
+        folder = name if published_server else SERVER
+        folder = folder if self.model == ALL_PUBLISHED else f"{Path(self.model).name}-{folder}"
         return self._with_preset(folder, arguments, AUTOREGRESSIVE, "" if self.model == EMBEDDED else name)
 
     def _folder_and_arguments(self, name: str) -> tuple[str, list[str]]:
@@ -287,7 +291,8 @@ def _absolute(checkpoint: str) -> str:
 
 
 def _is_server(name: str) -> bool:
-    return name.partition(":")[0] == SERVER
+    published = published_systems().get(name)
+    return name.partition(":")[0] == SERVER or (published is not None and published.decoder == SERVER)
 
 
 def _suffix(preset: str) -> str:

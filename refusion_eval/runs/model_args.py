@@ -47,7 +47,7 @@ _NEEDS_OF_LOOPS: dict[str, dict[str, Any]] = {
     "generate": {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None},
     "server": {"decoder": "autoregressive", "cuda_graphs": False, "adapter": None, "engine": "local", "backend": "own"},
 }
-_OF_SERVERS = ("base_url", "served_model", "api_key_env", "server_threads", "timeout", "patience")
+_OF_SERVERS = ("base_url", "served_model", "api_key_env", "diffusion", "server_threads", "timeout", "patience")
 NO_FILES = "none"  # `pretrained` of a server's model of which no files are at hand
 
 DEFAULT = "default"  # source of a setting that nothing gives
@@ -109,6 +109,7 @@ class ModelArgs(CheckpointOptions):
         base_url: Address of a server with OpenAI-compatible completions, such as http://127.0.0.1:8000.
         served_model: Name of the model at the server. The default is the only one that the server lists.
         api_key_env: Environment variable that holds the server's key. The key itself is never given as an argument.
+        diffusion: The server's model is a diffusion model, whose forwards no server tells, so that TPF stays empty.
         server_threads: Threads of a server on this machine. With these, --device and --dtype its speed stands beside
             that of this engine; otherwise it has columns of its own.
         timeout: Seconds of silence after which a request to a server has failed. The default is 600.
@@ -139,6 +140,7 @@ class ModelArgs(CheckpointOptions):
     base_url: str | None = None
     served_model: str | None = None
     api_key_env: str | None = None
+    diffusion: bool = False
     server_threads: PositiveInt | None = None
     timeout: PositiveFloat | None = None
     patience: NonNegativeFloat | None = None
@@ -166,7 +168,7 @@ class ModelArgs(CheckpointOptions):
 
     def _check_server(self) -> None:
         if self.loop != "server":
-            given = [name for name in _OF_SERVERS if getattr(self, name) is not None]
+            given = [name for name in _OF_SERVERS if getattr(self, name) not in (None, False)]
             if given:
                 raise ConfigError(f"model_args: {given[0]} is for a server only; add decoder=server, or leave it out")
             return
@@ -253,6 +255,10 @@ class PublishedSystem:
     enable_thinking: bool = True
     chat_template: str | None = None
     add_bos_token: bool = False
+    # Of a model that only servers run: whether it is a diffusion model, the command of its server, and who says so.
+    diffusion: bool = False
+    serve: str | None = None
+    source: str | None = None
 
 
 def published_systems() -> dict[str, PublishedSystem]:
@@ -267,7 +273,7 @@ def published_systems() -> dict[str, PublishedSystem]:
     for name, row in rows.items():
         where = f"{file}: {name}"
         systems[name] = build(PublishedSystem, {"name": name, **mapping(row, where)}, where)
-        check_keys([systems[name].decoder], DECODERS, where, what="decoder")
+        check_keys([systems[name].decoder], (*DECODERS, SERVER), where, what="decoder")
     with_row = {system.decoder for system in systems.values()}
     for name in sorted(DECODERS.keys() - with_row - systems.keys()):
         systems[name] = PublishedSystem(name=name, label=DECODERS[name].label, decoder=name)
@@ -289,7 +295,8 @@ def system_arguments(name: str, model: str | None) -> dict[str, str | bool | Non
     if model is None and system.pretrained is None:
         raise ConfigError(f"system {name}: no checkpoint of it was published; give one with --model")
     arguments = {**asdict(system), "system": system.label}
-    del arguments["name"], arguments["label"]
+    for name_here in ("name", "label", "serve", "source"):
+        del arguments[name_here]
     return arguments if model is None else arguments | {"pretrained": model, "adapter": None}
 
 

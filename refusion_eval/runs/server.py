@@ -201,7 +201,9 @@ class ServerLoop:
             end = self._model.card.eos_ids[:1] if stop == "eos" else ()
             ids, counted_by = (*self._model.tokenizer.encode(answer.text), *end), "tokenizer"
         facts = {**answer.facts, "tokens": counted_by if ids is not None else "usage"}
-        decoded = Decoded(tuple(ids or ()), stop, forwards(facts, self.client.describe()), answer.seconds, Trace())
+        # Of a diffusion model, what a server calls accepted drafts saves no forward.
+        num_forwards = 0 if self._args.diffusion else forwards(facts, self.client.describe())
+        decoded = Decoded(tuple(ids or ()), stop, num_forwards, answer.seconds, Trace())
         sample = record(job, decoded, self._detokenizer, batch_size=concurrency, warm=warm)
         changes: dict[str, Any] = {"trace": None, "server": facts}
         if answer.token_ids is None:

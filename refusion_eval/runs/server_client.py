@@ -30,6 +30,10 @@ _ENDS_RUN = (401, 403, 404)
 _FEWEST_ATTEMPTS = 3  # whatever time the first ones took
 _LONGEST_MESSAGE = 300
 _MOST_IDS = 10**6
+# Words of a 400 that is about a field of the request; with a 422 the name of the field suffices.
+_UNKNOWN_FIELD = re.compile(
+    r"unrecogni[sz]ed|unknown|unexpected|unsupported|not (supported|permitted)|extra", re.IGNORECASE
+)
 # Requests for facts about the server, which are no part of a record's time.
 _FACT_SECONDS = 10.0
 _START_SECONDS = 30.0  # in which a server has to be there when a run begins
@@ -103,9 +107,11 @@ class ServerClient:
             raise ConfigError(INSTALL) from error
         self.root = base_url.rstrip("/").removesuffix("/v1")
         self._model = model
-        self._key = os.environ.get(key_variable, "") if key_variable else ""
-        if key_variable and not self._key:
-            raise ConfigError(f"api_key_env={key_variable}: there is no such environment variable, or it is empty")
+        self._key = os.environ.get(key_variable, "").strip() if key_variable else ""
+        if key_variable and not (self._key.isascii() and self._key.isprintable() and self._key):
+            raise ConfigError(
+                f"api_key_env={key_variable}: there is no such variable, or it holds no key of plain ASCII"
+            )
         self._timeout, self._patience = timeout, patience
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -153,10 +159,12 @@ class ServerClient:
             model = self._model or next(iter(by_id), "")
             if not model:
                 raise ConfigError(f"{self.root} lists no model at /v1/models; give its name with --served-model")
-            if by_id and not self._is_listed(model, by_id):
-                raise ConfigError(f"{self.root} serves no model {model!r}, but {', '.join(sorted(by_id)[:5])}")
-            if not self._model and len(by_id) > 1:
-                raise ConfigError(f"{self.root} serves {', '.join(sorted(by_id)[:5])}; choose with --served-model")
+            names = {*by_id, *(str(alias) for entry in entries for alias in _list(entry.get("aliases")))}
+            if (by_id and model not in names) or (not self._model and len(by_id) > 1):
+                listing = _short(", ".join(sorted(by_id)))
+                raise ConfigError(
+                    f"{self.root} serves {listing}, not {self._model or 'one'}; choose with --served-model"
+                )
             props = self._fact("/props")
             entry = by_id.get(model, {})
             owner = str(entry.get("owned_by") or "")
@@ -170,10 +178,6 @@ class ServerClient:
                 "settings": settings | ({} if drafts is None else {"speculative.types": _short(str(drafts))}),
             }
         return self._described
-
-    @staticmethod
-    def _is_listed(model: str, by_id: Mapping[str, Mapping[str, Any]]) -> bool:
-        return model in by_id or any(model in _list(entry.get("aliases")) for entry in by_id.values())
 
     def counters(self) -> dict[str, float]:
         """The counters at /metrics; empty where there are none."""
@@ -224,9 +228,7 @@ class ServerClient:
             try:
                 answer = self._retried(functools.partial(self._once, body), self._patience)
             except _Rejected as rejection:
-                if re.search(
-                    rf"['\"`]{re.escape(model)}['\"`]", str(rejection)
-                ):  # it is about the model, not the prompt
+                if re.search(rf"['\"`]{re.escape(model)}['\"`]", str(rejection)):  # not about this prompt
                     raise ConfigError(f"{self.root} refuses the model {model}: {rejection}") from rejection
                 if not self._adapt(rejection, as_ids, fields):
                     asked = f"{len(prompt_ids)} prompt tokens, max_tokens {fields.get('max_tokens')}"
@@ -250,7 +252,7 @@ class ServerClient:
             return True
         needed = ("max_tokens", "stream")
         unknown = [name for name in fields if name not in needed and re.search(rf"\b{name}\b", text)]
-        if rejection.status != 422 or not unknown:
+        if not unknown or not (rejection.status == 422 or _UNKNOWN_FIELD.search(text)):
             return False
         if "Unexpected fields in the request" in text and fields.get("temperature"):  # the words of transformers
             raise ConfigError(
@@ -303,21 +305,20 @@ class ServerClient:
         http = self._http
         if http is None:
             raise DecodeError("the run was stopped")
-        started = time.perf_counter()
+        events, first, started = [], None, time.perf_counter()
         with http.stream("POST", f"{self.root}/v1/completions", json=body) as response:
             if response.status_code != 200:
                 response.read()
                 self._check(response, self._clean(response.text))
                 raise _Passing(f"the server answers {response.status_code}")
-            chunks = []
-            first = None
             for data in _events(response):
-                first = time.perf_counter() if first is None else first
+                first = first or time.perf_counter()
+                events.append(data)
                 if self._stopped.is_set():
                     raise DecodeError("the run was stopped")
-                if data != "[DONE]":
-                    chunks.append(self._chunk(data))
-        answer = _assemble(chunks, time.perf_counter() - started, (first or started) - started)
+        ended = time.perf_counter()  # before anything is read
+        chunks = [self._chunk(data) for data in events if data != "[DONE]"]
+        answer = _assemble(chunks, ended - started, (first or ended) - started)
         self._refuse_repeated(str(answer.facts.get("id", "")))
         return answer
 

@@ -102,6 +102,15 @@ def test_without_accepted_drafts_tpf_is_empty_and_the_table_says_why(tmp_path):
     assert "TPF is empty where it does not tell" in text_of(summary_table(summary(figures)))
 
 
+def test_a_diffusion_model_of_a_server_has_no_tpf_whatever_the_server_calls_accepted(tmp_path):
+    metrics = {"speculative_decoding": {"num_accepted_draft_tokens": 4}}
+    with serving(Peer(lambda number, body: answer(number, body, metrics=metrics))) as peer:
+        words = ["--system", "diffusion_gemma", "--model", MODEL]
+        assert run(peer, tmp_path / "a", *words, model="", limit=1).exit_code == 0
+    (sample,) = samples(tmp_path / "a")
+    assert (sample.num_forwards, sample.server["accepted_tokens"]) == (0, 4)
+
+
 @pytest.mark.parametrize(
     ("told", "settings", "wanted"),
     [
