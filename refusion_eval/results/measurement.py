@@ -14,7 +14,7 @@ from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.runs.model_args import decoder_of_system, published_systems, system_of_label
-from refusion_eval.store.records import STOCK_GENERATE
+from refusion_eval.store.records import SERVER, STOCK_GENERATE
 
 Origin = Literal["published", "measured"]
 MeasurementKey = tuple[str, str, str]  # system, benchmark, metric
@@ -260,7 +260,8 @@ class Measurement:
     @property
     def conditions(self) -> Conditions:
         if self.metric in SPEED_METRICS:
-            return Conditions(self.fused, self.num_rounds, self.slowed_by, self.attention, self.server_notes)
+            kernels = "" if self.attention == SERVER else self.attention  # those of a server are not known
+            return Conditions(self.fused, self.num_rounds, self.slowed_by, kernels, self.server_notes)
         return Conditions(self.fused, server_notes=self.server_notes)
 
     @property

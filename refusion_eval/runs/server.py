@@ -3,9 +3,10 @@
 import functools
 import ipaddress
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import replace
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -144,20 +145,22 @@ class ServerLoop:
     def run(self, jobs: Iterable[Job], concurrency: int) -> Iterator[Sample]:
         """Yields records as requests end, with as many requests at once; jobs that are `alone` one at a time."""
         self.client.start()
-        pool = ThreadPoolExecutor(concurrency)
-        pending: set[Future[Sample]] = set()
+        # Its threads end with the process: a second signal does not wait for a server that is silent.
+        pool, ended, num_pending = ThreadPool(concurrency), SimpleQueue[Sample | BaseException](), 0
         try:
             for job in jobs:
                 warm = self._warm_up(job)
                 at_once = 1 if job.alone else concurrency
-                pending.add(pool.submit(self._sample, job, at_once, warm))
-                while len(pending) >= at_once:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-            yield from (future.result() for future in as_completed(pending))
+                pool.apply_async(self._sample, (job, at_once, warm), callback=ended.put, error_callback=ended.put)
+                num_pending += 1
+                while num_pending >= at_once:
+                    yield _good(ended.get())
+                    num_pending -= 1
+            for _ in range(num_pending):
+                yield _good(ended.get())
         finally:
             self.client.stop()
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()
 
     def _warm_up(self, job: Job) -> bool:
         """Completes the first job of each settings untimed; what fails here fails in the measured request, too."""
@@ -220,6 +223,12 @@ class ServerLoop:
             return "length"
         text = self._detokenizer.spelled(answer.token_ids or ()) or answer.text
         return "stop_string" if answer.stopped_by in until or any(stop in text for stop in until) else "eos"
+
+
+def _good(outcome: Sample | BaseException) -> Sample:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 def forwards(facts: Mapping[str, Any], described: Mapping[str, Any]) -> int:

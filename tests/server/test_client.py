@@ -1,5 +1,7 @@
 """The client: what it sends, what it makes of answers, and every fault that may pass."""
 
+import contextlib
+import functools
 import json
 import logging
 import sys
@@ -102,6 +104,19 @@ def test_a_fault_that_passes_costs_one_more_attempt(fault):
     answer = completed(peer)
     assert (answer.text, answer.token_ids) == ("The answer is 4", (5, 6, 7))
     assert len(peer.bodies) == 2
+
+
+def test_a_server_that_starts_again_is_waited_for(monkeypatch):
+    tenacity = pytest.importorskip("tenacity")
+    with serving(Peer()) as first:
+        client = client_of(first, patience=30.0)
+        assert client.complete("?", (1,), FIELDS).facts["id"] == "cmpl-1"
+    again = contextlib.ExitStack()
+    second = Peer(lambda number, body: stream(number + 1, ("5", (8,))))
+    restart = functools.cache(lambda: again.enter_context(serving(second, int(first.url.rpartition(":")[2]))))
+    monkeypatch.setattr(tenacity, "sleep_using_event", lambda event: lambda seconds: restart())
+    with again:
+        assert client.complete("?", (1,), FIELDS).text == "5"
 
 
 def test_a_fault_that_stays_is_an_error_of_the_item_after_three_attempts():

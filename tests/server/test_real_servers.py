@@ -217,6 +217,16 @@ def test_transformers_serve_gives_the_same_texts_and_counts(tmp_path, ours):
     assert {s.num_forwards for s in theirs.values()} == {0}
 
 
+@pytest.mark.network
+def test_a_server_of_the_user_gives_the_same_tokens(tmp_path, ours):
+    # For example vLLM on a CPU, which docs/guides/servers.md starts with the embedded checkpoint in float32.
+    url = os.environ.get("REFUSION_EVAL_TEST_SERVER")
+    if not url:
+        pytest.skip("needs REFUSION_EVAL_TEST_SERVER, the address of a server of embedded:autoregressive_sft")
+    theirs = run(tmp_path / "a", "--system", "server", "--base-url", url)
+    assert {key: sample.tokens for key, sample in theirs.items()} == {key: s.tokens for key, s in ours.items()}
+
+
 def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

@@ -334,6 +334,21 @@ def test_a_run_that_is_killed_loses_nothing_and_asks_nothing_twice(tmp_path):
     assert len({sample.key for sample in samples(tmp_path / "a")}) == 3
 
 
+def test_a_second_signal_does_not_wait_for_a_silent_server(tmp_path):
+    released = threading.Event()
+    with serving(Peer(answer, faults=[None, lambda handler, content: released.wait(60)])) as peer:
+        words = [sys.executable, "-m", "refusion_eval", *command(peer, tmp_path / "a", "--timeout", "60")]
+        with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            while len(peer.bodies) < 2:
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert any("a second signal stops at once" in line for line in process.stderr)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        released.set()
+    assert len(samples(tmp_path / "a")) == 1
+
+
 def test_lm_eval_takes_a_server_as_model_args(tmp_path):
     with serving(Peer(answer)) as peer:
         results = lm_eval.simple_evaluate(
