@@ -186,6 +186,15 @@ def test_another_model_or_version_of_the_server_is_another_run(tmp_path):
     assert "settings.server.version" in str(result.exception)
 
 
+def test_a_record_does_not_choose_the_address_that_a_repetition_contacts(tmp_path):
+    with serving(Peer(answer)) as peer:
+        assert run(peer, tmp_path / "a", limit=1).exit_code == 0
+        result = CliRunner().invoke(app, ["rerun", str(tmp_path / "a")])
+    assert result.exit_code == 1
+    assert "base_url" in str(result.exception)
+    assert len(peer.bodies) == 1
+
+
 def test_settings_and_counters_are_noted_before_and_after(tmp_path):
     facts = {**Peer().facts, "/metrics": "vllm:steps_total 5\n", "/props": {"total_slots": 2}}
     with serving(Peer(answer, facts=facts)) as peer:
@@ -335,12 +344,16 @@ def test_a_run_that_is_killed_loses_nothing_and_asks_nothing_twice(tmp_path):
 
 
 def test_a_second_signal_does_not_wait_for_a_silent_server(tmp_path):
-    released = threading.Event()
-    with serving(Peer(answer, faults=[None, lambda handler, content: released.wait(60)])) as peer:
+    reached, released = threading.Event(), threading.Event()
+
+    def hangs(handler, content):
+        reached.set()
+        released.wait(60)
+
+    with serving(Peer(answer, faults=[None, hangs])) as peer:
         words = [sys.executable, "-m", "refusion_eval", *command(peer, tmp_path / "a", "--timeout", "60")]
         with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-            while len(peer.bodies) < 2:
-                assert process.poll() is None
+            assert reached.wait(60)
             process.send_signal(signal.SIGINT)
             assert any("a second signal stops at once" in line for line in process.stderr)
             process.send_signal(signal.SIGINT)
