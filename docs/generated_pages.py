@@ -106,10 +106,10 @@ def model_arguments() -> Iterator[str]:
     yield "## Published systems\n"
     yield "`--system NAME` stands for a decoder, a checkpoint and an adapter (`tasks/settings/systems.toml`).\n"
     rows = [
-        (f"`{name}`", each.label, f"`{each.decoder}`", _code(each.pretrained), _code(each.adapter))
+        (f"`{name}`", each.label, f"`{each.decoder}`", _code(each.pretrained), _code(each.adapter), _code(each.serve))
         for name, each in published_systems().items()
     ]
-    yield table_of(("Name", "System", "Decoder", "Checkpoint", "Adapter"), rows, 5)
+    yield table_of(("Name", "System", "Decoder", "Checkpoint", "Adapter", "Server's command"), rows, 6)
 
 
 def settings_table(cls: type) -> str:

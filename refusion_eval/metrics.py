@@ -295,7 +295,7 @@ def majority_passed(answers: Sequence[str | None], passed: Sequence[bool]) -> bo
 class Timing:
     item: Hashable
     tokens: int
-    forwards: int
+    forwards: int | None  # None where a server does not tell them
     seconds: float
     batch_size: int = 1
     warm: bool = True

@@ -54,6 +54,8 @@ GROUPS = {
         "performance",
         "scaleout",
         "scoring/test_killed.py",
+        "server/test_real_servers.py",
+        "server/test_server_runs.py",
         "sweep/test_run.py",
         "test_eval_sh.py",
         "test_examples.py",

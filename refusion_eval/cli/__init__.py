@@ -269,8 +269,13 @@ Results = Annotated[
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes that judge programs and formulas.")]
 System = Annotated[
     str | None,
-    typer.Option(help="A published system by name: its decoder, checkpoint and adapter. `systems` lists them."),
+    typer.Option(
+        help="A published system by name: its decoder, checkpoint and adapter. `systems` lists them. Or server, with "
+        "--base-url, or server:URL: the model of a server, whose tokenizer --model has."
+    ),
 ]
+BaseUrl = Annotated[str | None, typer.Option(help="Address of the system server, such as http://127.0.0.1:8000.")]
+ServedModel = Annotated[str | None, typer.Option(help="Name of the model at the server, where it lists several.")]
 
 
 def names_of(text: str) -> list[str]:
@@ -435,6 +440,19 @@ def show(
         write_output(markdown, table.markdown())
     if latex is not None:
         table.write_latex(latex)
+
+
+def show_load(run_dirs: Sequence[Path], *, as_json: bool = False) -> None:
+    """Prints throughput and latency of runs by their number of requests at once."""
+    from refusion_eval.results.concurrency import load_cells, load_points, load_tables
+
+    points = load_points(run_dirs)
+    if as_json:
+        print_json(*load_cells(points))
+        return
+    for table in load_tables(points):
+        terminal = console()
+        terminal.print(table.rich(terminal.width))
 
 
 class _StderrHandler(logging.Handler):

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,8 @@ from refusion_eval.results.render import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args, system_arguments
 from refusion_eval.runs.terminal import Interruption, resume_hint
-from refusion_eval.store.records import REFUSED
-from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model
+from refusion_eval.store.records import REFUSED, SERVER
+from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_server
 
 # The files of models load slowly, so they are imported inside the functions that need them.
 
@@ -44,7 +45,8 @@ def suite(
         str,
         typer.Option(
             help="Systems of the paper by name, separated by commas (`systems` lists them), as they were published; "
-            "or all: the embedded family on the mini tasks."
+            "all: the embedded family on the mini tasks; server:URL: the model of a server, with the prompts of the "
+            "autoregressive system beside it."
         ),
     ] = "",
     preset: Annotated[
@@ -67,6 +69,11 @@ def suite(
     data: cli.Data = None,
     results: Annotated[
         Path | None, typer.Option(help="Folder of runs, tables, pages. The default is results (tables: results/local).")
+    ] = None,
+    base_url: cli.BaseUrl = None,
+    served_model: cli.ServedModel = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the key of the system server.")
     ] = None,
     no_cuda_graphs: Annotated[
         bool, typer.Option("--no-cuda-graphs", help="Compute every forward anew instead of replaying recordings (GPU).")
@@ -126,9 +133,9 @@ def suite(
 @cli.options_from(
     ModelArgs,
     "pretrained:model decoder adapter system:name backbone preset batch_size tps_samples kv_budget_gib dtype device "
-    "attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop engine workers worker_cpus "
-    "ray_address tune backend",
-    without_default=(*SYSTEM_FIELDS, "enable_thinking"),
+    "attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop base_url served_model "
+    "api_key_env diffusion server_threads timeout patience engine workers worker_cpus ray_address tune backend",
+    without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusion"),
     helps=HELPS,
 )
 def run(
@@ -153,36 +160,60 @@ def run(
             "take turns, so that what slows the machine for a while slows all of them.",
         ),
     ] = None,
+    concurrency: Annotated[
+        str,
+        typer.Option(
+            help="Numbers of requests at once, such as 1,2,4,8: a run for each, in RUN_DIR-cNUMBER, and then tables of "
+            "throughput and latency."
+        ),
+    ] = "",
     settings: cli.Settings = None,
     as_json: cli.Json = False,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     cli.log_to_stderr()
-    from refusion_eval.evaluation.loop import run_worker_or_return, task_names
+    from refusion_eval.evaluation.loop import Outcome, run_worker_or_return, task_names
     from refusion_eval.lm_eval_plugin.any_task import evaluate_any
+    from refusion_eval.runs.system import ModelCache
 
     arguments = with_system(system, given)
     model = str(arguments["pretrained"])
     given_names = cli.names_of(tasks)
     names = task_names(given_names, model, prompts=prompts, data=data)
-    loop = arguments["loop"] if arguments["loop"] != "engine" else None
+    loop = arguments["loop"] if arguments["loop"] == "generate" else None
     # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
     is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in given_names)
     preset = Path(arguments["preset"]).stem if arguments.get("preset") else None
-    parts = (Path(model).name, system or arguments["decoder"], preset, loop)
+    # Without the address of a server, which may have another one when it starts again.
+    kind = SERVER if str(system).startswith(SERVER) else system or arguments["decoder"]
+    parts = (Path(model).name, kind, preset, loop)
     name = "-".join(filter(None, (*parts, RELEASE if is_released else None)))
     run_dir = run_dir or Path("results/runs") / re.sub(r"[:/]", "-", name)  # a user's decoder is named by its file
-    places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}
-    seeds = {} if seed is None else {"seed": seed}
-    args = parse_model_args({**arguments, **places, **seeds, **cli.read_pairs(settings)})
+    given_settings: dict[str, Any] = {} if seed is None else {"seed": seed}
+    given_settings |= {"data_dir": None if data is None else str(data), **cli.read_pairs(settings)}
     share = None if turn is None else Turn.read(turn)
-    with Interruption(lambda: resume_hint(run_dir), finish_first=False):
-        run_worker_or_return(args)
-        outcome = evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, turn=share)
-        if turn is None:
-            figures = run_measurements([run_dir])
-            cells, csv, markdown = measurement_cells(figures), run_dir / "results.csv", run_dir / "table.md"
-            cli.show(summary_table(summary(figures)), cells, as_json=as_json, csv=csv, markdown=markdown)
+    sizes = cli.numbers_of(concurrency, "--concurrency", int) if concurrency else ()
+    if sizes and share is not None:
+        raise ConfigError("--concurrency and --round exclude each other: give one of them")
+    places = [run_dir.with_name(f"{run_dir.name}-c{size}") for size in sizes] or [run_dir]
+    outcomes, model_cache = [], ModelCache()
+    for number, place in enumerate(places):
+        of_size = {"batch_size": sizes[number]} if sizes else {}
+        args = parse_model_args({**arguments, **given_settings, "run_dir": str(place), **of_size})
+        with Interruption(functools.partial(resume_hint, place), finish_first=False):
+            run_worker_or_return(args)
+            outcomes.append(
+                evaluate_any(
+                    args, names, include_path, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=share
+                )
+            )
+            if turn is None:
+                figures = run_measurements([place])
+                cells, csv, markdown = measurement_cells(figures), place / "results.csv", place / "table.md"
+                cli.show(summary_table(summary(figures)), cells, as_json=as_json, csv=csv, markdown=markdown)
+    if sizes:
+        cli.show_load(places, as_json=as_json)
+    outcome = Outcome([sample for one in outcomes for sample in one.failed], sum(one.unscored for one in outcomes))
     if not outcome.is_complete:
         refused = [sample for sample in outcome.failed if sample.stop == REFUSED]
         for first in refused[:1]:
@@ -227,6 +258,8 @@ def sweep(
         str | None, typer.Option(help="Requests decoded together, or auto. Speed is measured at 1 only.")
     ] = None,
     rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
+    base_url: cli.BaseUrl = None,
+    served_model: cli.ServedModel = None,
     dry_run: cli.DryRun = False,
     as_json: cli.Json = False,
 ) -> None:
@@ -235,6 +268,9 @@ def sweep(
         print("\n".join(shipped_specs()))
         return
     read = read_spec(spec) if model is None else with_model(read_spec(spec), model)
+    of_server = {"base_url": base_url, "served_model": served_model}
+    if given := {name: value for name, value in of_server.items() if value is not None}:
+        read = with_server(read, given)
     changes: dict[str, Any] = {"tasks": tuple(cli.names_of(tasks)), "limit": limit}
     read = dataclasses.replace(read, **{name: value for name, value in changes.items() if value})
     cli.log_to_stderr()
@@ -285,13 +321,22 @@ def rerun(
 
 
 @cli.options_from(
-    ModelArgs, "pretrained:model decoder adapter revision backend", without_default=SYSTEM_FIELDS, helps=HELPS
+    ModelArgs,
+    "pretrained:model decoder adapter revision backend base_url served_model api_key_env",
+    without_default=SYSTEM_FIELDS,
+    helps=HELPS,
 )
 def check(given: dict[str, Any], system: cli.System = None, as_json: cli.Json = False) -> None:
-    """Say whether a decoder can run a checkpoint. Only the checkpoint's configuration is read, no weights."""
+    """Say whether a decoder can run a checkpoint. Only the checkpoint's configuration is read, no weights.
+
+    Of a server it prints what its endpoints tell: name, version, model and settings.
+    """
     from refusion_eval.runs.system import System
 
     opened = System(parse_model_args(with_system(system, given)))
+    if opened.args.loop == SERVER:
+        cli.print_value(opened.server.client.describe())
+        return
     config = opened.model.config
     brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
     name, decoder = opened.args.pretrained, opened.args.decoder

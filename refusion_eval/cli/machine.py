@@ -20,13 +20,14 @@ def systems(as_json: cli.Json = False) -> None:
     """List the published systems that --system names."""
     published = published_systems().values()
     if as_json:
-        columns = ("name", "label", "decoder", "pretrained", "adapter")
+        columns = ("name", "label", "decoder", "pretrained", "adapter", "serve", "source")
         cli.print_json(columns, ([getattr(system, column) for column in columns] for system in published))
         return
     for system in published:
         checkpoint = system.pretrained or "no published checkpoint; give --model"
         adapter = f" + {system.adapter}" if system.adapter else ""
-        print(f"{system.name:<16} {system.label:<22} {system.decoder:<16} {checkpoint}{adapter}")
+        served = f", served by: {system.serve}" if system.serve else ""
+        print(f"{system.name:<16} {system.label:<22} {system.decoder:<16} {checkpoint}{adapter}{served}")
 
 
 def tasks(as_json: cli.Json = False) -> None:

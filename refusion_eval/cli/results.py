@@ -100,10 +100,17 @@ def speed(
     csv: cli.Csv = None,
     markdown: cli.Markdown = None,
     baseline: cli.Baseline = None,
+    concurrency: Annotated[
+        bool,
+        typer.Option("--concurrency", help="Throughput and latency by the number of requests at once instead."),
+    ] = False,
     as_json: cli.Json = False,
 ) -> None:
     """Print the speed breakdown: forwards/s, tokens per forward, the memory limit, prefill and both AR loops."""
     cli.prepare(csv, markdown)
+    if concurrency:
+        cli.show_load(results, as_json=as_json)
+        return
     rows = speed_rows(read_measurements(results, baseline=baseline))
     cli.show(speed_table(rows), speed_cells(rows), as_json=as_json, csv=csv, markdown=markdown)
 

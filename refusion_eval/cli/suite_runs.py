@@ -14,6 +14,7 @@ from refusion_eval.config import read_yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn, run_in_turns
 from refusion_eval.paths import EMBEDDED, embedded_systems
+from refusion_eval.results.measured import AUTOREGRESSIVE
 from refusion_eval.runs.model_args import (
     choose_preset,
     decoder_of_system,
@@ -21,6 +22,7 @@ from refusion_eval.runs.model_args import (
     published_systems,
     system_arguments,
 )
+from refusion_eval.store.records import SERVER
 
 ALL_PUBLISHED = "published"
 PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
@@ -99,7 +101,8 @@ class Suite:
         run_in_turns(runs, self._take_turn, rounds=rounds, limit=self.given.limit)
         if not self.run_dirs:
             raise SystemExit(self.status)
-        name = self._systems.replace(",", "+") or Path(self.model).name
+        # A server's address is no part of a folder's name.
+        name = "+".join(name.partition(":")[0] for name in names_of(self._systems)) or Path(self.model).name
         self.write_table(f"{self.tables}/{name}{_suffix(self.given.preset)}")
 
     def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
@@ -170,11 +173,14 @@ class Suite:
         if self._systems == "all" and self.model in ("", EMBEDDED):
             self.names, self.model = list(embedded_systems()), EMBEDDED
         elif self._systems == "all":
-            self.names = [name for name, system in published_systems().items() if system.pretrained]
+            named = published_systems().items()
+            self.names = [name for name, system in named if system.pretrained and not system.serve]
         else:
             self.names = names_of(self._systems)
         self.model = self.model or ALL_PUBLISHED
         for name in self.names:
+            if _is_server(name):
+                continue
             if self.model == EMBEDDED and name not in embedded_systems():
                 raise ConfigError(f"--model embedded: there is no embedded checkpoint of '{name}'")
             if self.model != EMBEDDED:
@@ -182,9 +188,11 @@ class Suite:
         if self.model in (EMBEDDED, ALL_PUBLISHED):
             if self._adapter:
                 raise ConfigError("--adapter needs --model with its checkpoint")
-        elif len(self.names) != 1:
+        elif len([name for name in self.names if not _is_server(name)] or self.names) != 1:
             raise ConfigError(f"--model {self.model} is one checkpoint, and --system names {len(self.names)} systems")
-        self._check_preset([decoder_of_system(name) for name in self.names])
+        self._check_preset([AUTOREGRESSIVE if _is_server(name) else decoder_of_system(name) for name in self.names])
+        if not any(map(_is_server, self.names)) and (self.given.base_url or self.given.served_model):
+            raise ConfigError("--base-url and --served-model are for --system server")
 
     def _check_preset(self, decoders: Sequence[str]) -> None:
         """Raises ConfigError if no system of these decoders can use the settings table that was given."""
@@ -224,12 +232,38 @@ class Suite:
                 yield PlannedRun(name, f"{run_dir}-unfused", [*arguments, *UNFUSED])
             else:
                 yield PlannedRun(name, run_dir, arguments)
+            # Beside a server, the same model under transformers' own loop shows what each engine gains.
+            if name == self._baseline_of_server:
+                yield PlannedRun(f"{name}, generate", f"{run_dir}-generate", [*arguments, "--loop", "generate"])
             for option, variants in BESIDE.items():
                 for system, variant, settings in variants:
                     if system == name and (getattr(self.given, option) or self.model == EMBEDDED):
                         yield PlannedRun(f"{name}, {variant}", f"{run_dir}-{variant}", [*arguments, *settings])
 
+    @property
+    def _baseline_of_server(self) -> str:
+        """The autoregressive system beside a server, whose prompts and tokenizer it shares; empty for none."""
+        others = [name for name in self.names if not _is_server(name) and decoder_of_system(name) == AUTOREGRESSIVE]
+        return others[0] if others and len(others) < len(self.names) and any(map(_is_server, self.names)) else ""
+
+    def _of_server(self, name: str) -> tuple[str, list[str]]:
+        """Folder and arguments of the run of a server."""
+        published_server = name in published_systems()
+        beside = "" if published_server else self._baseline_of_server
+        model = [] if self.model == ALL_PUBLISHED else ["--model", self.model]
+        if beside and self.model == EMBEDDED:
+            model = ["--model", f"{EMBEDDED}:{embedded_systems()[beside][0]}"]
+        elif beside and self.model == ALL_PUBLISHED:
+            published = published_systems()[beside]
+            model = ["--model", str(published.pretrained), *([] if published.enable_thinking else [NO_THINKING])]
+        arguments = ["--system", name, *model, *self.options("base-url", "served-model", "api-key-env")]
+        folder = name if published_server else SERVER
+        folder = folder if self.model == ALL_PUBLISHED else f"{Path(self.model).name}-{folder}"
+        return self._with_preset(folder, arguments, AUTOREGRESSIVE, "" if self.model == EMBEDDED else name)
+
     def _folder_and_arguments(self, name: str) -> tuple[str, list[str]]:
+        if _is_server(name):
+            return self._of_server(name)
         if self.model == EMBEDDED:
             checkpoint, decoder = embedded_systems()[name]
             model = EMBEDDED if decoder == checkpoint else f"{EMBEDDED}:{checkpoint}"
@@ -254,6 +288,11 @@ class Suite:
 def _absolute(checkpoint: str) -> str:
     """The absolute path of a folder, which records and names of runs hold; a hub id stays as it is."""
     return str(Path(checkpoint).absolute()) if checkpoint and Path(checkpoint).is_dir() else checkpoint
+
+
+def _is_server(name: str) -> bool:
+    published = published_systems().get(name)
+    return name.partition(":")[0] == SERVER or (published is not None and published.decoder == SERVER)
 
 
 def _suffix(preset: str) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from refusion_eval.cli import DryRun, wrong_options
 from refusion_eval.errors import ConfigError
+from refusion_eval.paths import embedded_name, embedded_path
 
 MODULE = "refusion_eval.training.run"
 DEFAULT_PORT = "29500"
@@ -96,21 +97,34 @@ def train(
 
 def convert(
     source: Annotated[str, typer.Argument(help="Checkpoint folder or hub id, in either layout.")],
-    target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
+    target: Annotated[Path, typer.Argument(help="Folder (gguf: file) to write; it must not exist yet.")],
     to: Annotated[
-        Literal["release", "stock"],
-        typer.Option(help="Layout of the published ReFusion, or the backbone's, for any transformers."),
+        Literal["release", "stock", "gguf"],
+        typer.Option(
+            help="Layout of the published ReFusion, or the backbone's, for any transformers; or a GGUF file of an "
+            "autoregressive model, for llama.cpp."
+        ),
     ],
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Type of the weights. The default is SOURCE's."),
+        typer.Option(help="Type of the weights. The default is SOURCE's; with --to gguf float32."),
     ] = None,
     rows: Annotated[
         int | None, typer.Option(help="Rows of the vocabulary, with --to stock. The default is the backbone's number.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
 ) -> None:
-    """Write a checkpoint in the layout of the release, or back. The weights stay the same."""
+    """Write a checkpoint in another layout, or as GGUF. The weights stay the same."""
+    if to == "gguf":
+        from refusion_eval.training.checkpoints import to_gguf
+
+        if rows is not None:
+            raise ConfigError("--rows is for --to stock; leave it out")
+        packaged = embedded_name(source, "autoregressive")
+        place = source if packaged is None else str(embedded_path(packaged))
+        to_gguf.convert(place, target, dtype=dtype, revision=revision)
+        print(f"{target}: {source} as GGUF")
+        return
     from refusion_eval.training.checkpoints import convert as conversion
 
     conversion.convert(source, target, to, dtype=dtype, rows=rows, revision=revision)

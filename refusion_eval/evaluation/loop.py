@@ -141,6 +141,7 @@ def _job(system: System, task: Task, item: Item, version: str) -> Job:
         benchmark=task.benchmark.name,
         item_id=item.id,
         prompt_ids=system.encode(real_prompt, plain=not system.has_template),
+        prompt=real_prompt,
         resolved=resolved,
         prompts=task.benchmark.prompts_name,
         sealed=sealed,

@@ -47,7 +47,8 @@ def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
     recorded = run.manifest.arguments
     if not recorded:
         raise ConfigError(f"{run.run_id} kept no arguments; run its command again")
-    foreign = [name for name in LAUNCH_ARGUMENTS if name in recorded]
+    # A record from elsewhere would have this machine's key sent to its own address.
+    foreign = [name for name in (*LAUNCH_ARGUMENTS, "base_url", "api_key_env") if name in recorded]
     foreign += [] if recorded.get("decoder", "refusion") in DECODERS else ["decoder"]
     if foreign:
         shown = ", ".join(f"{name}={recorded[name]}" for name in foreign)

@@ -223,6 +223,7 @@ class RefusionLM(TemplateLM):
             benchmark=resolved.task.benchmark.name if resolved.task else task,
             item_id=_item_id(request.doc, self._chosen.get(task, range(doc_number + 1))[doc_number], resolved.task),
             prompt_ids=self.tok_encode(real_prompt),
+            prompt=real_prompt,
             resolved=resolved,
             prompts=self._prompts_name(task, request.doc, prompt),
             sealed=sealed,

@@ -34,6 +34,7 @@ SCORED = "scored"  # why "decoding" ended where a text was scored and nothing wa
 
 # Metrics of speed, named as in results.csv -> whether more is better.
 SPEED = {"tps": True, "latency_mean": False, "tpf": True, "forwards_mean": False}
+SPEED |= {"server_tps": True, "server_latency_mean": False}
 
 
 # Arguments of `datasets.load_dataset` that name files of the user.
@@ -159,7 +160,7 @@ class Evaluation:
             if store and own_task(task) is None:
                 self._record(store, task, logged)
         for task, samples in self._samples.items():
-            results["results"][task] |= speed(_timings(samples, store))
+            results["results"][task] |= speed(_timings(samples, store), apart=self._session.args.is_apart)
             results["higher_is_better"].setdefault(task, {}).update(SPEED)
 
     def _record(self, store: RunStore, task: str, logged: Sequence[Logged]) -> None:
@@ -240,15 +241,22 @@ def _timings(samples: Sequence[Sample], store: RunStore | None) -> list[Timing]:
     return [Timing(**costs(sample), hardware=machine) for sample, machine in zip(samples, machines, strict=True)]
 
 
-def speed(timings: Sequence[Timing]) -> dict[str, Any]:
-    """Speed as lm-eval's results hold metrics, with standard errors over items; time only where it may be compared."""
-    figures = {"tpf": rate(timings, "tokens", "forwards"), "forwards_mean": mean(timings, "forwards")}
+def speed(timings: Sequence[Timing], *, apart: bool = False) -> dict[str, Any]:
+    """Speed as lm-eval's results hold metrics, with standard errors over items; time only where it may be compared.
+
+    The speed of a server on a machine that is not known stands apart: its names begin with `server_`.
+    """
+    figures = {}
+    if all(timing.forwards is not None for timing in timings):
+        figures = {"tpf": rate(timings, "tokens", "forwards"), "forwards_mean": mean(timings, "forwards")}
     try:
         alone = measured(timings)
     except DataError:  # of several machines
         alone = []
     if alone:
-        figures |= {"tps": rate(alone, "tokens", "seconds"), "latency_mean": mean(alone, "seconds")}
+        prefix = "server_" if apart else ""
+        timed = {"tps": rate(alone, "tokens", "seconds"), "latency_mean": mean(alone, "seconds")}
+        figures |= {f"{prefix}{name}": figure for name, figure in timed.items()}
     return {
         f"{name}{suffix},none": value
         for name, figure in figures.items()

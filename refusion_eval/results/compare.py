@@ -130,6 +130,7 @@ def compare_runs(
                 Conditions(
                     num_rounds=len({sample.round for sample in task.samples}),
                     slowed_by="|".join(sorted(task.slowed_by)),
+                    server_notes="|".join(sorted(task.server_notes)),
                     attention=facts.run.manifest.attention,
                 )
                 for facts in (run_a, run_b)

@@ -5,7 +5,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
@@ -38,6 +38,13 @@ class SampleFacts(Timing):
     weight_bytes: float | None = None  # read by one forward
     copy_bytes_per_second: float | None = None
     joules: float | None = None
+    apart: bool = False  # whether its times are of a server on a machine that is not known
+    completion_tokens: int | None = None  # of a server, as it counts them; None where it tells nothing of the kind
+    first_byte_seconds: float | None = None  # of a server, as the client sees it
+    own_seconds: float | None = None  # the server's own, of prefill and generation
+    queue_seconds: float | None = None
+    drafted: int | None = None
+    accepted: int | None = None
 
     @property
     def answer_tokens(self) -> int:
@@ -93,6 +100,7 @@ class TaskFacts:
     prompts: set[str] = field(default_factory=set)
     num_cut: int = 0  # good samples that reached the length of the settings, and so may lack their end
     slowed_by: set[str] = field(default_factory=set)
+    server_notes: set[str] = field(default_factory=set)  # what a reader must know of a server's answers
     items: str = ""  # digest of the items of the good samples, equal across runs on the same items
     asked: set[str] = field(default_factory=set)  # hashes of the items of all samples, failed ones included
 
@@ -171,7 +179,9 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
                 raise StoreError(f"{where} ({reason}); start the run again in another folder")
             task.num_cut += sample.stop == "length"
             machine = fingerprints[sample.process_id]
-            task.samples.append(_reduced(sample, run, machine, scores.get(sample.key, {}), trace))
+            task.server_notes.update(server_notes(sample))
+            facts = _reduced(sample, run, machine, scores.get(sample.key, {}), trace)
+            task.samples.append(replace(facts, apart=bool(machines[sample.process_id].server)))
     names = [task.task for task in tasks.values()]
     for name, version in run.manifest.tasks.items():
         if name not in names:  # no sample of it is there yet
@@ -215,7 +225,7 @@ def costs(sample: Sample) -> dict[str, Any]:
     return {
         "item": sample.key.doc_hash,
         "tokens": sample.num_tokens,
-        "forwards": sample.num_forwards,
+        "forwards": None if sample.server is not None and not sample.num_forwards else sample.num_forwards,
         "seconds": sample.seconds,
         "batch_size": sample.batch_size,
         "warm": sample.warm,
@@ -237,8 +247,36 @@ def _reduced(
         thinks=sample.num_thought_tokens is not None,
         thought_tokens=sample.num_thought_tokens or 0,
         cut_in_thought=bool(sample.cut_in_thought),
+        **_from_server(sample.server or {}),
         **_from_trace(sample, trace, run.processes[sample.process_id].get("roofline")),
     )
+
+
+def _from_server(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that a server told of an answer."""
+    facts = {name: told.get(name) for name in ("completion_tokens", "first_byte_seconds", "queue_seconds")}
+    facts |= {"drafted": told.get("drafted_tokens"), "accepted": told.get("accepted_tokens")}
+    prefill, generation = told.get("prefill_seconds"), told.get("generation_seconds")
+    return facts | {"own_seconds": None if prefill is None or generation is None else prefill + generation}
+
+
+def server_notes(sample: Sample) -> list[str]:
+    """Sentences about what a server did not tell of an answer, or did otherwise than it was asked."""
+    told = sample.server
+    if told is None:
+        return []
+    read, dropped = told.get("prompt_tokens"), ", ".join(map(str, told.get("dropped", ())))
+    sentences = {
+        "TPF is empty where it does not tell its tokens and how many drafts it accepted": not sample.num_forwards,
+        "prompts were sent as text": told.get("prompt") == "text",
+        "tokens are the server's own count, because no tokenizer was given": told.get("tokens") == "usage",
+        "tokens are those of the text, split again here": told.get("tokens") == "tokenizer",
+        "it read other numbers of prompt tokens than the prompts have here": read is not None
+        and sample.prompt_num_tokens not in (0, read),
+        "it took parts of prompts from its cache": told.get("cached_tokens"),
+        f"it could not read the fields {dropped}": dropped,
+    }
+    return [sentence for sentence, holds in sentences.items() if holds]
 
 
 def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, float] | None) -> dict[str, Any]:

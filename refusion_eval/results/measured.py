@@ -53,6 +53,18 @@ _TIMED = {
     "joules_mean": ("J", "joules"),
     "joules_per_token": ("J/token", "joules", "tokens"),
 }
+# Of a server: where its machine is not known in place of `_TIMED`, and what it tells besides.
+_SERVED_APART = {
+    "server_tps": ("tokens/s", "tokens", "seconds"),
+    "server_latency_mean": ("s", "seconds"),
+    "server_forwards_per_second": ("forwards/s", "forwards", "seconds"),
+}
+_SERVED = {
+    "server_first_byte": ("s", "first_byte_seconds"),
+    "server_own_tps": ("tokens/s", "completion_tokens", "own_seconds"),
+    "server_queue": ("s", "queue_seconds"),
+    "draft_acceptance": ("", "accepted", "drafted"),
+}
 _COUNTED = {
     "tokens_mean": ("tokens", "tokens"),
     "tokens_no_eos_mean": ("tokens", "tokens_no_eos"),
@@ -125,11 +137,11 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
         except DataError as error:
             notes += [f"no speed: {error}"] if task.samples else []
             alone = []
-        decoded = [sample for sample in task.samples if sample.forwards]
+        decoded = [sample for sample in task.samples if sample.forwards != 0]
         measures = [*_scores(task), *_speed(task, alone), *_from_table(_COUNTED, task, decoded)]
         measures += [*_thoughts(task), *_unstated(task)]
         for metric, (reference, _) in references.items():
-            if reference is not None and alone:
+            if reference is not None and alone and not any(sample.apart for sample in alone):
                 try:
                     measures += _speedup(metric, task, alone, facts.run, reference)
                 except DataError as error:
@@ -221,13 +233,14 @@ def _measurement(
         num_rounds=min(len({sample.round for sample in task.samples} or {1}) for task in tasks),
         batch_size="|".join(map(str, sorted({sample.batch_size for sample in samples}))),
         hardware=" | ".join(sorted({label for task in tasks for label in task.hardware})),
-        forwards=sum(sample.forwards for sample in samples),
+        forwards=sum(sample.forwards or 0 for sample in samples),
         tokens=sum(sample.tokens for sample in samples),
         seconds=math.fsum(sample.seconds for sample in samples),
         settings=settings,
         run_id=run.run_id,
         prompts="|".join(sorted({name for task in tasks for name in task.prompts})),
         slowed_by="|".join(sorted({sentence for task in tasks for sentence in task.slowed_by})),
+        server_notes="|".join(sorted({sentence for task in tasks for sentence in task.server_notes})),
         items=digest(task.items for task in tasks),
         by_item=_by_item(tasks, measures, combined) if measures[0].metric in _COMPARED else None,
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
@@ -374,7 +387,7 @@ def _unstated(task: TaskFacts) -> Iterator[Measure]:
 
 def _timed(task: TaskFacts) -> list[SampleFacts]:
     """The samples that speed is computed from. Raises DataError if there are none, with the reason."""
-    if not any(sample.forwards for sample in task.samples):
+    if all(sample.forwards == 0 for sample in task.samples):
         raise DataError("texts were scored by their log-likelihoods, and none was decoded")
     alone = metrics.measured(task.samples)
     if not alone:
@@ -389,10 +402,12 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
     if not alone:
         return
     seed = seed_of(task.task)
-    yield from _from_table(_TIMED, task, alone, timed=True)
+    apart = any(sample.apart for sample in alone)
+    yield from _from_table(_SERVED_APART if apart else _TIMED, task, alone, timed=True)
+    yield from _from_table(_SERVED, task, alone, timed=True)
     quantiles = metrics.latencies(alone, (0.5, 0.95), seed=seed)
     for name, quantile in zip(("latency_p50", "latency_p95"), quantiles, strict=True):
-        yield Measure(name, "s", quantile, alone)
+        yield Measure(f"server_{name}" if apart else name, "s", quantile, alone)
     bandwidth, *others = {sample.copy_bytes_per_second for sample in alone}
     if others or not bandwidth or not all(sample.bytes_read for sample in alone):
         return

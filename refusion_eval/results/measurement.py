@@ -14,7 +14,7 @@ from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.runs.model_args import decoder_of_system, published_systems, system_of_label
-from refusion_eval.store.records import STOCK_GENERATE
+from refusion_eval.store.records import SERVER, STOCK_GENERATE
 
 Origin = Literal["published", "measured"]
 MeasurementKey = tuple[str, str, str]  # system, benchmark, metric
@@ -29,9 +29,16 @@ ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
 SCORES = (ACCURACY, PASS_AT_1)
 # Metrics that depend on the machine. `speedup` is a ratio to the TPS of this engine's autoregressive loop and
 # `speedup_stock` one to that of transformers' `generate`; energy is measured where the device has a counter.
+# Those of a server are of a machine and a dtype that are not known, so that no speed of this engine shares their
+# columns; `server_own_tps` and `server_queue` are by the server's own clock, the others by the client's.
+SERVER_METRICS = (
+    *("server_tps", "server_latency_mean", "server_latency_p50", "server_latency_p95", "server_forwards_per_second"),
+    *("server_first_byte", "server_own_tps", "server_queue"),
+)
 SPEED_METRICS = (
     *("tps", "tps_mean", "decode_tps", "prefill_seconds", "latency_mean", "latency_p50", "latency_p95"),
     *("speedup", "speedup_stock", "forwards_per_second", "mbu", "one_token_share", "joules_mean", "joules_per_token"),
+    *SERVER_METRICS,
 )
 # Order of the metrics of a task; others follow by name.
 METRIC_ORDER = (ACCURACY, PASS_AT_1, "extracted", *SPEED_METRICS, "tpf", "tpf_release", "tokens_mean", "forwards_mean")
@@ -50,12 +57,13 @@ UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts
 
 
 class Conditions(NamedTuple):
-    """What the records know of how a number was measured; of a number that is no speed only whether it is fused."""
+    """What the records know of how a number was measured; of a number that is no speed only what decides it."""
 
     fused: bool = False
     num_rounds: int = 0
     slowed_by: str = ""
     attention: str = ""
+    server_notes: str = ""
 
 
 def speed_notes(entries: Iterable[Conditions]) -> list[str]:
@@ -63,6 +71,7 @@ def speed_notes(entries: Iterable[Conditions]) -> list[str]:
     entries = list(entries)
     slowed = sorted({sentence for entry in entries for sentence in entry.slowed_by.split("|")} - {""})
     kernels = sorted({entry.attention for entry in entries} - {""})
+    of_servers = sorted({sentence for entry in entries for sentence in entry.server_notes.split("|")} - {""})
     in_rounds = {entry.num_rounds > 1 for entry in entries if entry.num_rounds}
     sentences = {
         "Intervals of speed also cover the rounds in which the systems took turns.": True in in_rounds,
@@ -72,6 +81,7 @@ def speed_notes(entries: Iterable[Conditions]) -> list[str]:
         "Fused: fewer forwards for the same tokens than the paper's algorithm makes.": any(
             entry.fused for entry in entries
         ),
+        f"Server: {'; '.join(of_servers)}.": of_servers,
     }
     return that_hold(sentences)
 
@@ -203,6 +213,7 @@ class Measurement:
     seed_sd: float = 0.0  # of a mean over several seeds, the standard deviation over them
     same_decode_as: str = ""  # run of a sweep, of other settings, with the same tokens and forwards for every item
     slowed_by: str = ""  # what made the speed lower than it need be, sentences joined by `|`
+    server_notes: str = ""  # sentences about a server's answers joined by `|`
     items: str = field(default="", compare=False)  # digest of the items; empty if published or read from a file
     command: str = field(default="", compare=False)  # that continues the run; empty if published or read from a file
     by_item: ByItem | None = field(default=None, compare=False, repr=False)  # None where no item is at hand
@@ -249,8 +260,9 @@ class Measurement:
     @property
     def conditions(self) -> Conditions:
         if self.metric in SPEED_METRICS:
-            return Conditions(self.fused, self.num_rounds, self.slowed_by, self.attention)
-        return Conditions(self.fused)
+            kernels = "" if self.attention == SERVER else self.attention  # those of a server are not known
+            return Conditions(self.fused, self.num_rounds, self.slowed_by, kernels, self.server_notes)
+        return Conditions(self.fused, server_notes=self.server_notes)
 
     @property
     def finished(self) -> bool:
@@ -306,7 +318,8 @@ def problems(measurements: Sequence[Measurement]) -> list[str]:
             sentences.append(f"{benchmark} was asked with several prompts ({_listed(prompts)}); run all systems on one")
         if len({entry.mini for entry in group}) > 1:
             sentences.append(f"{benchmark} is there as benchmark and as mini look-alike; show them in two tables")
-    machines = {entry.hardware: entry.run_id for entry in measured if entry.metric in SPEED_METRICS}
+    on_known = [entry for entry in measured if entry.metric in SPEED_METRICS and entry.metric not in SERVER_METRICS]
+    machines = {entry.hardware: entry.run_id for entry in on_known}
     if len(machines) > 1:
         sentences.append(f"{speeds_of(_listed(machines))}; measure all on one")
     return sentences

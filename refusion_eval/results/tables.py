@@ -71,6 +71,16 @@ SPEED_COLUMNS = (
     Column("speedup", "x AR, engine", 2, with_bounds=True),
     Column("speedup_stock", "x AR, generate", 2, with_bounds=True),
 )
+# Of servers on machines that are not known; they stand in no column with a speed of this engine.
+SERVER_TPS = Column("server_tps", "Server TPS", with_bounds=True)
+SERVER_COLUMNS = (
+    SERVER_TPS,
+    Column("server_forwards_per_second", "Server fwd/s"),
+    Column("server_first_byte", "First byte ms", 1, 1000.0),
+    Column("server_own_tps", "Own TPS"),
+    Column("server_queue", "Queue ms", 1, 1000.0),
+    Column("draft_acceptance", "Drafts accepted %", 1, 100.0),
+)
 ENERGY_COLUMNS = (Column("joules_mean", "J/response"), Column("joules_per_token", "J/token", 3))
 _SPEED_NOTES = (
     "In brackets: 95% interval by item. At batch 1; TPS of a task = forwards/s x tokens/forward.",
@@ -81,6 +91,12 @@ _SPEED_NOTES = (
 _ENERGY_NOTE = (
     "J: of the whole GPU, from its own counter, which advances in steps of some tens of milliseconds; rough for one "
     "response, not for the mean of many."
+)
+_TIMED = ("tps", SERVER_TPS.metric)  # a row of speeds has one of them
+_SERVER_NOTES = (
+    "Server TPS, Server fwd/s, First byte: by the client's clock, on a machine whose threads and dtype are not known.",
+    "Own TPS: the server's tokens by its own seconds of prefill and generation, where it tells them.",
+    "Tok/fwd of a server is its algorithm's part, what accepted drafts save; forwards/s are its engine's part.",
 )
 _FEWER_NOTE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
 _OTHER_ITEMS_NOTE = (
@@ -138,7 +154,8 @@ class SummaryLine:
     @property
     def hardware(self) -> str:
         """The machine, with its threads, that the speed of the line was measured on; empty without a speed."""
-        return self.measurements["tps"].hardware if "tps" in self.measurements else ""
+        timed = self.measurements.get("tps") or self.measurements.get("server_tps")
+        return timed.hardware if timed else ""
 
     def texts(self, columns: Sequence[Column], *, fewer: bool, letter: str) -> tuple[str, ...]:
         """The cells of the line; `letter` stands for its items where another line of the task has as many others."""
@@ -185,6 +202,7 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
 def summary_table(lines: Sequence[SummaryLine]) -> Table:
     by_filter = sorted({metric for line in lines for metric in line.measurements if metric.startswith(BY_FILTER)})
     shown = [*SUMMARY_COLUMNS]
+    shown += [SERVER_TPS] if any(line.measurement(SERVER_TPS.metric) for line in lines) else []
     shown += [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in by_filter]
     if any(line.measurement("cut_in_thought") for line in lines):  # where a text has a thinking block
         shown.append(Column("cut_in_thought", "Cut in thought %"))
@@ -230,7 +248,8 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
     seeds = any(entry.num_seeds > 1 for entry in every)
     release, other = RELEASE in {entry.prompts for entry in every}, any(OTHER in entry.prompts for entry in every)
     known = notes_of(entry for line in lines for entry in line.measurements.values())
-    untimed = any(line.measurement("tps") is None for line in lines)
+    untimed = any(not line.hardware for line in lines)
+    served = any(line.measurement(SERVER_TPS.metric) for line in lines)
     unstated = [
         f"{line.system} {share.value:.1f} % of {line.task}"
         for line in tasks
@@ -252,6 +271,7 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
         ),
         f"Right by any formula, but without a box or a stated answer: {', '.join(unstated)}.": unstated,
         "Other prompts: neither those of this project nor those of the release.": other,
+        "Server TPS: by the client's clock, on a machine whose threads and dtype are not known.": served,
         "No TPS where no sample was decoded alone after a warm-up, or on several machines.": untimed,
     }
     return " ".join(that_hold(sentences))
@@ -267,7 +287,7 @@ class SpeedRow(NamedTuple):
 
 def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     """The timed measurements, one row for each task and run, means last; StoreError if they cannot be compared."""
-    metrics = {column.metric for column in (*SPEED_COLUMNS, *ENERGY_COLUMNS)}
+    metrics = {column.metric for column in (*SPEED_COLUMNS, *ENERGY_COLUMNS, *SERVER_COLUMNS)}
     groups: dict[tuple[bool, str, str], dict[str, Measurement]] = {}
     first: dict[tuple[bool, str, str], Measurement] = {}
     for measurement in measurements:
@@ -276,12 +296,14 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
         if measurement.metric in metrics and group.setdefault(measurement.metric, measurement) is not measurement:
             twice = f"{measurement.run_id} has {measurement.metric} of {measurement.benchmark} twice"
             raise StoreError(f"{twice}; compare its settings with table")
-    if not any("tps" in group for group in groups.values()):
+    if not any(metric in group for group in groups.values() for metric in _TIMED):
         known = " ".join(extent_notes_of(measurements))
         advice = known or "decode at batch size 1, or some of it with tps_samples"
         raise StoreError(f"nothing was timed in these runs; {advice}")
-    of = {key: groups[key].get("tps", entry) for key, entry in first.items()}
-    shown = [key for key, entry in of.items() if "tps" in groups[key] or not entry.samples]
+    of = {
+        key: next((groups[key][name] for name in _TIMED if name in groups[key]), entry) for key, entry in first.items()
+    }
+    shown = [key for key, entry in of.items() if not {*_TIMED}.isdisjoint(groups[key]) or not entry.samples]
     for mini in (False, True):
         require_comparable([entry for key in shown for entry in groups[key].values() if entry.mini == mini])
     fewer = _have_fewer((key[:2], of[key].n) for key in shown)
@@ -290,9 +312,11 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
 
 
 def _columns(rows: Sequence[SpeedRow]) -> tuple[Column, ...]:
-    """The columns of some rows: those of energy only where it was measured."""
+    """The columns of some rows: those of energy and of servers only where there are any, those of servers alone too."""
     measured = {metric for row in rows for metric in row.measurements}
-    return (*SPEED_COLUMNS, *(column for column in ENERGY_COLUMNS if column.metric in measured))
+    others = [column for column in (*SERVER_COLUMNS, *ENERGY_COLUMNS) if column.metric in measured]
+    own = [column for column in SPEED_COLUMNS if column.metric in measured or "tps" in measured]
+    return (*own, *others)
 
 
 def speed_table(rows: Sequence[SpeedRow]) -> Table:
@@ -311,12 +335,13 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
     every = [entry for row in rows for entry in (row.of, *row.measurements.values())]
     notes = {
         **dict.fromkeys((*_SPEED_NOTES, *notes_of(every)), True),
+        **dict.fromkeys(_SERVER_NOTES, SERVER_TPS in columns),
         _FEWER_NOTE: any(row.fewer for row in rows),
-        _ENERGY_NOTE: len(columns) > len(SPEED_COLUMNS),
+        _ENERGY_NOTE: not set(columns).isdisjoint(ENERGY_COLUMNS),
         "Averages are means over tasks, each column by itself, so that TPS is not that product.": any(
             row.of.is_mean for row in rows
         ),
-        f"Measured on {' and '.join(sorted({row.of.hardware for row in rows if 'tps' in row.measurements}))}.": True,
+        f"Measured on {' and '.join(sorted({row.of.hardware for row in rows if row.of.metric in _TIMED}))}.": True,
     }
     headings = ("Task", "System", "n", *(column.heading for column in columns))
     title = "Speed of one request at a time"

@@ -86,6 +86,7 @@ class Job:
     item_id: str
     prompt_ids: Sequence[int]  # with the real texts in place of markers
     resolved: Resolved
+    prompt: str = ""  # the text of these ids, for servers that take no ids
     prompts: str = OURS  # or RELEASE or OTHER
     sealed: tuple[str, ...] = ()  # texts in the prompt that must not be written anywhere
     alone: bool = False  # is decoded alone whatever the batch size, so that its time measures speed

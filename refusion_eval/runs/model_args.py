@@ -10,11 +10,14 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from refusion_eval.benchmarks import BENCHMARKS, Task, find_task
 from refusion_eval.config import (
     CheckpointOptions,
+    NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     build,
     check_keys,
@@ -28,6 +31,7 @@ from refusion_eval.config import (
 from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_name, embedded_path, tasks_path
+from refusion_eval.store.records import SERVER
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,14 @@ EMBEDDED_DECODERS = {"autoregressive_sft": "autoregressive"}
 
 # Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
 LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
+
+_NEEDS_OF_LOOPS: dict[str, dict[str, Any]] = {
+    "engine": {},
+    "generate": {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None},
+    "server": {"decoder": "autoregressive", "cuda_graphs": False, "adapter": None, "engine": "local", "backend": "own"},
+}
+_OF_SERVERS = ("base_url", "served_model", "api_key_env", "diffusion", "server_threads", "timeout", "patience")
+NO_FILES = "none"  # `pretrained` of a server's model of which no files are at hand
 
 DEFAULT = "default"  # source of a setting that nothing gives
 
@@ -92,8 +104,16 @@ class ModelArgs(CheckpointOptions):
         system: Name of the system in tables. The default is the decoder's.
         backbone: Model that the checkpoint was made from, if its config.json does not say. Speed-up compares systems of
             one backbone.
-        loop: Loop of the autoregressive decoder: this project's engine, or transformers' generate, which separates the
-            gain of an engine from the gain of an algorithm.
+        loop: Loop of the autoregressive decoder: this project's engine; transformers' generate, which separates the
+            gain of an engine from the gain of an algorithm; or a server, which decoder=server means too.
+        base_url: Address of a server with OpenAI-compatible completions, such as http://127.0.0.1:8000.
+        served_model: Name of the model at the server. The default is the only one that the server lists.
+        api_key_env: Environment variable that holds the server's key. The key itself is never given as an argument.
+        diffusion: The server's model is a diffusion model, whose forwards no server tells, so that TPF stays empty.
+        server_threads: Threads of a server on this machine. With these, --device and --dtype its speed stands beside
+            that of this engine; otherwise it has columns of its own.
+        timeout: Seconds of silence after which a request to a server has failed. The default is 600.
+        patience: Seconds during which a request that failed for a passing reason is repeated. The default is 300.
         engine: Where requests are decoded: local is this process and those of its launcher, ray the workers of a Ray
             cluster.
         workers: Largest number of Ray workers. The default is as many as fit.
@@ -116,7 +136,14 @@ class ModelArgs(CheckpointOptions):
     warmup: NonNegativeInt = 1
     system: str | None = None
     backbone: str | None = None
-    loop: Literal["engine", "generate"] = "engine"
+    loop: Literal["engine", "generate", "server"] = "engine"
+    base_url: str | None = None
+    served_model: str | None = None
+    api_key_env: str | None = None
+    diffusion: bool = False
+    server_threads: PositiveInt | None = None
+    timeout: PositiveFloat | None = None
+    patience: NonNegativeFloat | None = None
     engine: Literal["local", "ray"] = "local"
     workers: PositiveInt | None = None
     worker_cpus: PositiveInt = 1
@@ -130,14 +157,41 @@ class ModelArgs(CheckpointOptions):
         except ValueError:
             example = "write it as 2026-01-31 or 2026-01-31T12:00"
             raise ConfigError(f"model_args: prompt_time={self.prompt_time!r} is not a date; {example}") from None
-        needs_of_stock_loop = {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None}
-        for name, needed in needs_of_stock_loop.items() if self.loop != "engine" else ():
+        for name, needed in _NEEDS_OF_LOOPS[self.loop].items():
             if (value := getattr(self, name)) not in (needed, None):
-                reason = f"loop={self.loop}, transformers' own loop, runs with {name}={needed} only, not {value}"
+                reason = f"loop={self.loop} runs with {name}={needed} only, not {value}"
                 raise ConfigError(f"model_args: {reason}; leave one of them out")
+        self._check_server()
         for name, default in {"workers": None, "worker_cpus": 1, "ray_address": None}.items():
             if (value := getattr(self, name)) != default and self.engine != "ray":
                 raise ConfigError(f"model_args: {name}={value} is for engine=ray only; add engine=ray, or leave it out")
+
+    def _check_server(self) -> None:
+        if self.loop != "server":
+            given = [name for name in _OF_SERVERS if getattr(self, name) not in (None, False)]
+            if given:
+                raise ConfigError(f"model_args: {given[0]} is for a server only; add decoder=server, or leave it out")
+            return
+        address = urlsplit(self.base_url or "")
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ConfigError(
+                f"model_args: base_url={self.base_url} is no address; give that of the server: http://HOST:PORT"
+            )
+        if address.username is not None or address.query or address.fragment:
+            raise ConfigError(
+                "model_args: base_url holds more than an address; a key goes into a variable: api_key_env"
+            )
+        if self.pretrained == NO_FILES and self.chat_template not in (None, "none"):
+            raise ConfigError(
+                "model_args: chat_template needs the model's tokenizer files too; give them as pretrained"
+            )
+        if self.server_threads is not None and "auto" in (self.device, self.dtype):
+            raise ConfigError("model_args: server_threads needs device and dtype too, which decide speed as well")
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether a server decodes on a machine that is not known, so that its speed compares with no other."""
+        return self.loop == SERVER and self.server_threads is None
 
     @property
     def checkpoint(self) -> str:
@@ -153,9 +207,11 @@ class ModelArgs(CheckpointOptions):
     @property
     def system_name(self) -> str:
         embedded = EMBEDDED_NAMES.get(embedded_name(self.pretrained, self.decoder) or "")
-        name = self.system or embedded or find_decoder(self.decoder).label
+        # Without its port, because a server that starts again may have another.
+        served = f"server {urlsplit(self.base_url or '').hostname}" if self.loop == SERVER else None
+        name = self.system or served or embedded or find_decoder(self.decoder).label
         name = name if self.preset is None else f"{name} ({Path(self.preset).name})"
-        return name if self.loop == "engine" else f"{name} ({self.loop})"
+        return name if self.loop != "generate" else f"{name} ({self.loop})"
 
 
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:
@@ -174,6 +230,8 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
         arguments["batch_size"] = None
     elif isinstance(batch_size, str) and not batch_size.lstrip("+-").isdigit():
         raise ConfigError(f"{where}: batch_size={batch_size!r} is not a whole number; give one, or auto")
+    if arguments.get("decoder") == SERVER:
+        arguments |= {"decoder": "autoregressive", "loop": SERVER, "pretrained": arguments.get("pretrained", NO_FILES)}
     settings_type = find_decoder(str(arguments.get("decoder", "refusion"))).Settings
     setting_names = field_types(settings_type).keys()
     check_keys(arguments, field_types(ModelArgs).keys() | setting_names, where)
@@ -197,6 +255,10 @@ class PublishedSystem:
     enable_thinking: bool = True
     chat_template: str | None = None
     add_bos_token: bool = False
+    # Of a model that only servers run: whether it is a diffusion model, the command of its server, and who says so.
+    diffusion: bool = False
+    serve: str | None = None
+    source: str | None = None
 
 
 def published_systems() -> dict[str, PublishedSystem]:
@@ -211,7 +273,7 @@ def published_systems() -> dict[str, PublishedSystem]:
     for name, row in rows.items():
         where = f"{file}: {name}"
         systems[name] = build(PublishedSystem, {"name": name, **mapping(row, where)}, where)
-        check_keys([systems[name].decoder], DECODERS, where, what="decoder")
+        check_keys([systems[name].decoder], (*DECODERS, SERVER), where, what="decoder")
     with_row = {system.decoder for system in systems.values()}
     for name in sorted(DECODERS.keys() - with_row - systems.keys()):
         systems[name] = PublishedSystem(name=name, label=DECODERS[name].label, decoder=name)
@@ -219,14 +281,22 @@ def published_systems() -> dict[str, PublishedSystem]:
 
 
 def system_arguments(name: str, model: str | None) -> dict[str, str | bool | None]:
-    """The model arguments of a published system; on a checkpoint of the user's, without the published adapter."""
+    """The model arguments of a published system; on a checkpoint of the user's, without the published adapter.
+
+    `server` and `server:URL` stand for the model of a server, of which `model` has the tokenizer.
+    """
+    kind, _, address = name.partition(":")
+    if kind == SERVER:
+        named: dict[str, str | bool | None] = {"base_url": address} if address else {}
+        return {"decoder": SERVER, "pretrained": model or NO_FILES, **named}
     systems = published_systems()
     check_keys([name], systems, "", what="system")
     system = systems[name]
     if model is None and system.pretrained is None:
         raise ConfigError(f"system {name}: no checkpoint of it was published; give one with --model")
     arguments = {**asdict(system), "system": system.label}
-    del arguments["name"], arguments["label"]
+    for name_here in ("name", "label", "serve", "source"):
+        del arguments[name_here]
     return arguments if model is None else arguments | {"pretrained": model, "adapter": None}
 
 

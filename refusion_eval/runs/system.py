@@ -33,15 +33,24 @@ from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu
 from refusion_eval.paths import tasks_path
 from refusion_eval.runs import model_args
 from refusion_eval.runs.job import Detokenizer, Job, record, record_error
-from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs, Resolved, Table, load_table, published_systems
+from refusion_eval.runs.model_args import (
+    LAUNCH_ARGUMENTS,
+    NO_FILES,
+    ModelArgs,
+    Resolved,
+    Table,
+    load_table,
+    published_systems,
+)
 from refusion_eval.store import records
-from refusion_eval.store.records import REFUSED, STOCK_GENERATE, Hardware, Manifest, Sample
+from refusion_eval.store.records import REFUSED, SERVER, STOCK_GENERATE, Hardware, Manifest, Sample
 from refusion_eval.store.run_store import RUN_JSON, RunReader
 from refusion_eval.types import Decoded
 from refusion_eval.untrusted import read_text
 from refusion_eval.version import __version__
 
 if TYPE_CHECKING:
+    from refusion_eval.runs.server import ServerLoop
     from refusion_eval.runs.stock_loop import StockLoop
 
 log = logging.getLogger(__name__)
@@ -104,10 +113,12 @@ class System:
         args = self.args
         cuda_graphs = args.cuda_graphs if args.loop == "engine" else False
         options = replace(args.options, attention=self.wanted_attention(), cuda_graphs=cuda_graphs)
+        if args.loop == SERVER:
+            return self._open(options)
         return self.model_cache.get((options, args.chat_template), lambda: self._open(options))
 
     def _open(self, options: CheckpointOptions) -> api.LoadedModel:
-        args, opened = self.args, api.LoadedModel(options)
+        args, opened = self.args, self._files(options)
         log.info("%s: %s", args.pretrained, opened.place)
         published = [system.adapter for system in published_systems().values() if system.decoder == args.decoder]
         if args.adapter is None and any(published):
@@ -116,6 +127,13 @@ class System:
         if args.chat_template is not None:
             opened.tokenizer.inner.chat_template = self.own_chat_template
         return opened
+
+    def _files(self, options: CheckpointOptions) -> api.LoadedModel:
+        if self.args.loop != SERVER:
+            return api.LoadedModel(options)
+        from refusion_eval.runs.server import ServedModel
+
+        return ServedModel(self.args)
 
     @functools.cached_property
     def own_chat_template(self) -> str | None:
@@ -142,7 +160,7 @@ class System:
 
     @functools.cached_property
     def batch_size(self) -> int:
-        return self.args.batch_size or AUTO_BATCH_SIZES[self.model.device.type]
+        return self.args.batch_size or AUTO_BATCH_SIZES.get(self.model.device.type, 1)
 
     @property
     def has_template(self) -> bool:
@@ -200,6 +218,13 @@ class System:
         from refusion_eval.runs.stock_loop import StockLoop  # transformers' models load slowly, and few runs need them
 
         return StockLoop.open(self.model.directory, self.model.dtype, self.model.device)
+
+    @functools.cached_property
+    def server(self) -> "ServerLoop":
+        from refusion_eval.runs.server import ServerLoop
+
+        model: Any = self.model
+        return ServerLoop(self.args, model, self.detokenizer)
 
     @functools.cached_property
     def width_cost(self) -> WidthCost:
@@ -276,6 +301,8 @@ class System:
         }
 
     def refusal(self, job: Job) -> str | None:
+        if self.args.loop == SERVER:  # it knows its own limits
+            return None
         try:
             api.check_prompt(self.model, job.prompt_ids, job.resolved.settings.num_positions)
         except ConfigError as error:
@@ -298,6 +325,9 @@ class System:
     def run(self, jobs: Iterable[Job], batch_size: int | None = None) -> Iterator[Sample]:
         """Decodes jobs as the batch has room, and yields the record of each as it ends."""
         batch_size = batch_size or self.batch_size
+        if self.args.loop == SERVER:
+            yield from self.server.run(jobs, batch_size)
+            return
         refused: list[Sample] = []
         for sample in self._decode(self._accept(jobs, refused, batch_size), batch_size):
             yield from refused
@@ -411,7 +441,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         git_commit=records.git_commit(),
         command=sys.argv,
         arguments=run_arguments(system.args) | {"cuda_graphs": model.cuda_graphs},
-        roofline={} if model.is_stock else _roofline(model),
+        roofline={} if model.is_stock or system.args.loop == SERVER else _roofline(model),
     )
 
 
@@ -430,20 +460,23 @@ def identity(system: System) -> Manifest:
     """The part of the manifest that decides texts: everything in its fingerprint, and nothing that is measured."""
     args, model = system.args, system.model
     tables = {table.label: table.benchmarks for table in system.tables.values() if table is not None}
+    served = {"server": system.server.identity} if args.loop == SERVER else {}
+    has_own_hash = not model.revision and args.pretrained != NO_FILES
     return Manifest(
         system=args.system_name,
         backbone=args.backbone or model.card.backbone,
-        decoder=args.decoder if args.loop == "engine" else STOCK_GENERATE,
+        decoder={"engine": args.decoder, "generate": STOCK_GENERATE, SERVER: SERVER}[args.loop],
         settings={
             "model_args": dict(args.settings),
             "enable_thinking": args.enable_thinking,
             "checkpoint": system.checkpoint_settings,
             "tables": tables,
             **_added_facts(system),
+            **served,
         },
         checkpoint=args.pretrained,
         checkpoint_revision=model.revision or "",
-        checkpoint_hash="" if model.revision else _checkpoint_hash(Path(args.checkpoint).expanduser()),
+        checkpoint_hash="" if not has_own_hash else _checkpoint_hash(Path(args.checkpoint).expanduser()),
         tasks={},
         seed=int(args.settings.get("seed", 0)),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -456,6 +489,8 @@ def identity(system: System) -> Manifest:
 def _recorded_attention(system: System) -> str:
     """The attention as manifests have it: `BACKEND[:KERNELS][+graphs]`."""
     model = system.model
+    if system.args.loop == SERVER:
+        return SERVER
     if model.is_stock or system.args.loop != "engine":
         return "transformers"  # which chooses its own
     # The kernels that torch chooses from on CUDA, and the recording of graphs, decide the last bits of a text too.
@@ -465,12 +500,16 @@ def _recorded_attention(system: System) -> str:
 
 def machine(system: System) -> Hardware:
     device = system.model.device
+    if system.args.loop == SERVER:
+        return system.server.hardware(functools.partial(collect_hardware, system.model.num_threads))
     return collect_hardware(system.model.num_threads, device if device.type == "cuda" else None, system.num_processes)
 
 
 def machine_state(system: System) -> dict[str, Any]:
     """Further facts that decide times: threads, load of the last minute, clocks of the processors and the GPU."""
     device = system.model.device
+    if system.args.loop == SERVER:
+        return system.server.state()
     clocks = [float(text) for name, text in _cpuinfo() if name == "cpu MHz"]
     state: dict[str, Any] = {"threads": system.model.num_threads, "load": round(os.getloadavg()[0], 2)}
     if clocks:

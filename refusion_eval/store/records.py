@@ -39,11 +39,11 @@ MOST = 2**53  # limit of whole numbers in records: all of them are exact as floa
 LONGEST_SLOT = 4096  # a slot is never longer; a larger one would only make readers slow
 BUSY = "busy machine"  # begins the sentence about a machine whose other programs took time from a run
 
-# Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward.
-STOCK_GENERATE = "stock_generate"
+# Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward, and of those by a server.
+STOCK_GENERATE, SERVER = "stock_generate", "server"
 
-# Fields of a Sample that its record leaves out where they are None, because most runs know neither.
-_WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought")
+# Fields of a Sample that its record leaves out where they are None, because most runs know none of them.
+_WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought", "server")
 
 # Packages whose versions can change a number.
 PACKAGES = (
@@ -84,8 +84,9 @@ class Sample:
         text: the response; empty with an error.
         tokens: ids of the tokens kept, up to and including the first EOS or stop string; None if not recorded.
         num_tokens: number of tokens kept.
-        num_forwards: model calls.
-        seconds: from the prompt on the device to the last token on the host.
+        num_forwards: model calls; 0 where a server does not tell them.
+        seconds: from the prompt on the device to the last token on the host; of a server, from the request to the last
+            byte of the answer.
         prefill_seconds: part of `seconds` up to the end of the first forward, which reads the prompt; None if unknown.
         num_thought_tokens: those of `num_tokens` that belong to thinking blocks, tags included; None without a block.
         cut_in_thought: whether the text ends inside a thinking block; None without a block.
@@ -102,6 +103,12 @@ class Sample:
         joules: energy that the device used in `seconds`, from its own counter; None, and no key in the record, where it
             was not measured.
         prompts: the prompts that the item was asked with: ours, release (those of ReFusion's release) or other.
+        server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids" or
+            "text", as it was sent; `tokens` says what `num_tokens` rests on: the server's "ids", the kept text split by
+            the "tokenizer" here, or the server's "usage". `first_byte_seconds` is the client's. Where the server tells
+            them: `id`, `finish_reason`, `prompt_tokens`, `completion_tokens`, `cached_tokens` (of the prompt),
+            `drafted_tokens`, `accepted_tokens`, and its own `prefill_seconds`, `generation_seconds` and
+            `queue_seconds`; `dropped` lists the fields of the request that it could not read.
     """
 
     key: SampleKey
@@ -127,6 +134,7 @@ class Sample:
     prompts: str = "ours"
     num_thought_tokens: int | None = None
     cut_in_thought: bool | None = None
+    server: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         where = f"{self.key.task} {self.item_id}"
@@ -304,6 +312,7 @@ class Hardware:
         gpu_detail: clocks and limits at the start; not part of the identity, because they vary.
         num_gpus: GPUs that share one request.
         num_processes: processes of the run on this machine, which share its processors.
+        server: name, version and host of a server that decodes on a machine that is not known; empty for none.
     """
 
     cpu: str = ""
@@ -315,15 +324,21 @@ class Hardware:
     gpu_detail: Mapping[str, str] = field(default_factory=dict)
     num_gpus: int = 0
     num_processes: int = 1
+    server: str = ""
 
     def fingerprint(self) -> str:
         """12 hex digits, equal for machines whose speeds may be compared."""
         fields = {name: value for name, value in asdict(self).items() if name not in ("gpu_detail", "memory_gib")}
-        if self.num_processes == 1:  # the usual case, whose fingerprints in committed results have no such field
+        # The usual cases, whose fingerprints in committed results have no such fields.
+        if self.num_processes == 1:
             del fields["num_processes"]
+        if not self.server:
+            del fields["server"]
         return hashlib.sha256(dump(fields).encode("ascii")).hexdigest()[:12]
 
     def label(self) -> str:
+        if self.server:
+            return self.server
         processor = f"{self.cpu or 'unknown CPU'}, {self.threads or self.cores} threads"
         if self.num_processes > 1:
             processor += f", one of {self.num_processes} processes"

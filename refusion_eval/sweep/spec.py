@@ -15,6 +15,7 @@ from refusion_eval import config
 from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.model_args import parse_model_args, system_arguments
+from refusion_eval.store.records import SERVER
 
 SPECS = Path(__file__).parent / "specs"
 
@@ -173,6 +174,18 @@ def with_model(spec: SweepSpec, model: str) -> SweepSpec:
     return replace(spec, systems=systems)
 
 
+def with_server(spec: SweepSpec, changes: Mapping[str, str]) -> SweepSpec:
+    """A sweep with another address or model for every system that a server decodes."""
+    served = [system.name for system in spec.systems if system.arguments["loop"] == SERVER]
+    if not served:
+        raise ConfigError(f"sweep {spec.name} has no system server, so --{next(iter(changes))} changes nothing")
+    systems = (
+        replace(system, arguments={**system.arguments, **changes}) if system.name in served else system
+        for system in spec.systems
+    )
+    return replace(spec, systems=tuple(systems))
+
+
 def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:
     # A key without a value stands for its default.
     return {key: value for key, value in row.items() if value is not None}
@@ -191,7 +204,7 @@ def _system(where: str, name: str, row: Any) -> SweptSystem:
         raise ConfigError(f"{where}: {error}") from error
     if parsed.settings or parsed.run_dir:
         raise ConfigError(f"{where}: arguments hold run_dir or decoder settings; settings go under `settings:`")
-    given["decoder"] = parsed.decoder
+    given |= {"decoder": parsed.decoder, "loop": parsed.loop, "pretrained": parsed.pretrained}
     system = SweptSystem(name=name, arguments=given)
     settings = system.point(entry.settings, "settings").settings
     if entry.frontier is not None:

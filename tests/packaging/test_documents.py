@@ -113,15 +113,17 @@ def check_command(words: list[str]) -> None:
     if name == "run":
         check_run(given)
     if name == "suite":
-        assert {*names_of(given.get("system", ""))} <= {"all", *published_systems()}
+        named = {name.partition(":")[0] for name in names_of(given.get("system", ""))}
+        assert named <= {"all", "server", *published_systems()}
         check_tasks(given.get("tasks", ""))
 
 
 def check_run(given: dict) -> None:
     """Settings, systems, decoders and tasks are known."""
-    arguments = {"pretrained": "embedded"} | {key: given[key] for key in ("decoder",) if key in given}
+    arguments = {key: given[key] for key in ("decoder", "base_url") if key in given}
+    arguments |= {} if "system" in given else {"pretrained": "embedded"}
     settings = dict(text.split("=", 1) for text in given.get("settings", []))
-    parse_model_args({**with_system(given.get("system"), arguments if "system" not in given else {}), **settings})
+    parse_model_args({**with_system(given.get("system"), arguments), **settings})
     check_tasks(given.get("tasks", ""))
 
 

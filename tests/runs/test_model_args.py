@@ -93,8 +93,9 @@ def test_another_checkpoint_of_the_package_is_a_system_of_its_own() -> None:
 
 def test_every_decoder_has_a_system_and_every_known_checkpoint_fits_its_decoder():
     systems = published_systems()
-    assert {system.decoder for system in systems.values()} == DECODERS.keys()
+    assert {system.decoder for system in systems.values()} == {*DECODERS, "server"}
     for system in systems.values():
+        assert bool(system.serve) == bool(system.source) == (system.decoder == "server")
         if system.pretrained in CARDS:
             assert system.decoder in fitting_decoders(CARDS[system.pretrained].kind)
 

@@ -1,0 +1,120 @@
+"""Throughput and latency by the number of requests at once: of a server, or of batches of this project's engine."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refusion_eval.results.render import Table
+from refusion_eval.store.records import Sample
+from refusion_eval.store.run_store import RunReader
+
+_HEADINGS = {
+    "concurrency": "At once",
+    "n": "n",
+    "tokens_per_second": "Tokens/s in sum",
+    "requests_per_second": "Requests/s",
+    "request_tps_p50": "Tokens/s each p50",
+    "request_tps_p95": "p95",
+    "latency_p50": "Latency s p50",
+    "latency_p95": "p95",
+    "first_byte_p50": "First byte s p50",
+    "first_byte_p95": "p95",
+}
+_NOTES = (
+    "In sum: tokens of all requests by the seconds in which at least one was in flight, those of a first compilation "
+    "included.",
+    "Each: a request's tokens by its own seconds; in 95 % of the requests it is at least the value under p95.",
+)
+
+
+class LoadPoint(NamedTuple):
+    """All good samples of a run that were decoded with so many requests at once; seconds are the client's."""
+
+    run_id: str
+    system: str
+    where: str  # the machine, or the server on one that is not known
+    concurrency: int
+    n: int
+    tokens_per_second: float
+    requests_per_second: float
+    request_tps_p50: float
+    request_tps_p95: float
+    latency_p50: float
+    latency_p95: float
+    first_byte_p50: float | None  # None where no first byte is timed
+    first_byte_p95: float | None
+
+
+def load_points(run_dirs: Iterable[str | os.PathLike[str]]) -> list[LoadPoint]:
+    """A point for each run and number of requests at once, by system and number; StoreError for an unreadable run."""
+    points = []
+    for run_dir in run_dirs:
+        with RunReader.open(run_dir) as reader:
+            run = reader.run
+            groups: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+            for sample in reader.samples(traces=False):
+                if sample.error is None and sample.seconds and sample.created:
+                    groups[run.hardware(sample.process_id).label(), sample.batch_size].append(sample)
+        points += [
+            _point((run.run_id, run.manifest.system, where, concurrency), samples)
+            for (where, concurrency), samples in groups.items()
+        ]
+    return sorted(points, key=lambda point: (point.where, point.system, point.concurrency))
+
+
+def _point(identity: tuple[str, str, str, int], samples: Sequence[Sample]) -> LoadPoint:
+    seconds = np.array([sample.seconds for sample in samples])
+    tokens = np.array([sample.num_tokens for sample in samples])
+    ends = np.array([datetime.fromisoformat(sample.created).timestamp() for sample in samples])
+    busy = busy_seconds(ends - seconds, ends)
+    first = [sample.server["first_byte_seconds"] for sample in samples if sample.server is not None]
+    return LoadPoint(
+        *identity,
+        n=len(samples),
+        tokens_per_second=float(tokens.sum() / busy),
+        requests_per_second=len(samples) / busy,
+        request_tps_p50=float(np.quantile(tokens / seconds, 0.5)),
+        request_tps_p95=float(np.quantile(tokens / seconds, 0.05)),
+        latency_p50=float(np.quantile(seconds, 0.5)),
+        latency_p95=float(np.quantile(seconds, 0.95)),
+        first_byte_p50=float(np.quantile(first, 0.5)) if first else None,
+        first_byte_p95=float(np.quantile(first, 0.95)) if first else None,
+    )
+
+
+def busy_seconds(starts: np.ndarray, ends: np.ndarray) -> float:
+    """Seconds in which at least one request was in flight: the length of the union of the intervals."""
+    # A run may have been interrupted, and turns of other systems may lie between.
+    order = np.argsort(starts)
+    starts, reached = starts[order], np.maximum.accumulate(ends[order])
+    gaps = np.maximum(starts[1:] - reached[:-1], 0).sum()
+    return float(reached[-1] - starts[0] - gaps)
+
+
+def load_tables(points: Sequence[LoadPoint]) -> list[Table]:
+    """A table for each machine: speeds of machines that differ, or are not known, share no column."""
+    return [
+        _table(where, [point for point in points if point.where == where])
+        for where in dict.fromkeys(point.where for point in points)
+    ]
+
+
+def _table(where: str, points: Sequence[LoadPoint]) -> Table:
+    shown = [name for name in _HEADINGS if any(getattr(point, name) is not None for point in points)]
+    rows = [(point.system, *(_text(getattr(point, name)) for name in shown)) for point in points]
+    title = f"Several requests at once, on {where}"
+    return Table(title=title, columns=("System", *map(_HEADINGS.__getitem__, shown)), rows=rows, notes=_NOTES)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def load_cells(points: Sequence[LoadPoint]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    return LoadPoint._fields, [tuple(point) for point in points]

@@ -1,0 +1,251 @@
+"""A model that a server runs: what stands for its checkpoint here, and its records."""
+
+import functools
+import ipaddress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+from refusion_eval import api
+from refusion_eval.benchmarks.rows import redact
+from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.models.checkpoint import Card, checkpoint_card, locate
+from refusion_eval.models.tokenizer import Tokenizer
+from refusion_eval.runs.job import Detokenizer, Job, record, record_error
+from refusion_eval.runs.model_args import NO_FILES, ModelArgs
+from refusion_eval.runs.server_client import Answer, Refused, ServerClient
+from refusion_eval.store.records import REFUSED, Hardware, Sample
+from refusion_eval.types import MOST_POSITIONS, MOST_TOKENS, Decoded, StopReason, Trace
+
+UNKNOWN = "unknown"  # dtype and device of a server, where the user does not name them
+# Seconds that a user may set.
+_TIMEOUT, _PATIENCE = 600.0, 300.0
+# Fields that ask for what a record holds, each of one kind of server: token ids, nothing from a cache of prompts, and
+# no token that is added to a prompt.
+_ASKED = {"return_token_ids": True, "verbose": True, "cache_prompt": False, "add_special_tokens": False}
+# A server has defaults of its own for fields that are not sent (llama.cpp: temperature 0.8, top-k 40). Two names for
+# one penalty: vLLM's and SGLang's, and llama.cpp's.
+_NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+class ServedModel(api.LoadedModel):
+    """The files of a server's model that are read here: tokenizer and end tokens, if there are any, and no weights."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        self.options = args.options
+        has_files = args.pretrained != NO_FILES
+        location: Any = locate(args.checkpoint, args.revision) if has_files else None
+        self._location = location
+        self.name = location.name if has_files else args.served_model or NO_FILES
+        self.revision = location.revision if has_files else None
+        self.is_stock = self.cuda_graphs = False
+        self.card = (
+            checkpoint_card(self.name, location.directory)
+            if has_files
+            else Card(self.name, UNKNOWN, None, (), "causal")
+        )
+        # The server checks lengths and tokens itself, and knows its own limits.
+        facts = {"family": "server", "vocab_size": MOST_TOKENS, "max_positions": MOST_POSITIONS, "num_layers": 0}
+        self.config: Any = SimpleNamespace(**facts)
+        self.dtype: Any = UNKNOWN if args.dtype == "auto" else args.dtype
+        self.device: Any = SimpleNamespace(type=UNKNOWN if args.device == "auto" else args.device)
+        self.attention: Any = "server"
+        self.adapter = self.adapter_revision = None
+        self._imposed_threads = args.server_threads or 0
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the files; without files one that makes no tokens, so that prompts are sent as text."""
+        return Tokenizer(self._location.directory) if self.has_files else _NoTokenizer()
+
+    @property
+    def has_files(self) -> bool:
+        return self._location is not None
+
+    @property
+    def decoders(self) -> tuple[str, ...]:
+        return ("autoregressive",)
+
+    @property
+    def place(self) -> str:
+        return f"served, {self.dtype}"
+
+    @property
+    def directory(self) -> Path:
+        raise ConfigError("the weights of a server's model are not here")
+
+    @property
+    def engine(self) -> Any:  # type: ignore[override]
+        raise ConfigError("log-likelihoods are not asked of a server; choose tasks that generate texts")
+
+
+class _NoTokenizer:
+    asks_for_the_time = False
+
+    def __init__(self) -> None:
+        names = ("chat_template", "bos_token", "bos_token_id", "eos_token", "eos_token_id")
+        self.inner = SimpleNamespace(**dict.fromkeys(names), all_special_ids=(), added_tokens_decoder={})
+
+    def encode(self, text: str, *, plain: bool = False) -> list[int]:
+        return []
+
+    def decode(self, tokens: Any, *, skip_special_tokens: bool = True) -> str:
+        return ""
+
+
+class ServerLoop:
+    """Has a server complete the prompts of jobs, and records its answers."""
+
+    def __init__(self, args: ModelArgs, model: ServedModel, detokenizer: Detokenizer) -> None:
+        self._args = args
+        self._model = model
+        self._detokenizer = detokenizer
+        self._warm: set[str] = set()  # digests of the settings whose warm-up is over
+        self.client = ServerClient(
+            args.base_url or "",
+            model=args.served_model or "",
+            key_variable=args.api_key_env or "",
+            timeout=args.timeout or _TIMEOUT,
+            patience=_PATIENCE if args.patience is None else args.patience,
+        )
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What decides texts of the server: name, version and model; and not its address."""
+        described = self.client.describe()
+        return {name: described[name] for name in ("name", "version", "model")}
+
+    def hardware(self, here: Callable[[], Hardware]) -> Hardware:
+        """This machine where the user says so by the server's threads and it is here; else the server by its name."""
+        host = urlsplit(self.client.root).hostname or ""
+        if not self._args.is_apart:
+            if not _is_here(host):
+                raise ConfigError(f"server_threads is for a server on this machine, and {host} is another one")
+            return here()
+        described = self.client.describe()
+        return Hardware(server=f"server {described['name']} {described['version']} at {host}".replace("  ", " "))
+
+    def state(self) -> dict[str, Any]:
+        """Settings and counters of the server now."""
+        return {"settings": self.client.describe()["settings"], "counters": self.client.counters()}
+
+    def run(self, jobs: Iterable[Job], concurrency: int) -> Iterator[Sample]:
+        """Yields records as requests end, with as many requests at once; jobs that are `alone` one at a time."""
+        self.client.start()
+        # Its threads end with the process: a second signal does not wait for a server that is silent.
+        pool, ended, num_pending = ThreadPool(concurrency), SimpleQueue[Sample | BaseException](), 0
+        try:
+            for job in jobs:
+                warm = self._warm_up(job)
+                at_once = 1 if job.alone else concurrency
+                pool.apply_async(self._sample, (job, at_once, warm), callback=ended.put, error_callback=ended.put)
+                num_pending += 1
+                while num_pending >= at_once:
+                    yield _good(ended.get())
+                    num_pending -= 1
+            for _ in range(num_pending):
+                yield _good(ended.get())
+        finally:
+            self.client.stop()
+            pool.close()
+
+    def _warm_up(self, job: Job) -> bool:
+        """Completes the first job of each settings untimed; what fails here fails in the measured request, too."""
+        if job.resolved.digest not in self._warm:
+            for _ in range(self._args.warmup):
+                try:
+                    self._complete(job)
+                except DecodeError:
+                    break
+            self._warm.add(job.resolved.digest)
+        return self._args.warmup > 0
+
+    def _complete(self, job: Job) -> Answer:
+        settings = job.settings(self._detokenizer)
+        stops = {"stop": list(job.resolved.until)} if job.resolved.until else {}
+        fields = {
+            "max_tokens": settings.gen_length,
+            "temperature": settings.temperature,
+            "seed": settings.seed % 2**31,
+            **_NEUTRAL,
+            **stops,
+            **_ASKED,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return self.client.complete(job.prompt, job.prompt_ids, fields)
+
+    def _sample(self, job: Job, concurrency: int, warm: bool) -> Sample:
+        try:
+            answer = self._complete(job)
+        except DecodeError as error:
+            stop = REFUSED if isinstance(error, Refused) else ""
+            return record_error(job, str(error), batch_size=concurrency, stop=stop)
+        return self._record(job, answer, concurrency, warm)
+
+    def _record(self, job: Job, answer: Answer, concurrency: int, warm: bool) -> Sample:
+        until, ids, counted_by = job.resolved.until, answer.token_ids, "ids"
+        stop = self._stop(answer, until)
+        if ids is None and self._model.has_files:
+            # The text is split again, up to its stop string, and the end token that it lacks is added.
+            end = self._model.card.eos_ids[:1] if stop == "eos" else ()
+            ids, counted_by = (*self._model.tokenizer.encode(answer.text), *end), "tokenizer"
+        facts = {**answer.facts, "tokens": counted_by if ids is not None else "usage"}
+        # Of a diffusion model, what a server calls accepted drafts saves no forward.
+        num_forwards = 0 if self._args.diffusion else forwards(facts, self.client.describe())
+        decoded = Decoded(tuple(ids or ()), stop, num_forwards, answer.seconds, Trace())
+        sample = record(job, decoded, self._detokenizer, batch_size=concurrency, warm=warm)
+        changes: dict[str, Any] = {"trace": None, "server": facts}
+        if answer.token_ids is None:
+            changes["tokens"] = None
+        if ids is None:
+            changes["num_tokens"] = int(answer.facts.get("completion_tokens", 0))
+        if not self._model.has_files:
+            cut = min((place for text in until if (place := answer.text.find(text)) >= 0), default=None)
+            changes["text"] = redact(answer.text[:cut], job.sealed)
+        return replace(sample, **changes)
+
+    def _stop(self, answer: Answer, until: tuple[str, ...]) -> StopReason:
+        if answer.finish_reason == "length":
+            return "length"
+        text = self._detokenizer.spelled(answer.token_ids or ()) or answer.text
+        return "stop_string" if answer.stopped_by in until or any(stop in text for stop in until) else "eos"
+
+
+def _good(outcome: Sample | BaseException) -> Sample:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+def forwards(facts: Mapping[str, Any], described: Mapping[str, Any]) -> int:
+    """Forwards of an answer: its tokens minus the accepted drafts, where the server tells both; else 0.
+
+    An accepted draft takes no forward of its own, and the prompt's forward gives the first token.
+    """
+    # llama.cpp names its kind of speculation, and counts drafts only in answers that had any. vLLM's number of steps
+    # leaves out the steps without a draft, so it is not used.
+    tells_drafts = "speculative.types" in described["settings"]
+    accepted = facts.get("accepted_tokens", 0 if tells_drafts else None)
+    tokens = facts.get("completion_tokens")
+    return 0 if tokens is None or accepted is None else max(int(tokens - accepted), 0)
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

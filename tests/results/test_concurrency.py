@@ -1,0 +1,75 @@
+"""Throughput and latency by the number of requests at once."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refusion_eval.results.concurrency import busy_seconds, load_cells, load_points, load_tables
+from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
+from refusion_eval.store.run_store import RunStore
+
+
+@pytest.mark.parametrize(
+    ("intervals", "seconds"),
+    [([(0, 2)], 2), ([(0, 2), (1, 3)], 3), ([(0, 9), (1, 2), (3, 4)], 9), ([(5, 6), (0, 2)], 3), ([(0, 1), (1, 2)], 2)],
+)
+def test_time_counts_once_however_many_requests_are_in_flight(intervals, seconds):
+    starts, ends = np.array(intervals, dtype=float).T
+    assert busy_seconds(starts, ends) == pytest.approx(seconds)
+
+
+HERE = Hardware(cpu="c", threads=1)
+
+
+def run_with(directory, samples, hardware=HERE, system="s"):
+    names = dict.fromkeys(("backbone", "decoder", "checkpoint", "dtype", "device", "attention", "package_version"), "x")
+    manifest = Manifest(system=system, settings={}, tasks={}, seed=0, hardware=hardware, **names)
+    with RunStore.open(directory, manifest) as store:
+        for number, sample in enumerate(samples):
+            key = SampleKey("t", "1", str(number), "p", 0, "d")
+            store.append(Sample(key=key, benchmark="t", item_id=str(number), **sample))
+    return directory
+
+
+def ended(second, seconds, tokens, **more):
+    created = f"2026-01-31T12:00:{second:06.3f}+00:00"
+    return {"created": created, "seconds": seconds, "num_tokens": tokens, "batch_size": 2, **more}
+
+
+def test_a_point_sums_over_requests_and_has_quantiles_of_them(tmp_path):
+    # Two requests in flight from 0 to 2, then none for a while, then one from 10 to 12.
+    samples = [ended(2, 2.0, 10), ended(2, 1.0, 30), ended(12, 2.0, 20), ended(50, 9.0, 0, error="failed")]
+    (point,) = load_points([run_with(tmp_path / "a", samples)])
+    assert (point.concurrency, point.n) == (2, 3)
+    assert point.tokens_per_second == pytest.approx(60 / 4)
+    assert point.requests_per_second == pytest.approx(3 / 4)
+    assert (point.latency_p50, point.request_tps_p50) == (2.0, 10.0)
+    assert point.first_byte_p50 is None
+
+
+def test_a_server_and_this_engine_stand_in_tables_of_their_own(tmp_path):
+    served = ended(2, 1.0, 5, server={"first_byte_seconds": 0.25})
+    own = run_with(tmp_path / "own", [ended(2, 1.0, 5)])
+    server = run_with(tmp_path / "server", [served], Hardware(server="server x at h"))
+    points = load_points([own, server])
+    tables = load_tables(points)
+    assert [table.title.partition(" on ")[2] for table in tables] == ["c, 1 threads", "server x at h"]
+    assert ["First byte s p50" in table.columns for table in tables] == [False, True]
+    columns, rows = load_cells(points)
+    assert [dict(zip(columns, row, strict=True))["first_byte_p50"] for row in rows] == [None, 0.25]
+
+
+@pytest.mark.figures
+def test_the_plot_and_its_caption_are_written(tmp_path, monkeypatch):
+    samples = [ended(2, 2.0, 10), ended(3, 1.0, 30)]
+    runs = [
+        run_with(tmp_path / name, [{**sample, "batch_size": number} for sample in samples], system=name[0])
+        for name, number in (("a1", 1), ("a2", 2), ("b1", 1))
+    ]
+    monkeypatch.setattr(sys, "argv", ["concurrency.py", *map(str, runs), "--out", str(tmp_path / "x.png")])
+    runpy.run_path(str(Path(__file__).resolve().parents[2] / "plots" / "concurrency.py"), run_name="__main__")
+    assert (tmp_path / "x.png").read_bytes()[1:4] == b"PNG"
+    assert "n = 2 requests a point" in (tmp_path / "x.txt").read_text()

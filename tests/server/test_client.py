@@ -1,0 +1,285 @@
+"""The client: what it sends, what it makes of answers, and every fault that may pass."""
+
+import contextlib
+import functools
+import json
+import logging
+import sys
+
+import pytest
+
+from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.runs.server_client import INSTALL, Refused, ServerClient
+from tests.server import peers
+from tests.server.peers import Peer, chunk, serving, status, stream
+
+pytest.importorskip("tenacity", reason="needs the extra `server`")
+
+FIELDS = {"max_tokens": 9, "temperature": 0.0, "top_k": -1, "stream": True}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    """Waits between attempts are kept, but are short."""
+    tenacity = pytest.importorskip("tenacity")
+    monkeypatch.setattr(tenacity, "wait_random_exponential", lambda **options: tenacity.wait_fixed(0.001))
+
+
+def client_of(peer, patience=0.0, timeout=0.2, **options):
+    client = ServerClient(peer.url, timeout=timeout, patience=patience, **options)
+    client.start()
+    return client
+
+
+def completed(peer, *, prompt="How many?", ids=(1, 2, 3), fields=FIELDS, **options):
+    with serving(peer):
+        return client_of(peer, **options).complete(prompt, ids, fields)
+
+
+def test_the_prompt_is_sent_as_token_ids_with_every_field_and_nothing_else():
+    peer = Peer()
+    answer = completed(peer)
+    assert peer.bodies == [{"model": "m", "prompt": [1, 2, 3], **FIELDS}]
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("4", (7,), "stop")
+    assert answer.facts["prompt"] == "ids"
+
+
+def test_a_server_that_takes_no_ids_gets_the_text_and_is_asked_once():
+    def answer(number, body):
+        if not isinstance(body["prompt"], str):
+            return 400, {"Content-Type": "application/json"}, b'{"detail": "prompt must be a string."}'
+        return stream(number, ("4", (7,)))
+
+    peer = Peer(answer)
+    with serving(peer):
+        client = client_of(peer)
+        answers = [client.complete("How many?", (1, 2, 3), FIELDS) for _ in range(2)]
+    assert [body["prompt"] for body in peer.bodies] == [[1, 2, 3], "How many?", "How many?"]
+    assert [answer.facts["prompt"] for answer in answers] == ["text", "text"]
+
+
+@pytest.mark.parametrize(
+    ("status_code", "refusal"),
+    [
+        (422, {"detail": "Unexpected fields in the request: {'top_k', 'seed'}"}),
+        (422, {"detail": [{"loc": ["body", "top_k"], "msg": "extra"}, {"loc": ["body", "seed"], "msg": "extra"}]}),
+        (400, {"error": {"message": "Unrecognized request arguments supplied: top_k, seed"}}),
+    ],
+)
+def test_fields_that_are_refused_are_dropped_said_once_and_recorded(status_code, refusal, caplog):
+    def answer(number, body):
+        if {"top_k", "seed"} & body.keys():
+            return status_code, {"Content-Type": "application/json"}, json.dumps(refusal).encode()
+        return stream(number, ("4", (7,)))
+
+    peer = Peer(answer)
+    with serving(peer), caplog.at_level(logging.WARNING):
+        client = client_of(peer)
+        answers = [client.complete("?", (1,), {**FIELDS, "seed": 1}) for _ in range(2)]
+    assert len(peer.bodies) == 3
+    assert [set(answer.facts["dropped"]) for answer in answers] == [{"top_k", "seed"}] * 2
+    assert [record.message.count("top_k") for record in caplog.records] == [1]
+
+
+def test_sampling_is_refused_where_a_server_would_be_greedy_without_saying_so():
+    refusal = b'{"detail": "Unexpected fields in the request: {\'top_k\'}"}'
+    peer = Peer(lambda number, body: (422, {"Content-Type": "application/json"}, refusal))
+    with pytest.raises(ConfigError, match="samples only"):
+        completed(peer, fields={**FIELDS, "temperature": 1.0})
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        peers.dropped,
+        peers.truncated,
+        peers.cut_short,
+        peers.corrupted,
+        peers.delayed,
+        *(status(number) for number in (408, 409, 429, 500, 502, 503)),
+    ],
+)
+def test_a_fault_that_passes_costs_one_more_attempt(fault):
+    peer = Peer(lambda number, body: stream(number, ("The answer ", (5,)), ("is 4", (6, 7))), faults=[fault])
+    answer = completed(peer)
+    assert (answer.text, answer.token_ids) == ("The answer is 4", (5, 6, 7))
+    assert len(peer.bodies) == 2
+
+
+def test_a_server_that_starts_again_is_waited_for(monkeypatch):
+    tenacity = pytest.importorskip("tenacity")
+    with serving(Peer()) as first:
+        client = client_of(first, patience=30.0)
+        assert client.complete("?", (1,), FIELDS).facts["id"] == "cmpl-1"
+    again = contextlib.ExitStack()
+    second = Peer(lambda number, body: stream(number + 1, ("5", (8,))))
+    restart = functools.cache(lambda: again.enter_context(serving(second, int(first.url.rpartition(":")[2]))))
+    monkeypatch.setattr(tenacity, "sleep_using_event", lambda event: lambda seconds: restart())
+    with again:
+        assert client.complete("?", (1,), FIELDS).text == "5"
+
+
+def test_a_fault_that_stays_is_an_error_of_the_item_after_three_attempts():
+    peer = Peer(faults=[status(503)] * 9)
+    with pytest.raises(DecodeError, match=r"503.*3 attempts") as caught:
+        completed(peer)
+    assert not isinstance(caught.value, Refused)
+    assert len(peer.bodies) == 3
+
+
+@pytest.mark.parametrize("header", ["7", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_retry_after_says_how_long_to_wait(header, monkeypatch):
+    tenacity = pytest.importorskip("tenacity")
+    waited = []
+    monkeypatch.setattr(tenacity, "sleep_using_event", lambda event: waited.append)
+    completed(Peer(faults=[status(429, Retry_After=header)]), patience=60.0)
+    assert waited == [7.0 if header == "7" else 0.0]
+
+
+def test_an_answer_with_an_old_id_is_asked_again():
+    def answer(number, body):
+        return stream(1 if number < 3 else number, ("4", (7,)))
+
+    peer = Peer(answer)
+    with serving(peer):
+        client = client_of(peer)
+        first, second = (client.complete("?", (1,), FIELDS) for _ in range(2))
+    assert [first.facts["id"], second.facts["id"]] == ["cmpl-1", "cmpl-3"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "request (2800 tokens) exceeds the available context size (2048 tokens), try increasing it",
+        "This model's maximum context length is 2048 tokens. However, your prompt has 2800 input tokens",
+    ],
+)
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(message):
+    peer = Peer(faults=[status(400, message)])
+    with pytest.raises(Refused, match=r"2800.*2048|2048.*2800"):
+        completed(peer)
+    assert len(peer.bodies) == 1
+
+
+@pytest.mark.parametrize("number", [401, 403, 404])
+def test_what_concerns_every_request_ends_the_run(number):
+    with pytest.raises(ConfigError, match=str(number)):
+        completed(Peer(faults=[status(number, "no")]))
+
+
+def test_a_model_that_the_server_does_not_serve_is_refused_before_a_request():
+    peer = Peer()
+    with pytest.raises(ConfigError, match="serves m, not other"):
+        completed(peer, model="other")
+    assert peer.bodies == []
+
+
+def test_a_model_that_is_refused_with_400_ends_the_run():
+    peer = Peer(facts={}, faults=[status(400, "Server is pinned to '/a'; requested 'other'.")])
+    with pytest.raises(ConfigError, match="refuses the model other"):
+        completed(peer, model="other")
+
+
+def test_a_redirect_is_not_followed():
+    other = Peer()
+    with serving(other):
+        peer = Peer(faults=[status(307, Location=f"{other.url}/v1/completions")])
+        with pytest.raises(ConfigError, match="redirects to"):
+            completed(peer)
+    assert other.paths == []
+
+
+def test_proxies_of_the_environment_are_not_used(monkeypatch):
+    proxy = Peer()
+    with serving(proxy):
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        assert completed(Peer()).text == "4"
+    assert proxy.paths == []
+
+
+def test_the_key_is_sent_and_is_in_no_text_of_the_server(monkeypatch, caplog):
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    peer = Peer(lambda number, body: stream(number, ("sk-secret", (7,))), faults=[status(429, "sk-secret"), None])
+    with caplog.at_level(logging.DEBUG):
+        answer = completed(peer, key_variable="MY_KEY")
+        with pytest.raises(Refused) as caught:
+            completed(Peer(faults=[status(400, "Incorrect key: sk-secret")]), key_variable="MY_KEY")
+    assert {headers["Authorization"] for headers in peer.headers} == {"Bearer sk-secret"}
+    assert answer.text == "[API key]"
+    assert "sk-secret" not in f"{caught.value} {caplog.text}"
+
+
+@pytest.mark.parametrize("key", ["", " ", "sk\nsecret", "sk-sécret"])
+def test_a_key_that_is_missing_or_fits_no_header_is_an_error_that_names_its_variable(key, monkeypatch):
+    monkeypatch.setenv("MY_KEY", key)
+    with pytest.raises(ConfigError, match="MY_KEY: there is no such variable"):
+        ServerClient("http://127.0.0.1:1", key_variable="MY_KEY", timeout=1, patience=0)
+
+
+def test_a_missing_extra_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tenacity", None)
+    with pytest.raises(ConfigError) as caught:
+        ServerClient("http://127.0.0.1:1", timeout=1, patience=0)
+    assert str(caught.value) == INSTALL
+
+
+def test_ids_that_are_not_as_many_as_the_server_counts_are_not_taken():
+    parts = chunk("4 and", (7,), id="a") + chunk(finish="stop", id="a", usage={"completion_tokens": 2})
+    answer = completed(Peer(lambda number, body: parts))
+    assert (answer.text, answer.token_ids) == ("4 and", None)
+
+
+def test_an_answer_without_a_stream_is_read_too():
+    whole = json.dumps({"id": "a", "choices": [{"text": "4", "finish_reason": "length"}]}).encode()
+    answer = completed(Peer(lambda number, body: (200, {"Content-Type": "application/json"}, whole)))
+    assert (answer.text, answer.finish_reason) == ("4", "length")
+
+
+def test_numbers_that_no_record_may_hold_are_left_out():
+    usage = {"prompt_tokens": -1, "completion_tokens": "many"}
+    parts = chunk("4", id="a") + chunk(finish="stop", id="a", usage=usage, timings={"prompt_ms": True, "draft_n": [1]})
+    facts = completed(Peer(lambda number, body: parts)).facts
+    assert facts.keys() == {"id", "finish_reason", "first_byte_seconds", "prompt"}
+
+
+LLAMA = {"timings": {"prompt_ms": 500, "predicted_ms": 1500, "draft_n": 9, "draft_n_accepted": 4, "cache_n": 2}}
+VLLM = {
+    "metrics": {
+        "time_to_first_token_ms": 500,
+        "generation_time_ms": 1500,
+        "queue_time_ms": 250,
+        "speculative_decoding": {"num_spec_steps": 2, "num_accepted_draft_tokens": 4, "num_draft_tokens": 9},
+    }
+}
+
+
+@pytest.mark.parametrize(("told", "more"), [(LLAMA, {"cached_tokens": 2}), (VLLM, {"queue_seconds": 0.25})])
+def test_seconds_and_drafts_are_read_from_both_engines(told, more):
+    facts = completed(Peer(lambda number, body: stream(number, ("a", (1,) * 10), **told))).facts
+    wanted = {"prefill_seconds": 0.5, "generation_seconds": 1.5, "drafted_tokens": 9, "accepted_tokens": 4, **more}
+    assert {name: facts[name] for name in wanted} == wanted
+
+
+PROPS = {
+    "build_info": "b1",
+    "total_slots": 2,
+    "default_generation_settings": {"n_ctx": 64, "params": {"speculative.types": "none"}},
+}
+
+
+def test_a_server_is_described_by_what_its_endpoints_tell():
+    metrics = '# HELP x\nllamacpp:n_decode_total 44\nvllm:tokens_total{engine="0"} 3.5e1\nother_total 1\n'
+    peer = Peer(
+        facts={"/v1/models": {"data": [{"id": "m", "owned_by": "llamacpp"}]}, "/props": PROPS, "/metrics": metrics}
+    )
+    with serving(peer):
+        client = client_of(peer)
+        described, counters = client.describe(), client.counters()
+    assert described["settings"] == {"n_ctx": 64, "total_slots": 2, "speculative.types": "none"}
+    assert {name: described[name] for name in ("name", "version", "model")} == {
+        "name": "llama.cpp",
+        "version": "b1",
+        "model": "m",
+    }
+    assert counters == {"llamacpp:n_decode_total": 44.0, "vllm:tokens_total": 35.0}

@@ -1,0 +1,376 @@
+"""Runs against a server: what a record and a table hold, and what becomes of a run that meets faults."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import lm_eval
+import pytest
+from lm_eval.tasks import TaskManager
+from typer.testing import CliRunner
+
+from refusion_eval.cli import app
+from refusion_eval.errors import ConfigError
+from refusion_eval.models.tokenizer import Tokenizer
+from refusion_eval.paths import embedded_path, tasks_path
+from refusion_eval.results.facts import read_facts
+from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.tables import speed_rows, speed_table, summary, summary_table
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.server import forwards
+from refusion_eval.store.records import REFUSED
+from refusion_eval.store.run_store import RunReader
+from tests.server import peers
+from tests.server.peers import Peer, serving, status, stream
+
+pytest.importorskip("tenacity", reason="needs the extra `server`")
+
+MODEL = "embedded:autoregressive_sft"
+TOKENIZER = Tokenizer(embedded_path("autoregressive_sft"))
+END = 1834
+ANSWER = "2 + 2 = 4.\nThe answer is 4."
+IDS = (*TOKENIZER.encode(ANSWER), END)
+
+
+def answer(number, body, **more):
+    return stream(number, (ANSWER, IDS), **more)
+
+
+def command(peer, run_dir, *more, model=MODEL, tasks="mini_gsm8k", limit=3):
+    words = ["run", "--system", "server", "--base-url", peer.url, "--tasks", tasks, "--limit", str(limit)]
+    words += ["--model", model] if model else []
+    return [*words, "--run-dir", str(run_dir), "--patience", "0", "--timeout", "0.5", "--warmup", "0", *more]
+
+
+def run(peer, run_dir, *more, **options):
+    return CliRunner().invoke(app, command(peer, run_dir, *more, **options))
+
+
+def samples(run_dir):
+    with RunReader.open(run_dir) as reader:
+        return list(reader.samples())
+
+
+def text_of(table):
+    return table.markdown()
+
+
+def test_a_record_holds_what_the_server_told_and_tables_keep_its_speed_apart(tmp_path):
+    timings = {"prompt_ms": 1, "predicted_ms": 3, "draft_n": 6, "draft_n_accepted": 4}
+    with serving(Peer(lambda number, body: answer(number, body, timings=timings))) as peer:
+        result = run(peer, tmp_path / "a", "--warmup", "1")
+    assert result.exit_code == 0, result.output
+    assert len(peer.bodies) == 4  # one of them is the warm-up
+    for sample in samples(tmp_path / "a"):
+        assert (sample.text, sample.tokens, sample.stop) == (ANSWER, list(IDS), "eos")
+        assert (sample.num_forwards, sample.trace) == (len(IDS) - 4, None)
+        assert (sample.server["tokens"], sample.server["prompt"]) == ("ids", "ids")
+        assert 0 <= sample.server["first_byte_seconds"] <= sample.seconds
+    figures = {figure.metric: figure for figure in run_measurements([tmp_path / "a"])}
+    assert "tps" not in figures
+    assert figures["server_own_tps"].value == pytest.approx(len(IDS) / 0.004)
+    assert figures["tpf"].value == pytest.approx(len(IDS) / (len(IDS) - 4))
+    shown = summary_table(summary(figures.values()))
+    assert "Server TPS" in shown.columns
+    assert "Own TPS" in speed_table(speed_rows(list(figures.values()))).columns
+    assert "vLLM" in figures["server_tps"].hardware
+
+
+def test_a_prompt_is_our_rendered_text_and_every_sampling_field_is_sent(tmp_path):
+    with serving(Peer(answer)) as peer:
+        assert run(peer, tmp_path / "a", limit=1).exit_code == 0
+    body = peer.bodies[0]
+    rendered = TOKENIZER.decode(body["prompt"], skip_special_tokens=False)
+    assert rendered.startswith("<|im_start|>user\n")
+    assert rendered.endswith("<|im_start|>assistant\n")
+    sent = {"max_tokens": 96, "temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    sent |= {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "cache_prompt": False}
+    assert {name: body[name] for name in sent} == sent
+    assert "n" not in body
+
+
+def test_without_accepted_drafts_tpf_is_empty_and_the_table_says_why(tmp_path):
+    with serving(Peer(answer)) as peer:
+        assert run(peer, tmp_path / "a").exit_code == 0
+    figures = run_measurements([tmp_path / "a"])
+    assert "tpf" not in {figure.metric for figure in figures}
+    assert {sample.num_forwards for sample in samples(tmp_path / "a")} == {0}
+    assert "TPF is empty where it does not tell" in text_of(summary_table(summary(figures)))
+
+
+def test_a_diffusion_model_of_a_server_has_no_tpf_whatever_the_server_calls_accepted(tmp_path):
+    metrics = {"speculative_decoding": {"num_accepted_draft_tokens": 4}}
+    with serving(Peer(lambda number, body: answer(number, body, metrics=metrics))) as peer:
+        words = ["--system", "diffusion_gemma", "--model", MODEL]
+        assert run(peer, tmp_path / "a", *words, model="", limit=1).exit_code == 0
+    (sample,) = samples(tmp_path / "a")
+    assert (sample.num_forwards, sample.server["accepted_tokens"]) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("told", "settings", "wanted"),
+    [
+        ({"completion_tokens": 300, "accepted_tokens": 79}, {}, 221),
+        ({"completion_tokens": 44}, {"speculative.types": "none"}, 44),
+        ({"completion_tokens": 44, "num_spec_steps": 2}, {}, 0),
+        ({"accepted_tokens": 3}, {"speculative.types": "none"}, 0),
+    ],
+)
+def test_forwards_are_tokens_minus_accepted_drafts_where_both_are_told(told, settings, wanted):
+    assert forwards(told, {"settings": settings}) == wanted
+
+
+def test_the_kept_text_is_counted_here_where_the_server_gives_no_ids(tmp_path):
+    # The stop text stays in the answer, as in `transformers serve`, and in the server's count.
+    def told(number, body):
+        return stream(number, (f"{ANSWER}Q: next", ()), usage={"prompt_tokens": 1, "completion_tokens": 99})
+
+    with serving(Peer(told)) as peer:
+        assert run(peer, tmp_path / "a", limit=1).exit_code == 0
+    (sample,) = samples(tmp_path / "a")
+    assert sample.tokens is None
+    assert sample.server["tokens"] == "tokenizer"
+    assert sample.num_tokens == len(TOKENIZER.encode(f"{ANSWER}Q: next")) + 1  # with the end token
+    assert "it read other numbers of prompt tokens" in "".join(read_facts(tmp_path / "a").tasks[0].server_notes)
+
+
+def test_without_a_tokenizer_the_server_s_usage_counts_and_the_prompt_is_text(tmp_path):
+    def told(number, body):
+        return stream(number, (ANSWER, ()), usage={"completion_tokens": len(IDS)})
+
+    with serving(Peer(told)) as peer:
+        assert run(peer, tmp_path / "a", model="", limit=1).exit_code == 0
+    (sample,) = samples(tmp_path / "a")
+    assert isinstance(peer.bodies[0]["prompt"], str)
+    assert (sample.num_tokens, sample.text, sample.server["tokens"]) == (len(IDS), ANSWER, "usage")
+    assert "no tokenizer was given" in text_of(summary_table(summary(run_measurements([tmp_path / "a"]))))
+
+
+def test_a_prompt_that_is_too_long_is_an_error_of_its_item_alone(tmp_path):
+    message = "request (2800 tokens) exceeds the available context size (2048 tokens)"
+    with serving(Peer(answer, faults=[None, status(400, message)])) as peer:
+        result = run(peer, tmp_path / "a")
+    assert result.exit_code == 3
+    assert "2800" in result.output
+    assert "2048" in result.output
+    assert sorted(sample.stop for sample in samples(tmp_path / "a")) == ["eos", "eos", REFUSED]
+
+
+def test_after_faults_the_same_command_asks_only_for_what_has_no_record(tmp_path):
+    with serving(Peer(answer, faults=[None, *[status(503, Retry_After="0")] * 3])) as peer:
+        assert run(peer, tmp_path / "a").exit_code == 3
+        asked = len(peer.bodies)
+        assert run(peer, tmp_path / "a").exit_code == 0
+        assert run(peer, tmp_path / "a").exit_code == 0
+    assert len(peer.bodies) == asked + 1
+    assert [sample.error for sample in samples(tmp_path / "a")] == [None] * 3
+
+
+def test_a_server_that_starts_again_on_another_port_continues_the_run(tmp_path):
+    for _ in range(2):
+        with serving(Peer(answer)) as peer:
+            assert run(peer, tmp_path / "a").exit_code == 0
+    assert peer.bodies == []
+
+
+def test_another_model_or_version_of_the_server_is_another_run(tmp_path):
+    with serving(Peer(answer)) as peer:
+        assert run(peer, tmp_path / "a").exit_code == 0
+        peer.facts = {**peer.facts, "/version": {"version": "9"}}
+        result = run(peer, tmp_path / "a")
+    assert result.exit_code == 1
+    assert "settings.server.version" in str(result.exception)
+
+
+def test_a_record_does_not_choose_the_address_that_a_repetition_contacts(tmp_path):
+    with serving(Peer(answer)) as peer:
+        assert run(peer, tmp_path / "a", limit=1).exit_code == 0
+        result = CliRunner().invoke(app, ["rerun", str(tmp_path / "a")])
+    assert result.exit_code == 1
+    assert "base_url" in str(result.exception)
+    assert len(peer.bodies) == 1
+
+
+def test_settings_and_counters_are_noted_before_and_after(tmp_path):
+    facts = {**Peer().facts, "/metrics": "vllm:steps_total 5\n", "/props": {"total_slots": 2}}
+    with serving(Peer(answer, facts=facts)) as peer:
+        assert run(peer, tmp_path / "a", limit=1).exit_code == 0
+    with RunReader.open(tmp_path / "a") as reader:
+        (process,) = reader.run.processes.values()
+    for when in ("before", "after"):
+        assert process[when] == {"settings": {"total_slots": 2}, "counters": {"vllm:steps_total": 5.0}}
+
+
+def test_so_many_requests_are_in_flight_as_the_batch_size_says(tmp_path):
+    state = {"now": 0, "most": 0}
+    lock = threading.Lock()
+    both = threading.Barrier(2)
+
+    def slow(handler, content):
+        with lock:
+            state["now"] += 1
+            state["most"] = max(state["most"], state["now"])
+        both.wait(timeout=5)
+        peers.send(handler, content, **peers.EVENTS)
+        with lock:
+            state["now"] -= 1
+
+    with serving(Peer(answer, faults=[slow] * 4)) as peer:
+        assert run(peer, tmp_path / "a", "--batch-size", "2", "--timeout", "9", limit=4).exit_code == 0
+    assert state["most"] == 2
+    assert {sample.batch_size for sample in samples(tmp_path / "a")} == {2}
+
+
+def test_concurrency_makes_a_run_for_each_number_and_tables_of_throughput(tmp_path):
+    with serving(Peer(answer)) as peer:
+        result = run(peer, tmp_path / "a", "--concurrency", "1,2", limit=4)
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"a-c1", "a-c2"}
+    assert [{sample.batch_size for sample in samples(tmp_path / f"a-c{n}")} for n in (1, 2)] == [{1}, {2}]
+    assert "Several requests at once, on server vLLM" in result.output
+    both = [str(tmp_path / f"a-c{n}") for n in (1, 2)]
+    points = json.loads(CliRunner().invoke(app, ["speed", *both, "--concurrency", "--json"]).stdout)
+    assert [point["concurrency"] for point in points] == [1, 2]
+
+
+def test_where_threads_device_and_dtype_are_given_the_speed_stands_beside_ours(tmp_path):
+    with serving(Peer(answer)) as peer:
+        known = ("--server-threads", "1", "--device", "cpu", "--dtype", "float32", "--warmup", "1")
+        assert run(peer, tmp_path / "a", *known).exit_code == 0
+    metrics = {figure.metric for figure in run_measurements([tmp_path / "a"])}
+    assert "tps" in metrics
+    assert "server_tps" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "base_url=None is no address"),
+        ({"base_url": "ftp://h"}, "is no address"),
+        ({"base_url": "http://user:pw@h"}, "more than an address"),
+        ({"base_url": "http://h", "server_threads": 1}, "needs device and dtype"),
+        ({"base_url": "http://h", "engine": "ray"}, "engine=local only"),
+        ({"base_url": "http://h", "chat_template": "a.jinja"}, "tokenizer"),
+        ({"decoder": "refusion", "pretrained": "x", "served_model": "m"}, "for a server only"),
+    ],
+)
+def test_arguments_of_servers_that_fit_nothing_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_model_args({"decoder": "server", **arguments})
+
+
+def test_check_prints_what_a_server_tells_of_itself():
+    with serving(Peer()) as peer:
+        result = CliRunner().invoke(app, ["check", "--system", f"server:{peer.url}"])
+    assert json.loads(result.stdout) == {"name": "vLLM", "version": "", "model": "m", "settings": {}}
+
+
+def test_a_sweep_varies_the_settings_of_a_server(tmp_path):
+    spec = tmp_path / "s.yaml"
+    arguments = f"{{system: 'server:http://127.0.0.1:1', model: '{MODEL}', warmup: 0, patience: 0}}"
+    spec.write_text(f"systems:\n  peer:\n    arguments: {arguments}\n    grid: {{gen_length: [32, 64]}}\n")
+    with serving(Peer(answer)) as peer:
+        words = ["sweep", str(spec), "--base-url", peer.url, "--tasks", "mini_gsm8k", "--limit", "2", "--rounds", "1"]
+        result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert sorted({body["max_tokens"] for body in peer.bodies}) == [32, 64, 96]
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 3
+
+
+def test_eval_sh_s_suite_puts_our_loop_stock_generate_and_the_server_side_by_side(tmp_path, capsys):
+    words = ["suite", "--system", "refusion,qwen3,server:http://127.0.0.1:1", "--limit", "2", "--dry-run"]
+    result = CliRunner().invoke(app, [*words, "--results", str(tmp_path), "--rounds", "1"])
+    runs = [line for line in result.output.splitlines() if " run --run-dir " in line]
+    wanted = ("--system refusion", "--system qwen3", "--loop generate", "--model Qwen/Qwen3-8B --no-thinking")
+    assert len(runs) == 4
+    assert all(text in line for text, line in zip(wanted, runs, strict=True))
+    assert "--system server:http://127.0.0.1:1" in runs[3]
+
+
+@pytest.mark.parametrize("option", [("--base-url", "http://h"), ("--served-model", "m")])
+def test_a_suite_without_a_server_refuses_its_options(option):
+    assert CliRunner().invoke(app, ["suite", "--system", "qwen3", *option, "--dry-run"]).exit_code == 2
+
+
+KEY = "sk-0123456789abcdef"
+
+
+def test_the_key_is_in_no_output_record_or_process_list(tmp_path):
+    faults = [status(429, f"slow down, {KEY}", Retry_After="0"), status(400, f"no: {KEY}"), None]
+    seen = []
+
+    def watched(number, body):
+        seen.append(b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()))
+        return answer(number, body)
+
+    with serving(Peer(watched, faults=faults)) as peer:
+        words = [sys.executable, "-m", "refusion_eval", "--verbose", *command(peer, tmp_path / "a")]
+        env = {**os.environ, "MY_KEY": KEY}
+        done = subprocess.run(
+            [*words, "--api-key-env", "MY_KEY"], capture_output=True, env=env, cwd=tmp_path, timeout=100
+        )
+    assert done.returncode == 3
+    assert any(headers.get("Authorization") == f"Bearer {KEY}" for headers in peer.headers)
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert not any(KEY.encode() in text for text in (done.stdout, done.stderr, *files, *seen))
+
+
+def test_a_run_that_is_killed_loses_nothing_and_asks_nothing_twice(tmp_path):
+    reached, released = threading.Event(), threading.Event()
+
+    def hangs(handler, content):
+        reached.set()
+        released.wait(60)
+
+    with serving(Peer(answer, faults=[None, None, hangs])) as peer:
+        words = [sys.executable, "-m", "refusion_eval", *command(peer, tmp_path / "a", "--timeout", "60")]
+        process = subprocess.Popen(words, cwd=tmp_path)
+        assert reached.wait(60)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        released.set()
+        recorded = len(samples(tmp_path / "a"))
+        first = [body["prompt"] for body in peer.bodies]
+        assert run(peer, tmp_path / "a").exit_code == 0
+        second = [body["prompt"] for body in peer.bodies[len(first) :]]
+    assert (len(first), recorded) == (3, 2)
+    assert second == first[2:]
+    assert len({sample.key for sample in samples(tmp_path / "a")}) == 3
+
+
+def test_a_second_signal_does_not_wait_for_a_silent_server(tmp_path):
+    reached, released = threading.Event(), threading.Event()
+
+    def hangs(handler, content):
+        reached.set()
+        released.wait(60)
+
+    with serving(Peer(answer, faults=[None, hangs])) as peer:
+        words = [sys.executable, "-m", "refusion_eval", *command(peer, tmp_path / "a", "--timeout", "60")]
+        with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            assert reached.wait(60)
+            process.send_signal(signal.SIGINT)
+            assert any("a second signal stops at once" in line for line in process.stderr)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        released.set()
+    assert len(samples(tmp_path / "a")) == 1
+
+
+def test_lm_eval_takes_a_server_as_model_args(tmp_path):
+    with serving(Peer(answer)) as peer:
+        results = lm_eval.simple_evaluate(
+            model="refusion",
+            model_args=f"decoder=server,base_url={peer.url},pretrained={MODEL},run_dir={tmp_path / 'a'},warmup=0",
+            tasks=["mini_gsm8k"],
+            task_manager=TaskManager(include_path=str(tasks_path())),
+            limit=2,
+            apply_chat_template=True,
+        )
+    assert "mini_gsm8k" in results["results"]
+    assert [sample.tokens for sample in samples(tmp_path / "a")] == [list(IDS)] * 2
