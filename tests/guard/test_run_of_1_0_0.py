@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from refusion_eval.cli import app
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_store import RunReader
-from tests.guard.stored import RECORDS, check, differences
+from tests.guard.stored import RECORDS, check, differences, without_mean_tpf
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 NUM_ITEMS = 4
@@ -42,7 +42,8 @@ def rows(path: Path) -> dict[str, dict[str, Any]]:
     """The rows of a CSV by task and metric, without remarks in words."""
     with path.open(newline="") as file:
         read = {f"{row['system']} {row['task']} {row['metric']}": row for row in csv.DictReader(file)}
-    return {name: {key: _number(row[key]) for key in row if key != "note"} for name, row in read.items()}
+    kept = without_mean_tpf(read)
+    return {name: {key: _number(row[key]) for key in row if key != "note"} for name, row in kept.items()}
 
 
 def _number(text: str) -> Any:
