@@ -29,6 +29,7 @@ from refusion_eval.engine.recorded import recorder
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, synchronize, weight_bytes
+from refusion_eval.models.fused import Overlap, overlap_on
 from refusion_eval.paths import embedded_decoders, embedded_path
 from refusion_eval.runs.system import collect_hardware
 from refusion_eval.store.atomic_write import write_atomically
@@ -55,6 +56,7 @@ CHECKS: Mapping[str, float] = {
     "speed": 50,
     "kernels": 45,
     "products": 30,
+    "overlap": 60,
     "plain-loops": 150,
     "batches": 130,
     "bfloat16-tokens": 80,
@@ -173,6 +175,20 @@ class GpuCheck:
             for name, speeds in figures.items()
         )
         return Result(None, f"TB/s of weights at widths {', '.join(map(str, LEAST_MBU))}: {text}", figures)
+
+    def overlap(self) -> Result:
+        """Times recorded forwards with and without prefetched weights and small kernels that are launched early."""
+        model = self._model(self._inflated("refusion"), "bfloat16")
+        ways = {"recorded": Overlap(), "overlapping": overlap_on(self._device) if self._on_gpu else Overlap()}
+        curves: dict[str, dict[int, float]] = {}
+        for way, overlap in ways.items():
+            engine = Engine(model.engine.model, model.attention, record=recorder(self._device), overlap=overlap)
+            rounds, widths = 30 if self._on_gpu else 2, tuple(LEAST_MBU)
+            timed = time_forwards(engine.model, model.attention, widths, 300, rounds, math.inf, engine.recorded)
+            curves[way] = {width: statistics.median(seconds) for width, seconds in timed.items()}
+        gains = {width: curves["recorded"][width] / curves["overlapping"][width] for width in LEAST_MBU}
+        text = ", ".join(f"{gain:.2f} times as fast at width {width}" for width, gain in gains.items())
+        return Result(None, f"with both, forwards are {text}", {"curves": curves, "gains": gains})
 
     def kernels(self) -> Result:
         """Profiles decodings, counts their kernels by name, and refuses those of cuDNN."""
