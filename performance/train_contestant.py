@@ -137,7 +137,6 @@ def random_model(settings: TrainBenchSettings) -> Qwen3ForCausalLM:
     ids = special_ids(shape)
     config = Qwen3Config(
         **asdict(shape),
-        head_dim=128,
         max_position_embeddings=settings.max_length,
         rope_theta=1_000_000.0,
         tie_word_embeddings=True,

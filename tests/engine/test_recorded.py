@@ -222,7 +222,7 @@ def test_padding_of_the_output_head_is_neither_chosen_nor_counted(engines, recor
 
 def test_a_recording_that_computes_something_else_is_refused(engines, monkeypatch) -> None:
     _, replayed = engines
-    monkeypatch.setattr(recorded, "read_rows", lambda *rest: rest[-1].fill_(1e-6))
+    monkeypatch.setattr(recorded, "read_rows", lambda *rest: rest[4].fill_(1e-6))
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"recorded forward of 1 rows differs.*--no-cuda-graphs"):
             replayed.run(autoregressive.decode, PROMPT, AutoregressiveSettings(gen_length=2))

@@ -140,5 +140,6 @@ def test_only_the_stamp_of_a_record_reads_the_wall_clock():
         and (getattr(node.value, "id", ""), node.attr)
         in {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
     }
-    # The other one is the moment that a chat template writes into the prompts of a run, which is chosen once.
-    assert readers == {"store/run_store.py", "runs/system.py"}
+    # The others are the moment that a chat template writes into the prompts of a run, which is chosen once, and the
+    # date until which a server asks not to be asked again.
+    assert readers == {"store/run_store.py", "runs/system.py", "runs/server_client.py"}

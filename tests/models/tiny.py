@@ -125,7 +125,7 @@ def save_checkpoint(
     if rope == "top level":
         config["rope_scaling"] = config.pop("rope_parameters")
         config["rope_theta"] = config["rope_scaling"].pop("rope_theta")
-    config |= {"model_type": family, "qk_norm": computed_by == "qwen3"}
+    config |= {"model_type": family} | ({"qk_norm": computed_by == "qwen3"} if family == "wedlm" else {})
     if family == "llada":
         config = _as_llada(config)
         for file in directory.glob("*.safetensors"):
