@@ -184,8 +184,6 @@ def save_random(directory: Path, family: str, **rope) -> None:
 
 @pytest.mark.slow
 def test_transformers_serve_gives_the_same_texts_and_counts(tmp_path, ours):
-    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
-        pytest.skip("needs pip install 'transformers[serving]'")
     model, port = str(embedded_path("autoregressive_sft")), free_port()
     script = Path(sys.executable).with_name("transformers")
     words = [
