@@ -29,12 +29,17 @@ CACHES = {"generate_with_prefix_cache": "prefix", "generate_with_dual_cache": "d
 
 
 def released_llada(case):
-    """Decoder and settings of a record: without a threshold only the cached forms go by entropy."""
+    """Decoder and settings of a record: without a threshold only the cached forms go by entropy.
+
+    `generate` without a threshold leaves a block that is full, as Fast-dLLM does and LLaDA's own release does not.
+    """
     names = ("steps", "gen_length", "block_length", "temperature", "threshold")
     named = {name: case["settings"][name] for name in names} | {"eos_ids": (190, 189)}
     by_entropy = {"remasking": "low_entropy", "release_compatible": True}
+    if case["variant"] == "generate" and named["threshold"] is not None:
+        return "llada", named | by_entropy
     if case["variant"] == "generate":
-        return "llada", named | (by_entropy if named["threshold"] is not None else {})
+        return "fast_dllm_llada", named | {"cache": "none"}
     return "fast_dllm_llada", named | by_entropy | {"cache": CACHES[case["variant"]]}
 
 

@@ -37,7 +37,9 @@ def released(case):
             "eb_threshold": wanted.get("eb_threshold", 0.35),
             "confidence_from": "truncated",
         }
-        stops = wanted["stop_words"] if is_engine else wanted["stopping_criteria_idx"]
+        stops = (
+            [*(wanted["stop_words"] or ()), 158] if is_engine else wanted["stopping_criteria_idx"]
+        )  # 158: <|endoftext|>
     return {
         "gen_length": wanted.get("gen_length", wanted.get("max_tokens")),
         "block_length": wanted["block_length"],

@@ -53,7 +53,7 @@ def test_one_row_is_printed_for_a_table_that_is_there(tmp_path):
     assert lines[0].startswith("ReFusion & ")
     assert lines[1].startswith(" & ")
     assert not (tmp_path / "out").exists()
-    with_intervals = RUNNER.invoke(app, [*table, "--row", "ReFusion"]).output.splitlines()
+    with_intervals = RUNNER.invoke(app, [*table, "--row", "ReFusion"]).stdout.splitlines()
     assert len(with_intervals) == 4
     assert RUNNER.invoke(app, [*table, "--rows", "LLaDA,ReFusion"]).exit_code == 0
     assert "\nBD3-LM" not in (tmp_path / "out" / "table1_mini.tex").read_text(encoding="utf-8")
