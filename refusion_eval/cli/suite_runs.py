@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple, TextIO
+from urllib.parse import urlsplit
 
 from refusion_eval.benchmarks import OURS, RELEASE
 from refusion_eval.cli import EXIT_INCOMPLETE, names_of, run_command, say
@@ -101,7 +102,7 @@ class Suite:
         run_in_turns(runs, self._take_turn, rounds=rounds, limit=self.given.limit)
         if not self.run_dirs:
             raise SystemExit(self.status)
-        # A server's address is no part of a folder's name.
+        # A server's address is no part of the name of a table's folder.
         name = "+".join(name.partition(":")[0] for name in names_of(self._systems)) or Path(self.model).name
         self.write_table(f"{self.tables}/{name}{_suffix(self.given.preset)}")
 
@@ -257,7 +258,10 @@ class Suite:
             published = published_systems()[beside]
             model = ["--model", str(published.pretrained), *([] if published.enable_thinking else [NO_THINKING])]
         arguments = ["--system", name, *model, *self.options("base-url", "served-model", "api-key-env")]
-        folder = name if published_server else SERVER
+        # Several servers may run one model, so a folder says which of them it is.
+        address = urlsplit(name.partition(":")[2] or self.given.base_url or "")
+        place = "-".join(filter(None, (SERVER, address.hostname, str(address.port or ""))))
+        folder = name if published_server else place
         folder = folder if self.model == ALL_PUBLISHED else f"{Path(self.model).name}-{folder}"
         return self._with_preset(folder, arguments, AUTOREGRESSIVE, "" if self.model == EMBEDDED else name)
 

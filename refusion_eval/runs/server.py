@@ -102,6 +102,9 @@ class _NoTokenizer:
     def encode(self, text: str, *, plain: bool = False) -> list[int]:
         return []
 
+    def render_chat(self, messages: Any, **_: Any) -> str:
+        raise ConfigError("the chat template of the server's model is not here; name its checkpoint (pretrained=...)")
+
     def decode(self, tokens: Any, *, skip_special_tokens: bool = True) -> str:
         return ""
 

@@ -21,7 +21,7 @@ from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.runs.server import forwards
+from refusion_eval.runs.server import _NoTokenizer, forwards
 from refusion_eval.store.records import REFUSED
 from refusion_eval.store.run_store import RunReader
 from tests.server import peers
@@ -279,6 +279,19 @@ def test_a_sweep_varies_the_settings_of_a_server(tmp_path):
     assert result.exit_code == 0, result.output
     assert sorted({body["max_tokens"] for body in peer.bodies}) == [32, 64, 96]
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 3
+
+
+def test_two_servers_of_a_suite_have_folders_of_their_own():
+    names = "server:http://127.0.0.1:1,server:http://127.0.0.1:2/v1"
+    done = CliRunner().invoke(app, ["suite", "--system", names, "--limit", "1", "--dry-run"])
+    folders = {line.split("--run-dir ")[1].split()[0] for line in done.stdout.splitlines() if " run --run-dir " in line}
+    assert len(folders) == 2
+    assert all("server-127.0.0.1-" in folder for folder in folders)
+
+
+def test_without_a_tokenizer_a_chat_template_is_asked_for_in_one_line():
+    with pytest.raises(ConfigError, match=r"chat template .* is not here; name its checkpoint \(pretrained=\.\.\.\)"):
+        _NoTokenizer().render_chat([{"role": "user", "content": "1+1?"}])
 
 
 def test_eval_sh_s_suite_puts_our_loop_stock_generate_and_the_server_side_by_side(tmp_path, capsys):
