@@ -3,4 +3,6 @@
 # Everything after the environment is `refusion-eval suite`.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-start suite '' "$@"
+extra='' # what only some options need
+case " $* " in *server*) extra=server ;; esac
+start suite "$extra" "$@"

@@ -43,6 +43,13 @@ def test_a_dry_run_sets_up_torch_first_then_becomes_the_command_suite():
     assert not (ROOT / "no-such-environment").exists()
 
 
+def test_what_a_server_needs_is_installed_where_one_is_named():
+    assert not any("server" in line for line in commands())
+    *_, extra, suite = commands("--system", "refusion,server:http://127.0.0.1:1")
+    assert extra.endswith("pip install -e .\\[server\\] -c constraints.txt")
+    assert "--system refusion,server:http://127.0.0.1:1" in suite.replace("\\", "")
+
+
 @pytest.fixture
 def environment(tmp_path):
     """An environment that is set up, and whose Python prints its arguments."""

@@ -133,13 +133,15 @@ class ServerLoop:
 
     def hardware(self, here: Callable[[], Hardware]) -> Hardware:
         """This machine where the user says so by the server's threads and it is here; else the server by its name."""
-        host = urlsplit(self.client.root).hostname or ""
+        address = urlsplit(self.client.root)
+        host = address.hostname or ""
         if not self._args.is_apart:
             if not _is_here(host):
                 raise ConfigError(f"server_threads is for a server on this machine, and {host} is another one")
             return here()
         described = self.client.describe()
-        return Hardware(server=f"server {described['name']} {described['version']} at {host}".replace("  ", " "))
+        place = f"{host}:{address.port}" if address.port else host  # two servers of one machine are two
+        return Hardware(server=f"server {described['name']} {described['version']} at {place}".replace("  ", " "))
 
     def state(self) -> dict[str, Any]:
         """Settings and counters of the server now."""
