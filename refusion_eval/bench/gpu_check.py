@@ -25,7 +25,7 @@ from refusion_eval.bench.child import in_process
 from refusion_eval.bench.predict import CARDS, Card, Measured, expected
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.recorded import recorder
+from refusion_eval.engine.recorded import Record, recorder
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, synchronize, weight_bytes
@@ -123,14 +123,10 @@ class GpuCheck:
         curves: dict[str, dict[int, float]] = {}
         failure = ""
         for way, record in ways.items():
-            engine = Engine(model.engine.model, model.attention, record=record)
-            rounds = 30 if self._on_gpu else 2
             try:
-                timed = time_forwards(engine.model, model.attention, WIDTHS, 300, rounds, math.inf, engine.recorded)
+                curves[way] = self._curve(model, WIDTHS, record)
             except ConfigError as error:  # of forwards that cannot be recorded; those launched one by one are known
                 failure = f"{error}; "
-                continue
-            curves[way] = {width: statistics.median(seconds) for width, seconds in timed.items()}
         best = curves.get("recorded", curves["eager"])
         mbu = {width: weights / seconds / bandwidth for width, seconds in best.items()}
         text = failure + ", ".join(f"{mbu[width]:.0%} at width {width}" for width in LEAST_MBU)
@@ -180,12 +176,8 @@ class GpuCheck:
         """Times recorded forwards with and without prefetched weights and small kernels that are launched early."""
         model = self._model(self._inflated("refusion"), "bfloat16")
         ways = {"recorded": Overlap(), "overlapping": overlap_on(self._device) if self._on_gpu else Overlap()}
-        curves: dict[str, dict[int, float]] = {}
-        for way, overlap in ways.items():
-            engine = Engine(model.engine.model, model.attention, record=recorder(self._device), overlap=overlap)
-            rounds, widths = 30 if self._on_gpu else 2, tuple(LEAST_MBU)
-            timed = time_forwards(engine.model, model.attention, widths, 300, rounds, math.inf, engine.recorded)
-            curves[way] = {width: statistics.median(seconds) for width, seconds in timed.items()}
+        record, widths = recorder(self._device), tuple(LEAST_MBU)
+        curves = {way: self._curve(model, widths, record, overlap) for way, overlap in ways.items()}
         gains = {width: curves["recorded"][width] / curves["overlapping"][width] for width in LEAST_MBU}
         text = ", ".join(f"{gain:.2f} times as fast at width {width}" for width, gain in gains.items())
         return Result(None, f"with both, forwards are {text}", {"curves": curves, "gains": gains})
@@ -289,6 +281,19 @@ class GpuCheck:
                 compared += num_prompts
         text = f"{compared - len(different)} of {compared} decodings have the tokens of the CPU"
         return Result(not different, text, {"compared": compared, "different": different})
+
+    def _curve(
+        self,
+        model: api.LoadedModel,
+        widths: Sequence[int],
+        record: Record | None,
+        overlap: Overlap = Overlap(),  # noqa: B008
+    ) -> dict[int, float]:
+        """Median seconds of forwards by width after 300 rows; ConfigError if they cannot be recorded."""
+        engine = Engine(model.engine.model, model.attention, record=record, overlap=overlap)
+        rounds = 30 if self._on_gpu else 2
+        timed = time_forwards(engine.model, model.attention, widths, 300, rounds, math.inf, engine.recorded)
+        return {width: statistics.median(seconds) for width, seconds in timed.items()}
 
     def _seconds_of(self, replay: Callable[[], None]) -> float:
         times = []

@@ -26,7 +26,7 @@ PREFETCHING_PROGRAMS = 8  # enough for the memory's speed, and few beside the ke
 @triton.jit
 def begin(EARLY: tl.constexpr):
     # A kernel that was launched early waits here until the kernel before it has written its results, and then lets the
-    # next one begin, which waits likewise. Nothing but weights may be read before, and nothing written.
+    # next one begin, which waits in the same way. Nothing but weights may be read before, and nothing written.
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
