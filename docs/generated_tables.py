@@ -21,7 +21,7 @@ from generated_text import TEXTS, front
 from refusion_eval.bench.checkpoints import SHAPES, config_of
 from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, results_rows
 from refusion_eval.bench.predict import CARDS, WIDTHS, expected
-from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.models.device import weight_bytes
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
@@ -153,7 +153,7 @@ def hours(words: Sequence[str]) -> str:
         for row in read_published("published.csv")
         if row["artefact"] == "table9_v2" and row["metric"] == "latency_mean"
     }
-    items = {name: BENCHMARKS[name].source.num_rows for name in PUBLISHED}
+    items = {name: one.source.num_rows for name, one in BENCHMARKS.items() if one.in_paper}
     needs = {
         system: [seconds[system, name] * count / 3600 for name, count in items.items()]
         for system in ("refusion", "qwen3")

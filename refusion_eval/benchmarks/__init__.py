@@ -21,9 +21,9 @@ from refusion_eval.errors import DataError
 from refusion_eval.paths import tasks_path
 
 __all__ = [
-    "BENCHMARKS", "LETTERS", "OTHER", "OURS", "OWN", "PUBLISHED", "RELEASE", "RELEASED", "Benchmark", "CodeTest",
-    "Extraction", "Extractor", "Item", "Prompts", "Row", "Source", "Task", "Turns", "find_task", "get_task", "is_mini",
-    "is_sealed",
+    "BENCHMARKS", "LETTERS", "OTHER", "OURS", "OWN", "PUBLISHED", "RELEASE", "RELEASED", "SUITES", "SUITE_TASKS",
+    "Benchmark", "CodeTest", "Extraction", "Extractor", "Item", "Prompts", "Row", "Source", "Task", "Turns",
+    "find_task", "get_task", "is_mini", "is_sealed",
 ]  # fmt: skip
 
 # Names of prompts: those that this project wrote, those of the public release of ReFusion, and all others, which are
@@ -157,7 +157,8 @@ class Benchmark:
         release: the prompts of the public release; None if it did not ask this benchmark.
         id_column: column that identifies an item; None where rows have no id and their number serves.
         test: for code, a row -> its test.
-        stock_tasks: patterns of the names of lm-eval's own tasks on this benchmark.
+        settings_of: the benchmark whose row of a settings table applies where the table has none for this one.
+        stock_tasks: patterns of the names of lm-eval's own tasks on this benchmark; the longest that fits decides.
         sealed_columns: columns that must not be written anywhere, each with its name in markers.
         prompts_name: which of the prompts are asked, `OURS` or `RELEASE`.
     """
@@ -172,6 +173,7 @@ class Benchmark:
     release: Prompts | None = None
     id_column: str | None = None
     test: Callable[[Row], CodeTest] | None = None
+    settings_of: str = ""
     stock_tasks: Sequence[str] = ()
     sealed_columns: Mapping[str, str] = field(default_factory=dict)
     prompts_name: str = OURS
@@ -346,6 +348,14 @@ BENCHMARKS = {benchmark.name: benchmark for benchmark in _benchmarks}  # in the 
 # Those whose items are not all synthetic.
 PUBLISHED = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.source.hub is not None}
 
+# Name of a suite -> its benchmarks: those of the paper, and all that were published since.
+SUITES = {
+    "paper": [benchmark for benchmark in PUBLISHED.values() if benchmark.in_paper],
+    "2026": [benchmark for benchmark in PUBLISHED.values() if not benchmark.in_paper],
+}
+
+SUITE_TASKS = {"paper": "refusion_suite", "2026": "refusion_suite_2026"}  # their names as tasks
+
 # Those that the public release asks, with its prompts.
 RELEASED = {
     name: replace(benchmark, prompts_name=RELEASE) for name, benchmark in BENCHMARKS.items() if benchmark.release
@@ -363,8 +373,9 @@ def find_task(name: str) -> Task | None:
     tasks = [*map(Task, [*BENCHMARKS.values(), *RELEASED.values()]), *mini]
     if named := [task for task in tasks if f"{name}_".startswith(f"{task.name}_")]:
         return max(named, key=lambda task: len(task.name))
-    stock = ((benchmark, pattern) for benchmark in BENCHMARKS.values() for pattern in benchmark.stock_tasks)
-    return next((Task(benchmark) for benchmark, pattern in stock if fnmatch.fnmatchcase(name, pattern)), None)
+    stock = {pattern: benchmark for benchmark in BENCHMARKS.values() for pattern in benchmark.stock_tasks}
+    fitting = max((pattern for pattern in stock if fnmatch.fnmatchcase(name, pattern)), key=len, default=None)
+    return None if fitting is None else Task(stock[fitting])
 
 
 def get_task(name: str) -> Task:

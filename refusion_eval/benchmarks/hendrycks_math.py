@@ -1,6 +1,7 @@
 """MATH (Hendrycks et al.): competition problems whose answer is a formula in a box."""
 
-from refusion_eval.benchmarks import Benchmark, Prompts
+from refusion_eval.benchmarks import Benchmark
+from refusion_eval.benchmarks.boxed import boxed_prompts
 from refusion_eval.benchmarks.extract import formulas, release
 from refusion_eval.benchmarks.rows import TEXT, Row, Source
 from refusion_eval.errors import DataError
@@ -31,16 +32,7 @@ BENCHMARK = Benchmark(
         columns={"problem": TEXT, "level": TEXT, "type": TEXT, "solution": TEXT},
     ),
     gold=_gold,
-    ours=Prompts(
-        user=lambda row: f"{row['problem'].strip()}\n\nSolve this step by step. Put the final answer in \\boxed{{}}.",
-        gold_text=lambda row: str(row["solution"]),
-        filters={
-            "last": lambda text, _: formulas.last_box_or_statement(text),
-            "first": lambda text, _: formulas.box(text, last=False),
-            "strict": lambda text, _: formulas.box(text),
-        },
-        version="1.3",
-    ),
+    ours=boxed_prompts(lambda row: str(row["solution"])),
     # Of the task's two metrics this is math_verify. The other one, exact_match, reads "Final Answer: The final answer
     # is", of which a prompt without examples says nothing.
     release=release.prompts(

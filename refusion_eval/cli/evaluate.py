@@ -3,7 +3,7 @@ import functools
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -63,6 +63,10 @@ def suite(
     no_baseline: Annotated[
         bool, typer.Option("--no-baseline", help="Run no baseline; the table then has no speed-up.")
     ] = False,
+    suite: Annotated[
+        Literal["paper", "2026"],
+        typer.Option(help="Benchmarks that are run without --tasks: paper, the paper's seven, or 2026, newer ones."),
+    ] = "paper",
     tasks: cli.Tasks = "",
     include_path: cli.IncludePath = None,
     limit: cli.Limit = None,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import NamedTuple, TextIO
 from urllib.parse import urlsplit
 
-from refusion_eval.benchmarks import OURS, RELEASE
+from refusion_eval.benchmarks import OURS, RELEASE, SUITE_TASKS
 from refusion_eval.cli import EXIT_INCOMPLETE, names_of, run_command, say
 from refusion_eval.config import read_yaml
 from refusion_eval.errors import ConfigError
@@ -60,6 +60,12 @@ class Suite:
 
     def __init__(self, given: SimpleNamespace) -> None:
         self.given = given
+        if given.suite != "paper":
+            if given.tasks:
+                raise ConfigError(f"--suite {given.suite} stands for tasks; leave --tasks out, or --suite")
+            if given.artefacts:
+                raise ConfigError(f"the paper's figures are not about --suite {given.suite}; leave --artefacts out")
+            given.tasks = SUITE_TASKS[given.suite]
         self.model, self.baseline, self._adapter = map(_absolute, (given.model, given.baseline, given.adapter))
         self._systems = given.system or ("all" if given.artefacts and not self.model else "")
         self.results = str(given.results or given.root / "results")

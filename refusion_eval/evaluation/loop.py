@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks import BENCHMARKS, OURS, PUBLISHED, RELEASE, RELEASED, Item, Task
+from refusion_eval.benchmarks import BENCHMARKS, OURS, PUBLISHED, RELEASE, RELEASED, SUITE_TASKS, SUITES, Item, Task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, ScaleOutError, StoreError
 from refusion_eval.evaluation.turns import Turn
@@ -47,11 +47,15 @@ def task_names(
 ) -> list[str]:
     """The names of the tasks that a user means; ConfigError if they do not fit the rows or prompts that are named."""
     mini = embedded_name(model, "") is not None
-    tasks = {name: Task(benchmark, mini or name not in PUBLISHED) for name, benchmark in BENCHMARKS.items()}
+    tasks = {
+        name: Task(benchmark, name not in PUBLISHED or (mini and benchmark.has_mini))
+        for name, benchmark in BENCHMARKS.items()
+    }
     # A real checkpoint gets the prompts of the release where it has any: the paper's figures were measured with them.
     if not mini and prompts != OURS:
         tasks |= {name: Task(benchmark) for name, benchmark in RELEASED.items()}
-    meant = next((name for name in names if name in tasks), None if names else "the default")
+    looks_alike = (name for name in names if name in tasks and tasks[name].mini)
+    meant = next(looks_alike, None if names else "the default")
     if mini and meant is not None:
         look_alike = f"with --model {model}, {meant} means synthetic mini tasks"
         if data is not None:
@@ -69,7 +73,7 @@ def task_names(
 def own_tasks() -> dict[str, list[Task]]:
     """Name of a task or suite of this project -> its tasks."""
     suites = {
-        "refusion_suite": [Task(benchmark) for benchmark in PUBLISHED.values()],
+        **{SUITE_TASKS[name]: list(map(Task, benchmarks)) for name, benchmarks in SUITES.items()},
         "refusion_suite_release": [Task(benchmark) for benchmark in RELEASED.values()],
         "mini_suite": [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini],
     }

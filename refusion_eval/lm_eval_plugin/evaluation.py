@@ -82,10 +82,9 @@ class LocalSplits(dict[str, datasets.Dataset]):
         rows, origin = find_rows(benchmark.name, benchmark.source, self._data_dir, split)
         check_rows(rows, benchmark.source, origin)
         if self._config is not None and len(benchmark.source.configs) > 1:
-            # Each configuration is a subject, which the column `type` names in another spelling.
-            rows = [
-                row for row in rows if str(row["type"]).lower().replace("&", "and").replace(" ", "_") == self._config
-            ]
+            # Each configuration is a subject, which the column `config` names, or `type` in another spelling.
+            named = ((row, str(row.get("config") or row["type"])) for row in rows)
+            rows = [row for row, name in named if name.lower().replace("&", "and").replace(" ", "_") == self._config]
         self[split] = datasets.Dataset.from_list(list(rows))
         return self[split]
 

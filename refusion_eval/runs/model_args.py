@@ -469,6 +469,8 @@ def resolve(
     layers: list[tuple[str, Mapping[str, Any]]] = [("paper", paper or {}), ("checkpoint", checkpoint)]
     if table is not None and task_here is not None:
         name = task_here.benchmark.name
+        if name not in table.benchmarks and task_here.benchmark.settings_of in table.benchmarks:
+            name = task_here.benchmark.settings_of
         if name in table.benchmarks:
             layers.append((f"{table.label}:{name}", table.benchmarks[name]))
         elif table.is_own:

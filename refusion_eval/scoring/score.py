@@ -108,8 +108,9 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *
     drawn, num_right = list(map(len, items)), list(map(right, items))
     share_right = _percent(of_item / count for of_item, count in zip(num_right, drawn, strict=True))
     num_rows = len({score.item_id for score in scores})
-    lines = [f"{name}: {benchmark.metric} {share_right} over {len(items)} of {num_rows} rows"]
     fewest = min(drawn)
+    metric = benchmark.metric if {fewest} != {*drawn} or fewest == 1 else f"avg@{fewest}"
+    lines = [f"{name}: {metric} {share_right} over {len(items)} of {num_rows} rows"]
     ks = sorted({*reported_ks(fewest), fewest} - {1})
     lines += [f"  pass@{k} {_percent(pass_at_k(drawn, num_right, k))}" for k in ks]
     if fewest > 1 and benchmark.kind != "code":

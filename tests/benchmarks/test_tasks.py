@@ -8,6 +8,7 @@ import yaml
 
 from refusion_eval.benchmarks import (
     BENCHMARKS,
+    SUITES,
     Task,
     find_task,
     get_task,
@@ -31,16 +32,18 @@ from refusion_eval.runs.job import doc_hash
         ("gsm8k", "gsm8k", False),
         ("gsm8k_cot", "gsm8k", False),
         ("minerva_math_algebra", "math", False),
-        ("minerva_math500", "math", False),
+        ("minerva_math500", "math_500", False),
+        ("aime24", "aime_2024", False),
+        ("refusion_gpqa_diamond", "gpqa_diamond", False),
         ("arc_challenge_chat", "arc_challenge", False),
         ("gpqa_main_generative_n_shot", "gpqa", False),
-        ("gpqa_diamond_cot_zeroshot", "gpqa", False),
+        ("gpqa_diamond_cot_zeroshot", "gpqa_diamond", False),
         ("mmlu_pro_biology", "mmlu_pro", False),
         ("humaneval_instruct", "humaneval", False),
         ("mbpp_plus", "mbpp", False),
     ],
 )
-def test_tasks_of_the_seven_benchmarks_are_recognised(task, name, mini):
+def test_tasks_of_the_benchmarks_are_recognised(task, name, mini):
     assert find_task(task) == Task(BENCHMARKS[name], mini)
 
 
@@ -51,8 +54,15 @@ def test_other_tasks_are_not(task):
 
 def test_benchmarks_come_in_the_order_of_the_paper():
     names = ["mmlu_pro", "arc_challenge", "gsm8k", "math", "gpqa", "humaneval", "mbpp", "parts"]
-    assert list(BENCHMARKS) == names
-    assert [one.name for one in BENCHMARKS.values() if one.in_paper] == names[:-1]
+    assert list(BENCHMARKS)[: len(names)] == names
+    assert [one.name for one in SUITES["paper"]] == names[:-1]
+
+
+def test_the_suite_of_2026_has_no_benchmark_of_the_paper_and_asks_each_with_one_prompt():
+    suite = SUITES["2026"]
+    assert [one.name for one in suite if one.in_paper or one.release] == []
+    assert {"math_500", "aime_2024", "aime_2025", "gpqa_diamond"} <= {one.name for one in suite}
+    assert all(one.settings_of in BENCHMARKS for one in suite)
 
 
 @pytest.mark.parametrize("mini", [False, True])
@@ -70,11 +80,11 @@ def test_the_plain_name_of_one_that_is_not_published_means_its_synthetic_items()
 
 def test_a_plain_name_means_the_benchmark_and_an_unknown_one_is_refused():
     assert get_task("arc_challenge") == Task(BENCHMARKS["arc_challenge"])
-    with pytest.raises(ConfigError, match=r"^unknown task 'hellaswag'; known tasks: arc_challenge"):
+    with pytest.raises(ConfigError, match=r"^unknown task 'hellaswag'; known tasks: aime_2024"):
         get_task("hellaswag")
 
 
-@pytest.mark.parametrize("name", ["refusion_gpqa", "gpqa_main_n_shot", "my_GPQA_variant"])
+@pytest.mark.parametrize("name", ["refusion_gpqa", "refusion_gpqa_diamond", "gpqa_main_n_shot", "my_GPQA_variant"])
 def test_questions_of_gpqa_are_sealed_under_any_name(name):
     assert is_sealed(name)
     assert is_sealed("some_task", "gpqa")
@@ -113,13 +123,14 @@ def test_items_are_hashed_as_lm_eval_hands_rows_over(tmp_path):
     assert [(item.id, item.number) for item in items] == [("0", 0), ("1", 1), ("2", 2)]
 
 
-def test_sealed_items_hold_markers_and_the_way_back(tmp_path):
+@pytest.mark.parametrize("name", ["gpqa", "gpqa_diamond"])
+def test_sealed_items_hold_markers_and_the_way_back(name, tmp_path):
     row = {f"Incorrect Answer {number}": f"wrong {number}" for number in (1, 2, 3)}
     row |= {"Record ID": "rec1", "Question": "What is asked?", "Correct Answer": "right"}
     import json
 
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
-    task = get_task("gpqa")
+    task = get_task(name)
     (item,), (real,) = task.items(tmp_path), task.rows(tmp_path)
     assert not any(text in str(item.row) + item.turns.user for text in ("asked", "right", "wrong"))
     prompt, texts = item.sealing.unseal(item.turns.user)

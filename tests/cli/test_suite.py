@@ -47,6 +47,20 @@ def test_a_suite_runs_both_systems_then_the_table():
     assert lines[-1].startswith("table ")
 
 
+def test_the_suite_of_2026_is_asked_for_by_name_and_the_papers_is_the_default():
+    newer = [line for line in commands("--suite", "2026", "--model", "some/copy") if line.startswith("run ")]
+    assert newer
+    assert all(line.endswith("--tasks refusion_suite_2026") for line in newer)
+    assert commands("--suite", "paper", "--model", "some/copy") == commands("--model", "some/copy")
+
+
+@pytest.mark.parametrize("option", [["--tasks", "math"], ["--artefacts"]])
+def test_the_suite_of_2026_takes_no_option_that_contradicts_it(option):
+    done = suite("--dry-run", "--suite", "2026", *option)
+    assert done.exit_code != 0
+    assert f"leave {option[0]} out" in done.stderr
+
+
 def test_a_suite_ends_with_its_files_and_the_next_command():
     *_, table, records, following = suite("--dry-run", "--model", "some/copy", "--no-baseline").stdout.splitlines()
     assert table == "Table: results/local/copy/results.csv, results/local/copy/table.md"

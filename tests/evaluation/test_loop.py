@@ -81,7 +81,7 @@ def test_an_unknown_task_is_refused_with_the_likeliest_one(model, name, meant):
 
 
 def test_an_unknown_task_like_none_lists_what_there_is():
-    with pytest.raises(ConfigError, match=r"^unknown task 'zzz'; known tasks: arc_challenge, gpqa, gsm8k, "):
+    with pytest.raises(ConfigError, match=r"^unknown task 'zzz'; known tasks: aime_2024, aime_2025, arc_challenge, "):
         find_tasks(["zzz"])
 
 
@@ -137,6 +137,7 @@ def test_the_task_that_a_message_suggests_is_one_that_exists(names, tmp_path):
 def test_the_benchmark_itself_reads_the_rows_for_any_checkpoint(tmp_path):
     assert task_names(["refusion_gsm8k"], "embedded", data=tmp_path) == ["refusion_gsm8k"]
     assert task_names(["mini_gsm8k"], "embedded", data=tmp_path) == ["mini_gsm8k"]
+    assert task_names(["math_500"], "embedded", data=tmp_path) == ["refusion_math_500"]  # it has no look-alike
 
 
 def test_suites_hold_every_benchmark_and_a_task_that_is_named_twice_is_run_once():

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import sanitize_list
 
-from refusion_eval.benchmarks import BENCHMARKS, RELEASED, Task, get_task
+from refusion_eval.benchmarks import BENCHMARKS, RELEASED, SUITE_TASKS, SUITES, Task, get_task
 from refusion_eval.errors import SandboxError
 from refusion_eval.lm_eval_plugin import hooks as task_hooks
 from refusion_eval.paths import tasks_path
@@ -73,7 +74,14 @@ def evaluate(task: str, answer: Callable[[Instance], str], **metadata: Any) -> d
 
 
 def test_every_task_and_group_is_listed() -> None:
-    assert set(manager().all_tasks) == TASKS | {"refusion_suite", "refusion_suite_release", "mini_suite"}
+    suites = {*SUITE_TASKS.values(), "refusion_suite_release", "mini_suite"}
+    assert set(manager().all_tasks) == TASKS | suites
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_group_of_lm_eval_has_the_tasks_of_its_suite(suite: str) -> None:
+    content = yaml.safe_load((tasks_path() / f"{SUITE_TASKS[suite]}.yaml").read_text(encoding="utf-8"))
+    assert content["task"] == [Task(benchmark).name for benchmark in SUITES[suite]]
 
 
 def mini_gold(request: Instance) -> str:

@@ -47,7 +47,7 @@ def test_the_shipped_tables_cover_all_benchmarks_and_name_their_sources(decoder,
     table = shipped(decoder, mini, preset)
     assert table.benchmarks.keys() == table.sources.keys()
     assert set(table.benchmarks) == {
-        name for name, one in BENCHMARKS.items() if (one.has_mini if mini else one.source.hub)
+        name for name, one in BENCHMARKS.items() if (one.has_mini if mini else one.in_paper)
     }
     assert table.label.partition(":")[2] == (preset or "")
     assert all(table.sources.values())
@@ -163,6 +163,16 @@ def test_a_task_of_no_benchmark_gets_the_defaults(tmp_path):
     table = table_in(tmp_path, gsm8k={"gen_length": 64})
     resolved = resolve("hellaswag", REFUSION, model_args={}, generation=NOTHING, table=table, checkpoint=CHECKPOINT)
     assert resolved.settings == REFUSION(**CHECKPOINT)
+
+
+def test_a_benchmark_without_a_row_has_that_of_its_likeness_and_says_so(tmp_path):
+    def slot_size(**rows):
+        common = {"model_args": {}, "generation": NOTHING, "checkpoint": CHECKPOINT}
+        resolved = resolve("refusion_math_500", REFUSION, table=table_in(tmp_path, **rows), **common)
+        return resolved.settings.slot_size, resolved.sources["slot_size"].rpartition(":")[2]
+
+    assert slot_size(math={"slot_size": 8}) == (8, "math")
+    assert slot_size(math={"slot_size": 8}, math_500={"slot_size": 4}) == (4, "math_500")
 
 
 def test_digest_changes_with_settings_and_with_stop_strings(tmp_path):
