@@ -85,7 +85,7 @@ def _data(directory: Path | None) -> Iterator[tuple[str, str]]:
     for benchmark in PUBLISHED.values():
         source = benchmark.source
         names = [f"{source.split}.jsonl", f"{source.split}.jsonl.gz"]
-        files = [directory / benchmark.name / name for name in names] if directory else []
+        files = [directory / benchmark.folder / name for name in names] if directory else []
         place = next((str(path) for path in files if path.is_file()), None)
         if place is None and source.package is not None and importlib.util.find_spec(source.package[0]):
             place = f"package {source.package[0]}"

@@ -76,7 +76,7 @@ class Prompts:
         clean: turns a text into the one that the rules read; None for the text outside thinking blocks,
             without control tokens at the ends of lines.
         normalise: turns a published row and its 0-based number into the row that everything else reads; None if
-            published rows are read as they are.
+            published rows are read as they are. A row for which it gives None is not asked.
         is_right: compares (right answer, extracted answer); None for the comparison of the benchmark's kind.
         reads_solution: for mathematics, whether the extracted text and the row's whole solution are handed to
             math-verify, which finds the answers in both by itself.
@@ -91,7 +91,7 @@ class Prompts:
     gold_text: Callable[[Row], str]
     version: str = "1.0"
     clean: Callable[[str], str] | None = None
-    normalise: Callable[[Row, int], dict[str, Any]] | None = None
+    normalise: Callable[[Row, int], dict[str, Any] | None] | None = None
     is_right: Callable[[str, str], bool] | None = None
     reads_solution: bool = False
     test: Callable[[Row], CodeTest] | None = None
@@ -157,6 +157,7 @@ class Benchmark:
         release: the prompts of the public release; None if it did not ask this benchmark.
         id_column: column that identifies an item; None where rows have no id and their number serves.
         test: for code, a row -> its test.
+        rows_of: what its folder is called, if several benchmarks ask the same published rows.
         settings_of: the benchmark whose row of a settings table applies where the table has none for this one.
         stock_tasks: patterns of the names of lm-eval's own tasks on this benchmark; the longest that fits decides.
         sealed_columns: columns that must not be written anywhere, each with its name in markers.
@@ -173,6 +174,7 @@ class Benchmark:
     release: Prompts | None = None
     id_column: str | None = None
     test: Callable[[Row], CodeTest] | None = None
+    rows_of: str = ""
     settings_of: str = ""
     stock_tasks: Sequence[str] = ()
     sealed_columns: Mapping[str, str] = field(default_factory=dict)
@@ -184,6 +186,11 @@ class Benchmark:
     @property
     def prompts(self) -> Prompts:
         return self.release if self.prompts_name == RELEASE and self.release else self.ours
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder of task files, and of the one with its rows."""
+        return self.rows_of or self.name
 
     @property
     def in_paper(self) -> bool:
@@ -303,10 +310,15 @@ class Task:
         else:
             others = [other for other in PUBLISHED if other != name]
             folder = data_dir or os.environ.get(DATA_VARIABLE)
-            rows, origin = find_rows(name, source, folder, split or source.split, others)
+            rows, origin = find_rows(self.benchmark.folder, source, folder, split or source.split, others)
         check_rows(rows, source, origin)
         normalise = self.benchmark.prompts.normalise
-        return rows if normalise is None else [normalise(row, number) for number, row in enumerate(rows)]
+        if normalise is None:
+            return rows
+        asked = [row for row in map(normalise, rows, range(len(rows))) if row is not None]
+        if not asked:
+            raise DataError(f"{origin} has no row that {name} asks; name a file with other rows, or another task")
+        return asked
 
     def items(self, data_dir: str | Path | None = None) -> list[Item]:
         """Loads the questions, with every right answer checked; argument and errors as in `rows`."""
@@ -342,16 +354,18 @@ def _as_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 _modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
 _benchmarks: list[Benchmark] = [module.BENCHMARK for module in _modules if hasattr(module, "BENCHMARK")]
+_variants = [variant for module in _modules for variant in getattr(module, "VARIANTS", ())]
+_benchmarks += _variants
 _benchmarks.sort(key=lambda benchmark: (benchmark.order, benchmark.name))
 BENCHMARKS = {benchmark.name: benchmark for benchmark in _benchmarks}  # in the order of the paper's tables
 
 # Those whose items are not all synthetic.
 PUBLISHED = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.source.hub is not None}
 
-# Name of a suite -> its benchmarks: those of the paper, and all that were published since.
+# Name of a suite -> its benchmarks: those of the paper; and all others, each in its main variant.
 SUITES = {
     "paper": [benchmark for benchmark in PUBLISHED.values() if benchmark.in_paper],
-    "2026": [benchmark for benchmark in PUBLISHED.values() if not benchmark.in_paper],
+    "2026": [benchmark for benchmark in PUBLISHED.values() if not benchmark.in_paper and benchmark not in _variants],
 }
 
 SUITE_TASKS = {"paper": "refusion_suite", "2026": "refusion_suite_2026"}  # their names as tasks

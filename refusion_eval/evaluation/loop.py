@@ -77,7 +77,8 @@ def own_tasks() -> dict[str, list[Task]]:
         "refusion_suite_release": [Task(benchmark) for benchmark in RELEASED.values()],
         "mini_suite": [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini],
     }
-    return suites | {task.name: [task] for suite in suites.values() for task in suite}
+    every = [*map(Task, PUBLISHED.values()), *(task for suite in suites.values() for task in suite)]
+    return suites | {task.name: [task] for task in every}
 
 
 def find_tasks(names: Sequence[str], offered: Sequence[str] = ()) -> list[Task]:

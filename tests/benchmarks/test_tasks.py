@@ -33,6 +33,8 @@ from refusion_eval.runs.job import doc_hash
         ("gsm8k_cot", "gsm8k", False),
         ("minerva_math_algebra", "math", False),
         ("minerva_math500", "math_500", False),
+        ("refusion_mmlu_redux_as_is", "mmlu_redux_as_is", False),
+        ("bbh_cot_zeroshot_navigate", "bbh", False),
         ("aime24", "aime_2024", False),
         ("refusion_gpqa_diamond", "gpqa_diamond", False),
         ("arc_challenge_chat", "arc_challenge", False),
@@ -100,7 +102,7 @@ ALL_TASKS = [task for tasks in own_tasks().values() for task in tasks]
 
 @pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: task.name)
 def test_lm_eval_prints_the_version_that_records_have(task):
-    folder = tasks_path() / ("mini" if task.mini else task.benchmark.name)
+    folder = tasks_path() / ("mini" if task.mini else task.benchmark.folder)
     text = (folder / f"{task.name}.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text.replace("!function", ""))
     assert str(content["metadata"]["version"]) == task.benchmark.prompts.version
