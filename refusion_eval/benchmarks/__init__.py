@@ -150,7 +150,8 @@ class Benchmark:
         name: the name in task names, settings files and data folders.
         title: the name in printed tables and figures.
         order: position among the benchmarks in tables; the paper's seven are 1 to 7.
-        kind: how an extracted answer is compared with the right one.
+        kind: how an extracted answer is compared with the right one. Of `instructions` the whole text is the answer,
+            and the filters are the strict and the loose rule of IFEval.
         source: where the rows are published, and their columns.
         gold: a row -> the right answer in normal form (for code: the reference program).
         ours: the prompts of this project.
@@ -167,7 +168,7 @@ class Benchmark:
     name: str
     title: str
     order: int = 100
-    kind: Literal["number", "choice", "text", "mathematics", "code"]
+    kind: Literal["number", "choice", "text", "mathematics", "instructions", "code"]
     source: Source
     gold: Callable[[Row], str]
     ours: Prompts

@@ -113,8 +113,13 @@ class TaskFacts:
         return is_mini(self.task)
 
     @property
+    def kind(self) -> str:
+        """How answers to the benchmark are compared; empty for a task on none of the benchmarks."""
+        return BENCHMARKS[self.benchmark].kind if self.benchmark in BENCHMARKS else ""
+
+    @property
     def is_code(self) -> bool:
-        return self.benchmark in BENCHMARKS and BENCHMARKS[self.benchmark].kind == "code"
+        return self.kind == "code"
 
     @property
     def score_name(self) -> str:

@@ -34,7 +34,7 @@ from refusion_eval.results.measurement import (
     that_hold,
 )
 from refusion_eval.results.render import read_csv
-from refusion_eval.store.records import PASSED, STATED, STOCK_GENERATE, ScoreRow
+from refusion_eval.store.records import BY_FILTER, PASSED, STATED, STOCK_GENERATE, ScoreRow
 from refusion_eval.store.run_store import Run
 
 AUTOREGRESSIVE = "autoregressive"
@@ -139,7 +139,7 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
             alone = []
         decoded = [sample for sample in task.samples if sample.forwards != 0]
         measures = [*_scores(task), *_speed(task, alone), *_from_table(_COUNTED, task, decoded)]
-        measures += [*_thoughts(task), *_unstated(task)]
+        measures += [*_thoughts(task), *_unstated(task), *_by_instruction(task)]
         for metric, (reference, _) in references.items():
             if reference is not None and alone and not any(sample.apart for sample in alone):
                 try:
@@ -367,7 +367,7 @@ def _accuracy(
         sizes, hits = [len(item) for item in passed], [sum(item) for item in passed]
         for k in metrics.reported_ks(num_samples):
             yield percent(f"pass@{k}", metrics.pass_at_k(sizes, hits, k))
-    elif num_samples > 1:
+    elif num_samples > 1 and task.kind != "instructions":
         of_items = zip(answers, passed, strict=True)
         votes = [metrics.majority_passed(a[:num_samples], p[:num_samples]) for a, p in of_items]
         yield percent(f"majority@{num_samples}", votes)
@@ -383,6 +383,18 @@ def _unstated(task: TaskFacts) -> Iterator[Measure]:
         ]
         share = metrics.accuracy(means, seed=seed_of(task.task)).scaled(100)
         yield Measure(UNSTATED, _PERCENT, share, judged)
+
+
+def _by_instruction(task: TaskFacts) -> Iterator[Measure]:
+    """The shares of all instructions that were followed, by the strict and by the loose rule."""
+    if task.kind != "instructions":
+        return
+    loose = f"{BY_FILTER}loose"
+    for metric, name in ((PASSED, f"{BY_FILTER}instruction"), (loose, f"{BY_FILTER}instruction, loose")):
+        if judged := [sample for sample in task.samples if metric in sample.scores]:
+            flags = [[flag for s in item for flag in s.scores[metric].followed] for item in metrics.by_item(judged)]
+            share = metrics.bootstrap_ratio(list(map(sum, flags)), list(map(len, flags)), seed=seed_of(task.task))
+            yield Measure(name, _PERCENT, share.scaled(100), judged)
 
 
 def _timed(task: TaskFacts) -> list[SampleFacts]:

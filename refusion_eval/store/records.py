@@ -194,6 +194,11 @@ class ScoreRow:
     reason: str = ""
     tier: str = ""
 
+    @property
+    def followed(self) -> list[bool]:
+        """Whether the text follows each instruction, in scores of a benchmark of instructions."""
+        return json.loads(self.extracted or "[]")
+
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
             raise StoreError(f"{self.key.task} {self.item_id}: the score {self.metric} is {self.value!r}, not a number")

@@ -80,5 +80,6 @@ def test_several_samples_of_a_problem_give_avg_at_k(aime) -> None:
     texts = {row[item]: [benchmark.prompts.gold_text(row), "\\boxed{1000}"] for row in rows}
     texts[rows[0][item]] = ["\\boxed{1000}"] * 2
     lines = summary_lines(benchmark.name, benchmark, score_texts(benchmark, rows, texts), allow_partial=False)
-    assert lines[0].startswith(f"{benchmark.name}: avg@2 48.33%")
+    assert lines[0].startswith(f"{benchmark.name}: acc 48.33%")
+    assert lines[0].endswith("over 30 of 30 rows (avg@2)")
     assert any(line.startswith("  pass@2 96.67%") for line in lines)

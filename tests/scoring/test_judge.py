@@ -94,7 +94,9 @@ def test_a_verdict_on_code_says_which_isolation_it_ran_under() -> None:
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_first_filter_is_the_default(name: str) -> None:
-    expected = {"code": "first", "text": "lines"}.get(BENCHMARKS[name].kind, "last")
+    expected = (
+        "lines" if name == "parts" else {"code": "first", "instructions": "strict"}.get(BENCHMARKS[name].kind, "last")
+    )
     assert BENCHMARKS[name].default_filter == expected
 
 
