@@ -109,6 +109,8 @@ def test_the_release_keeps_the_first_closed_python_block(text: str, kept: str) -
     assert release_block(text) == kept
 
 
+# Every column that rules of the other benchmarks read.
+ROW = {"choices": ["a", "b"], "input": "(A) a\n(B) b", "target": "(A)"}
 ROWS: dict[str, dict[str, Any]] = {
     "mmlu_pro": {"options": list("abc"), "answer": "A"},
     "arc_challenge": {"choices": {"text": list("abc"), "label": list("ABC")}, "answerKey": "A"},
@@ -132,7 +134,7 @@ TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=5)), max_size=12).map("".joi
 def test_no_filter_fails_on_any_text(texts: list[str]) -> None:
     for answer_filter in FILTERS.values():
         for benchmark, rule in answer_filter.rules.items():
-            found = rule.find([(ROWS[benchmark], text) for text in texts])
+            found = rule.find([(ROWS.get(benchmark, ROW), text) for text in texts])
             assert len(found) == len(texts)
             for it in found:
                 if rule.is_right is not None and it.answer is not None:
