@@ -158,6 +158,7 @@ class Benchmark:
         release: the prompts of the public release; None if it did not ask this benchmark.
         id_column: column that identifies an item; None where rows have no id and their number serves.
         test: for code, a row -> its test.
+        other_tests: for code, the names of filters whose texts are judged by other tests, and these.
         rows_of: what its folder is called, if several benchmarks ask the same published rows.
         settings_of: the benchmark whose row of a settings table applies where the table has none for this one.
         stock_tasks: patterns of the names of lm-eval's own tasks on this benchmark; the longest that fits decides.
@@ -175,6 +176,7 @@ class Benchmark:
     release: Prompts | None = None
     id_column: str | None = None
     test: Callable[[Row], CodeTest] | None = None
+    other_tests: Mapping[str, Callable[[Row], CodeTest]] = field(default_factory=dict)
     rows_of: str = ""
     settings_of: str = ""
     stock_tasks: Sequence[str] = ()
@@ -214,9 +216,14 @@ class Benchmark:
         return bool(self.sealed_columns)
 
     @property
-    def has_strict_score(self) -> bool:
-        """Whether answers in exactly the form that the prompt asks for are counted beside all right answers."""
-        return self.kind in ("number", "choice") and "strict" in self.prompts.filters
+    def second_filter(self) -> str | None:
+        """The filter that every text is judged by beside the default one."""
+        # `strict` counts answers in exactly the form that the prompt asks for.
+        if self.kind in ("number", "choice") and "strict" in self.prompts.filters:
+            return "strict"
+        if self.kind == "instructions":
+            return "loose"
+        return next(iter(self.other_tests), None)
 
     @property
     def default_filter(self) -> str:
@@ -309,7 +316,7 @@ class Task:
                 raise DataError(f"{path} is missing; it is part of the project, reinstall it")
             rows, origin = read_rows(path), str(path)
         else:
-            others = [other for other in PUBLISHED if other != name]
+            others = [other for other, one in PUBLISHED.items() if one.in_paper and other != name]
             folder = data_dir or os.environ.get(DATA_VARIABLE)
             rows, origin = find_rows(self.benchmark.folder, source, folder, split or source.split, others)
         check_rows(rows, source, origin)

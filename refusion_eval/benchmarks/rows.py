@@ -68,7 +68,7 @@ class Source:
     """Where one benchmark's rows are published, and what they must hold.
 
     Attributes:
-        hub: dataset name on the hub; None where there are synthetic items only.
+        hub: dataset name on the hub, or the address of a file of JSON lines; None where there are synthetic items only.
         configs: the dataset's configurations, whose rows are read one after the other; (None,) if it has no choice.
         split: the split that is evaluated.
         num_rows: rows of that split.
@@ -178,11 +178,13 @@ def find_rows(
         try:
             import datasets  # takes a second
 
+            if source.hub.startswith("https:"):
+                return read_rows(Path(datasets.DownloadManager().download_and_extract(source.hub))), source.hub
             tables = [datasets.load_dataset(source.hub, config, split=split) for config in source.configs]
             return [dict(row) for table in tables for row in table], source.hub
         except (OSError, ValueError) as problem:
             told = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
-            tried.append(f"the hub dataset {source.hub} ({told})")
+            tried.append(f"{'' if source.hub.startswith('https:') else 'the hub dataset '}{source.hub} ({told})")
     advice = (
         f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
         f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(others)}"

@@ -73,7 +73,7 @@ class _Entry(dict[str, Any]):
 def score_responses(benchmark: Benchmark, resps: Iterable[Sequence[str]], docs: Iterable[Row]) -> Scored:
     """Scores a task's responses: for each document, for each response, the fields of its verdict.
 
-    Code has `tier` too, the isolation that it ran under, and benchmarks with a strict rule have `strict`.
+    Code has `tier` too, the isolation that it ran under. A second filter (`strict`, `loose`, `base`) is a field too.
     """
     resps = list(resps)
     items = [(doc, text) for doc, texts in zip(docs, resps, strict=True) for text in texts]
@@ -82,9 +82,9 @@ def score_responses(benchmark: Benchmark, resps: Iterable[Sequence[str]], docs: 
     for entry in entries:
         if not entry["tier"]:
             del entry["tier"]
-    if benchmark.has_strict_score:
-        for entry, verdict in zip(entries, _judge_guarded(benchmark, items, "strict"), strict=True):
-            entry["strict"] = verdict.passed
+    if second := benchmark.second_filter:
+        for entry, verdict in zip(entries, _judge_guarded(benchmark, items, second), strict=True):
+            entry[second] = verdict.passed
     remaining = iter(entries)
     return [[next(remaining) for _ in texts] for texts in resps]
 
@@ -108,12 +108,12 @@ def code_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> di
 
 
 def _metrics(metric: str, responses: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over the responses to one document: the metric, extracted (an answer was found), strict if any, scored."""
+    """Means over the responses to one document: the metric, extracted (an answer was found), scored; those of a second filter."""
     scored = [entry for entry in responses if entry["verdict"] != ERROR]
     numbers = {"scored": len(scored) / len(responses)}
     if scored:
         numbers[metric] = fmean(entry["passed"] for entry in scored)
         numbers["extracted"] = fmean(entry["extracted"] is not None for entry in scored)
-        if "strict" in scored[0]:
-            numbers["strict"] = fmean(entry["strict"] for entry in scored)
+        for second in {"strict", "loose", "base"} & scored[0].keys():
+            numbers[second] = fmean(entry[second] for entry in scored)
     return numbers

@@ -29,7 +29,6 @@ from refusion_eval.version import __version__
 
 log = logging.getLogger(__name__)
 
-LOOSE = "loose"  # the second filter of IFEval
 STRICT = "strict"  # the filter, and the metric, of answers in exactly the form that the prompt asks for
 
 CORRECT, WRONG, NO_ANSWER, MISSING, ERROR = "correct", "wrong", "no_answer", "missing", "error"
@@ -73,8 +72,20 @@ def judge_texts(
     benchmark: Benchmark, items: Sequence[tuple[Row, str]], *, filter_name: str | None = None, **options: Any
 ) -> list[Verdict]:
     """Judges (row, text) pairs by a filter (None: the benchmark's first); options are those of `judge_extractions`."""
+    benchmark = _judged_by(benchmark, filter_name)
     extractions = [benchmark.extract(text, row, filter_name) for row, text in items]
     return judge_extractions(benchmark, [row for row, _ in items], extractions, **options)
+
+
+def _comparison(benchmark: Benchmark) -> IsRight | None:
+    """What compares two answers at once; None where that is the work of other processes."""
+    return benchmark.prompts.is_right or _COMPARISONS.get(benchmark.kind)
+
+
+def _judged_by(benchmark: Benchmark, filter_name: str | None) -> Benchmark:
+    """The benchmark with the tests that judge the texts of a filter."""
+    test = benchmark.other_tests.get(filter_name or "")
+    return replace(benchmark, test=test) if test else benchmark
 
 
 def judge_extractions(
@@ -166,7 +177,7 @@ class Judge:
             else:
                 on_verdict(verdict)
 
-        compare = is_right or benchmark.prompts.is_right or _COMPARISONS.get(benchmark.kind)
+        compare = is_right or _comparison(benchmark)
         if compare is not None:  # microseconds; formulas and programs take other processes, so threads wait for them
             judge()
             return
@@ -226,7 +237,7 @@ class Judge:
             raise DataError(f"{benchmark.name} is a code benchmark without tests")
         test = test_of(row)
         program = str(extraction.answer)
-        result = check_program(program, test.test, test.timeout_s, helpers=test.helpers, sandbox=self._sandbox)
+        result = check_program(program, **vars(test), sandbox=self._sandbox)
         if result.reason == "worker_broke" and self._judges_again:
             raise SandboxError(result.detail)
         reason = f"{extraction.how}; {f'{result.reason} {result.detail}'.strip()}"
@@ -368,13 +379,13 @@ class ScoreWriter(Judge):
         if verdict.verdict == ERROR:
             log.warning("%s item %s counts as wrong: %s", sample.key.task, sample.item_id, verdict.reason)
         rows = [verdict.score(sample.key, sample.item_id, rule)]
-        if benchmark.has_strict_score:
-            (strict,) = judge_texts(benchmark, [(row, response(sample))], filter_name=STRICT)
-            score = Verdict(None, "", "").score(sample.key, sample.item_id, rule, STRICT)
-            rows.append(replace(score, value=float(strict.passed)))
-        if benchmark.kind == "instructions":
-            loose = self._verdict(benchmark, row, partial(benchmark.extract, response(sample), row, LOOSE), None)
-            rows.append(loose.score(sample.key, sample.item_id, rule, BY_FILTER + LOOSE))
+        if second := benchmark.second_filter:
+            extract = partial(benchmark.extract, response(sample), row, second)
+            other = self._verdict(_judged_by(benchmark, second), row, extract, _comparison(benchmark))
+            # A program stands in the first score; of instructions, the second verdict says which were followed.
+            shown = other if benchmark.kind == "instructions" else Verdict(None, "", "")
+            metric = second if second == STRICT else BY_FILTER + second
+            rows.append(replace(shown.score(sample.key, sample.item_id, rule, metric), value=float(other.passed)))
         if benchmark.prompts.reads_solution:  # which takes any formula in the text, so both rules are recorded
             ours = BENCHMARKS[benchmark.name]
             stated = self._verdict(ours, row, partial(ours.extract, response(sample), row), None)

@@ -61,7 +61,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFa
 def test_gold_responses_are_judged_right(task: str) -> None:
     benchmark = BENCHMARKS[task]
     answers = [(dict(item.prompt_row), item.response) for item in (*drawn(task, 200), *drawn(task, 60, HARDEST))]
-    for name in benchmark.prompts.filters if benchmark.has_strict_score else [None]:
+    for name in benchmark.prompts.filters if benchmark.second_filter else [None]:
         verdicts = judge_texts(benchmark, answers, filter_name=name)
         assert [verdict for verdict in verdicts if not verdict.passed] == []
 

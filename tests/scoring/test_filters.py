@@ -118,7 +118,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "math": {"solution": "\\boxed{1}"},
     "gpqa": {"choices": list("abcd"), "answer": "A"},
     "humaneval": {"prompt": "def f():\n", "entry_point": "f"},
+    "humaneval_plus_v0_1_10": {"prompt": "def f():\n", "entry_point": "f"},
     "mbpp": {"test_list": []},
+    "mbpp_plus_v0_1_0": {"entry_point": "f"},
+    "mbpp_plus_v0_2_0": {"entry_point": "f"},
     "parts": {"answer": "1"},
 }
 PIECES = st.sampled_from(

@@ -42,6 +42,17 @@ def recorded(store):
         return [(score.item_id, score.metric, score.verdict) for score in reader.scores()]
 
 
+def test_the_score_on_the_base_inputs_is_recorded_beside_that_on_all(store):
+    task = get_task("humaneval_plus_v0_1_10")
+    row = {"task_id": "1", "prompt": "def f(x):\n", "canonical_solution": "    return x\n", "entry_point": "f"}
+    row |= {"base_input": "[[1]]", "plus_input": "[[2]]", "atol": 0.0}
+    text = "```python\ndef f(x):\n    return 1\n```"
+    with ScoreWriter(store, sandbox="none", waits=False) as writer:
+        writer.judge(task, row, sample(store, 1, text, task=task.name))
+    scores = {score.metric: (score.value, score.verdict) for score in store.scores()}
+    assert scores == {PASSED: (0.0, "wrong"), "accuracy by base": (1.0, "")}
+
+
 def test_a_verdict_says_what_judged_it_and_how(store):
     with ScoreWriter(store, sandbox="none", waits=False) as writer:
         writer.judge(MBPP, PROGRAM, sample(store, 1, program(1)))
