@@ -18,7 +18,7 @@ def _comparison(row: Row) -> Comparison:
 BENCHMARK = Benchmark(
     name="humaneval_plus_v0_1_10",
     title="HumanEval+ v0.1.10",
-    order=24,
+    order=27,
     kind="code",
     source=Source(
         hub=release_file("HumanEvalPlus", "v0.1.10"),

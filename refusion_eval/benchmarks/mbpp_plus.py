@@ -94,7 +94,7 @@ def _user(row: Row) -> str:
 BENCHMARK = Benchmark(
     name="mbpp_plus_v0_2_0",
     title="MBPP+ v0.2.0",
-    order=25,
+    order=28,
     kind="code",
     source=Source(
         hub=release_file("MbppPlus", "v0.2.0"),

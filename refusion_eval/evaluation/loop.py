@@ -8,7 +8,6 @@ again decodes what has no record, and judges what has no verdict.
 """
 
 import contextlib
-import itertools
 import logging
 import os
 from collections import Counter

@@ -108,7 +108,7 @@ def code_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> di
 
 
 def _metrics(metric: str, responses: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over the responses to one document: the metric, extracted (an answer was found), scored; those of a second filter."""
+    """Means over the responses to one document: metric, second filter, extracted (an answer was found), scored."""
     scored = [entry for entry in responses if entry["verdict"] != ERROR]
     numbers = {"scored": len(scored) / len(responses)}
     if scored:

@@ -253,7 +253,7 @@ def test_a_configuration_of_a_dataset_is_its_part_of_the_rows(rows):
 
 @pytest.mark.parametrize(("path", "config"), [("Rowan/hellaswag", None), ("allenai/ai2_arc", "ARC-Easy")])
 def test_a_dataset_that_is_no_benchmark_is_refused(rows, path, config):
-    with pytest.raises(DataError, match=rf"mbpp; it reads {path}.* which is none of them: leave data_dir out"):
+    with pytest.raises(DataError, match=rf"mbpp, .*; it reads {path}.* which is none of them: leave data_dir out"):
         LocalSplits("it", path, config, str(rows))
 
 
