@@ -4,11 +4,10 @@
 
 A GPU waits while Python reads the answers of a forward, decodes, and sends the numbers of the next one. Here forwards
 are recorded as on CUDA, and replayed on the CPU. What runs outside the replays is counted as calls of Python functions,
-which no other work on the machine changes, and as processor time in units of that of autoregressive decoding.
+which no other work on the machine changes; `refusion-eval bench --predict` measures its time.
 """
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
@@ -22,6 +21,7 @@ from refusion_eval.bench.bench import mini_prompts
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.width import SHIPPED_COSTS
+from refusion_eval.models.device import cpu_threads
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Decode, ForwardDone
 
@@ -30,7 +30,7 @@ SLOTS = {"slot_size": 8, "block_size": 32}
 SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "autoregressive": ("autoregressive", {}),
     "refusion, not fused": ("refusion", SLOTS | {"fuse": False}),
-    "refusion": ("refusion", SLOTS | {"free_rows": FREE_ROWS, "row_cost": ROW_COST}),
+    "refusion": ("refusion", SLOTS | {"fuse": True, "free_rows": FREE_ROWS, "row_cost": ROW_COST}),
 }
 
 
@@ -38,27 +38,23 @@ class HostWork(NamedTuple):
     """Work outside the replays, a forward on average."""
 
     calls: float  # of Python functions
-    seconds: float  # of the processor
     rows: float  # of a forward
 
 
-class HostClock:
+class CallCounter:
     """Records forwards so that what runs between their replays can be counted."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.seconds_in_replays = 0.0
         self._counts = False
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         """Stands in for a recording of a CUDA graph (`refusion_eval.engine.recorded.Record`)."""
 
         def replay() -> None:
-            started = time.thread_time()
             sys.setprofile(None)
             compute()
             sys.setprofile(self._count if self._counts else None)
-            self.seconds_in_replays += time.thread_time() - started
 
         return replay
 
@@ -79,41 +75,37 @@ class HostClock:
 def host_work(
     model: Transformer, systems: Mapping[str, tuple[Decode, Any]], prompts: Sequence[Sequence[int]]
 ) -> dict[str, HostWork]:
-    """Decodes prompts with each system, a decoder and its settings: with calls counted, and again with time taken."""
-    clock = HostClock()
-    engine = Engine(model, "sdpa", record=clock.record)
+    """Decodes prompts with each system, a decoder and its settings, and counts calls."""
+    counter = CallCounter()
+    engine = Engine(model, "sdpa", record=counter.record)
     works = {}
     for name, (decode, settings) in systems.items():
-        calls, seconds = 0, 0.0
+        calls = 0
         forwards: list[ForwardDone] = []
         for prompt in prompts:
             run = partial(engine.run, decode, prompt, settings)
             run()  # records forwards, and grows what has to grow
-            forwards += clock.count(run).trace.of(ForwardDone)
-            calls += clock.calls
-            clock.seconds_in_replays, started = 0.0, time.thread_time()
-            run()
-            seconds += time.thread_time() - started - clock.seconds_in_replays
+            forwards += counter.count(run).trace.of(ForwardDone)
+            calls += counter.calls
         rows = sum(forward.rows for forward in forwards)
-        works[name] = HostWork(calls / len(forwards), seconds / len(forwards), rows / len(forwards))
+        works[name] = HostWork(calls / len(forwards), rows / len(forwards))
     return works
 
 
+@cpu_threads(1)  # on a busy machine, the replays would take minutes with more
 def main(
     model: Model = "embedded",
     tokens: Annotated[int, typer.Option(help="Most tokens of a response.")] = 128,
 ) -> None:
-    """Prints one line for each system; recording the forwards takes some minutes on a busy machine."""
+    """Prints one line for each system."""
     loaded = api.load_model(model, device="cpu", dtype="float32", attention="sdpa")
     systems = {
         system: (DECODERS[name].decode, api.decoder_settings(loaded, name, gen_length=tokens, **changes))
         for system, (name, changes) in SYSTEMS.items()
     }
     works = host_work(loaded.transformer, systems, mini_prompts(loaded, 4))
-    unit = works["autoregressive"].seconds
     for system, work in works.items():
-        ratio = work.seconds / unit
-        print(f"{system:20} {work.rows:6.1f} rows a forward: {work.calls:4.0f} calls, {ratio:.2f} times the time of AR")
+        print(f"{system:20} {work.rows:6.1f} rows a forward: {work.calls:4.0f} calls")
 
 
 if __name__ == "__main__":
