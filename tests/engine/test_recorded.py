@@ -21,13 +21,14 @@ from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine import recorded
 from refusion_eval.engine.engine import Engine, Request
+from refusion_eval.engine.readout import ReadPlan
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.fused import Overlap
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.paths import tasks_path
-from refusion_eval.types import Readout, Trace
+from refusion_eval.types import Forward, Readout, Trace, causal
 from tests.decoders.baselines import assert_equals_golden, golden_case, golden_model
 from tests.decoders.goldens import decode_golden, golden_settings
 from tests.decoders.test_d2f import GOLDENS, golden_request
@@ -341,3 +342,24 @@ def test_the_kernels_themselves_decode_the_same_tokens() -> None:
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("same tokens") == 4
+
+
+def test_numbers_wait_until_those_before_were_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Event:
+        """Tells which token the buffer on the host begins with when it is recorded and awaited."""
+
+        def record(self) -> None:
+            seen.append(("copied", int(staging._numbers[0])))
+
+        def synchronize(self) -> None:
+            seen.append(("awaited", int(staging._numbers[0])))
+
+    plain = recorded.host_buffer
+    monkeypatch.setattr(recorded, "host_buffer", lambda *given: (*plain(*given)[:2], Event()))
+    staging = Staging(torch.device("cpu"))
+    for token in (7, 8):
+        forward = Forward(tokens=[token], positions=[0], attention=causal(1), reads=())
+        staging.send([forward], [0], ReadPlan(()), (1, 1))
+    assert seen == [("awaited", 0), ("copied", 7), ("awaited", 7), ("copied", 8)]
