@@ -1,6 +1,6 @@
 """Runs -> one picture: throughput and latency of every system by the number of requests at once.
 
-python plots/concurrency.py results/runs/server-c* results/runs/embedded-refusion-c* --out concurrency.png
+python plots/concurrency.py results/runs/server results/runs/embedded-refusion --out concurrency.png
 
 What was measured where is written to OUT with the ending .txt.
 """
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from refusion_eval.paper import style
 from refusion_eval.results.concurrency import LoadPoint, load_points
@@ -22,6 +24,7 @@ def draw(points: Sequence[LoadPoint], target: Path) -> None:
     with style.paper_style():
         figure = style.new_figure(style.TEXT_WIDTH, 2.4)
         in_sum, latency = figure.subplots(1, 2)
+        band = {"alpha": 0.15, "linewidth": 0}
         for (system, where), look in zip(series, style.ORDERED * len(series), strict=False):
             own = [point for point in points if (point.system, point.where) == (system, where)]
             numbers = [point.concurrency for point in own]
@@ -29,11 +32,13 @@ def draw(points: Sequence[LoadPoint], target: Path) -> None:
             in_sum.plot(numbers, [point.tokens_per_second for point in own], label=style.in_legend(system), **line)
             latency.plot(numbers, [point.latency_p50 for point in own], **line)
             latency.fill_between(
-                numbers, [p.latency_p50 for p in own], [p.latency_p95 for p in own], color=look.colour, alpha=0.15
+                numbers, [p.latency_p50 for p in own], [p.latency_p95 for p in own], color=look.colour, **band
             )
         for axes, title in ((in_sum, "Tokens/s of all requests"), (latency, "Seconds of a request")):
             _label(axes, title, sorted({point.concurrency for point in points}))
         figure.legend(*in_sum.get_legend_handles_labels(), loc="outside upper center", ncols=min(len(series), 4))
+        marks = [Line2D([], [], color="black"), Patch(color="black", **band)]
+        latency.legend(marks, ["median", "up to the 95th percentile"], loc="upper left")
         prepare_output(target)
         figure.savefig(target, metadata={"Software": None})
     write_output(target.with_suffix(".txt"), f"{_caption(points)}\n")
@@ -62,7 +67,9 @@ def _caption(points: Sequence[LoadPoint]) -> str:
 def main() -> None:
     """Reads the runs and draws them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="run directories, such as those of `run --concurrency`")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, help="RUN_DIR of `run --concurrency`, a folder of such runs, or run directories"
+    )
     parser.add_argument("--out", type=Path, default=Path("concurrency.png"))
     arguments = parser.parse_args()
     draw(load_points(arguments.runs), arguments.out)

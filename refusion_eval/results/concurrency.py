@@ -1,16 +1,18 @@
 """Throughput and latency by the number of requests at once: of a server, or of batches of this project's engine."""
 
-import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from refusion_eval.results.facts import natural_order
 from refusion_eval.results.render import Table
 from refusion_eval.store.records import Sample
-from refusion_eval.store.run_store import RunReader
+from refusion_eval.store.run_store import DATABASE_NAME, RunReader
 
 _HEADINGS = {
     "concurrency": "At once",
@@ -49,10 +51,31 @@ class LoadPoint(NamedTuple):
     first_byte_p95: float | None
 
 
-def load_points(run_dirs: Iterable[str | os.PathLike[str]]) -> list[LoadPoint]:
-    """A point for each run and number of requests at once, by system and number; StoreError for an unreadable run."""
+def run_dir_of(run_dir: Path, concurrency: int) -> Path:
+    """Where `run --run-dir RUN_DIR --concurrency ...` records the run with so many requests at once."""
+    return run_dir.with_name(f"{run_dir.name}-c{concurrency}")
+
+
+def _runs_at(place: Path) -> list[Path]:
+    """The run at a place; else the runs that `--concurrency` made of it, or those of such runs that lie in it."""
+    if (place / DATABASE_NAME).exists():
+        return [place]
+    of_it = [path for path in place.parent.glob("*") if re.fullmatch(rf"{re.escape(place.name)}-c\d+", path.name)]
+    in_it = [path for path in place.glob("*") if re.fullmatch(r".+-c\d+", path.name)]
+    return sorted(of_it or in_it, key=lambda path: natural_order(path.name)) or [place]
+
+
+def load_points(places: Iterable[Path]) -> list[LoadPoint]:
+    """A point for each run and number of requests at once, by system and number.
+
+    Args:
+        places: run directories, the RUN_DIR of runs with `--concurrency`, or folders in which such runs lie.
+
+    Raises:
+        StoreError: there is no run at a place, or one that cannot be read.
+    """
     points = []
-    for run_dir in run_dirs:
+    for run_dir in (run_dir for place in places for run_dir in _runs_at(place)):
         with RunReader.open(run_dir) as reader:
             run = reader.run
             groups: dict[tuple[str, int], list[Sample]] = defaultdict(list)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from refusion_eval.errors import StoreError
 from refusion_eval.results.concurrency import busy_seconds, load_cells, load_points, load_tables
 from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
 from refusion_eval.store.run_store import RunStore
@@ -62,14 +64,36 @@ def test_a_server_and_this_engine_stand_in_tables_of_their_own(tmp_path):
     assert [dict(zip(columns, row, strict=True))["first_byte_p50"] for row in rows] == [None, 0.25]
 
 
-@pytest.mark.figures
-def test_the_plot_and_its_caption_are_written(tmp_path, monkeypatch):
+def runs_of(folder):
+    """Runs as `--concurrency 1,2` makes them of folder/a, of folder/b with 2 only, and one that it did not make."""
     samples = [ended(2, 2.0, 10), ended(3, 1.0, 30)]
-    runs = [
-        run_with(tmp_path / name, [{**sample, "batch_size": number} for sample in samples], system=name[0])
-        for name, number in (("a1", 1), ("a2", 2), ("b1", 1))
+    return [
+        run_with(folder / name, [{**sample, "batch_size": number} for sample in samples], system=name[0])
+        for name, number in (("a-c1", 1), ("a-c2", 2), ("b-c2", 2), ("other", 1))
     ]
-    monkeypatch.setattr(sys, "argv", ["concurrency.py", *map(str, runs), "--out", str(tmp_path / "x.png")])
+
+
+def test_points_are_read_from_the_folder_that_was_given_to_the_run_or_from_its_parent(tmp_path):
+    runs = runs_of(tmp_path)
+    points = {name: [point.run_id for point in load_points([tmp_path / name])] for name in ("a", "b", "other", ".")}
+    assert points == {"a": ["a-c1", "a-c2"], "b": ["b-c2"], "other": ["other"], ".": ["a-c1", "a-c2", "b-c2"]}
+    (tmp_path / "a").mkdir()  # as somebody may have made it before the run
+    assert load_points([tmp_path / "a"]) == load_points(runs[:2])
+    with pytest.raises(StoreError, match="none holds no records"):
+        load_points([tmp_path / "none"])
+
+
+@pytest.mark.figures
+def test_the_plot_and_its_caption_are_written_from_the_folder_that_was_given_to_the_run(tmp_path, monkeypatch):
+    runs_of(tmp_path)
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure) or path.write_bytes(b"x"))
+    monkeypatch.setattr(
+        sys, "argv", ["concurrency.py", *(str(tmp_path / name) for name in "ab"), "--out", str(tmp_path / "x.png")]
+    )
     runpy.run_path(str(Path(__file__).resolve().parents[2] / "plots" / "concurrency.py"), run_name="__main__")
-    assert (tmp_path / "x.png").read_bytes()[1:4] == b"PNG"
+    (figure,) = drawn
+    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
+    texts = [[text.get_text() for text in legend.get_texts()] for legend in legends]
+    assert texts == [["a", "b"], ["median", "up to the 95th percentile"]]
     assert "n = 2 requests a point" in (tmp_path / "x.txt").read_text()
