@@ -15,7 +15,7 @@ import numpy.typing as npt
 TokenArray = npt.NDArray[np.int64]
 ProbArray = npt.NDArray[np.floating[Any]]
 
-StopReason = Literal["eos", "length", "stop_string"]
+StopReason = Literal["eos", "length", "stop_string", "content_filter"]  # the last one of servers only
 ConfidenceDtype = Literal["float32", "float64", "model"]
 
 # What a checkpoint was trained to do: predict the next token ("causal"), fill masks by an unknown method ("masked"), or

@@ -274,8 +274,6 @@ System = Annotated[
         "--base-url, or server:URL: the model of a server, whose tokenizer --model has."
     ),
 ]
-BaseUrl = Annotated[str | None, typer.Option(help="Address of the system server, such as http://127.0.0.1:8000.")]
-ServedModel = Annotated[str | None, typer.Option(help="Name of the model at the server, where it lists several.")]
 
 
 def names_of(text: str) -> list[str]:
@@ -442,11 +440,11 @@ def show(
         table.write_latex(latex)
 
 
-def show_load(run_dirs: Sequence[Path], *, as_json: bool = False) -> None:
-    """Prints throughput and latency of runs by their number of requests at once."""
+def show_load(places: Sequence[Path], *, as_json: bool = False) -> None:
+    """Prints throughput and latency of runs by their number of requests at once; `places` as in `load_points`."""
     from refusion_eval.results.concurrency import load_cells, load_points, load_tables
 
-    points = load_points(run_dirs)
+    points = load_points(places)
     if as_json:
         print_json(*load_cells(points))
         return

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import typer
 
@@ -16,10 +17,10 @@ from refusion_eval.evaluation.turns import Turn
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs.model_args import ModelArgs, parse_model_args, system_arguments
+from refusion_eval.runs.model_args import OF_SERVERS, TO_SERVERS, ModelArgs, parse_model_args, system_arguments
 from refusion_eval.runs.terminal import Interruption, resume_hint
 from refusion_eval.store.records import REFUSED, SERVER
-from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_server
+from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model
 
 # The files of models load slowly, so they are imported inside the functions that need them.
 
@@ -32,7 +33,9 @@ HELPS = {
 }
 
 
+@cli.options_from(ModelArgs, " ".join(TO_SERVERS))
 def suite(
+    given: dict[str, Any],
     context: typer.Context,
     model: Annotated[
         str,
@@ -73,11 +76,6 @@ def suite(
     data: cli.Data = None,
     results: Annotated[
         Path | None, typer.Option(help="Folder of runs, tables, pages. The default is results (tables: results/local).")
-    ] = None,
-    base_url: cli.BaseUrl = None,
-    served_model: cli.ServedModel = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable that holds the key of the system server.")
     ] = None,
     no_cuda_graphs: Annotated[
         bool, typer.Option("--no-cuda-graphs", help="Compute every forward anew instead of replaying recordings (GPU).")
@@ -137,8 +135,8 @@ def suite(
 @cli.options_from(
     ModelArgs,
     "pretrained:model decoder adapter system:name backbone preset batch_size tps_samples kv_budget_gib dtype device "
-    "attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop base_url served_model "
-    "api_key_env diffusion server_threads timeout patience engine workers worker_cpus ray_address tune backend",
+    "attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop "
+    f"{' '.join(OF_SERVERS)} engine workers worker_cpus ray_address tune backend",
     without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusion"),
     helps=HELPS,
 )
@@ -178,6 +176,7 @@ def run(
     cli.log_to_stderr()
     from refusion_eval.evaluation.loop import Outcome, run_worker_or_return, task_names
     from refusion_eval.lm_eval_plugin.any_task import evaluate_any
+    from refusion_eval.results.concurrency import run_dir_of
     from refusion_eval.runs.system import ModelCache
 
     arguments = with_system(system, given)
@@ -188,8 +187,8 @@ def run(
     # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
     is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in given_names)
     preset = Path(arguments["preset"]).stem if arguments.get("preset") else None
-    # Without the address of a server, which may have another one when it starts again.
-    kind = SERVER if str(system).startswith(SERVER) else system or arguments["decoder"]
+    served = f"{SERVER}-{urlsplit(str(arguments.get('base_url'))).netloc}"  # servers of one model are several runs
+    kind = served if str(system).startswith(SERVER) else system or arguments["decoder"]
     parts = (Path(model).name, kind, preset, loop)
     name = "-".join(filter(None, (*parts, RELEASE if is_released else None)))
     run_dir = run_dir or Path("results/runs") / re.sub(r"[:/]", "-", name)  # a user's decoder is named by its file
@@ -199,7 +198,7 @@ def run(
     sizes = cli.numbers_of(concurrency, "--concurrency", int) if concurrency else ()
     if sizes and share is not None:
         raise ConfigError("--concurrency and --round exclude each other: give one of them")
-    places = [run_dir.with_name(f"{run_dir.name}-c{size}") for size in sizes] or [run_dir]
+    places = [run_dir_of(run_dir, size) for size in sizes] or [run_dir]
     outcomes, model_cache = [], ModelCache()
     for number, place in enumerate(places):
         of_size = {"batch_size": sizes[number]} if sizes else {}
@@ -243,7 +242,9 @@ def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
     return system_arguments(system, given.get("pretrained")) | given
 
 
+@cli.options_from(ModelArgs, " ".join(TO_SERVERS))
 def sweep(
+    given: dict[str, Any],
     spec: Annotated[
         str, typer.Argument(help="A YAML file, or the name of a sweep of the package; list prints these names.")
     ],
@@ -262,8 +263,6 @@ def sweep(
         str | None, typer.Option(help="Requests decoded together, or auto. Speed is measured at 1 only.")
     ] = None,
     rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
-    base_url: cli.BaseUrl = None,
-    served_model: cli.ServedModel = None,
     dry_run: cli.DryRun = False,
     as_json: cli.Json = False,
 ) -> None:
@@ -271,10 +270,8 @@ def sweep(
     if spec == "list":
         print("\n".join(shipped_specs()))
         return
-    read = read_spec(spec) if model is None else with_model(read_spec(spec), model)
-    of_server = {"base_url": base_url, "served_model": served_model}
-    if given := {name: value for name, value in of_server.items() if value is not None}:
-        read = with_server(read, given)
+    read = read_spec(spec, given)
+    read = read if model is None else with_model(read, model)
     changes: dict[str, Any] = {"tasks": tuple(cli.names_of(tasks)), "limit": limit}
     read = dataclasses.replace(read, **{name: value for name, value in changes.items() if value})
     cli.log_to_stderr()
@@ -333,13 +330,22 @@ def rerun(
 def check(given: dict[str, Any], system: cli.System = None, as_json: cli.Json = False) -> None:
     """Say whether a decoder can run a checkpoint. Only the checkpoint's configuration is read, no weights.
 
-    Of a server it prints what its endpoints tell: name, version, model and settings.
+    Of a server it prints what its endpoints tell: name, version, model and settings. It does not wait for one to start.
     """
     from refusion_eval.runs.system import System
 
     opened = System(parse_model_args(with_system(system, given)))
     if opened.args.loop == SERVER:
-        cli.print_value(opened.server.client.describe())
+        client = opened.server.client
+        described = client.describe(patience=0)
+        if as_json:
+            cli.print_value(described)
+            return
+        name = f"{described['name']} {described['version']}".strip()
+        cli.tell(f"{client.root}: {name} serves the model {described['model']}")
+        if described["settings"]:
+            told = (f"{setting}={value}" for setting, value in described["settings"].items())
+            cli.tell(f"{client.root}: {', '.join(told)}")
         return
     config = opened.model.config
     brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())

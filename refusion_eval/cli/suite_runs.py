@@ -17,6 +17,7 @@ from refusion_eval.evaluation.turns import Turn, run_in_turns
 from refusion_eval.paths import EMBEDDED, embedded_systems
 from refusion_eval.results.measured import AUTOREGRESSIVE
 from refusion_eval.runs.model_args import (
+    TO_SERVERS,
     choose_preset,
     decoder_of_system,
     own_table,
@@ -134,7 +135,7 @@ class Suite:
 
     def options(self, *names: str) -> list[str]:
         """Those of these options that the user gave, with their values."""
-        values = ((name, getattr(self.given, name.replace("-", "_"))) for name in names)
+        values = ((name.replace("_", "-"), getattr(self.given, name.replace("-", "_"))) for name in names)
         return [word for name, value in values if value not in (None, "auto", "") for word in (f"--{name}", str(value))]
 
     def step(self, *words: str) -> int:
@@ -198,8 +199,8 @@ class Suite:
         elif len([name for name in self.names if not _is_server(name)] or self.names) != 1:
             raise ConfigError(f"--model {self.model} is one checkpoint, and --system names {len(self.names)} systems")
         self._check_preset([AUTOREGRESSIVE if _is_server(name) else decoder_of_system(name) for name in self.names])
-        if not any(map(_is_server, self.names)) and (self.given.base_url or self.given.served_model):
-            raise ConfigError("--base-url and --served-model are for --system server")
+        if not any(map(_is_server, self.names)) and (given := self.options(*TO_SERVERS)):
+            raise ConfigError(f"{given[0]} is for --system server")
 
     def _check_preset(self, decoders: Sequence[str]) -> None:
         """Raises ConfigError if no system of these decoders can use the settings table that was given."""
@@ -263,7 +264,7 @@ class Suite:
         elif beside and self.model == ALL_PUBLISHED:
             published = published_systems()[beside]
             model = ["--model", str(published.pretrained), *([] if published.enable_thinking else [NO_THINKING])]
-        arguments = ["--system", name, *model, *self.options("base-url", "served-model", "api-key-env")]
+        arguments = ["--system", name, *model, *self.options(*TO_SERVERS)]
         # Several servers may run one model, so a folder says which of them it is.
         address = urlsplit(name.partition(":")[2] or self.given.base_url or "")
         place = "-".join(filter(None, (SERVER, address.hostname, str(address.port or ""))))

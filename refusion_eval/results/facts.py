@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
+from refusion_eval.results.measurement import UNTEMPLATED
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
@@ -274,12 +275,13 @@ def server_notes(sample: Sample) -> list[str]:
     sentences = {
         "TPF is empty where it does not tell its tokens and how many drafts it accepted": not sample.num_forwards,
         "prompts were sent as text": told.get("prompt") == "text",
-        "tokens are the server's own count, because no tokenizer was given": told.get("tokens") == "usage",
+        UNTEMPLATED: told.get("template") == "none",
         "tokens are those of the text, split again here": told.get("tokens") == "tokenizer",
         "it read other numbers of prompt tokens than the prompts have here": read is not None
         and sample.prompt_num_tokens not in (0, read),
         "it took parts of prompts from its cache": told.get("cached_tokens"),
         f"it could not read the fields {dropped}": dropped,
+        "its content filter ended some answers": sample.stop == "content_filter",
     }
     return [sentence for sentence, holds in sentences.items() if holds]
 

@@ -53,6 +53,7 @@ VARIES = "varies"
 MINI_NOTE = "synthetic look-alike, not the real benchmark"
 SLOWED = "lower than need be: "
 REFUSED_NOTE = "prompts were refused, for example as too long for the context, and are in no figure"
+UNTEMPLATED = "without --model no chat template was applied, and tokens are the server's own count (usage)"
 UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
 
 

@@ -22,6 +22,7 @@ from refusion_eval.results.measurement import (
     REFUSED_NOTE,
     UNISOLATED,
     UNSTATED,
+    UNTEMPLATED,
     Measurement,
     extent_notes_of,
     notes_of,
@@ -111,10 +112,15 @@ def _marked(system: str, marks: Mapping[str, object]) -> str:
     return f"{system} [{', '.join(holding)}]" if holding else system
 
 
-def extent_marks(measurement: Measurement) -> dict[str, str]:
-    """The marks of a task of a run that lacks samples or was limited; a mean leaves the numbers to its tasks."""
+def run_marks(measurement: Measurement) -> dict[str, object]:
+    """The marks of a task of a run that lacks samples, was limited or was asked without a chat template."""
     texts = {name: getattr(measurement, name) for name in ("unfinished", "limited")}
-    return {name if measurement.is_mean else f"{name} {text}": text for name, text in texts.items()}
+    is_untemplated = UNTEMPLATED in measurement.server_notes.split("|")
+    return {
+        # A mean leaves the numbers to its tasks.
+        **{name if measurement.is_mean else f"{name} {text}": text for name, text in texts.items()},
+        **dict.fromkeys(("no chat template", "tokens by server usage"), is_untemplated),
+    }
 
 
 def _have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
@@ -162,7 +168,7 @@ class SummaryLine:
         measurement = self.any_measurement
         mini = " (mini)" if measurement.mini and not is_mini(self.task) else ""
         marks = {
-            **extent_marks(measurement),
+            **run_marks(measurement),
             f"{self.errors} errors": self.errors,
             "fewer items": fewer,
             f"same decode as {measurement.same_decode_as}": measurement.same_decode_as,
@@ -325,7 +331,7 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
         of = row.of
         marks = {
             of.run_id: any(other.of.label == of.label and other.of.run_id != of.run_id for other in rows),
-            **extent_marks(of),
+            **run_marks(of),
             "fewer items": row.fewer,
             "fused": of.fused,
         }

@@ -47,7 +47,9 @@ _NEEDS_OF_LOOPS: dict[str, dict[str, Any]] = {
     "generate": {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None},
     "server": {"decoder": "autoregressive", "cuda_graphs": False, "adapter": None, "engine": "local", "backend": "own"},
 }
-_OF_SERVERS = ("base_url", "served_model", "api_key_env", "diffusion", "server_threads", "timeout", "patience")
+# Arguments of servers: those that reach one, and those that say what runs there.
+TO_SERVERS = ("base_url", "served_model", "api_key_env", "timeout", "patience")
+OF_SERVERS = (*TO_SERVERS, "diffusion", "server_threads")
 NO_FILES = "none"  # `pretrained` of a server's model of which no files are at hand
 
 DEFAULT = "default"  # source of a setting that nothing gives
@@ -168,7 +170,7 @@ class ModelArgs(CheckpointOptions):
 
     def _check_server(self) -> None:
         if self.loop != "server":
-            given = [name for name in _OF_SERVERS if getattr(self, name) not in (None, False)]
+            given = [name for name in OF_SERVERS if getattr(self, name) not in (None, False)]
             if given:
                 raise ConfigError(f"model_args: {given[0]} is for a server only; add decoder=server, or leave it out")
             return
@@ -207,7 +209,6 @@ class ModelArgs(CheckpointOptions):
     @property
     def system_name(self) -> str:
         embedded = EMBEDDED_NAMES.get(embedded_name(self.pretrained, self.decoder) or "")
-        # Without its port, because a server that starts again may have another.
         served = f"server {urlsplit(self.base_url or '').hostname}" if self.loop == SERVER else None
         name = self.system or served or embedded or find_decoder(self.decoder).label
         name = name if self.preset is None else f"{name} ({Path(self.preset).name})"

@@ -5,7 +5,6 @@ import ipaddress
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,8 @@ from refusion_eval.store.records import REFUSED, Hardware, Sample
 from refusion_eval.types import MOST_POSITIONS, MOST_TOKENS, Decoded, StopReason, Trace
 
 UNKNOWN = "unknown"  # dtype and device of a server, where the user does not name them
+# Finish reasons that are neither the end token's nor a stop string's.
+_ENDED_BY_SERVER: Mapping[str, StopReason] = {"length": "length", "content_filter": "content_filter"}
 # Seconds that a user may set.
 _TIMEOUT, _PATIENCE = 600.0, 300.0
 # Fields that ask for what a record holds, each of one kind of server: token ids, nothing from a cache of prompts, and
@@ -80,14 +81,6 @@ class ServedModel(api.LoadedModel):
         return ("autoregressive",)
 
     @property
-    def place(self) -> str:
-        return f"served, {self.dtype}"
-
-    @property
-    def directory(self) -> Path:
-        raise ConfigError("the weights of a server's model are not here")
-
-    @property
     def engine(self) -> Any:  # type: ignore[override]
         raise ConfigError("log-likelihoods are not asked of a server; choose tasks that generate texts")
 
@@ -127,9 +120,9 @@ class ServerLoop:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What decides texts of the server: name, version and model; and not its address."""
-        described = self.client.describe()
-        return {name: described[name] for name in ("name", "version", "model")}
+        """What tells the server from another one: its address as it was given, name, version and model."""
+        described, (_, _, address) = self.client.describe(), self.client.root.partition("://")
+        return {"address": address, **{name: described[name] for name in ("name", "version", "model")}}
 
     def hardware(self, here: Callable[[], Hardware]) -> Hardware:
         """This machine where the user says so by the server's threads and it is here; else the server by its name."""
@@ -172,13 +165,13 @@ class ServerLoop:
         if job.resolved.digest not in self._warm:
             for _ in range(self._args.warmup):
                 try:
-                    self._complete(job)
+                    self._complete(job, {})
                 except DecodeError:
                     break
             self._warm.add(job.resolved.digest)
         return self._args.warmup > 0
 
-    def _complete(self, job: Job) -> Answer:
+    def _complete(self, job: Job, sent: dict[str, Any]) -> Answer:
         settings = job.settings(self._detokenizer)
         stops = {"stop": list(job.resolved.until)} if job.resolved.until else {}
         fields = {
@@ -191,24 +184,25 @@ class ServerLoop:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        return self.client.complete(job.prompt, job.prompt_ids, fields)
+        return self.client.complete(job.prompt, job.prompt_ids, fields, sent)
 
     def _sample(self, job: Job, concurrency: int, warm: bool) -> Sample:
+        sent: dict[str, Any] = {} if self._model.has_files else {"template": "none"}
         try:
-            answer = self._complete(job)
+            answer = self._complete(job, sent)
         except DecodeError as error:
             stop = REFUSED if isinstance(error, Refused) else ""
-            return record_error(job, str(error), batch_size=concurrency, stop=stop)
-        return self._record(job, answer, concurrency, warm)
+            return replace(record_error(job, str(error), batch_size=concurrency, stop=stop), server=sent)
+        return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency, warm)
 
     def _record(self, job: Job, answer: Answer, concurrency: int, warm: bool) -> Sample:
-        until, ids, counted_by = job.resolved.until, answer.token_ids, "ids"
+        until, ids, counted_by = job.resolved.until, answer.token_ids, "ids" if self._model.has_files else "usage"
         stop = self._stop(answer, until)
         if ids is None and self._model.has_files:
             # The text is split again, up to its stop string, and the end token that it lacks is added.
             end = self._model.card.eos_ids[:1] if stop == "eos" else ()
             ids, counted_by = (*self._model.tokenizer.encode(answer.text), *end), "tokenizer"
-        facts = {**answer.facts, "tokens": counted_by if ids is not None else "usage"}
+        facts = {**answer.facts, "tokens": counted_by}
         # Of a diffusion model, what a server calls accepted drafts saves no forward.
         num_forwards = 0 if self._args.diffusion else forwards(facts, self.client.describe())
         decoded = Decoded(tuple(ids or ()), stop, num_forwards, answer.seconds, Trace())
@@ -224,8 +218,8 @@ class ServerLoop:
         return replace(sample, **changes)
 
     def _stop(self, answer: Answer, until: tuple[str, ...]) -> StopReason:
-        if answer.finish_reason == "length":
-            return "length"
+        if answer.finish_reason in _ENDED_BY_SERVER:
+            return _ENDED_BY_SERVER[answer.finish_reason]
         text = self._detokenizer.spelled(answer.token_ids or ()) or answer.text
         return "stop_string" if answer.stopped_by in until or any(stop in text for stop in until) else "eos"
 

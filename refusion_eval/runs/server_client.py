@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,9 +27,10 @@ INSTALL = "a server needs the packages httpx2 and tenacity: pip install 'refusio
 _PASSING = (408, 409, 425, 429)
 # Answers that concern every request, so that the run ends: the key, its rights, and the model or the path.
 _ENDS_RUN = (401, 403, 404)
-_FEWEST_ATTEMPTS = 3  # whatever time the first ones took
+_FEWEST_ATTEMPTS = 2  # whatever time the first one took
 _LONGEST_MESSAGE = 300
 _MOST_IDS = 10**6
+_ABORTED = ("", "abort", "error")  # finish reasons of answers that lack their end
 # Words of a 400 that is about a field of the request; with a 422 the name of the field suffices.
 _UNKNOWN_FIELD = re.compile(
     r"unrecogni[sz]ed|unknown|unexpected|unsupported|not (supported|permitted)|extra", re.IGNORECASE
@@ -39,7 +40,7 @@ _FACT_SECONDS = 10.0
 _START_SECONDS = 30.0  # in which a server has to be there when a run begins
 _OWNERS = {"llamacpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang", "tgi": "TGI"}
 # Settings of a server that its endpoints tell, by their names in `/props` and `/v1/models`.
-_SETTINGS = ("n_ctx", "total_slots", "model_ftype", "max_model_len", "ftype", "n_params", "dtype")
+_SETTINGS = ("n_ctx", "total_slots", "model_ftype", "max_model_len", "ftype", "n_params", "dtype", "speculative.types")
 _COUNTERS = re.compile(r"^((?:llamacpp|vllm|sglang):\w+_(?:total|count|sum))(?:\{[^}]*\})? ([0-9.eE+]+)$", re.MULTILINE)
 
 
@@ -73,10 +74,10 @@ class Answer:
     Attributes:
         text: as the server gives it; some cut a stop string from it, some do not.
         token_ids: ids of all generated tokens, as many as the server counts; None if it gives none, or not all.
-        finish_reason: "stop", "length", or another word of the server's.
+        finish_reason: "stop", "length", "content_filter", or another word of the server's.
         stopped_by: the stop string or what the server calls it; empty where it does not say.
         seconds: from the request to its last byte.
-        facts: what a record keeps of it, as `Sample.server` documents it.
+        facts: what the server told of it, as `Sample.server` documents it.
     """
 
     text: str
@@ -96,7 +97,7 @@ class ServerClient:
         key_variable: environment variable that holds the key; empty for none. The key itself is kept out of every
             text: where a server repeats it, a placeholder stands for it.
         timeout: seconds of silence after which an attempt has failed.
-        patience: seconds during which failed attempts are repeated; there are three at least.
+        patience: seconds during which failed attempts are repeated; there are two at least.
     """
 
     def __init__(self, base_url: str, *, model: str = "", key_variable: str = "", timeout: float, patience: float):
@@ -112,6 +113,8 @@ class ServerClient:
             raise ConfigError(
                 f"api_key_env={key_variable}: there is no such variable, or it holds no key of plain ASCII"
             )
+        # Inside JSON a character of the key may stand behind a backslash.
+        self._secret = re.compile("".join(rf"\\?{re.escape(letter)}" for letter in self._key) or "(?!)")
         self._timeout, self._patience = timeout, patience
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -145,39 +148,36 @@ class ServerClient:
             trust_env=False,
         )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, patience: float = _START_SECONDS) -> dict[str, Any]:
         """Name, version, model and settings of the server, as far as its endpoints tell; ConfigError if it has none."""
         if self._described is None:
-            try:
-                listed = self._retried(
-                    lambda: self._fact("/v1/models", passing=True), min(self._patience, _START_SECONDS)
-                )
-            except _Rejected as rejection:
-                raise ConfigError(f"{self.root}/v1/models answers {rejection.status}: {rejection}") from rejection
-            entries = [entry for entry in _list(listed.get("data")) if isinstance(entry, dict)]
-            by_id = {str(entry.get("id")): entry for entry in entries}
-            model = self._model or next(iter(by_id), "")
-            if not model:
-                raise ConfigError(f"{self.root} lists no model at /v1/models; give its name with --served-model")
-            names = {*by_id, *(str(alias) for entry in entries for alias in _list(entry.get("aliases")))}
-            if (by_id and model not in names) or (not self._model and len(by_id) > 1):
-                listing = _short(", ".join(sorted(by_id)))
-                raise ConfigError(
-                    f"{self.root} serves {listing}, not {self._model or 'one'}; choose with --served-model"
-                )
-            props = self._fact("/props")
-            entry = by_id.get(model, {})
-            owner = str(entry.get("owned_by") or "")
-            flat = {**_dict(entry.get("meta")), **_dict(props.get("default_generation_settings")), **entry, **props}
-            settings = {name: flat[name] for name in _SETTINGS if isinstance(flat.get(name), int | float | str)}
-            drafts = _dict(_dict(props.get("default_generation_settings")).get("params")).get("speculative.types")
-            self._described = {
-                "name": _short(_OWNERS.get(owner, owner) or "unnamed"),
-                "version": _short(str(self._fact("/version").get("version") or props.get("build_info") or "")),
-                "model": _short(model),
-                "settings": settings | ({} if drafts is None else {"speculative.types": _short(str(drafts))}),
-            }
+            self._described = self._ask(min(self._patience, patience))
         return self._described
+
+    def _ask(self, patience: float) -> dict[str, Any]:
+        try:
+            listed = self._retried(lambda: self._fact("/v1/models", passing=True), patience)
+        except _Rejected as rejection:
+            raise ConfigError(f"{self.root}/v1/models answers {rejection.status}: {rejection}") from rejection
+        entries = list(filter(_dict, _list(listed.get("data"))))
+        by_id = {str(entry.get("id")): entry for entry in entries}
+        model = self._model or next(iter(by_id), "")
+        if not model:
+            raise ConfigError(f"{self.root} lists no model at /v1/models; give its name with --served-model")
+        names = {*by_id, *(str(alias) for entry in entries for alias in _list(entry.get("aliases")))}
+        if (by_id and model not in names) or (not self._model and len(by_id) > 1):
+            listing = _short(", ".join(sorted(by_id)))
+            raise ConfigError(f"{self.root} serves {listing}, not {self._model or 'one'}; choose with --served-model")
+        props, entry = self._fact("/props"), by_id.get(model, {})
+        owner, defaults = str(entry.get("owned_by") or ""), _dict(props.get("default_generation_settings"))
+        found = {**_dict(entry.get("meta")), **_dict(defaults.get("params")), **defaults, **entry, **props}
+        settings = {name: found[name] for name in _SETTINGS if isinstance(found.get(name), int | float | str)}
+        return {
+            "name": _short(_OWNERS.get(owner, owner) or "unnamed"),
+            "version": _short(str(self._fact("/version").get("version") or props.get("build_info") or "")),
+            "model": _short(model),
+            "settings": {name: _short(value) if isinstance(value, str) else value for name, value in settings.items()},
+        }
 
     def counters(self) -> dict[str, float]:
         """The counters at /metrics; empty where there are none."""
@@ -190,29 +190,31 @@ class ServerClient:
         try:
             with self._open(_FACT_SECONDS) as http:
                 response = http.get(self.root + path)
-        except httpx2.RequestError as error:
+        except httpx2.RequestError:
             if passing:
                 raise
-            log.debug("%s%s: %s", self.root, path, error)
             return {}
-        text = self._clean(response.text)
         # `transformers serve` cannot list its models where the hub's cache is missing, and serves its one all the same.
-        if passing and response.status_code not in ((404, 500) if self._model else (404,)):
-            self._check(response, text)
+        if passing and response.status_code not in ((200, 404, 500) if self._model else (200, 404)):
+            raise self._fault(response)
         if response.status_code != 200:
             return {}
+        text = self._clean(response.text)
         try:
             content = json.loads(text)
         except ValueError:
             return {"text": text}
         return content if isinstance(content, dict) else {}
 
-    def complete(self, prompt: str, prompt_ids: Sequence[int], fields: Mapping[str, Any]) -> Answer:
+    def complete(
+        self, prompt: str, prompt_ids: Sequence[int], fields: Mapping[str, Any], sent: dict[str, Any]
+    ) -> Answer:
         """One completion, after as many attempts as it needs.
 
         Args:
             prompt, prompt_ids: the same prompt; its token ids are sent where there are any and the server takes them.
             fields: the other fields of the request.
+            sent: gets `prompt`, `dropped` and `attempts` as `Sample.server` documents them, also of a failure.
 
         Raises:
             Refused: the server refuses this request for good.
@@ -221,12 +223,12 @@ class ServerClient:
         """
         model = self.describe()["model"]
         while True:
-            as_ids = bool(prompt_ids) and self._takes_ids is not False
-            sent = {"model": model, "prompt": list(prompt_ids) if as_ids else prompt, **fields}
-            dropped = self.dropped
-            body = {name: value for name, value in sent.items() if name not in dropped}
+            as_ids, dropped = bool(prompt_ids) and self._takes_ids is not False, self.dropped
+            sent |= {"prompt": "ids" if as_ids else "text", **({"dropped": list(dropped)} if dropped else {})}
+            body = {"model": model, "prompt": list(prompt_ids) if as_ids else prompt, **fields}
+            body = {name: value for name, value in body.items() if name not in dropped}
             try:
-                answer = self._retried(functools.partial(self._once, body), self._patience)
+                answer = self._retried(functools.partial(self._once, body, sent), self._patience)
             except _Rejected as rejection:
                 if re.search(rf"['\"`]{re.escape(model)}['\"`]", str(rejection)):  # not about this prompt
                     raise ConfigError(f"{self.root} refuses the model {model}: {rejection}") from rejection
@@ -237,9 +239,7 @@ class ServerClient:
                 continue
             if as_ids:
                 self._takes_ids = True
-            facts = {**answer.facts, "prompt": "ids" if as_ids else "text"}
-            facts |= {"dropped": list(dropped)} if dropped else {}
-            return replace(answer, facts=facts)
+            return answer
 
     def _adapt(self, rejection: _Rejected, as_ids: bool, fields: Mapping[str, Any]) -> bool:
         """Whether the request can be sent in another form: with the prompt as text, or without fields."""
@@ -271,13 +271,12 @@ class ServerClient:
         backoff = tenacity.wait_random_exponential(multiplier=0.5, max=30)
 
         def wait(state: "tenacity.RetryCallState") -> float:
-            error = state.outcome.exception() if state.outcome is not None else None
-            told = error.retry_after if isinstance(error, _Passing) else None
-            return backoff(state) if told is None else min(told, patience)
+            asked = getattr(state.outcome and state.outcome.exception(), "retry_after", None)
+            return backoff(state) if asked is None else min(asked, patience)
 
         def tell(state: "tenacity.RetryCallState") -> None:
-            error = state.outcome.exception() if state.outcome is not None else None
             level = logging.WARNING if state.attempt_number == 1 else logging.DEBUG
+            error = state.outcome.exception() if state.outcome else None
             log.log(level, "%s: %s; it is tried again", self.root, self._reason(error))
 
         retrying = tenacity.Retrying(
@@ -298,19 +297,19 @@ class ServerClient:
             raise DecodeError(f"{self.root}: {self._reason(error)} ({number} attempts)") from error
 
     def _reason(self, error: BaseException | None) -> str:
-        return self._clean(f"{str(error) or 'no answer'} [{type(error).__name__.lstrip('_')}]")
+        return self._clean(str(error) or f"no answer ({type(error).__name__})")
 
-    def _once(self, body: Mapping[str, Any]) -> Answer:
+    def _once(self, body: Mapping[str, Any], sent: dict[str, Any]) -> Answer:
         """One attempt. Its time begins with the request, so that earlier attempts and waiting are not in it."""
         http = self._http
         if http is None:
             raise DecodeError("the run was stopped")
+        sent["attempts"] = sent.get("attempts", 0) + 1
         events, first, started = [], None, time.perf_counter()
         with http.stream("POST", f"{self.root}/v1/completions", json=body) as response:
             if response.status_code != 200:
                 response.read()
-                self._check(response, self._clean(response.text))
-                raise _Passing(f"the server answers {response.status_code}")
+                raise self._fault(response)
             for data in _events(response):
                 first = first or time.perf_counter()
                 events.append(data)
@@ -323,12 +322,13 @@ class ServerClient:
         return answer
 
     def _chunk(self, data: str) -> dict[str, Any]:
+        text = self._clean(data)
         try:
-            content = json.loads(self._clean(data))
+            content = json.loads(text)
         except ValueError as error:
             raise _Passing("the answer is damaged JSON") from error
         if not isinstance(content, dict) or content.get("error"):
-            raise _Passing(f"the stream holds an error: {_message(content)}")
+            raise _Passing(f"the stream holds an error: {_message(text)}")
         return content
 
     def _refuse_repeated(self, identity: str) -> None:
@@ -338,25 +338,21 @@ class ServerClient:
                 raise _Passing(f"the server repeats an old answer (id {_short(identity)})")
             self._seen.add(identity)
 
-    def _check(self, response: "httpx2.Response", text: str) -> None:
-        """Raises the error that a response is, by its status."""
-        status = response.status_code
-        if status in _PASSING or status >= 500:
-            raise _Passing(f"the server answers {status}", _retry_after(response.headers.get("retry-after", "")))
+    def _fault(self, response: "httpx2.Response") -> Exception:
+        """The error that a response is, by its status, with what its body says."""
+        status, message = response.status_code, _message(self._clean(response.text))
         if 300 <= status < 400:
-            target = self._clean(response.headers.get("location", ""))
-            raise ConfigError(f"{self.root} redirects to {_short(target)}, which is not followed: name that address")
-        try:
-            message = _message(json.loads(text))
-        except ValueError:
-            message = _short(text)
+            target = _short(self._clean(response.headers.get("location", "")))
+            return ConfigError(f"{self.root} redirects to {target}, which is not followed: name that address")
         if status in _ENDS_RUN:
-            raise ConfigError(f"{self.root} refuses every request ({status}): {message}")
-        if status >= 400:
-            raise _Rejected(status, message)
+            return ConfigError(f"{self.root} refuses every request ({status}): {message}")
+        if 400 <= status < 500 and status not in _PASSING:
+            return _Rejected(status, message)
+        said = f"the server answers {status}: {message}" if message else f"the server answers {status}"
+        return _Passing(said, _retry_after(response.headers.get("retry-after", "")))
 
     def _clean(self, text: str) -> str:
-        return text.replace(self._key, "[API key]") if self._key else text
+        return self._secret.sub("[API key]", text)
 
 
 def _events(response: "httpx2.Response") -> Iterator[str]:
@@ -388,24 +384,25 @@ def _assemble(chunks: Sequence[Mapping[str, Any]], seconds: float, first_byte: f
             ids += _list(choice.get("token_ids"))
             finish = str(choice.get("finish_reason") or finish)
             stopped_by = str(choice.get("stop_reason") or verbose.get("stopping_word") or stopped_by)
-    if not finish:
+    if finish in _ABORTED:
         raise _Passing("the answer breaks off")
     usage, timings, metrics = _dict(last.get("usage")), _dict(last.get("timings")), _dict(last.get("metrics"))
     drafts = _dict(metrics.get("speculative_decoding"))
-    queue, to_first = _number(metrics.get("queue_time_ms")), _number(metrics.get("time_to_first_token_ms"))
-    told = {
-        "completion_tokens": _number(usage.get("completion_tokens")),
-        "prompt_tokens": _number(usage.get("prompt_tokens")),
-        "cached_tokens": _number(
-            _dict(usage.get("prompt_tokens_details")).get("cached_tokens", timings.get("cache_n"))
-        ),
-        "drafted_tokens": _number(timings.get("draft_n", drafts.get("num_draft_tokens"))),
-        "accepted_tokens": _number(timings.get("draft_n_accepted", drafts.get("num_accepted_draft_tokens"))),
-        "prefill_seconds": _thousandth(_number(timings.get("prompt_ms", to_first))),
-        "generation_seconds": _thousandth(_number(timings.get("predicted_ms", metrics.get("generation_time_ms")))),
-        "queue_seconds": _thousandth(queue),
+    told: dict[str, Any] = {
+        "completion_tokens": usage.get("completion_tokens"),
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "cached_tokens": _dict(usage.get("prompt_tokens_details")).get("cached_tokens", timings.get("cache_n")),
+        "drafted_tokens": timings.get("draft_n", drafts.get("num_draft_tokens")),
+        "accepted_tokens": timings.get("draft_n_accepted", drafts.get("num_accepted_draft_tokens")),
+        "prefill_seconds": timings.get("prompt_ms", metrics.get("time_to_first_token_ms")),
+        "generation_seconds": timings.get("predicted_ms", metrics.get("generation_time_ms")),
+        "queue_seconds": metrics.get("queue_time_ms"),
     }
-    facts: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    # A record holds counts and times only, and nothing that a server writes in their place.
+    counts = {name: value for name, value in told.items() if type(value) in (int, float) and 0 <= value < 2**53}
+    facts: dict[str, Any] = {
+        name: value / 1000 if name.endswith("_seconds") else value for name, value in counts.items()
+    }
     facts |= {"id": _short(str(last.get("id") or "")), "finish_reason": _short(finish)}
     facts["first_byte_seconds"] = first_byte
     are_ids = all(type(token) is int and 0 <= token < 2**31 for token in ids) and len(ids) <= _MOST_IDS
@@ -423,15 +420,19 @@ def _retry_after(value: str) -> float | None:
         return None
 
 
-def _message(content: Any) -> str:
+def _message(text: str) -> str:
     """What the body of an error says, in a few words: OpenAI's form, FastAPI's, or any other."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return _short(text)
     error = _dict(content).get("error", _dict(content).get("detail", content))
     found = _dict(error).get("message", error)
     return _short(found if isinstance(found, str) else json.dumps(found))
 
 
 def _short(text: str) -> str:
-    shown = visible(text)
+    shown = visible(" ".join(text.split()))
     return shown if len(shown) <= _LONGEST_MESSAGE else f"{shown[:_LONGEST_MESSAGE]} ..."
 
 
@@ -441,12 +442,3 @@ def _dict(value: Any) -> dict[str, Any]:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _number(value: Any) -> int | float | None:
-    """A number that a record may hold; None for anything else that a server writes in its place."""
-    return value if type(value) in (int, float) and 0 <= value < 2**53 else None
-
-
-def _thousandth(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000

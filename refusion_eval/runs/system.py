@@ -119,7 +119,6 @@ class System:
 
     def _open(self, options: CheckpointOptions) -> api.LoadedModel:
         args, opened = self.args, self._files(options)
-        log.info("%s: %s", args.pretrained, opened.place)
         published = [system.adapter for system in published_systems().values() if system.decoder == args.decoder]
         if args.adapter is None and any(published):
             what = f"decoder={args.decoder} without the adapter that it was published with"
@@ -130,7 +129,9 @@ class System:
 
     def _files(self, options: CheckpointOptions) -> api.LoadedModel:
         if self.args.loop != SERVER:
-            return api.LoadedModel(options)
+            opened = api.LoadedModel(options)
+            log.info("%s: %s", self.args.pretrained, opened.place)
+            return opened
         from refusion_eval.runs.server import ServedModel
 
         return ServedModel(self.args)

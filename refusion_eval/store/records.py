@@ -90,7 +90,8 @@ class Sample:
         prefill_seconds: part of `seconds` up to the end of the first forward, which reads the prompt; None if unknown.
         num_thought_tokens: those of `num_tokens` that belong to thinking blocks, tags included; None without a block.
         cut_in_thought: whether the text ends inside a thinking block; None without a block.
-        stop: why decoding ended; `REFUSED` for an error that a second attempt would meet again.
+        stop: why decoding ended: eos, length, stop_string, or content_filter of a server; `REFUSED` for an error that a
+            second attempt would meet again.
         settings: the decoder settings in force.
         settings_source: origin of the value of each setting.
         trace: events as `Trace.to_json` gives them, or None.
@@ -104,11 +105,13 @@ class Sample:
             was not measured.
         prompts: the prompts that the item was asked with: ours, release (those of ReFusion's release) or other.
         server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids" or
-            "text", as it was sent; `tokens` says what `num_tokens` rests on: the server's "ids", the kept text split by
-            the "tokenizer" here, or the server's "usage". `first_byte_seconds` is the client's. Where the server tells
-            them: `id`, `finish_reason`, `prompt_tokens`, `completion_tokens`, `cached_tokens` (of the prompt),
+            "text", as it was sent in the last of so many `attempts`; `dropped` lists the fields of the request that it
+            could not read; an error has these three only. `tokens` says what `num_tokens` rests on: the server's "ids",
+            the kept text split by the "tokenizer" here, or, without a tokenizer, the server's "usage"; then `template`
+            is "none", because no chat template was applied. `first_byte_seconds` is the client's. Where the server
+            tells them: `id`, `finish_reason`, `prompt_tokens`, `completion_tokens`, `cached_tokens` (of the prompt),
             `drafted_tokens`, `accepted_tokens`, and its own `prefill_seconds`, `generation_seconds` and
-            `queue_seconds`; `dropped` lists the fields of the request that it could not read.
+            `queue_seconds`.
     """
 
     key: SampleKey

@@ -609,8 +609,9 @@ class RunStore(RunDatabase):
             if not failed:
                 raise StoreError(f"{where} is already recorded, and records are written once; ask get() first")
             packed = records.pack(sample.trace) if sample.trace is not None else None
+            attempts += (sample.server or {}).get("attempts", 1)
             names = (_readable(sample.key.task), _readable(sample.item_id), sample.key.sample)
-            row = (key, *names, sample.error is not None, attempts + 1, sample.body(), packed)
+            row = (key, *names, sample.error is not None, attempts, sample.body(), packed)
             connection.execute("DELETE FROM scores WHERE key = ?", (key,))
             connection.execute("INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -148,7 +149,8 @@ def shipped_specs() -> list[str]:
     return sorted(path.stem for path in SPECS.glob("*.yaml"))
 
 
-def read_spec(name: str) -> SweepSpec:
+def read_spec(name: str, of_servers: Mapping[str, Any] = MappingProxyType({})) -> SweepSpec:
+    """Reads a sweep; every system that a server decodes gets the arguments `of_servers` over those of the file."""
     path = SPECS / f"{name}.yaml" if name in shipped_specs() else Path(name)
     if not path.is_file():
         raise ConfigError(f"sweep {name}: no such file; give a YAML file, or one of {', '.join(shipped_specs())}")
@@ -157,7 +159,10 @@ def read_spec(name: str) -> SweepSpec:
     if not content.get("systems"):
         raise ConfigError(f"{where}: needs `systems:` with one or more entries")
     systems = config.mapping(content["systems"], f"{where}: systems")
-    content["systems"] = [_system(f"{where}: {key}", key, row) for key, row in systems.items()]
+    content["systems"] = [_system(f"{where}: {key}", key, row, of_servers) for key, row in systems.items()]
+    if of_servers and all(system.arguments["loop"] != SERVER for system in content["systems"]):
+        option = next(iter(of_servers)).replace("_", "-")
+        raise ConfigError(f"{where} has no system server, so --{option} changes nothing")
     return config.build(SweepSpec, {**_without_none(content), "name": path.stem}, where)
 
 
@@ -174,30 +179,20 @@ def with_model(spec: SweepSpec, model: str) -> SweepSpec:
     return replace(spec, systems=systems)
 
 
-def with_server(spec: SweepSpec, changes: Mapping[str, str]) -> SweepSpec:
-    """A sweep with another address or model for every system that a server decodes."""
-    served = [system.name for system in spec.systems if system.arguments["loop"] == SERVER]
-    if not served:
-        raise ConfigError(f"sweep {spec.name} has no system server, so --{next(iter(changes))} changes nothing")
-    systems = (
-        replace(system, arguments={**system.arguments, **changes}) if system.name in served else system
-        for system in spec.systems
-    )
-    return replace(spec, systems=tuple(systems))
-
-
 def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:
     # A key without a value stands for its default.
     return {key: value for key, value in row.items() if value is not None}
 
 
-def _system(where: str, name: str, row: Any) -> SweptSystem:
+def _system(where: str, name: str, row: Any, of_servers: Mapping[str, Any]) -> SweptSystem:
     entry = config.build(_SystemEntry, _without_none(config.mapping(row, where)), where)
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise ConfigError(f"{where}: a system's name is part of folder names; use letters, digits, _, - and . only")
     given = dict(entry.arguments)
     if "system" in given and "pretrained" not in given and "decoder" not in given:
         given = system_arguments(given.pop("system"), given.pop("model", None)) | given
+    if SERVER in (given.get("decoder"), given.get("loop")):
+        given |= of_servers
     try:
         parsed = parse_model_args(given)  # types every argument and refuses unknown ones
     except ConfigError as error:

@@ -31,17 +31,17 @@ def client_of(peer, patience=0.0, timeout=0.2, **options):
     return client
 
 
-def completed(peer, *, prompt="How many?", ids=(1, 2, 3), fields=FIELDS, **options):
+def completed(peer, *, prompt="How many?", ids=(1, 2, 3), fields=FIELDS, sent=None, **options):
     with serving(peer):
-        return client_of(peer, **options).complete(prompt, ids, fields)
+        return client_of(peer, **options).complete(prompt, ids, fields, {} if sent is None else sent)
 
 
 def test_the_prompt_is_sent_as_token_ids_with_every_field_and_nothing_else():
-    peer = Peer()
-    answer = completed(peer)
+    peer, sent = Peer(), {}
+    answer = completed(peer, sent=sent)
     assert peer.bodies == [{"model": "m", "prompt": [1, 2, 3], **FIELDS}]
     assert (answer.text, answer.token_ids, answer.finish_reason) == ("4", (7,), "stop")
-    assert answer.facts["prompt"] == "ids"
+    assert sent == {"prompt": "ids", "attempts": 1}
 
 
 def test_a_server_that_takes_no_ids_gets_the_text_and_is_asked_once():
@@ -50,12 +50,13 @@ def test_a_server_that_takes_no_ids_gets_the_text_and_is_asked_once():
             return 400, {"Content-Type": "application/json"}, b'{"detail": "prompt must be a string."}'
         return stream(number, ("4", (7,)))
 
-    peer = Peer(answer)
+    peer, sent = Peer(answer), ({}, {})
     with serving(peer):
         client = client_of(peer)
-        answers = [client.complete("How many?", (1, 2, 3), FIELDS) for _ in range(2)]
+        for of_one in sent:
+            client.complete("How many?", (1, 2, 3), FIELDS, of_one)
     assert [body["prompt"] for body in peer.bodies] == [[1, 2, 3], "How many?", "How many?"]
-    assert [answer.facts["prompt"] for answer in answers] == ["text", "text"]
+    assert sent == ({"prompt": "text", "attempts": 2}, {"prompt": "text", "attempts": 1})
 
 
 @pytest.mark.parametrize(
@@ -72,12 +73,13 @@ def test_fields_that_are_refused_are_dropped_said_once_and_recorded(status_code,
             return status_code, {"Content-Type": "application/json"}, json.dumps(refusal).encode()
         return stream(number, ("4", (7,)))
 
-    peer = Peer(answer)
+    peer, sent = Peer(answer), ({}, {})
     with serving(peer), caplog.at_level(logging.WARNING):
         client = client_of(peer)
-        answers = [client.complete("?", (1,), {**FIELDS, "seed": 1}) for _ in range(2)]
+        for of_one in sent:
+            client.complete("?", (1,), {**FIELDS, "seed": 1}, of_one)
     assert len(peer.bodies) == 3
-    assert [set(answer.facts["dropped"]) for answer in answers] == [{"top_k", "seed"}] * 2
+    assert [set(of_one["dropped"]) for of_one in sent] == [{"top_k", "seed"}] * 2
     assert [record.message.count("top_k") for record in caplog.records] == [1]
 
 
@@ -110,21 +112,57 @@ def test_a_server_that_starts_again_is_waited_for(monkeypatch):
     tenacity = pytest.importorskip("tenacity")
     with serving(Peer()) as first:
         client = client_of(first, patience=30.0)
-        assert client.complete("?", (1,), FIELDS).facts["id"] == "cmpl-1"
+        assert client.complete("?", (1,), FIELDS, {}).facts["id"] == "cmpl-1"
     again = contextlib.ExitStack()
     second = Peer(lambda number, body: stream(number + 1, ("5", (8,))))
     restart = functools.cache(lambda: again.enter_context(serving(second, int(first.url.rpartition(":")[2]))))
     monkeypatch.setattr(tenacity, "sleep_using_event", lambda event: lambda seconds: restart())
     with again:
-        assert client.complete("?", (1,), FIELDS).text == "5"
+        assert client.complete("?", (1,), FIELDS, {}).text == "5"
 
 
-def test_a_fault_that_stays_is_an_error_of_the_item_after_three_attempts():
-    peer = Peer(faults=[status(503)] * 9)
-    with pytest.raises(DecodeError, match=r"503.*3 attempts") as caught:
-        completed(peer)
+def test_a_fault_that_stays_is_an_error_of_the_item_after_two_attempts():
+    peer, sent = Peer(faults=[status(503)] * 9), {}
+    with pytest.raises(DecodeError, match=r"answers 503 \(2 attempts\)$") as caught:
+        completed(peer, sent=sent)
     assert not isinstance(caught.value, Refused)
-    assert len(peer.bodies) == 3
+    assert len(peer.bodies) == sent["attempts"] == 2
+
+
+def test_attempts_are_those_really_made():
+    sent = {}
+    completed(Peer(faults=[status(500), peers.dropped, peers.corrupted, None]), patience=30.0, sent=sent)
+    assert sent["attempts"] == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'{"error": {"message": "CUDA out of memory, sk/\\"x and sk\\/\\"x"}}', "application/json"),
+        (b'<html>\n <p>CUDA out of memory, sk/"x and sk/"x' + b"x" * 9999, "text/html"),
+    ],
+)
+def test_an_error_holds_a_short_part_of_the_body_without_the_key(content, kind, monkeypatch):
+    monkeypatch.setenv("MY_KEY", 'sk/"x')
+
+    def fails(handler, answer):
+        peers.send(handler, content, 500, Content_Type=kind)
+
+    with pytest.raises(DecodeError) as caught:
+        completed(Peer(faults=[fails] * 2), key_variable="MY_KEY")
+    message = str(caught.value)
+    assert "the server answers 500: " in message
+    assert "CUDA out of memory, [API key] and [API key]" in message
+    assert "sk" not in message
+    assert len(message.splitlines()) == 1
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_answer_that_the_server_gave_up_is_asked_again(reason):
+    peer = Peer(lambda number, body: stream(number, ("4", (7,)), finish=reason if number < 2 else "stop"))
+    assert completed(peer).finish_reason == "stop"
+    assert len(peer.bodies) == 2
 
 
 @pytest.mark.parametrize("header", ["7", "Wed, 21 Oct 2015 07:28:00 GMT"])
@@ -143,7 +181,7 @@ def test_an_answer_with_an_old_id_is_asked_again():
     peer = Peer(answer)
     with serving(peer):
         client = client_of(peer)
-        first, second = (client.complete("?", (1,), FIELDS) for _ in range(2))
+        first, second = (client.complete("?", (1,), FIELDS, {}) for _ in range(2))
     assert [first.facts["id"], second.facts["id"]] == ["cmpl-1", "cmpl-3"]
 
 
@@ -240,7 +278,7 @@ def test_numbers_that_no_record_may_hold_are_left_out():
     usage = {"prompt_tokens": -1, "completion_tokens": "many"}
     parts = chunk("4", id="a") + chunk(finish="stop", id="a", usage=usage, timings={"prompt_ms": True, "draft_n": [1]})
     facts = completed(Peer(lambda number, body: parts)).facts
-    assert facts.keys() == {"id", "finish_reason", "first_byte_seconds", "prompt"}
+    assert facts.keys() == {"id", "finish_reason", "first_byte_seconds"}
 
 
 LLAMA = {"timings": {"prompt_ms": 500, "predicted_ms": 1500, "draft_n": 9, "draft_n_accepted": 4, "cache_n": 2}}

@@ -34,27 +34,26 @@ pytest.importorskip("gguf", reason="needs the package gguf")
 
 MODEL = "embedded:autoregressive_sft"
 TASKS = "mmlu_pro,arc_challenge,gsm8k,math,gpqa,humaneval,mbpp,parts"
-# One slot, one thread, float32 everywhere, and for speculation drafts after three equal tokens. It ends by itself.
-LLAMA = """
-import sys, time, xllamacpp as x
-p = x.CommonParams(); p.model.path = sys.argv[1]; p.n_ctx = 2048; p.hostnames = ["127.0.0.1"]; p.port = 0
-p.n_parallel = int(sys.argv[3]); p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1; p.endpoint_metrics = True
-p.cache_type_k = p.cache_type_v = x.ggml_type.GGML_TYPE_F32
-p.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-if sys.argv[2] == "ngram":
-    p.speculative.types = [x.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
-    p.speculative.ngram_simple.size_n, p.speculative.ngram_simple.size_m = 3, 6
-server = x.Server(p)
-print(server.listening_address, flush=True)
-time.sleep(300)
-"""
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "servers.md"
 
 
 @contextmanager
 def llama_cpp(gguf, drafts="none", slots=1):
     if importlib.util.find_spec("xllamacpp") is None:
         pytest.skip("needs the package xllamacpp, which the extra dev installs on Linux")
-    words = [sys.executable, "-c", LLAMA, str(gguf), drafts, str(slots)]
+    # The start of the server is that of the guide, with drafts as the guide has them.
+    start, speculation = re.findall("^```python\n(.*?)^```", GUIDE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    changed = {
+        "4096, 1": f"2048, {slots}",
+        '"qwen.gguf"': repr(str(gguf)),
+        "8000": "0",
+        "server =": f"{speculation if drafts == 'ngram' else ''}server =",
+        "time.sleep(3600)": "print(server.listening_address, flush=True)\ntime.sleep(300)",
+    }
+    for text, other in changed.items():
+        assert start.count(text) == 1
+        start = start.replace(text, other)
+    words = [sys.executable, "-c", start]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             lines = iter(process.stdout.readline, "")
@@ -144,7 +143,7 @@ def test_llama_cpp_behind_faults_gives_the_same_tokens_and_no_record_twice(tmp_p
 
 def test_a_prompt_that_llama_cpp_refuses_as_too_long_is_an_error_with_both_numbers(gguf):
     with llama_cpp(gguf) as url, pytest.raises(Refused, match=r"2800 tokens.*2048"):
-        client_of(url).complete("", [5] * 2800, {"max_tokens": 4, "stream": True})
+        client_of(url).complete("", [5] * 2800, {"max_tokens": 4, "stream": True}, {})
 
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -32,6 +34,7 @@ pytest.importorskip("tenacity", reason="needs the extra `server`")
 MODEL = "embedded:autoregressive_sft"
 TOKENIZER = Tokenizer(embedded_path("autoregressive_sft"))
 END = 1834
+KEY = "sk-0123456789abcdef"
 ANSWER = "2 + 2 = 4.\nThe answer is 4."
 IDS = (*TOKENIZER.encode(ANSWER), END)
 
@@ -147,7 +150,42 @@ def test_without_a_tokenizer_the_server_s_usage_counts_and_the_prompt_is_text(tm
     (sample,) = samples(tmp_path / "a")
     assert isinstance(peer.bodies[0]["prompt"], str)
     assert (sample.num_tokens, sample.text, sample.server["tokens"]) == (len(IDS), ANSWER, "usage")
-    assert "no tokenizer was given" in text_of(summary_table(summary(run_measurements([tmp_path / "a"]))))
+
+
+def test_without_a_tokenizer_row_and_record_say_that_no_template_was_applied_and_whose_tokens_count(tmp_path):
+    # Also where the server gives the ids of its tokens, as llama.cpp and vLLM do.
+    with serving(Peer(answer)) as peer:
+        assert run(peer, tmp_path / "a", "--warmup", "1", model="", limit=1).exit_code == 0
+        assert run(peer, tmp_path / "b", limit=1).exit_code == 0
+    (sample,) = samples(tmp_path / "a")
+    assert (sample.server["template"], sample.server["tokens"], sample.num_tokens) == ("none", "usage", len(IDS))
+    assert "template" not in samples(tmp_path / "b")[0].server
+    figures = run_measurements([tmp_path / "a"])
+    for table in (summary_table(summary(figures)), speed_table(speed_rows(figures))):
+        assert "no chat template, tokens by server usage" in text_of(table)
+        assert "without --model no chat template was applied" in text_of(table)
+    assert "chat template" not in text_of(summary_table(summary(run_measurements([tmp_path / "b"]))))
+
+
+def test_a_content_filter_is_a_reason_of_its_own(tmp_path):
+    with serving(Peer(lambda number, body: answer(number, body, finish="content_filter"))) as peer:
+        assert run(peer, tmp_path / "a", limit=1).exit_code == 0
+    assert samples(tmp_path / "a")[0].stop == "content_filter"
+    figures = run_measurements([tmp_path / "a"])
+    assert {figure.num_cut for figure in figures} == {0}
+    assert "its content filter ended some answers" in text_of(summary_table(summary(figures)))
+
+
+def test_attempts_in_the_records_are_those_really_made(tmp_path):
+    busy = status(503, Retry_After="0")
+    with serving(Peer(answer, faults=[None, busy, None, busy, busy])) as peer:
+        assert run(peer, tmp_path / "a").exit_code == 3
+        assert run(peer, tmp_path / "a").exit_code == 0
+    with sqlite3.connect(tmp_path / "a" / "records.sqlite") as connection:
+        counted = connection.execute("SELECT attempts, body FROM samples").fetchall()
+    assert sorted(number for number, _ in counted) == [1, 2, 3]  # the last one in two calls of the command
+    assert sum(number for number, _ in counted) == len(peer.bodies)
+    assert sorted(json.loads(body)["server"]["attempts"] for _, body in counted) == [1, 1, 2]
 
 
 def test_a_prompt_that_is_too_long_is_an_error_of_its_item_alone(tmp_path):
@@ -170,11 +208,37 @@ def test_after_faults_the_same_command_asks_only_for_what_has_no_record(tmp_path
     assert [sample.error for sample in samples(tmp_path / "a")] == [None] * 3
 
 
-def test_a_server_that_starts_again_on_another_port_continues_the_run(tmp_path):
-    for _ in range(2):
-        with serving(Peer(answer)) as peer:
-            assert run(peer, tmp_path / "a").exit_code == 0
-    assert peer.bodies == []
+def test_a_server_that_starts_again_at_its_address_continues_the_run(tmp_path):
+    port = 0
+    for limit in (1, 2):
+        with serving(Peer(answer), port) as peer:
+            assert run(peer, tmp_path / "a", limit=limit).exit_code == 0
+        port = int(peer.url.rpartition(":")[2])
+    assert len(peer.bodies) == 1
+
+
+def test_a_server_at_another_address_is_refused_in_a_line_with_both(tmp_path):
+    with serving(Peer(answer)) as one, serving(Peer(answer)) as other:
+        assert run(one, tmp_path / "a").exit_code == 0
+        result = run(other, tmp_path / "a")
+    assert result.exit_code == 1
+    (line,) = str(result.exception).splitlines()
+    assert f'recorded "{one.url[7:]}", now "{other.url[7:]}"' in line
+    assert "--run-dir DIR" in line
+    assert other.bodies == []
+
+
+def test_a_run_has_a_folder_for_each_address_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with serving(Peer(answer)) as one, serving(Peer(answer)) as other:
+        for peer in (one, other):
+            words = command(peer, "unused", limit=1)
+            place = words.index("--run-dir")
+            assert CliRunner().invoke(app, words[:place] + words[place + 2 :]).exit_code == 0
+    names = {path.name for path in (tmp_path / "results" / "runs").iterdir()}
+    assert names == {
+        f"{MODEL.replace(':', '-')}-server-127.0.0.1-{peer.url.rpartition(':')[2]}" for peer in (one, other)
+    }
 
 
 def test_another_model_or_version_of_the_server_is_another_run(tmp_path):
@@ -264,21 +328,47 @@ def test_arguments_of_servers_that_fit_nothing_are_refused(arguments, message):
 
 
 def test_check_prints_what_a_server_tells_of_itself():
-    with serving(Peer()) as peer:
+    with serving(Peer(facts={**Peer().facts, "/props": {"total_slots": 2}})) as peer:
+        words = ["check", "--system", f"server:{peer.url}"]
+        shown, as_json = (CliRunner().invoke(app, [*words, *more]).stdout for more in ((), ("--json",)))
+    assert shown == f"{peer.url}: vLLM serves the model m\n{peer.url}: total_slots=2\n"
+    assert json.loads(as_json) == {"name": "vLLM", "version": "", "model": "m", "settings": {"total_slots": 2}}
+
+
+def test_check_gives_a_server_two_attempts():
+    with serving(Peer(facts={"/v1/models": (503, {}, b"starting")})) as peer:
         result = CliRunner().invoke(app, ["check", "--system", f"server:{peer.url}"])
-    assert json.loads(result.stdout) == {"name": "vLLM", "version": "", "model": "m", "settings": {}}
+    assert str(result.exception) == f"{peer.url}: the server answers 503: starting (2 attempts)"
+    assert len(peer.paths) == 2
 
 
-def test_a_sweep_varies_the_settings_of_a_server(tmp_path):
-    spec = tmp_path / "s.yaml"
-    arguments = f"{{system: 'server:http://127.0.0.1:1', model: '{MODEL}', warmup: 0, patience: 0}}"
-    spec.write_text(f"systems:\n  peer:\n    arguments: {arguments}\n    grid: {{gen_length: [32, 64]}}\n")
+def test_no_line_of_a_run_has_words_of_the_code(tmp_path):
+    with serving(Peer(answer, faults=[status(503), peers.delayed])) as peer:
+        words = [sys.executable, "-m", "refusion_eval", *command(peer, tmp_path / "a")]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert "503; it is tried again" in done.stderr
+    assert not re.search(r"Passing|served|unknown", done.stderr + done.stdout)
+
+
+@pytest.mark.parametrize("system", ["{system: server", "{system: 'server:http://127.0.0.1:1'", "{decoder: server"])
+def test_a_sweep_varies_the_settings_of_a_server_that_its_options_name(tmp_path, monkeypatch, system):
+    monkeypatch.setenv("MY_KEY", KEY)
+    spec, name = tmp_path / "s.yaml", "pretrained" if "decoder" in system else "model"
+    arguments = f"{system}, {name}: '{MODEL}', warmup: 0}}"
+    spec.write_text(f"systems:\n  peer:\n    arguments: {arguments}\n    grid: {{gen_length: [32]}}\n")
     with serving(Peer(answer)) as peer:
-        words = ["sweep", str(spec), "--base-url", peer.url, "--tasks", "mini_gsm8k", "--limit", "2", "--rounds", "1"]
+        words = ["sweep", str(spec), "--base-url", peer.url, "--tasks", "mini_gsm8k", "--limit", "1", "--rounds", "1"]
+        words += ["--api-key-env", "MY_KEY", "--served-model", "m", "--timeout", "9", "--patience", "0"]
         result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
-    assert sorted({body["max_tokens"] for body in peer.bodies}) == [32, 64, 96]
-    assert len(list((tmp_path / "out" / "runs").iterdir())) == 3
+    assert sorted({body["max_tokens"] for body in peer.bodies}) == [32, 96]
+    assert {headers.get("Authorization") for headers in peer.headers} == {f"Bearer {KEY}"}
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 2
+
+
+def test_a_sweep_without_a_server_refuses_the_options_of_servers(tmp_path):
+    result = CliRunner().invoke(app, ["sweep", "mini_figure4", "--api-key-env", "K", "--out", str(tmp_path)])
+    assert "no system server, so --api-key-env changes nothing" in str(result.exception)
 
 
 def test_two_servers_of_a_suite_have_folders_of_their_own():
@@ -304,12 +394,9 @@ def test_eval_sh_s_suite_puts_our_loop_stock_generate_and_the_server_side_by_sid
     assert "--system server:http://127.0.0.1:1" in runs[3]
 
 
-@pytest.mark.parametrize("option", [("--base-url", "http://h"), ("--served-model", "m")])
+@pytest.mark.parametrize("option", [("--base-url", "http://h"), ("--served-model", "m"), ("--api-key-env", "K")])
 def test_a_suite_without_a_server_refuses_its_options(option):
     assert CliRunner().invoke(app, ["suite", "--system", "qwen3", *option, "--dry-run"]).exit_code == 2
-
-
-KEY = "sk-0123456789abcdef"
 
 
 def test_the_key_is_in_no_output_record_or_process_list(tmp_path):
