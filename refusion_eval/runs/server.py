@@ -235,10 +235,9 @@ def forwards(facts: Mapping[str, Any], described: Mapping[str, Any]) -> int:
 
     An accepted draft takes no forward of its own, and the prompt's forward gives the first token.
     """
-    # llama.cpp names its kind of speculation, and counts drafts only in answers that had any. vLLM's number of steps
-    # leaves out the steps without a draft, so it is not used.
-    tells_drafts = "speculative.types" in described["settings"]
-    accepted = facts.get("accepted_tokens", 0 if tells_drafts else None)
+    # llama.cpp counts drafts only in answers that had any. vLLM's number of steps leaves out the steps without a draft,
+    # so it is not used.
+    accepted = facts.get("accepted_tokens", 0 if described["name"] == "llama.cpp" else None)
     tokens = facts.get("completion_tokens")
     return 0 if tokens is None or accepted is None else max(int(tokens - accepted), 0)
 

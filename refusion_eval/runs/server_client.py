@@ -39,8 +39,8 @@ _UNKNOWN_FIELD = re.compile(
 _FACT_SECONDS = 10.0
 _START_SECONDS = 30.0  # in which a server has to be there when a run begins
 _OWNERS = {"llamacpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang", "tgi": "TGI"}
-# Settings of a server that its endpoints tell, by their names in `/props` and `/v1/models`.
-_SETTINGS = ("n_ctx", "total_slots", "model_ftype", "max_model_len", "ftype", "n_params", "dtype", "speculative.types")
+# Settings of a server that its endpoints tell, by their names in `/props`, `/slots` and `/v1/models`.
+_SETTINGS = ("n_ctx", "total_slots", "model_ftype", "max_model_len", "ftype", "n_params", "dtype", "speculative")
 _COUNTERS = re.compile(r"^((?:llamacpp|vllm|sglang):\w+_(?:total|count|sum))(?:\{[^}]*\})? ([0-9.eE+]+)$", re.MULTILINE)
 
 
@@ -168,9 +168,10 @@ class ServerClient:
         if (by_id and model not in names) or (not self._model and len(by_id) > 1):
             listing = _short(", ".join(sorted(by_id)))
             raise ConfigError(f"{self.root} serves {listing}, not {self._model or 'one'}; choose with --served-model")
-        props, entry = self._fact("/props"), by_id.get(model, {})
+        props, entry, slots = self._fact("/props"), by_id.get(model, {}), _list(self._fact("/slots").get("listed"))
         owner, defaults = str(entry.get("owned_by") or ""), _dict(props.get("default_generation_settings"))
-        found = {**_dict(entry.get("meta")), **_dict(defaults.get("params")), **defaults, **entry, **props}
+        # Not the kinds of drafts in `/props`, which are none there whatever llama.cpp was started with.
+        found = {**_dict(entry.get("meta")), **next(filter(_dict, slots), {}), **defaults, **entry, **props}
         settings = {name: found[name] for name in _SETTINGS if isinstance(found.get(name), int | float | str)}
         return {
             "name": _short(_OWNERS.get(owner, owner) or "unnamed"),
@@ -184,7 +185,7 @@ class ServerClient:
         return {name: float(value) for name, value in _COUNTERS.findall(self._fact("/metrics").get("text", ""))}
 
     def _fact(self, path: str, *, passing: bool = False) -> dict[str, Any]:
-        """The object at an address, {"text": ...} for other text; empty if there is none, unless a fault may pass."""
+        """The object at an address, else {"listed": ...} or {"text": ...}; empty for none, unless a fault may pass."""
         import httpx2
 
         try:
@@ -204,7 +205,7 @@ class ServerClient:
             content = json.loads(text)
         except ValueError:
             return {"text": text}
-        return content if isinstance(content, dict) else {}
+        return content if isinstance(content, dict) else {"listed": content}
 
     def complete(
         self, prompt: str, prompt_ids: Sequence[int], fields: Mapping[str, Any], sent: dict[str, Any]
@@ -275,7 +276,7 @@ class ServerClient:
             return backoff(state) if asked is None else min(asked, patience)
 
         def tell(state: "tenacity.RetryCallState") -> None:
-            level = logging.WARNING if state.attempt_number == 1 else logging.DEBUG
+            level = logging.WARNING if state.attempt_number == 1 and patience else logging.DEBUG
             error = state.outcome.exception() if state.outcome else None
             log.log(level, "%s: %s; it is tried again", self.root, self._reason(error))
 

@@ -308,13 +308,12 @@ PROPS = {
 
 def test_a_server_is_described_by_what_its_endpoints_tell():
     metrics = '# HELP x\nllamacpp:n_decode_total 44\nvllm:tokens_total{engine="0"} 3.5e1\nother_total 1\n'
-    peer = Peer(
-        facts={"/v1/models": {"data": [{"id": "m", "owned_by": "llamacpp"}]}, "/props": PROPS, "/metrics": metrics}
-    )
+    facts = {"/v1/models": {"data": [{"id": "m", "owned_by": "llamacpp"}]}, "/props": PROPS, "/metrics": metrics}
+    peer = Peer(facts=facts | {"/slots": [{"id": 0, "speculative": True}]})
     with serving(peer):
         client = client_of(peer)
         described, counters = client.describe(), client.counters()
-    assert described["settings"] == {"n_ctx": 64, "total_slots": 2, "speculative.types": "none"}
+    assert described["settings"] == {"n_ctx": 64, "total_slots": 2, "speculative": True}  # not as /props have it
     assert {name: described[name] for name in ("name", "version", "model")} == {
         "name": "llama.cpp",
         "version": "b1",

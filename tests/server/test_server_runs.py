@@ -115,16 +115,16 @@ def test_a_diffusion_model_of_a_server_has_no_tpf_whatever_the_server_calls_acce
 
 
 @pytest.mark.parametrize(
-    ("told", "settings", "wanted"),
+    ("told", "name", "wanted"),
     [
-        ({"completion_tokens": 300, "accepted_tokens": 79}, {}, 221),
-        ({"completion_tokens": 44}, {"speculative.types": "none"}, 44),
-        ({"completion_tokens": 44, "num_spec_steps": 2}, {}, 0),
-        ({"accepted_tokens": 3}, {"speculative.types": "none"}, 0),
+        ({"completion_tokens": 300, "accepted_tokens": 79}, "vLLM", 221),
+        ({"completion_tokens": 44}, "llama.cpp", 44),
+        ({"completion_tokens": 44, "num_spec_steps": 2}, "vLLM", 0),
+        ({"accepted_tokens": 3}, "llama.cpp", 0),
     ],
 )
-def test_forwards_are_tokens_minus_accepted_drafts_where_both_are_told(told, settings, wanted):
-    assert forwards(told, {"settings": settings}) == wanted
+def test_forwards_are_tokens_minus_accepted_drafts_where_both_are_told(told, name, wanted):
+    assert forwards(told, {"name": name}) == wanted
 
 
 def test_the_kept_text_is_counted_here_where_the_server_gives_no_ids(tmp_path):
@@ -342,9 +342,19 @@ def test_check_gives_a_server_two_attempts():
     assert len(peer.paths) == 2
 
 
+def test_check_says_in_one_line_that_no_server_is_there(tmp_path):
+    with serving(Peer()) as peer:
+        pass
+    words = [sys.executable, "-m", "refusion_eval", "--quiet", "check", "--system", f"server:{peer.url}"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(rf"error: {peer.url}: .*refused.* \(2 attempts\)", line)
+
+
 def test_no_line_of_a_run_has_words_of_the_code(tmp_path):
     with serving(Peer(answer, faults=[status(503), peers.delayed])) as peer:
-        words = [sys.executable, "-m", "refusion_eval", *command(peer, tmp_path / "a")]
+        words = [sys.executable, "-m", "refusion_eval", *command(peer, tmp_path / "a", "--patience", "9")]
         done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=100)
     assert "503; it is tried again" in done.stderr
     assert not re.search(r"Passing|served|unknown", done.stderr + done.stdout)
