@@ -71,7 +71,7 @@ def speed_notes(entries: Iterable[Conditions]) -> list[str]:
     """Sentences about what the records know of measured speeds, for wherever such a number stands."""
     entries = list(entries)
     slowed = sorted({sentence for entry in entries for sentence in entry.slowed_by.split("|")} - {""})
-    kernels = sorted({entry.attention for entry in entries} - {""})
+    kernels = sorted({entry.attention for entry in entries} - {"", SERVER})  # those of a server are not known
     of_servers = sorted({sentence for entry in entries for sentence in entry.server_notes.split("|")} - {""})
     in_rounds = {entry.num_rounds > 1 for entry in entries if entry.num_rounds}
     sentences = {
@@ -261,8 +261,7 @@ class Measurement:
     @property
     def conditions(self) -> Conditions:
         if self.metric in SPEED_METRICS:
-            kernels = "" if self.attention == SERVER else self.attention  # those of a server are not known
-            return Conditions(self.fused, self.num_rounds, self.slowed_by, kernels, self.server_notes)
+            return Conditions(self.fused, self.num_rounds, self.slowed_by, self.attention, self.server_notes)
         return Conditions(self.fused, server_notes=self.server_notes)
 
     @property

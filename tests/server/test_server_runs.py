@@ -21,6 +21,7 @@ from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.paths import embedded_path, tasks_path
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.measurement import Conditions, speed_notes
 from refusion_eval.results.tables import speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.server import _NoTokenizer, forwards
@@ -308,6 +309,11 @@ def test_where_threads_device_and_dtype_are_given_the_speed_stands_beside_ours(t
     metrics = {figure.metric for figure in run_measurements([tmp_path / "a"])}
     assert "tps" in metrics
     assert "server_tps" not in metrics
+
+
+def test_the_kernels_of_a_server_are_not_known_so_no_note_compares_them():
+    of_both = [Conditions(num_rounds=2, attention=name) for name in ("native", "server")]
+    assert not any("kernels" in sentence for sentence in speed_notes(of_both))
 
 
 @pytest.mark.parametrize(
