@@ -186,5 +186,6 @@ DECODER = Decoder(
     IdlmSettings,
     label="I-DLM",
     reads=Reads("causal", masked="next", clean="next"),
+    trained_by=("idlm",),
     style=Style("#117733", "8", (0, (3, 1)), order=14),
 )

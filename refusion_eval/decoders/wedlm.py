@@ -145,5 +145,6 @@ DECODER = Decoder(
     WedlmSettings,
     label="WeDLM",
     reads=Reads("causal", masked="own"),
+    trained_by=("wedlm",),
     style=Style("#882255", "p", (0, (5, 1, 1, 1)), order=13),
 )

@@ -31,7 +31,7 @@ from refusion_eval.training.data.collate import Normalisation
 from refusion_eval.training.data.rows import OnBad, is_hub_id
 from refusion_eval.training.objectives.corrupt import SLOT_SIZES, Masking
 
-Objective = Literal["pretrain", "sft", "refusion", "llada", "bd3lm"]
+Objective = Literal["pretrain", "sft", "refusion", "llada", "bd3lm", "idlm", "wedlm"]
 Parallelism = Literal["ddp", "zero2", "fsdp"]
 Attention = Literal["auto", "flash"]
 Dtype = Literal["bfloat16", "float32"]
@@ -40,7 +40,8 @@ Matrix = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 
 FOLDER = Path(__file__).parent / "configs"
-MASKED_OBJECTIVES: tuple[Objective, ...] = ("llada", "bd3lm")  # not causal
+TWO_STREAMS: tuple[Objective, ...] = ("idlm", "wedlm")  # the text by next tokens, and a noisy copy of the answer
+MASKED_OBJECTIVES: tuple[Objective, ...] = ("llada", "bd3lm", *TWO_STREAMS)  # those whose attention needs a mask
 
 
 @settings_class("lora")
@@ -143,13 +144,15 @@ class ObjectiveConfig:
 
     Attributes:
         objective: "pretrain" (next token, prompt included), "sft" (next token of the answer), "refusion" (hybrid),
-            "llada" (masked answer, full attention) or "bd3lm" (masked answer, block by block).
+            "llada" (masked answer, full attention), "bd3lm" (masked answer, block by block), "idlm" (next token, and
+            blocks of masks) or "wedlm" (next token, and masked blocks with their known tokens first).
         slot_sizes: slot sizes k, of which one is drawn for each sample (refusion).
-        eos_multiple: answers are filled with EOS up to a multiple of this many tokens (refusion, llada, bd3lm); 0
-            fills nothing, as in the release of ReFusion.
-        block_size: tokens of a block, a divisor of `eos_multiple` (bd3lm); 0 for the other objectives.
-        normalisation: normalisation of the losses, see `collate`; llada and bd3lm have their own, under "release".
-        mdm_weight: lambda of Eq. 3, the factor of the MDM term in the hybrid loss (refusion); 1 for the others.
+        eos_multiple: answers are filled with EOS up to a multiple of this many tokens (all but pretrain and
+            sft); 0 fills nothing, as in the release of ReFusion.
+        block_size: tokens of a block (bd3lm, idlm, wedlm), for bd3lm a divisor of `eos_multiple`; 0 for the others.
+        normalisation: normalisation of the losses, see `collate`; objectives with masks but refusion have their own,
+            under "release".
+        mdm_weight: lambda of Eq. 3, the factor of the term of masks (refusion, idlm, wedlm); 1 for the others.
         masking: how many slots are masked (refusion): each with one probability, as in the release ("bernoulli"), or
             exactly floor(t K) of K, as in the paper ("exact").
         prefix_share: share of the samples whose clean slots begin the answer in reading order, with all masks behind
@@ -174,8 +177,13 @@ class ObjectiveConfig:
                     f"eos_multiple is {self.eos_multiple} and block_size {self.block_size}; objective=bd3lm fills "
                     "answers up to whole blocks, so set eos_multiple to a multiple of a block_size of at least 1"
                 )
+        elif self.objective in TWO_STREAMS:
+            if not self.block_size:
+                raise ConfigError(f"block_size is 0; objective={self.objective} has blocks, so set it to at least 1")
         elif self.block_size:
-            raise ConfigError(f"block_size is {self.block_size}; only objective=bd3lm has blocks, so leave it out")
+            raise ConfigError(
+                f"block_size is {self.block_size}; objective={self.objective} has no blocks, leave it out"
+            )
         unused = f"; objective={self.objective} has"
         if self.objective in MASKED_OBJECTIVES and self.normalisation != "release":
             raise ConfigError(f"normalisation={self.normalisation}{unused} its own, so leave it out")
@@ -183,7 +191,7 @@ class ObjectiveConfig:
             raise ConfigError(f"masking={self.masking}{unused} no slots, so leave it out")
         if self.objective != "refusion" and self.prefix_share:
             raise ConfigError(f"prefix_share={self.prefix_share}{unused} no slots, so leave it out")
-        if self.objective != "refusion" and self.mdm_weight != 1:
+        if self.objective not in ("refusion", *TWO_STREAMS) and self.mdm_weight != 1:
             raise ConfigError(f"mdm_weight={self.mdm_weight}{unused} one term only, so leave it out")
 
 

@@ -52,7 +52,11 @@ def change_json(path: Path, **changes: object) -> None:
 
 def batch_for(objective: Objective, mask: int) -> PackedBatch:
     """Three samples under an objective."""
-    settings: dict[str, Any] = {"slot_sizes": (2, 4), "eos_multiple": 4, "block_size": 4 * (objective == "bd3lm")}
+    settings: dict[str, Any] = {
+        "slot_sizes": (2, 4),
+        "eos_multiple": 4,
+        "block_size": 4 * (objective in ("bd3lm", "idlm", "wedlm")),
+    }
     config = ObjectiveConfig(objective=objective, **settings)
     samples = [
         TrainingSample((2, 3, 4), (5, 6, 7, 8, 9, 10, END_ID)),

@@ -24,6 +24,8 @@ SETTINGS = {
     "refusion": {"slot_sizes": (2, 4), "eos_multiple": 4, "mdm_weight": 0.5},
     "llada": {"eos_multiple": 6},
     "bd3lm": {"eos_multiple": 4, "block_size": 2},
+    "idlm": {"block_size": 3},
+    "wedlm": {"eos_multiple": 4, "block_size": 3, "mdm_weight": 0.5},
 }
 
 
@@ -81,7 +83,15 @@ def mask_of(example: Example) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("objective", "normalisation"),
-    [("sft", "release"), ("refusion", "release"), ("refusion", "paper"), ("llada", "release"), ("bd3lm", "release")],
+    [
+        ("sft", "release"),
+        ("refusion", "release"),
+        ("refusion", "paper"),
+        ("llada", "release"),
+        ("bd3lm", "release"),
+        ("idlm", "release"),
+        ("wedlm", "release"),
+    ],
 )
 def test_the_mean_over_forwards_is_the_mean_over_micro_batches(
     objective: Objective, normalisation: Normalisation

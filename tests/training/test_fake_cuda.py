@@ -21,7 +21,12 @@ from refusion_eval.training.trainer import LossModel
 from tests.engine.fake_cuda import fake_cuda, make_guard
 
 EOS, MASK = 151645, 151670
-SETTINGS = {"bd3lm": {"block_size": 8, "eos_multiple": 8}, "llada": {"eos_multiple": 8}}
+SETTINGS = {
+    "bd3lm": {"block_size": 8, "eos_multiple": 8},
+    "llada": {"eos_multiple": 8},
+    "idlm": {"block_size": 4},
+    "wedlm": {"block_size": 4},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)

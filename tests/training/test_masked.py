@@ -1,4 +1,4 @@
-"""LLaDA's and BD3-LM's examples (`refusion_eval.training.objectives.masked`, `example`) and their loss."""
+"""Examples with masks but ReFusion's (`refusion_eval.training.objectives.masked`, `example`) and their loss."""
 
 import math
 from dataclasses import replace
@@ -14,7 +14,14 @@ from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import Targets, collate
 from refusion_eval.training.objectives.example import IGNORED, Example, TrainingSample, Visibility
 from refusion_eval.training.objectives.loss import hybrid_loss
-from refusion_eval.training.objectives.masked import Noise, bd3lm_example, draw, llada_example
+from refusion_eval.training.objectives.masked import (
+    Noise,
+    bd3lm_example,
+    draw,
+    idlm_example,
+    llada_example,
+    wedlm_example,
+)
 from refusion_eval.training.objectives.table import OBJECTIVES, SpecialIds
 from tests.training.tiny import EOS, MASK, cross_entropies, random_model
 
@@ -87,6 +94,33 @@ def test_bd3lm_rows_by_hand() -> None:
     # A prompt of 3 tokens and blocks of 2: one token, two tokens, and there the answer begins.
     assert visibility.blocks.tolist() == [0, 1, 1, 2, 2, 2, 2, 3, 3]
     assert visibility.noisy.tolist() == [False] * 5 + [True] * 4
+
+
+def test_idlm_rows_by_hand() -> None:
+    example = idlm_example([1, 2], [3, 4, 5], block_size=2, mask=MASK)
+    assert example.tokens.tolist() == [1, 2, 3, 4, 5, MASK, MASK, MASK]
+    assert example.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 4]
+    assert example.ar_labels.tolist() == [IGNORED, 3, 4, 5] + [IGNORED] * 4
+    assert example.mdm_labels.tolist() == [IGNORED] * 5 + [4, 5, IGNORED]  # the next tokens
+    assert example.mdm_divisors[5:7].tolist() == [2.0, 2.0]
+    assert example.visibility is not None
+    sees = example.visibility.mask()
+    assert (sees[:5, :5] == np.tri(5, dtype=bool)).all()
+    assert not sees[:5, 5:].any()
+    assert [np.flatnonzero(row).tolist() for row in sees[5:]] == [[0, 1, 5], [0, 1, 5, 6], [0, 1, 2, 3, 7]]
+
+
+def test_wedlm_rows_by_hand() -> None:
+    noise = _noise([0.5] * 3 + [0.25], masked=[0, 1, 3])
+    example = wedlm_example([1, 2], [3, 4, 5, 6], noise, block_size=3, mask=MASK)
+    assert example.tokens.tolist() == [1, 2, 3, 4, 5, 6, 5, MASK, MASK, MASK]
+    assert example.positions.tolist() == [0, 1, 2, 3, 4, 5, 4, 2, 3, 5]
+    assert example.ar_labels.tolist() == [IGNORED, 3, 4, 5, 6] + [IGNORED] * 5
+    assert example.mdm_labels.tolist() == [IGNORED] * 7 + [3, 4, 6]  # their own tokens
+    assert example.mdm_divisors[7:].tolist() == [2.0, 2.0, 1.0]
+    assert example.visibility is not None
+    seen = [np.flatnonzero(row).tolist() for row in example.visibility.mask()[6:]]
+    assert seen == [[0, 1, 6], [0, 1, 6, 7], [0, 1, 6, 7, 8], [0, 1, 2, 3, 4, 9]]
 
 
 def test_a_batch_of_each_objective_fills_answers_with_eos_and_masks_no_prompt() -> None:

@@ -53,7 +53,7 @@ def _model(family: str = "qwen3", **settings: object) -> PreTrainedModel:
 
 def _examples(objective: Objective) -> list[Example]:
     config = ObjectiveConfig(
-        objective=objective, slot_sizes=(2, 4), eos_multiple=4, block_size=4 * (objective == "bd3lm")
+        objective=objective, slot_sizes=(2, 4), eos_multiple=4, block_size=4 * (objective in ("bd3lm", "idlm", "wedlm"))
     )
     rng = np.random.default_rng(3)
     return [OBJECTIVES[objective](sample, rng, config, SpecialIds(EOS, MASK)) for sample in SAMPLES]
@@ -120,7 +120,7 @@ def test_activation_checkpointing_gives_the_same_gradients(objective: Objective)
     _assert_close(_gradients(model, hybrid_loss(model, batch).total), expected, 1e-6)
 
 
-@pytest.mark.parametrize("objective", ["refusion", "llada", "bd3lm"])
+@pytest.mark.parametrize("objective", ["refusion", "llada", "bd3lm", "idlm", "wedlm"])
 def test_autocast_in_bfloat16_stays_close(objective: Objective) -> None:
     batch, model = collate([_examples(objective)]), _model()
     expected = hybrid_loss(model, batch).total
@@ -143,7 +143,7 @@ def test_a_batch_moves_whole() -> None:
 # --- what is not computed
 
 
-@pytest.mark.parametrize("objective", ["refusion", "llada", "bd3lm"])
+@pytest.mark.parametrize("objective", ["refusion", "llada", "bd3lm", "wedlm"])
 def test_attention_never_spans_two_examples_and_only_blocks_need_masks(
     objective: Objective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +157,7 @@ def test_attention_never_spans_two_examples_and_only_blocks_need_masks(
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
     hidden_states(model, batch)
-    masks = [(1, 1, length, length) if objective == "bd3lm" else None for length in batch.lengths]
+    masks = [(1, 1, length, length) if objective in ("bd3lm", "wedlm") else None for length in batch.lengths]
     causal = objective == "refusion"
     assert calls == 2 * [(length, length, mask, causal) for length, mask in zip(batch.lengths, masks, strict=True)]
 

@@ -168,6 +168,7 @@ def test_a_check_passes_and_counts_processes(capsys: pytest.CaptureFixture[str])
         ("objective: refusion, slot_sizes: [4], eos_multiple: 8", {"ar", "mdm"}),
         ("objective: llada, eos_multiple: 8", {"mdm"}),
         ("objective: bd3lm, eos_multiple: 8, block_size: 4", {"mdm"}),
+        ("objective: wedlm, block_size: 4", {"ar", "mdm"}),
     ],
 )
 def test_each_objective_learns_a_constant_answer(folder: Path, objective: str, trained: set[str]) -> None:

@@ -105,4 +105,5 @@ def _sight(visibility: Visibility[np.ndarray] | None) -> Sight:
         return "causal"
     if (visibility.blocks == visibility.blocks[0]).all() and not visibility.noisy.any():
         return "full"
-    return Visibility(blocks=torch.from_numpy(visibility.blocks), noisy=torch.from_numpy(visibility.noisy))
+    blocks, noisy = torch.from_numpy(visibility.blocks), torch.from_numpy(visibility.noisy)
+    return Visibility(blocks=blocks, noisy=noisy, causal=visibility.causal)

@@ -1,7 +1,7 @@
 """A sample of the data, and the training sequence that an objective makes of it."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -30,17 +30,23 @@ class Visibility(Generic[Array]):
 
         i sees j  <=>  (block_i = block_j and noisy_i = noisy_j)  or  (block_j < block_i and not noisy_j)
 
-    One clean block is full attention.
+    One clean block is full attention. If `causal`, no row sees a later row, so that the clean copy, which comes first,
+    is the sequence of autoregressive training.
     """
 
     blocks: Array  # [..., T], 0-based number of the block of each row
     noisy: Array  # [..., T], whether the row belongs to the noisy copy
+    causal: bool = False
 
     def mask(self) -> Array:
         """[..., T, T], whether row i (second last axis) sees row j (last axis); every row sees itself."""
         row_blocks, seen_blocks = self.blocks[..., :, None], self.blocks[..., None, :]
         same_copy = self.noisy[..., :, None] == self.noisy[..., None, :]
-        return ((row_blocks == seen_blocks) & same_copy) | ((seen_blocks < row_blocks) & ~self.noisy[..., None, :])
+        seen = ((row_blocks == seen_blocks) & same_copy) | ((seen_blocks < row_blocks) & ~self.noisy[..., None, :])
+        if not self.causal:
+            return seen
+        tril: Any = np.tril if isinstance(seen, np.ndarray) else torch.tril
+        return tril(seen)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,4 +68,5 @@ class Example:
         clean_B = np.bincount(blocks[~noisy], minlength=int(blocks.max()) + 1)
         noisy_B = np.bincount(blocks[noisy], minlength=len(clean_B))
         earlier_B = np.cumsum(clean_B) - clean_B
-        return int((clean_B**2 + noisy_B**2 + (clean_B + noisy_B) * earlier_B).sum())
+        own_B = [sizes * (sizes + 1) // 2 if self.visibility.causal else sizes**2 for sizes in (clean_B, noisy_B)]
+        return int((own_B[0] + own_B[1] + (clean_B + noisy_B) * earlier_B).sum())
