@@ -83,9 +83,7 @@ def reference_programs(benchmark: str, rows: Sequence[Row]) -> list[Program]:
     programs = []
     for row in rows:
         test = definition.test(row)
-        programs.append(
-            Program(candidate=definition.gold(row), test=test.test, helpers=test.helpers, timeout_s=test.timeout_s)
-        )
+        programs.append(Program(candidate=definition.gold(row), **vars(test)))
     return programs
 
 

@@ -27,10 +27,19 @@ __all__ = [
 
 
 def check_program(
-    candidate: str, test: str, timeout_s: float = 10, memory_mb: int = 1024, *, helpers: str = "", sandbox: str = "auto"
+    candidate: str,
+    test: str,
+    timeout_s: float = 10,
+    memory_mb: int = 1024,
+    *,
+    helpers: str = "",
+    runner: str = "",
+    sandbox: str = "auto",
 ) -> CheckResult:
     """Check one program; arguments as in `Program` and `check_programs`, and the same error."""
-    program = Program(candidate=candidate, test=test, timeout_s=timeout_s, memory_mb=memory_mb, helpers=helpers)
+    program = Program(
+        candidate=candidate, test=test, timeout_s=timeout_s, memory_mb=memory_mb, helpers=helpers, runner=runner
+    )
     return pool.check_on(_profile(sandbox), program)
 
 

@@ -133,7 +133,7 @@ def serve(control: socket.socket, fork_hooks: ForkHooks, folder: str) -> None:
 def _serve_one(
     control: socket.socket, result: socket.socket, candidate: socket.socket, fork_hooks: ForkHooks, folder: str
 ) -> None:
-    job = wire.receive(result)
+    job = wire.receive(result, wire.MAX_JOB_BYTES)
     try:
         case = case_of(job["test"], job["helpers"])
     except Exception as error:  # noqa: BLE001 - any fault in trusted text is one of the dataset

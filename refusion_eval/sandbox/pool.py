@@ -124,7 +124,7 @@ class WorkerProcess:
         return result_of(*_merge(outcome, report), seconds, self._tier, report["waited_s"])
 
     def _exchange(self, program: Program, asks_data: bool = False) -> tuple[list[Any] | None, dict[str, Any]]:
-        job = {key: getattr(program, key) for key in ("candidate", "test", "helpers")} | {"asks_data": asks_data}
+        job = {"candidate": program.source, "test": program.test, "helpers": program.helpers, "asks_data": asks_data}
         ours, theirs = socket.socketpair()
         with ours, theirs:
             limit_s = hard_wall_s(program.timeout_s) + _ANSWER_SLACK_S
@@ -134,7 +134,7 @@ class WorkerProcess:
             socket.send_fds(self._control, [limits], [theirs.fileno()])
             theirs.close()
             try:
-                wire.send(ours, job)
+                wire.send(ours, job, wire.MAX_JOB_BYTES)
                 outcome = wire.receive(ours)
             except (wire.PeerGone, BrokenPipeError, ConnectionResetError):
                 outcome = None  # the judge was stopped; the report says why
@@ -162,6 +162,8 @@ def _merge(outcome: list[Any] | None, report: dict[str, Any]) -> tuple[str, str]
         return stopped, _DETAILS.get(stopped, "")
     if status is not None and os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
+        if number == signal.SIGPROF:  # of a timer that a runner has set
+            return "timeout_cpu", "the time limit of one call, computing"
         names = {member.value: member.name for member in signal.Signals}  # most of the real-time signals have none
         return "signal", f"the program ended by {names.get(number, f'signal {number}')}"
     return reason, detail

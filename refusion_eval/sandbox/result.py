@@ -29,6 +29,8 @@ class Program:
         memory_mb: mebibytes the candidate may use, all its processes together and with what it makes the test hold.
         helpers: trusted source text that the test needs (for HumanEval the prompt). Its functions win over functions of
             the same name in the candidate; a function with nothing but a docstring is a placeholder and does not.
+        runner: source text that runs in the program's process in the candidate's place, and has the candidate's text as
+            `PROGRAM`. What it gives the test is as little trusted as what a program gives.
     """
 
     candidate: str
@@ -36,6 +38,13 @@ class Program:
     timeout_s: float = 10
     memory_mb: int = 1024
     helpers: str = ""
+    runner: str = ""
+
+    @property
+    def source(self) -> str:
+        """The text that the program's process runs."""
+        has_runner = self.runner and self.candidate.strip()  # nothing runs an empty program
+        return f"PROGRAM = {self.candidate!r}\n{self.runner}" if has_runner else self.candidate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 MAX_FRAME_BYTES = 32 << 20
+MAX_JOB_BYTES = 288 << 20  # of a program with its test, which has all inputs
 _JSON_INT_LIMIT = 1 << 53  # other readers of JSON would round larger ones
 _HEADER = struct.Struct(">I")
 
@@ -24,25 +25,25 @@ class WireError(Exception):
 
 
 class FrameTooLarge(Exception):
-    """A message would exceed `MAX_FRAME_BYTES`."""
+    """A message would exceed the most bytes that it may have."""
 
 
 class PeerGone(WireError):
     """The other side closed the connection."""
 
 
-def send(sock: socket.socket, message: Any) -> None:
+def send(sock: socket.socket, message: Any, most_bytes: int = MAX_FRAME_BYTES) -> None:
     """Send a message of JSON types; OSError if the other side is gone, FrameTooLarge if nothing was sent."""
     data = json.dumps(message, separators=(",", ":")).encode("ascii")
-    if len(data) > MAX_FRAME_BYTES:
+    if len(data) > most_bytes:
         raise FrameTooLarge(f"{len(data)} bytes")
     sock.sendall(_HEADER.pack(len(data)) + data)
 
 
-def receive(sock: socket.socket) -> Any:
+def receive(sock: socket.socket, most_bytes: int = MAX_FRAME_BYTES) -> Any:
     """Receive a message; PeerGone at the end of the stream, FrameTooLarge, or WireError for what is not JSON."""
     (num_bytes,) = _HEADER.unpack(_read(sock, _HEADER.size))
-    if num_bytes > MAX_FRAME_BYTES:
+    if num_bytes > most_bytes:
         raise FrameTooLarge(f"{num_bytes} bytes")
     try:
         return json.loads(_read(sock, num_bytes))
