@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import get_token
 
 from refusion_eval.benchmarks import PUBLISHED
-from refusion_eval.benchmarks.rows import DATA_VARIABLE
+from refusion_eval.benchmarks.rows import DATA_VARIABLE, split_files
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import choose_backend
 from refusion_eval.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
@@ -84,10 +84,9 @@ def _data(directory: Path | None) -> Iterator[tuple[str, str]]:
     yield "data", str(directory or f"no folder named (--data, or {DATA_VARIABLE})")
     for benchmark in PUBLISHED.values():
         source = benchmark.source
-        names = [f"{source.split}.jsonl", f"{source.split}.jsonl.gz"]
-        files = [directory / benchmark.folder / name for name in names] if directory else []
-        place = next((str(path) for path in files if path.is_file()), None)
-        if place is None and source.package is not None and importlib.util.find_spec(source.package[0]):
+        files = split_files(directory / benchmark.folder, source.split) if directory else []
+        place = ", ".join(map(str, files))
+        if not place and source.package is not None and importlib.util.find_spec(source.package[0]):
             place = f"package {source.package[0]}"
         gated = ", gated: accept its licence and log in" if source.gated else ""
         yield f"data {benchmark.name}", place or f"hub dataset {source.hub}{gated}"

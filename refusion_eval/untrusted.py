@@ -66,10 +66,14 @@ def read_text(path: str | os.PathLike[str]) -> str:
     return read_plain(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def parse_json(text: str | bytes, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+def parse_json(
+    text: str | bytes,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    largest: int = LARGEST,
+) -> Any:
     """The value of a JSON text; ValueError if it is malformed, too long, or nested too deeply. See `json.loads`."""
-    if len(text) > LARGEST:
-        raise ValueError(f"longer than {LARGEST >> 20} MiB")
+    if len(text) > largest:
+        raise ValueError(f"longer than {largest >> 20} MiB")
     if isinstance(text, bytes):
         text = text.decode("utf-8")  # json.loads would take other encodings
     counts = [text.count(mark) for mark in ",[{"]

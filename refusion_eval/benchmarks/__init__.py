@@ -45,11 +45,13 @@ Extractor = Callable[[str, Row], Extraction]
 
 @dataclass(frozen=True)
 class CodeTest:
-    """Trusted source that raises if a program is wrong, trusted source that it needs, and seconds for the program."""
+    """Trusted source that raises if a program is wrong, and how the program runs; see `sandbox.Program`."""
 
     test: str
     helpers: str = ""
     timeout_s: float = 10
+    memory_mb: int = 1024
+    runner: str = ""
 
 
 class Turns(NamedTuple):
@@ -365,10 +367,26 @@ _benchmarks: list[Benchmark] = [module.BENCHMARK for module in _modules if hasat
 _variants = [variant for module in _modules for variant in getattr(module, "VARIANTS", ())]
 _benchmarks += _variants
 _benchmarks.sort(key=lambda benchmark: (benchmark.order, benchmark.name))
-BENCHMARKS = {benchmark.name: benchmark for benchmark in _benchmarks}  # in the order of the paper's tables
+_named: list[Callable[[str], Benchmark | None]] = [module.named for module in _modules if hasattr(module, "named")]
+
+
+class _Benchmarks(dict[str, Benchmark]):
+    """Benchmarks by name. It lists some, and finds also those that are made from their names, such as any window."""
+
+    def __missing__(self, name: str) -> Benchmark:
+        found = next((benchmark for make in _named if (benchmark := make(name)) is not None), None)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or any(make(str(name)) is not None for make in _named)
+
+
+BENCHMARKS = _Benchmarks({benchmark.name: benchmark for benchmark in _benchmarks})  # in the order of the paper's tables
 
 # Those whose items are not all synthetic.
-PUBLISHED = {name: benchmark for name, benchmark in BENCHMARKS.items() if benchmark.source.hub is not None}
+PUBLISHED = _Benchmarks({one.name: one for one in _benchmarks if one.source.hub is not None})
 
 # Name of a suite -> its benchmarks: those of the paper; and all others, each in its main variant.
 SUITES = {
@@ -391,6 +409,9 @@ def find_task(name: str) -> Task | None:
     Names are `refusion_<benchmark>` and `mini_<benchmark>`, `refusion_<benchmark>_release` for the prompts of the
     release, all also with `_<anything>` after them, and those of lm-eval's own tasks on a benchmark.
     """
+    benchmark = name.removeprefix("refusion_")
+    if benchmark != name and benchmark in PUBLISHED:
+        return Task(PUBLISHED[benchmark])
     mini = [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values()]
     tasks = [*map(Task, [*BENCHMARKS.values(), *RELEASED.values()]), *mini]
     if named := [task for task in tasks if f"{name}_".startswith(f"{task.name}_")]:

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import importlib.util
-import itertools
 import logging
 import re
 import zlib
@@ -23,7 +22,7 @@ Row = Mapping[str, Any]
 
 DATA_VARIABLE = "REFUSION_EVAL_DATA"
 
-# Bytes. The longest row of any benchmark has some 20,000; a line without end would take all memory.
+# Bytes. The longest row of most benchmarks has some 20,000; a line without end would take all memory.
 LONGEST_LINE = 16 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -70,12 +69,14 @@ class Source:
     Attributes:
         hub: dataset name on the hub, or the address of a file of JSON lines; None where there are synthetic items only.
         configs: the dataset's configurations, whose rows are read one after the other; (None,) if it has no choice.
-        split: the split that is evaluated.
+        split: the split that is evaluated; or several, as `test+test2`, whose rows are read one after the other.
+        is_file: whether a split is a file of JSON lines in the dataset, whose own loading code nobody should run.
         num_rows: rows of that split.
         columns: columns that every row must have, with their types.
         labelled: the column whose value must be the label of a choice, and a function from a row to these labels.
         package: (module, file inside it) of an installed package that carries the rows.
         gated: the hub asks for an accepted licence and a token.
+        longest_row: bytes of a row, in JSON, that are not refused.
     """
 
     hub: str | None
@@ -86,12 +87,14 @@ class Source:
     labelled: tuple[str, Callable[[Row], Sequence[str]]] | None = None
     package: tuple[str, str] | None = None
     gated: bool = False
+    is_file: bool = False
+    longest_row: int = LONGEST_LINE
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path, longest: int = LONGEST_LINE) -> list[dict[str, Any]]:
     """Reads JSON lines. Raises DataError, with the line's number, where one is not an object; and for no row at all."""
     rows: list[dict[str, Any]] = []
-    for number, row in json_lines(path):
+    for number, row in json_lines(path, longest):
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}")
         rows.append(row)
@@ -100,19 +103,19 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def json_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[tuple[int, Any]]:
     """Yields (line number from 1, value) for every line that is not blank; `.gz` files are decompressed.
 
     Raises:
         DataError: unreadable, an overlong line, not UTF-8, not JSON, or an object that has a key twice.
     """
     # Only a line feed ends a line: U+0085 and its kin occur inside real questions.
-    for number, line in enumerate(byte_lines(path), start=1):
+    for number, line in enumerate(byte_lines(path, longest), start=1):
         line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         if not line.strip():
             continue
         try:
-            yield number, parse_json(line.decode("utf-8"), object_pairs_hook=_unique_keys)
+            yield number, parse_json(line.decode("utf-8"), object_pairs_hook=_unique_keys, largest=longest)
         except UnicodeDecodeError as problem:
             raise DataError(f"{path}, line {number}: not UTF-8 ({problem}); save the file as UTF-8") from problem
         except (ValueError, RecursionError) as problem:
@@ -120,13 +123,13 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             raise DataError(f"{where}: not a JSON value ({problem}); write one JSON object a line") from problem
 
 
-def byte_lines(path: Path) -> Iterator[bytes]:
+def byte_lines(path: Path, longest: int = LONGEST_LINE) -> Iterator[bytes]:
     """The lines of a file, read one at a time: neither a huge file nor a small one that unpacks to one fills memory."""
     try:
         with open_plain(path) as plain, gzip.open(plain) if path.suffix == ".gz" else plain as file:
-            for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), start=1):
-                if len(line) > LONGEST_LINE:
-                    size = f"{LONGEST_LINE // 2**20} MiB"
+            for number, line in enumerate(iter(partial(file.readline, longest + 1), b""), start=1):
+                if len(line) > longest:
+                    size = f"{longest // 2**20} MiB"
                     raise DataError(f"{path}, line {number} is longer than {size}; write one JSON object a line")
                 yield line
     except (FileNotFoundError, IsADirectoryError) as problem:
@@ -157,11 +160,11 @@ def find_rows(
         directory = Path(data_dir).expanduser()
         if not directory.is_dir():
             raise DataError(f"data directory {directory} does not exist; name one with {benchmark}/{split}.jsonl in it")
-        for folder, ending in itertools.product((directory / benchmark, directory), ("jsonl", "jsonl.gz")):
-            path = folder / f"{split}.{ending}"
-            if path.exists():
-                return read_rows(path), str(path)
-        wanted = directory / benchmark / f"{split}.jsonl[.gz]"
+        for folder in (directory / benchmark, directory):
+            if paths := split_files(folder, split):
+                rows = [row for path in paths for row in read_rows(path, source.longest_row)]
+                return rows, ", ".join(map(str, paths))
+        wanted = directory / benchmark / _named(split, ".jsonl[.gz]")
         tried.append(f"{wanted} (no such file)")
         log.warning("%s: no such file; looking for the rows of %s elsewhere", wanted, benchmark)
     else:
@@ -177,9 +180,14 @@ def find_rows(
     if source.hub is not None:
         try:
             import datasets  # takes a second
+            from huggingface_hub import hf_hub_download
 
             if source.hub.startswith("https:"):
                 return read_rows(Path(datasets.DownloadManager().download_and_extract(source.hub))), source.hub
+            if source.is_file:
+                names = [f"{part}.jsonl" for part in split.split("+")]
+                paths = [Path(hf_hub_download(source.hub, name, repo_type="dataset")) for name in names]
+                return [row for path in paths for row in read_rows(path, source.longest_row)], source.hub
             tables = [datasets.load_dataset(source.hub, config, split=split) for config in source.configs]
             return [dict(row) for table in tables for row in table], source.hub
         except (OSError, ValueError) as problem:
@@ -189,9 +197,21 @@ def find_rows(
         f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
         f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(others)}"
         if source.gated
-        else f"put the rows, in hub columns, into DIR/{benchmark}/{split}.jsonl and name DIR, or allow the download"
+        else f"put the rows, in hub columns, into DIR/{benchmark}/{_named(split, '.jsonl')} and name DIR, or allow the "
+        "download"
     )
     raise DataError(f"no {split} rows of {benchmark}; tried {'; '.join(tried)}. To go on: {advice}")
+
+
+def split_files(folder: Path, split: str) -> list[Path]:
+    """The file of each part of a split in a folder; none where one is missing."""
+    files = [[folder / f"{part}.{ending}" for ending in ("jsonl", "jsonl.gz")] for part in split.split("+")]
+    found = [next((path for path in paths if path.exists()), None) for paths in files]
+    return [] if None in found else [path for path in found if path is not None]
+
+
+def _named(split: str, ending: str) -> str:
+    return ", ".join(f"{part}{ending}" for part in split.split("+"))
 
 
 def check_rows(rows: Sequence[Row], source: Source, origin: str) -> None:

@@ -15,7 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks import BENCHMARKS, OURS, PUBLISHED, RELEASE, RELEASED, SUITE_TASKS, SUITES, Item, Task
+from refusion_eval.benchmarks import (
+    BENCHMARKS,
+    OURS,
+    PUBLISHED,
+    RELEASE,
+    RELEASED,
+    SUITE_TASKS,
+    SUITES,
+    Item,
+    Task,
+    find_task,
+)
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, ScaleOutError, StoreError
 from refusion_eval.evaluation.turns import Turn
@@ -67,23 +78,26 @@ def task_names(
         if prompts == RELEASE:
             raise ConfigError(f"{look_alike}, which have no --prompts {prompts}; leave it out")
     suite = "mini_suite" if mini else "refusion_suite" if prompts == OURS else "refusion_suite_release"
+    tasks |= {name: Task(PUBLISHED[name]) for name in names if name not in tasks and name in PUBLISHED}
     return [tasks[name].name if name in tasks else name for name in names] or [suite]
 
 
-def own_tasks() -> dict[str, list[Task]]:
-    """Name of a task or suite of this project -> its tasks."""
+def own_tasks(names: Sequence[str] = ()) -> dict[str, list[Task]]:
+    """Name of a task or suite of this project -> its tasks; with those of `names` that are not listed, as a window."""
     suites = {
         **{SUITE_TASKS[name]: list(map(Task, benchmarks)) for name, benchmarks in SUITES.items()},
         "refusion_suite_release": [Task(benchmark) for benchmark in RELEASED.values()],
         "mini_suite": [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini],
     }
+    named = [task for name in names if (task := find_task(name)) and task.name == name and not task.mini]
     every = [*map(Task, PUBLISHED.values()), *(task for suite in suites.values() for task in suite)]
+    every += [task for task in named if task.benchmark.name in PUBLISHED]
     return suites | {task.name: [task] for task in every}
 
 
 def find_tasks(names: Sequence[str], offered: Sequence[str] = ()) -> list[Task]:
     """The tasks of the given names, each once, in the order in which they are named first."""
-    tasks = own_tasks()
+    tasks = own_tasks(names)
     # `task_names` reads the names of benchmarks, and they are what a user most likely meant to write.
     check_keys(names, tasks, "", what="task", offered=[*PUBLISHED, *tasks, *offered])
     return list(dict.fromkeys(task for name in names for task in tasks[name]))

@@ -57,7 +57,7 @@ def load_any(names: Sequence[str], include_path: Path | None, args: ModelArgs, s
 
 def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """The names of this project's tasks, and all others without the prefix of lm-eval."""
-    own = [name for name in names if name in own_tasks()]
+    own = [name for name in names if name in own_tasks(names)]
     return own, [name.removeprefix(PREFIX) for name in names if name not in own]
 
 

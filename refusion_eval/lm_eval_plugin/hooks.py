@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from refusion_eval.benchmarks import BENCHMARKS, RELEASED, Benchmark, Row, Task
+from refusion_eval.benchmarks import Benchmark, Row, Task, find_task
 from refusion_eval.scoring.judge import ERROR, Verdict, judge_texts
 
 LOG = logging.getLogger(__name__)
@@ -39,17 +39,10 @@ def filters_in_sandbox(sandbox: str) -> Iterator[None]:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    for benchmark in (*RELEASED.values(), *BENCHMARKS.values()):
-        functions: dict[str, Callable[..., Any]] = {
-            "rows": partial(_rows, Task(benchmark)),
-            "mini_rows": partial(_rows, Task(benchmark, mini=True)),
-            "prompt": benchmark.prompts.user,
-            "gold": benchmark.gold,
-            "score": partial(score_responses, benchmark),
-        }
-        role = name.removeprefix(Task(benchmark).name.removeprefix("refusion_") + "_")
-        if role != name and role in functions:
-            return functions[role]
+    for role, make in _ROLES.items():
+        task = find_task(f"refusion_{name.removesuffix(f'_{role}')}")
+        if task is not None and f"{task.name}_{role}" == f"refusion_{name}":
+            return make(task.benchmark)
     raise AttributeError(f"module {__name__} has no attribute {name!r}")
 
 
@@ -61,6 +54,15 @@ def _rows(task: Task, data_dir: str | Path | None = None, **_other: Any) -> Any:
     # lm-eval logs what it hands from a task to a model, documents and prompts; the task's dataset it does not log.
     rows.sealing = items[0].sealing
     return rows
+
+
+_ROLES: Mapping[str, Callable[[Benchmark], Callable[..., Any]]] = {
+    "rows": lambda benchmark: partial(_rows, Task(benchmark)),
+    "mini_rows": lambda benchmark: partial(_rows, Task(benchmark, mini=True)),
+    "prompt": lambda benchmark: benchmark.prompts.user,
+    "gold": lambda benchmark: benchmark.gold,
+    "score": lambda benchmark: partial(score_responses, benchmark),
+}
 
 
 class _Entry(dict[str, Any]):

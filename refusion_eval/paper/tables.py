@@ -219,7 +219,7 @@ def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequenc
     fitting = [
         beside_published(entry)
         for entry in measured
-        if entry.benchmark in (*BENCHMARKS, AVERAGE) and entry.metric in (*SCORES, "tps")
+        if (entry.benchmark in BENCHMARKS or entry.benchmark == AVERAGE) and entry.metric in (*SCORES, "tps")
     ]
     num_tasks = len(_columns(fitting))
     fitting = [entry for entry in fitting if not entry.is_mean or entry.num_tasks == num_tasks]
@@ -232,8 +232,8 @@ def _shown(spec: Comparison, order: Sequence[str], mini: bool, measured: Sequenc
 
 def _columns(measured: Sequence[Measurement]) -> list[str]:
     """The benchmarks of the paper, and after them others that were measured, in the order of `BENCHMARKS`."""
-    benchmarks = {entry.benchmark for entry in measured}
-    return [name for name in BENCHMARKS if name in TASKS or name in benchmarks]
+    benchmarks = {*TASKS, *(entry.benchmark for entry in measured)} - {AVERAGE}
+    return sorted(benchmarks, key=lambda name: (BENCHMARKS[name].order, name))
 
 
 def _rows_by_system(

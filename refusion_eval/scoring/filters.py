@@ -30,6 +30,12 @@ class AnswerFilter(NamedTuple):
     rules: Mapping[str, Rule]
     reads: Literal["text", "canvas"] = "text"  # the canvas has every token that was fixed, also behind the end token
 
+    def rule_of(self, benchmark: str) -> Rule | None:
+        """The rule for a benchmark, if there is one. What is not listed, as a window, has that of a listed one."""
+        listed, folder = BENCHMARKS.keys(), BENCHMARKS[benchmark].folder
+        names = [benchmark] if benchmark in listed else [name for name in listed if BENCHMARKS[name].folder == folder]
+        return self.rules.get(names[0])
+
 
 def per_text_rule(rule: Extractor) -> Rule:
     return Rule(lambda items: [rule(text, row) for row, text in items])

@@ -184,7 +184,8 @@ def _judge_task(
     first, usable = texts[0].sample, [text for text in texts if text.text is not None]
     if first.benchmark not in BENCHMARKS:
         return "it belongs to none of the benchmarks that can be scored here"
-    if first.benchmark not in answer_filter.rules:
+    filter_rule = answer_filter.rule_of(first.benchmark)
+    if filter_rule is None:
         return "the filter does not apply"
     if all(text.sample.error is not None for text in texts):
         return f"no text is recorded: all {len(texts)} attempts failed"
@@ -199,7 +200,7 @@ def _judge_task(
     # A filter finds and compares answers in its own way, except that of the task, which is that of its prompts.
     is_ours = answer_filter.name == OURS
     benchmark = task.benchmark if is_ours else BENCHMARKS[first.benchmark]
-    rule = per_text_rule(benchmark.extract) if is_ours else answer_filter.rules[first.benchmark]
+    rule = per_text_rule(benchmark.extract) if is_ours else filter_rule
     extractions = rule.find([(row, str(text.text)) for row, text in zip(rows, asked, strict=True)])
     if task.sealed:
         # What a filter quotes of a question is withheld. An answer that quotes is not a letter, and stays wrong.

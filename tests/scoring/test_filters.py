@@ -110,7 +110,7 @@ def test_the_release_keeps_the_first_closed_python_block(text: str, kept: str) -
 
 
 # Every column that rules of the other benchmarks read.
-ROW = {"choices": ["a", "b"], "input": "(A) a\n(B) b", "target": "(A)"}
+ROW = {"choices": ["a", "b"], "input": "(A) a\n(B) b", "target": "(A)", "func_name": "f"}
 ROWS: dict[str, dict[str, Any]] = {
     "mmlu_pro": {"options": list("abc"), "answer": "A"},
     "arc_challenge": {"choices": {"text": list("abc"), "label": list("ABC")}, "answerKey": "A"},

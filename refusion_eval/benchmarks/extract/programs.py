@@ -221,6 +221,19 @@ def module_code(text: str, row: Row) -> Extraction:
     return Extraction(blocks[-1].code, "code without a function") if blocks else NO_CODE
 
 
+def whole_program(text: str, marks: Sequence[str]) -> Extraction:
+    """The last python block with one of the marks, else the last block, else what parses of a text without blocks."""
+    blocks = blocks_of(text)
+    labelled = [block for block in blocks if block.language in _PYTHON] or blocks
+    marked = [block for block in labelled if any(mark in block.code for mark in marks)]
+    closed = [block for block in marked if block.is_closed]
+    for how, found in (("last program", closed), ("program that is cut off", marked), ("another block", labelled)):
+        if found:
+            return Extraction(found[-1].code, how)
+    code = parsable_prefix(text)
+    return Extraction(code, "without a block") if any(mark in code for mark in marks) else NO_CODE
+
+
 def _find_program(text: str, names: Set[str], effort: _Effort, *, before: str = "", after: str = "") -> str:
     """The last block of a text that defines one of the names, behind what it needs of the other blocks."""
     blocks = blocks_of(text)
