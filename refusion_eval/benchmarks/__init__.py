@@ -16,14 +16,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from refusion_eval.benchmarks.rows import DATA_VARIABLE, Row, Sealing, Source, check_rows, find_rows, read_rows
+from refusion_eval.benchmarks.rows import (
+    DATA_VARIABLE,
+    Row,
+    Sealing,
+    Source,
+    check_rows,
+    find_rows,
+    read_rows,
+    shown_answer,
+)
 from refusion_eval.errors import DataError
 from refusion_eval.paths import tasks_path
 
 __all__ = [
     "BENCHMARKS", "LETTERS", "OTHER", "OURS", "OWN", "PUBLISHED", "RELEASE", "RELEASED", "SUITES", "SUITE_TASKS",
     "Benchmark", "CodeTest", "Extraction", "Extractor", "Item", "Prompts", "Row", "Source", "Task", "Turns",
-    "find_task", "get_task", "is_mini", "is_sealed",
+    "find_task", "get_task", "is_mini", "is_sealed", "shown_answer",
 ]  # fmt: skip
 
 # Names of prompts: those that this project wrote, those of the public release of ReFusion, and all others, which are

@@ -30,6 +30,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ID_COLUMNS = ("id", "question_id", "task_id", "Record ID")
 
 WITHHELD = "[withheld]"
+# An answer to a sealed question that cannot be a quotation.
+_LETTER = re.compile(r"\(?[A-Za-z]\)?")
 LONGEST_QUOTE = 7  # words of a sealed text that a response may repeat
 _MARKER = re.compile(r"\[sealed ([^\s\[\]]{1,80}) ([0-9a-f]{24})\]")
 _OPTION_LABEL = re.compile(r"^\s*\(?[A-Z][).:]\s*")
@@ -295,6 +297,11 @@ class Sealing:
 
     def update(self, other: "Sealing") -> None:
         self._texts.update(other._texts)
+
+
+def shown_answer(answer: str | None) -> str | None:
+    """An answer to a sealed question as it may be shown, which is the letter of a choice; a sign for any other text."""
+    return WITHHELD if answer is not None and not _LETTER.fullmatch(answer) else answer
 
 
 def texts_of(doc: Mapping[str, Any], prompt: str) -> tuple[str, ...]:

@@ -1,4 +1,3 @@
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -197,22 +196,60 @@ def _from_prompt(prompt: str | None) -> tuple[str, Replay, Speller]:
 def export(
     run_dirs: Runs,
     out: Annotated[
-        Path | None, typer.Option(help="File of JSON lines. Without it, they go to standard output.")
+        Path | None,
+        typer.Option(
+            help="File of JSON lines, which go to standard output without it. Folder of the other formats, by default "
+            "export."
+        ),
     ] = None,
+    form: Annotated[
+        Literal["jsonl", "every-eval-ever", "hf", "lm-eval", "csv", "parquet"],
+        typer.Option(
+            "--format",
+            help="jsonl: samples as JSON lines; every-eval-ever: files of that database; hf: model card and "
+            ".eval_results of the Hugging Face hub; lm-eval: its results and sample files; csv and parquet: figures "
+            "and samples.",
+        ),
+    ] = "jsonl",
+    data: cli.Data = None,
+    baseline: cli.Baseline = None,
 ) -> None:
-    """Write every sample as a line of JSON. The keys are the columns of `refusion_eval.results.load`."""
-    from refusion_eval.results.data_frames import sample_rows
+    """Write results in the formats of other tools; by default every sample as a line of JSON.
 
+    The keys of JSON lines are the columns of `refusion_eval.results.load`. Texts of GPQA are in no format.
+    """
+    from refusion_eval.exports.flat import json_lines
+
+    if form != "jsonl":
+        cli.log_to_stderr()
+        _say_extents(run_dirs)
+        for path in _write_export(form, run_dirs, out or Path("export"), data, baseline):
+            print(path)
+        return
     cli.prepare(out)
     _say_extents(run_dirs)
-    # A data frame groups by settings and so has them as text; in JSON they are an object like the scores.
-    lines = (json.dumps(row | {"settings": json.loads(row["settings"])}) + "\n" for row in sample_rows(run_dirs))
+    lines = json_lines(run_dirs)
     if out is None:
         sys.stdout.writelines(lines)
     else:
         written = list(lines)
         write_output(out, "".join(written))
         print(f"{out} ({len(written)} samples)")
+
+
+def _write_export(form: str, run_dirs: list[Path], out: Path, data: Path | None, baseline: str | None) -> list[Path]:
+    from refusion_eval.cli.sources import FoundSources
+    from refusion_eval.exports import every_eval_ever, flat, hub, lm_eval
+    from refusion_eval.exports.source import read_exported
+
+    cli.prepare(out / form)
+    if form in ("csv", "parquet"):
+        write_files = flat.write_csv_files if form == "csv" else flat.write_parquet_files
+        return write_files(run_dirs, out, baseline)
+    if form == "hf":
+        return hub.write(read_exported(run_dirs, baseline=baseline), out)
+    write = every_eval_ever.write if form == "every-eval-ever" else lm_eval.write
+    return write(read_exported(run_dirs, FoundSources(data), baseline=baseline), out)
 
 
 def _say_extents(run_dirs: list[Path]) -> None:

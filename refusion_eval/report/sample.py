@@ -2,12 +2,11 @@
 
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from refusion_eval.benchmarks import is_sealed
+from refusion_eval.benchmarks import is_sealed, shown_answer
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.report.frames import sentence
 from refusion_eval.report.replay import Change, Replay, Spell, Speller, Step, final_pieces, replay_of
@@ -17,8 +16,6 @@ from refusion_eval.types import Trace
 
 WITHHELD = "Withheld: the authors of GPQA ask that its questions, and texts about them, appear nowhere in plain text."
 _WITHHELD_SIGN = "▪"
-# An answer to a sealed question that cannot be a quotation.
-_LETTER = re.compile(r"\(?[A-Za-z]\)?")
 _MOST_NAMED = 8
 
 
@@ -124,7 +121,7 @@ def rounded(value: float) -> float | None:
 def _extracted(verdict: ScoreRow | None, sealed: bool) -> str | None:
     if verdict is None or verdict.extracted is None:
         return None
-    return "[withheld]" if sealed and not _LETTER.fullmatch(verdict.extracted) else verdict.extracted
+    return shown_answer(verdict.extracted) if sealed else verdict.extracted
 
 
 def _score_range(step: Step) -> str:

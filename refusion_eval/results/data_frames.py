@@ -24,7 +24,10 @@ SAMPLE_COLUMNS = (
     *("settings", "settings_hash", "doc_hash", "prompt_hash", "scores", "unfinished", "limited"),
 )
 # Facts that `figures` has after the columns of the CSV.
-FIGURE_FACTS = ("system_key", "decoder", "finished", "unfinished", "limited", "scored", "isolated", "fused", "complete")
+FIGURE_FACTS = (
+    *("system_key", "decoder", "finished", "unfinished", "limited", "scored", "isolated", "fused", "complete"),
+    "records",
+)
 # Types of columns. Text is of type object, because it may hold lone surrogates, which pandas' own type refuses.
 _TYPES = {
     **dict.fromkeys(("sample", "prompt_tokens", "tokens", "forwards", "batch_size", "n", "samples", "errors"), "int64"),
@@ -63,7 +66,7 @@ def load(run_dirs: RunDirs) -> pd.DataFrame:
     Raises:
         StoreError: a directory holds no readable run.
     """
-    return _frame(list(sample_rows(run_dirs)), SAMPLE_COLUMNS)
+    return frame(list(sample_rows(run_dirs)), SAMPLE_COLUMNS)
 
 
 def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
@@ -88,6 +91,7 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
         - finished, scored, isolated, complete: whether all samples that were asked for are there, all have a verdict,
           all programs ran in isolation, and no sample is missing from the figure.
         - fused: whether forwards that verify and plan at once are in the figure.
+        - records: SHA-256 of the records that the figure is from.
 
     Raises:
         StoreError: a directory holds no readable run, two have the same name, or the baseline is not among them.
@@ -97,17 +101,18 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
         {**csv_values(figure), "system_key": figure.system} | {name: getattr(figure, name) for name in FIGURE_FACTS[1:]}
         for figure in measured
     ]
-    return _frame(rows, [*csv_columns(measured), *FIGURE_FACTS])
+    return frame(rows, [*csv_columns(measured), *FIGURE_FACTS])
 
 
-def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
+def frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    """Rows of `sample_rows` or figures as a frame whose columns have their types."""
+    made = pd.DataFrame(rows, columns=list(columns), dtype=object)
     numbers = [name for name in columns if _TYPES.get(name) == "float64"]
-    frame[numbers] = frame[numbers].replace("", np.nan)  # the cell of a figure that does not exist
+    made[numbers] = made[numbers].replace("", np.nan)  # the cell of a figure that does not exist
     types = {name: _TYPES[name] for name in columns if name in _TYPES}
-    if not all(str(size).isdecimal() for size in frame["batch_size"]):
+    if not all(str(size).isdecimal() for size in made["batch_size"]):
         del types["batch_size"]  # a figure of samples with several batch sizes, or without a sample, has text there
-    return frame.astype(types)
+    return made.astype(types)
 
 
 def _as_list(run_dirs: RunDirs) -> list[str | os.PathLike[str]]:

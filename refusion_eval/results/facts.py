@@ -102,6 +102,7 @@ class TaskFacts:
     num_cut: int = 0  # good samples that reached the length of the settings, and so may lack their end
     slowed_by: set[str] = field(default_factory=set)
     server_notes: set[str] = field(default_factory=set)  # what a reader must know of a server's answers
+    records: str = ""  # SHA-256 of the records of the task, under whatever settings
     items: str = ""  # digest of the items of the good samples, equal across runs on the same items
     asked: set[str] = field(default_factory=set)  # hashes of the items of all samples, failed ones included
 
@@ -157,7 +158,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
     """Reads a run; StoreError if the directory holds no readable run, or an item was asked with several prompts."""
     with RunReader.open(run_dir) as reader:
         run = reader.run
-        scores = reader.scores_by_sample()
+        scores, digests = reader.scores_by_sample(), reader.digests()
         slowed_by = {process_id: run.slowed_by(process_id) for process_id in run.processes}
         machines = {process_id: run.hardware(process_id) for process_id in run.processes}
         fingerprints = {process_id: machine.fingerprint() for process_id, machine in machines.items()}
@@ -196,6 +197,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
                 name, str(version), "", "" if entry is None else entry.benchmark.name, {}
             )
     for task in tasks.values():
+        task.records = digests.get(task.task, "")
         task.items = digest(str(sample.item) for sample in task.samples)
         if names.count(task.task) <= 1:  # the run does not say how many each of two settings should have
             present = len(task.samples) + task.num_refused  # the same command tries failed ones again

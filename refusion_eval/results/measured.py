@@ -33,7 +33,7 @@ from refusion_eval.results.measurement import (
     system_key,
     that_hold,
 )
-from refusion_eval.results.render import read_csv
+from refusion_eval.results.render import read_csv, read_json
 from refusion_eval.store.records import BY_FILTER, PASSED, STATED, STOCK_GENERATE, ScoreRow
 from refusion_eval.store.run_store import Run
 
@@ -93,12 +93,13 @@ class Measure(NamedTuple):
 
 
 def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
-    """The measurements of run directories and results files; StoreError for unreadable ones.
+    """The measurements of run directories, results files (CSV) and exports (JSON); StoreError for unreadable ones.
 
     Those that are NaN are left out, except where the samples are still to come.
     """
     paths = [Path(source) for source in sources]
-    measurements = [entry for path in paths if path.is_file() for entry in read_csv(path)]
+    files = [path for path in paths if path.is_file()]
+    measurements = [entry for path in files for entry in (read_json if path.suffix == ".json" else read_csv)(path)]
     directories = [path for path in paths if not path.is_file()]
     if directories:
         measurements += run_measurements(directories, baseline=baseline)
@@ -242,6 +243,7 @@ def _measurement(
         slowed_by="|".join(sorted({sentence for task in tasks for sentence in task.slowed_by})),
         server_notes="|".join(sorted({sentence for task in tasks for sentence in task.server_notes})),
         items=digest(task.items for task in tasks),
+        records=tasks[0].records if len(tasks) == 1 else digest(task.records for task in tasks),
         by_item=_by_item(tasks, measures, combined) if measures[0].metric in _COMPARED else None,
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
     )

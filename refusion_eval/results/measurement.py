@@ -43,6 +43,9 @@ SPEED_METRICS = (
 # Order of the metrics of a task; others follow by name.
 METRIC_ORDER = (ACCURACY, PASS_AT_1, "extracted", *SPEED_METRICS, "tpf", "tpf_release", "tokens_mean", "forwards_mean")
 
+# Beginnings of the metrics of which less is better.
+_COSTS = ("latency", "server_latency", "server_first", "server_queue", "prefill", "joules", "forwards_mean", "cut_in")
+
 # The share of items that a rule counts as right and whose text states no answer.
 UNSTATED = "right_without_answer"
 
@@ -55,6 +58,11 @@ SLOWED = "lower than need be: "
 REFUSED_NOTE = "prompts were refused, for example as too long for the context, and are in no figure"
 UNTEMPLATED = "without --model no chat template was applied, and tokens are the server's own count (usage)"
 UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
+
+
+def is_cost(metric: str) -> bool:
+    """Whether less of a metric is better."""
+    return metric.startswith(_COSTS)
 
 
 class Conditions(NamedTuple):
@@ -215,6 +223,8 @@ class Measurement:
     same_decode_as: str = ""  # run of a sweep, of other settings, with the same tokens and forwards for every item
     slowed_by: str = ""  # what made the speed lower than it need be, sentences joined by `|`
     server_notes: str = ""  # sentences about a server's answers joined by `|`
+    # SHA-256 of the records of its task, a digest of several for a mean; empty if published or not in the file.
+    records: str = field(default="", compare=False)
     items: str = field(default="", compare=False)  # digest of the items; empty if published or read from a file
     command: str = field(default="", compare=False)  # that continues the run; empty if published or read from a file
     by_item: ByItem | None = field(default=None, compare=False, repr=False)  # None where no item is at hand

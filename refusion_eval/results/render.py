@@ -19,7 +19,7 @@ from refusion_eval.metrics import Interval
 from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, MINI_NOTE, Measurement, Origin, system_key
 from refusion_eval.runs.model_args import decoder_of_system
 from refusion_eval.store.atomic_write import write_output
-from refusion_eval.untrusted import read_plain, visible
+from refusion_eval.untrusted import parse_json, read_plain, visible
 
 Emphasis = Literal["", "best", "second", "above"]
 DAGGER = "\u2020"
@@ -314,15 +314,20 @@ def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]], line_end: st
     return text.getvalue()
 
 
-def csv_cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """A value as text: None and NaN are empty, floats have six significant digits, booleans are yes or no."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return "" if math.isnan(value) else format(value, ".6g")
-    # Characters that act on a terminal are written as escapes. A text that a spreadsheet would compute, because it
-    # begins as a formula does and is not a number, gets an apostrophe in front, which `csv_records` takes away.
-    text = "" if value is None else visible(str(value), keep="\t\n")
+    # Characters that act on a terminal are written as escapes.
+    return "" if value is None else visible(str(value), keep="\t\n")
+
+
+def csv_cell(value: Any) -> str:
+    # A text that a spreadsheet would compute, because it begins as a formula does and is not a number, gets an
+    # apostrophe in front, which `csv_records` takes away.
+    text = cell_text(value)
     return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
 
 
@@ -404,15 +409,38 @@ def write_csv(measurements: Sequence[Measurement], path: str | os.PathLike[str])
     write_output(path, csv_text(*measurement_cells(measurements)))
 
 
-def measurement_cells(measurements: Sequence[Measurement]) -> tuple[list[str], list[list[Any]]]:
-    """Column names of a results file, and the values of every measurement in their order."""
+def measurement_cells(
+    measurements: Sequence[Measurement], *, records: bool = False
+) -> tuple[list[str], list[list[Any]]]:
+    """Column names of a results file, with the hash of the records or without, and the values of the measurements."""
     facts = _unusual(_USUAL_FACTS, measurements)
     # A user may give a run any name, also that of a system with another decoder.
     if not all(one.generate or one.decoder in ("", decoder_of_system(one.base_system)) for one in measurements):
         facts.append("decoder")
+    facts += ["records"] if records else []
     columns = [*csv_columns(measurements), *facts]
     rows = (csv_values(one) | {name: getattr(one, name) for name in facts} for one in measurements)
     return columns, [[row.get(column) for column in columns] for row in rows]
+
+
+def measurement_texts(measurement: Measurement) -> dict[str, str]:
+    """The cells that a results file has of one measurement, with the hash of its records, without empty ones."""
+    columns, (row,) = measurement_cells([measurement], records=True)
+    return {name: text for name, text in zip(columns, map(cell_text, row), strict=True) if text}
+
+
+def read_json(path: str | os.PathLike[str]) -> list[Measurement]:
+    """The measurements of a file of `export --format every-eval-ever`. Raises StoreError if it is no such file."""
+    try:
+        results = parse_json(read_plain(path).decode("utf-8"))["evaluation_results"]
+        texts = [result["score_details"]["details"] for result in results]
+        records = [dict.fromkeys(_COLUMNS, "") | dict(cells) for cells in texts]
+        if not all(isinstance(cell, str) for record in records for cell in record.values()):
+            raise TypeError("a detail of a score is no text")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        advice = "name a file that export --format every-eval-ever wrote"
+        raise StoreError(f"{path} is no export of this project ({type(error).__name__}: {error}); {advice}") from error
+    return [_measurement(record, path) for record in records]
 
 
 def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
@@ -445,7 +473,7 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
     notes = tuple(note for note in values.pop("note").split("; ") if note and note != MINI_NOTE)
     values["mini"] = record["mini"] == "yes"
     values["benchmark"] = AVERAGE if task == MEAN_TASK else values["benchmark"] or task
-    values["decoder"] = record.get("decoder") or ""
+    values |= {name: record.get(name) or "" for name in ("decoder", "records")}
     system = system_key(label, values["backbone"], settings, generate=generate)
     return Measurement(origin="measured", system=system, label=label, settings=settings, notes=notes, **values)
 

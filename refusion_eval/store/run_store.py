@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -170,6 +171,21 @@ class RunDatabase:
 
     def scores(self) -> Iterator[ScoreRow]:
         return self._read(ScoreRow, "SELECT body FROM scores ORDER BY rowid")
+
+    def digests(self) -> dict[str, str]:
+        """Task -> SHA-256 of its records, which are all samples with their traces, and their scores."""
+        hashes: dict[str, Any] = {}
+        queries = (
+            "SELECT task, body, trace FROM samples ORDER BY task, item_id, sample, key",
+            "SELECT task, scores.body, NULL FROM scores JOIN samples USING (key) ORDER BY task, key, scorer, metric",
+        )
+        with refusing(self.directory):
+            for query in queries:
+                for task, body, trace in self._connection.execute(query):
+                    of_task = hashes.setdefault(task, hashlib.sha256())
+                    for part in (str(body).encode(), trace or b""):
+                        of_task.update(b"%d " % len(part) + part)  # so that no two sequences of parts are alike
+        return {task: of_task.hexdigest() for task, of_task in hashes.items()}
 
     def _read(self, kind: type[_Record], query: str) -> Iterator[_Record]:
         with refusing(self.directory):

@@ -1,0 +1,151 @@
+"""What an export writes: each task of a run with its figures, and its samples with what they were asked."""
+
+import logging
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from refusion_eval.benchmarks import Task, find_task, is_sealed
+from refusion_eval.report.collect import Asked, Sources
+from refusion_eval.results.facts import TaskFacts, natural_order, read_facts
+from refusion_eval.results.measured import measurements_of, setting_text
+from refusion_eval.results.measurement import Measurement, notes_of
+from refusion_eval.store.records import PASSED, Sample, ScoreRow, checking
+from refusion_eval.store.run_store import Run
+from refusion_eval.types import Trace
+
+log = logging.getLogger(__name__)
+
+
+class JudgedSample(NamedTuple):
+    """A sample that has a verdict, with its question and right answer, none of them sealed."""
+
+    sample: Sample
+    verdict: ScoreRow
+    prompt: str
+    gold: str
+
+
+class ExportedTask(NamedTuple):
+    """One task of a run under one set of settings.
+
+    Attributes:
+        samples: those with a verdict in canonical order; None for a sealed task, and where the rows of the benchmark,
+            without which nobody knows what was asked, are not at hand.
+        created: time of the last record.
+    """
+
+    run: Run
+    facts: TaskFacts
+    measurements: Sequence[Measurement]
+    samples: Sequence[JudgedSample] | None
+    created: datetime
+
+    @property
+    def known(self) -> Task | None:
+        return find_task(self.facts.task)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {name: setting_text(value) for name, value in self.facts.settings.items() if value is not None}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the numbers must know: limits, missing samples, what slowed the machine."""
+        return notes_of(self.measurements)
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """Where the numbers are from, as texts: the run, the command that continues it, and the hash of the records."""
+        extent = self.facts.extent
+        facts = {
+            "run": self.run.run_id,
+            "records": self.facts.records,
+            "command": self.run.command,
+            "limited": extent.limited,
+            "unfinished": extent.unfinished,
+            "notes": " ".join(self.notes),
+        }
+        return {name: text for name, text in facts.items() if text}
+
+    @property
+    def model_id(self) -> str:
+        """Name of the model as on the hub, OWNER/NAME; of a folder of this machine local/NAME-HASH, of its weights."""
+        manifest = self.run.manifest
+        if manifest.checkpoint_revision and manifest.checkpoint.count("/") == 1:
+            return manifest.checkpoint
+        name = manifest.checkpoint.rstrip("/").rpartition("/")[2]
+        return f"local/{safe_name('-'.join(filter(None, (name, manifest.checkpoint_hash[:12]))))}"
+
+
+def read_exported(
+    run_dirs: Iterable[str | os.PathLike[str]], sources: Sources | None = None, *, baseline: str | None = None
+) -> Iterator[ExportedTask]:
+    """The tasks of some runs that have a sample; without `sources`, tasks have no samples of their own.
+
+    Raises:
+        StoreError: a directory holds no readable run, two have one name, or the baseline is not among them.
+    """
+    taken: dict[tuple[str, ...], list[tuple[Sample, Mapping[str, ScoreRow]]]] = {}
+    created: dict[tuple[str, ...], str] = {}
+
+    def take(run: Run, sample: Sample, scores: Mapping[str, ScoreRow], trace: Trace | None) -> None:
+        key = (run.run_id, sample.key.task, sample.key.task_version, sample.key.settings_hash)
+        created[key] = max(created.get(key, ""), sample.created)
+        if sources is not None and sample.error is None and PASSED in scores:
+            taken.setdefault(key, []).append((sample, scores))
+
+    runs = [read_facts(run_dir, take) for run_dir in run_dirs]
+    measurements = measurements_of(runs, baseline=baseline)
+    for run, tasks in runs:
+        for task in tasks:
+            key = (run.run_id, *task.identity)
+            if key not in created:
+                continue
+            own = [entry for entry in measurements if _is_of(entry, run, task)]
+            samples = None if sources is None else _judged(run, task, taken.get(key, []), sources)
+            with checking(f"{run.run_id}: the time of a sample of {task.task}"):
+                last = datetime.fromisoformat(created[key])
+            yield ExportedTask(run, task, own, samples, last)
+
+
+def _is_of(entry: Measurement, run: Run, task: TaskFacts) -> bool:
+    settings = {name: setting_text(value) for name, value in task.settings.items()}
+    identity = (entry.run_id, entry.task, entry.task_version, entry.settings)
+    return identity == (run.run_id, task.task, task.task_version, settings) and not math.isnan(entry.value)
+
+
+def _judged(
+    run: Run, task: TaskFacts, taken: Sequence[tuple[Sample, Mapping[str, ScoreRow]]], sources: Sources
+) -> list[JudgedSample] | None:
+    samples = []
+    if is_sealed(task.task, task.benchmark):
+        log.warning("%s: only the figures of %s leave, because its authors keep its texts back", run.run_id, task.task)
+        return None
+    for sample, scores in sorted(taken, key=lambda pair: (natural_order(pair[0].item_id), pair[0].key.sample)):
+        asked: Asked = sources.asked(run, sample)
+        if asked.prompt is None:
+            log.warning("%s: %s is written without its samples. %s", run.run_id, task.task, asked.note)
+            return None
+        samples.append(JudgedSample(sample, scores[PASSED], plain(asked.prompt), plain(asked.gold or "")))
+    return samples
+
+
+def runs_of(tasks: Iterable[ExportedTask]) -> dict[str, list[ExportedTask]]:
+    by_run: dict[str, list[ExportedTask]] = {}
+    for task in tasks:
+        by_run.setdefault(task.run.run_id, []).append(task)
+    return by_run
+
+
+def plain(text: str) -> str:
+    """The text with escapes for lone surrogates, which readers of other formats refuse."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def safe_name(text: str) -> str:
+    """A text as the name of a file or folder on any system."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-. ") or "unnamed"
