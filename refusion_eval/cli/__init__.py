@@ -33,7 +33,18 @@ LOGGER = logging.getLogger("refusion_eval")
 # hyphen of a command is an underscore.
 GROUPS = {
     "Evaluate": ("suite", "run", "sweep", "rerun", "check", "lm-eval"),
-    "Look at results": ("table", "compare", "speed", "report", "replay", "export", "plot", "paper-table", "claims"),
+    "Look at results": (
+        "table",
+        "compare",
+        "speed",
+        "report",
+        "leaderboard",
+        "replay",
+        "export",
+        "plot",
+        "paper-table",
+        "claims",
+    ),
     "Judge texts": ("score", "rescore"),
     "Measure": ("bench", "locality", "gpu-check"),
     "Train": ("train", "convert"),
@@ -47,7 +58,7 @@ _BEFORE_FIRST_LINE = {
     **dict.fromkeys(
         ("run", "sweep", "rerun", "check", "replay", "bench", "locality", "gpu-check", "convert"), _LOADING
     ),
-    **dict.fromkeys(("table", "compare", "speed", "export", "paper-table", "plot", "claims"), _READING),
+    **dict.fromkeys(("table", "compare", "speed", "leaderboard", "export", "paper-table", "plot", "claims"), _READING),
     "report": f"{_READING}, and loading the tokenizers of their checkpoints",
     "score": "judging the texts",
     "rescore": f"{_READING}, and loading lm-eval's filters",

@@ -10,6 +10,7 @@ from refusion_eval.config import unknown_key
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import EMBEDDED
+from refusion_eval.report import leaderboard as boards
 from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import collect
 from refusion_eval.report.frames import frames, play
@@ -18,7 +19,7 @@ from refusion_eval.report.sample import find_sample, sample_replay, speller_of
 from refusion_eval.results import compare as comparing
 from refusion_eval.results.facts import extents_of
 from refusion_eval.results.measured import read_measurements, run_measurements
-from refusion_eval.results.measurement import TaskExtent, extent_notes, notes_of
+from refusion_eval.results.measurement import TaskExtent, extent_notes, notes_of, read_published
 from refusion_eval.results.render import Table, csv_text, measurement_cells
 from refusion_eval.results.seeds import means_over_seeds
 from refusion_eval.results.tables import speed_cells, speed_rows, speed_table, summary, summary_table
@@ -133,6 +134,29 @@ def report(
         cli.say(f"note: {note}")
     write_output(out, page(collected.index, collected.chunks))
     print(f"{out} ({out.stat().st_size / 2**20:.1f} MiB)")
+
+
+def leaderboard(
+    results: Annotated[
+        list[Path],
+        typer.Argument(help="Run directories, results CSV files, and JSON files of export --format every-eval-ever."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the page and its files, which need no network.")] = Path("site"),
+    baseline: cli.Baseline = None,
+) -> None:
+    """Write a static leaderboard. It has accuracy, TPS and TPF by task and machine, and published figures apart."""
+    cli.prepare(out / "index.html")
+    placed = boards.read_placed(results, baseline=baseline)
+    colours = {name: decoder.style.colour for name, decoder in DECODERS.items()}
+    published = read_published("published.csv")
+    texts = {
+        "index.html": page(boards.leaderboard(placed, colours=colours), {}),
+        "figures.csv": csv_text(*measurement_cells([one.measurement for one in placed], records=True)),
+        "published.csv": csv_text(list(published[0]), [list(figure.values()) for figure in published]),
+    }
+    for name, text in texts.items():
+        write_output(out / name, text)
+        print(out / name)
 
 
 def replay(

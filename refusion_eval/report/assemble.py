@@ -7,6 +7,7 @@ no request, and only the scripts and styles put in here, by their hashes.
 import base64
 import gzip
 import hashlib
+import html
 import json
 import re
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from typing import Any
 # Each script needs those before it.
 SCRIPTS = (
     *("dom.js", "store.js", "format.js", "router.js", "theme.js", "filters.js", "files.js", "overview.js", "matrix.js"),
-    *("runs.js", "frontier.js", "list.js", "task.js", "player.js", "replay.js", "sample.js", "pair.js", "main.js"),
+    *("runs.js", "frontier.js", "list.js", "task.js", "player.js", "replay.js", "sample.js", "pair.js", "board.js"),
+    "main.js",
 )
 STYLES = ("base.css", "parts.css", "replay.css", "print.css")
 LIBRARY = "chart.umd.min.js"
@@ -56,7 +58,7 @@ class ChunkWriter:
         return f"{self._prefix}{len(self.chunks)}"
 
 
-def page(index: object, chunks: Mapping[str, str]) -> str:
+def page(index: Mapping[str, Any], chunks: Mapping[str, str]) -> str:
     # Each of the project's scripts defines one name for the others.
     program = "\n".join(_read(f"js/{name}") for name in SCRIPTS)
     scripts = [_SOURCE_MAP.sub("", _read(f"vendor/{LIBRARY}")), f'(() => {{\n"use strict";\n{program}\n}})();']
@@ -64,6 +66,7 @@ def page(index: object, chunks: Mapping[str, str]) -> str:
     sources = f"script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     parts = {
+        "title": html.escape(index["title"]),
         "policy": policy,
         "style": style,
         "library": scripts[0],

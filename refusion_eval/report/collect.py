@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from refusion_eval.results.measurement import (
     SLOWED,
     SPEED_METRICS,
     Measurement,
+    is_cost,
     notes_of,
     speed_notes,
     that_hold,
@@ -120,25 +121,50 @@ class Mark(NamedTuple):
         return {**self._asdict(), "label": f"{self.kind} {self.amount}" if self.amount else self.kind}
 
 
-def marks(task: TaskFacts, command: str) -> list[Mark]:
+def marks(
+    *,
+    isolated: bool,
+    hardware: Iterable[str],
+    unfinished: str,
+    limited: str,
+    slowed_by: Iterable[str],
+    unscored: int | str,
+    errors: int,
+    batched: bool,
+    command: str = "",
+) -> list[Mark]:
     """The marks of a task of one run, which a command continues."""
-    extent, unscored, errors = task.extent, task.num_unscored, task.num_errors
-    machines = f"Samples of this task come from several machines: {' | '.join(sorted(task.hardware))}."
-    ended_early = f"{extent.unfinished} samples: the run ended early or is still going. To continue it: {command}"
-    slowed = f"Speed is {SLOWED}{', '.join(sorted(task.slowed_by))}."
+    machines, slowed = sorted(hardware), f"Speed is {SLOWED}{', '.join(sorted(slowed_by))}."
+    ended_early = f"{unfinished} samples: the run ended early or is still going."
+    ended_early += f" To continue it: {command}" if command else ""
     statements = {
-        Mark("sandbox off", "Programs ran without isolation, so their verdicts can be forged."): not task.isolated,
-        Mark("mixed hardware", machines): len(task.hardware) > 1,
-        Mark("unfinished", ended_early, extent.unfinished): extent.unfinished,
-        Mark("limited", f"{extent.limited} samples of the task were asked for.", extent.limited): extent.limited,
-        Mark("slowed", slowed, of_speed=True): task.slowed_by,
+        Mark("sandbox off", "Programs ran without isolation, so their verdicts can be forged."): not isolated,
+        Mark("mixed hardware", f"Samples of this task come from several machines: {' | '.join(machines)}."): (
+            len(machines) > 1
+        ),
+        Mark("unfinished", ended_early, unfinished): unfinished,
+        Mark("limited", f"{limited} samples of the task were asked for.", limited): limited,
+        Mark("slowed", slowed, of_speed=True): slowed_by,
         Mark("unscored", f"{unscored} samples have no verdict: the run has not ended.", unscored): unscored,
         Mark("errors", f"{errors} samples failed and are in no figure.", errors): errors,
-        Mark("batched", "Some samples were decoded together; their times are in no speed figure.", of_speed=True): any(
-            sample.batch_size > 1 for sample in task.samples
+        Mark("batched", "Some samples were decoded together; their times are in no speed figure.", of_speed=True): (
+            batched
         ),
     }
     return that_hold(statements)
+
+
+def _marks_of(task: TaskFacts, command: str) -> list[Mark]:
+    extent = task.extent
+    return marks(
+        **{name: getattr(task, name) for name in ("isolated", "hardware", "slowed_by")},
+        unfinished=extent.unfinished,
+        limited=extent.limited,
+        unscored=task.num_unscored,
+        errors=task.num_errors,
+        batched=any(sample.batch_size > 1 for sample in task.samples),
+        command=command,
+    )
 
 
 def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -202,11 +228,13 @@ def collect(
     chunks, questions = collector.chunks()
     cautions = warnings(cells, runs)
     index = {
+        "title": "refusion_eval report",
         "runs": runs,
         "cells": cells,
         "questions": questions,
         "metrics": [*ordered, *sorted(metrics - set(ordered))],
         "speed": list(SPEED_METRICS),
+        "costs": [name for name in metrics if is_cost(name)],
         "states": {state: look.name for state, look in LOOKS.items()},
         "warnings": [*cautions, *speed_notes(entry.conditions for entry in measurements)],
     }
@@ -245,20 +273,20 @@ class _Collector:
         run, part = facts.run, self._part(facts.run)
         by_task: dict[tuple, dict[str, Any]] = defaultdict(dict)
         for entry in measurements:
-            by_task[entry.task, entry.task_version, *sorted(entry.settings.items())][entry.metric] = _encoded(entry)
+            by_task[entry.task, entry.task_version, *sorted(entry.settings.items())][entry.metric] = encoded(entry)
         marks_by_task: dict[str, list[Mark]] = {}
         for task in facts.tasks:
-            marks_by_task.setdefault(task.task, []).extend(task_marks := marks(task, run.command))
+            marks_by_task.setdefault(task.task, []).extend(task_marks := _marks_of(task, run.command))
             if task.identity not in part.rows:
                 shown = [mark.encoded() for mark in task_marks]
-                yield _cell(task=task.task, version=task.task_version, mini=task.mini, marks=shown)
+                yield page_cell(task=task.task, version=task.task_version, mini=task.mini, marks=shown)
                 continue
             rows = sorted(part.rows[task.identity], key=lambda row: (natural_order(row["item_id"]), row["number"]))
             self._writer.flush()
             chunk, _ = self._writer.add({name: [row[name] for row in rows] for name in rows[0]})
             self._writer.flush()
             settings = {name: setting_text(value) for name, value in task.settings.items()}
-            yield _cell(
+            yield page_cell(
                 **{name: getattr(task, name) for name in ("task", "benchmark", "mini")},
                 version=task.task_version,
                 sealed=is_sealed(task.task, task.benchmark),
@@ -296,13 +324,13 @@ class _Collector:
         return self._parts[run.run_id]
 
 
-def _encoded(measurement: Measurement) -> dict[str, Any]:
+def encoded(measurement: Measurement) -> dict[str, Any]:
     numbers = {"value": measurement.value, "low": measurement.ci_low, "high": measurement.ci_high}
-    encoded: dict[str, Any] = {name: rounded(number) for name, number in numbers.items()}
-    return encoded | {"unit": measurement.unit, "n": measurement.n, "note": measurement.note}
+    values: dict[str, Any] = {name: rounded(number) for name, number in numbers.items()}
+    return values | {"unit": measurement.unit, "n": measurement.n, "note": measurement.note}
 
 
-def _cell(**facts: Any) -> dict[str, Any]:
+def page_cell(**facts: Any) -> dict[str, Any]:
     """A task of a run, or a mean over its tasks, as the index of the page holds it."""
     empty: dict[str, Any] = {"task": "", "version": "", "benchmark": "", "mini": False, "sealed": False, "mean": False}
     empty |= {"settings": {}, "hardware": [], "items": 0, "samples": 0, "marks": [], "metrics": {}, "list": None}
@@ -319,11 +347,11 @@ def _means(entries: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[
         for task, task_marks in marks_by_task.items():
             for mark in task_marks if is_mini(task) == mini else ():
                 sentences.setdefault((mark.kind, mark.of_speed), []).append(f"{task}: {mark.sentence}")
-        yield _cell(
+        yield page_cell(
             task=MEAN_TASK,
             mini=mini,
             mean=True,
-            metrics={entry.metric: _encoded(entry) for entry in own},
+            metrics={entry.metric: encoded(entry) for entry in own},
             items=own[0].n,
             samples=own[0].samples,
             marks=[

@@ -87,6 +87,8 @@ COMMANDS = {
     "compare": ("compare", "SOUND", "RUN"),
     "report": ("report", "RUN", "--out", "OUT.html"),
     "export": ("export", "RUN", "--out", "OUT.jsonl"),
+    "export lm-eval": ("export", "RUN", "--format", "lm-eval", "--out", "OUT"),
+    "leaderboard": ("leaderboard", "RUN", "--out", "OUT"),
     "replay": ("replay", "RUN", "--out", "OUT.gif"),
     "plot figure5": ("plot", "figure5", "RUN", "--out", "OUT"),
     "plot figure9": ("plot", "figure9", "RUN", "--out", "OUT"),

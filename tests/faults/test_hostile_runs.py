@@ -22,6 +22,8 @@ COMMANDS = {
     "speed": ("speed", "RUN", "--csv", f"{OUT}/speed.csv", "--markdown", f"{OUT}/speed.md"),
     "report": ("report", "RUN", "--out", f"{OUT}/report.html"),
     "export": ("export", "RUN", "--out", f"{OUT}/samples.jsonl"),
+    "export every-eval-ever": ("export", "RUN", "--format", "every-eval-ever", "--out", OUT),
+    "leaderboard": ("leaderboard", "RUN", "--out", OUT),
     "replay": ("replay", "RUN"),
     "plot": ("plot", "figure5", "RUN", "--out", OUT),
     "claims": ("claims", "RUN", "--out", OUT),

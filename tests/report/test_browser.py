@@ -5,13 +5,16 @@ import os
 import random
 import shutil
 import time
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 
 from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import Asked, collect
+from refusion_eval.report.leaderboard import leaderboard, read_placed
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import SPEED_METRICS
+from refusion_eval.results.render import csv_text, measurement_cells
 
 from .conftest import LetterSources, make_sample, make_score, spell, write_run
 
@@ -513,3 +516,100 @@ def test_twenty_thousand_samples_open_in_two_seconds(browser, tmp_path):
     assert "Item 19999" in large.text("h1")
     large.check_clean()
     assert min(opening) < 4, "twice the two seconds that it has to open in, for a busy machine"
+
+
+MACHINES = ("Test CPU, 1 threads", "Other CPU, 8 threads")
+
+
+@pytest.fixture(scope="module")
+def board(browser, runs, tmp_path_factory):
+    """The leaderboard of two runs, and of one of them as another machine measured it, in a file."""
+    folder = tmp_path_factory.mktemp("board")
+    elsewhere = folder / "elsewhere.csv"
+    text = csv_text(*measurement_cells(run_measurements([runs[0]]), records=True))
+    elsewhere.write_text(text.replace(*MACHINES), encoding="utf-8")
+    index = leaderboard(read_placed([*runs, elsewhere]), colours={"refusion": "#0072b2"})
+    path = folder / "index.html"
+    path.write_text(page(index, {}), encoding="utf-8")
+    return Page(browser, path)
+
+
+def board_at(task="mini_gsm8k", machine=MACHINES[0]):
+    return f"?{urlencode({'task': task, 'machine': machine})}"
+
+
+def test_the_leaderboard_never_mixes_machines_or_tasks(board):
+    board.open(board_at())
+    rows = "[aria-labelledby=measured] tbody tr"
+    assert len(board.all(rows)) == 2
+    drawn = (
+        "return Chart.getChart(document.querySelectorAll('canvas')[arguments[0]]).data.datasets.flatMap((s) => s.data)"
+    )
+    drawn += ".map(({cell}) => [cell.task, cell.hardware[0]].join())"
+    for plot in (0, 1):
+        assert set(board.run(drawn, plot)) == {f"mini_gsm8k,{MACHINES[0]}"}
+    select(board, "Machine").send_keys(MACHINES[1])
+    board.until(lambda: len(board.all(rows)) == 1)
+    select(board, "Task").send_keys("mini_math")
+    board.until(lambda: set(board.run(drawn, 1)) == {f"mini_math,{MACHINES[1]}"})
+    assert board.browser.current_url.endswith(board_at("mini_math", MACHINES[1]))
+    board.check_clean()
+
+
+def test_a_point_of_the_leaderboard_leads_to_its_settings_and_records(board):
+    board.open(board_at())
+    board.run("document.querySelector('canvas').scrollIntoView({block: 'center'})")
+    x, y = board.run(
+        "const chart = Chart.getChart(document.querySelector('canvas'));"
+        "const {x, y} = chart.getDatasetMeta(0).data[0];"
+        "const box = chart.canvas.getBoundingClientRect(); return [box.x + x, box.y + y]"
+    )
+    for kind in ("mousePressed", "mouseReleased"):
+        click = {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1}
+        board.browser.execute_cdp_cmd("Input.dispatchMouseEvent", click)
+    board.wait("#origin")
+    assert "#/point/" in board.browser.current_url
+    facts = dict(zip(board.texts(".facts dt"), board.texts(".facts dd"), strict=True))
+    assert len(facts["Records"]) == 64
+    assert (facts["Machine"], facts["slot_size"]) == (MACHINES[0], "2")
+    board.all("#trail a")[0].click()
+    board.wait("#measured")
+    assert board.browser.current_url.endswith(board_at())
+    board.check_clean()
+
+
+def test_published_figures_stand_apart_and_differing_ones_with_their_settings(board):
+    board.open(board_at())
+    assert "look-alike" in board.text("[aria-labelledby=published]")
+    assert not board.all("[aria-labelledby=published] table")
+    board.open("?task=gsm8k")
+    assert not [canvas for canvas in board.all("canvas") if canvas.is_displayed()]
+    qwen = next(text for text in board.texts("[aria-label^='Where sources'] tr") if text.startswith("Qwen3-8B"))
+    assert all(text in qwen for text in ("81.96", "93.63", "SGLang", "arXiv 2512.13586v1"))
+    board.all("details.run summary")[-1].click()
+    assert len(board.all("[aria-label='All published figures'] tbody tr")) > 20
+    board.check_clean()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_the_leaderboard_fits_any_width_in_both_colours(board, width, scheme):
+    for view in (board_at(), "?task=gsm8k", board_at("mean (mini)"), "point/0"):
+        board.open(view, width=width, height=812)
+        board.emulate(scheme=scheme)
+        board.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        assert board.run(BEYOND) == 0, view
+        clipped = (
+            "return [...document.querySelectorAll('.mark-word')].filter((node) =>"
+            " node.getBoundingClientRect().right > document.documentElement.clientWidth).length"
+        )
+        assert board.run(clipped) == 0, view
+        ink, ground = board.run(
+            "const style = getComputedStyle(document.body);"
+            "const channels = (text) => text.match(/[\\d.]+/g).slice(0, 3).map((value) => value / 255);"
+            "return [style.color, style.backgroundColor].map(channels)"
+        )
+        light, dark = sorted((luminance(ink), luminance(ground)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) > 7, view
+        assert (luminance(ground) < luminance(ink)) == (scheme == "dark")
+    board.check_clean()

@@ -12,12 +12,12 @@ const format = (() => {
   const PASS = "pass@1";
 
   // Whether less of a metric is better.
-  const isCost = (metric) => /^(latency|prefill|joules|forwards_mean|cut_in)/.test(metric);
+  const isCost = (metric) => store.index.costs.includes(metric);
 
   // Figures of these metrics compare on one machine only.
   const isSpeed = (metric) => store.index.speed.includes(metric);
 
-  const machine = (cell) => cell.about.hardware.join(" | ");
+  const machine = (cell) => (cell.hardware.length ? cell.hardware : cell.about.hardware).join(" | ");
 
   function number(value, digits) {
     if (value === null || value === undefined) return "–";

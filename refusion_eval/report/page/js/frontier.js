@@ -16,39 +16,46 @@ const frontier = (() => {
     if (!tasks.length) return { node: null, draw() {}, close() {} };
     const asked = router.query().get("plot");
     let task = tasks.includes(asked) ? asked : tasks.find((name) => name.startsWith(matrix.MEAN)) || tasks[0];
-    const planes = PLANES.map(([metric, label]) => ({ metric, label, machine: "",
+    const choice = filters.select("Task", tasks.map((name) => [name, name]), task, (value) => {
+      task = value;
+      router.note({ plot: value });
+      both.draw();
+    });
+    const both = planes(() => visible().filter((cell) => format.task(cell) === task));
+    const node = dom.el("section", { "aria-labelledby": "frontier" },
+      dom.el("div.section-head", {}, dom.el("h2", { id: "frontier" }, "Frontier"), dom.el("div.controls", {}, choice)), both.node);
+    return { ...both, node };
+  }
+
+  // Both plots of some cells, which are asked for at each drawing; `open` is called with the cell of a point that is pressed.
+  function planes(cells, open = null) {
+    const shown = PLANES.map(([metric, label]) => ({ metric, label, open,
       canvas: dom.el("canvas", { role: "img", "aria-label": `Accuracy against ${label.toLowerCase()}; the tables have the numbers` }),
       note: dom.el("p.caption") }));
     let charts = [];
-    const close = () => {
+    const clear = () => {
       for (const chart of charts) chart.destroy();
       charts = [];
     };
     const draw = () => {
-      close();
-      const cells = visible().filter((cell) => format.task(cell) === task);
-      charts = planes.map((plane) => {
-        const points = cells.map((cell) => point(cell, plane.metric)).filter(Boolean);
+      clear();
+      charts = shown.map((plane) => {
+        const points = cells().map((cell) => point(cell, plane.metric)).filter(Boolean);
         const [first, ...others] = format.isSpeed(plane.metric) ? [...new Set(points.map(({ cell }) => format.machine(cell)))] : [];
-        dom.replace(plane.note, others.length > 0 && `Only speeds of ${first} are shown; ${others.join(" and ")} cannot be compared with it.`);
+        dom.replace(plane.note, points.length === 0 && "Nothing here was measured in both.",
+          others.length > 0 && `Only speeds of ${first} are shown; ${others.join(" and ")} cannot be compared with it.`);
         return chart(plane, others.length ? points.filter(({ cell }) => format.machine(cell) === first) : points);
       });
     };
-    const choice = filters.select("Task", tasks.map((name) => [name, name]), task, (value) => {
-      task = value;
-      router.note({ plot: value });
-      draw();
-    });
     theme.changed.addEventListener("change", draw);
-    const node = dom.el("section", { "aria-labelledby": "frontier" },
-      dom.el("div.section-head", {}, dom.el("h2", { id: "frontier" }, "Frontier"), dom.el("div.controls", {}, choice)),
-      dom.el("div.planes", {}, planes.map(({ label, canvas, note }) => dom.el("figure", {},
+    const node = [
+      dom.el("div.planes", {}, shown.map(({ label, canvas, note }) => dom.el("figure", {},
         dom.el("figcaption", {}, `Accuracy against ${label.toLowerCase()}`), dom.el("div.canvas", {}, canvas), note))),
       dom.el("p.caption", {}, "Bars are 95% intervals. A line joins the settings of one system that no other of its settings beats in both directions; ",
-        "the dashed line does so for all systems."));
+        "the dashed line does so for all systems.")];
     return { node, draw, close: () => {
       theme.changed.removeEventListener("change", draw);
-      close();
+      clear();
     } };
   }
 
@@ -110,7 +117,7 @@ const frontier = (() => {
     return { min: Math.max(0, low - room), max: high + room > 100 ? 100.5 : high + room };
   }
 
-  function chart({ canvas, label, metric }, points) {
+  function chart({ canvas, label, metric, open }, points) {
     const [text, grid] = [theme.colour("var(--muted)"), theme.colour("var(--line)")];
     const axis = (title, more) => ({ title: { display: true, text: title, color: text }, grid: { color: grid }, border: { color: grid }, ...more,
       ticks: { color: text, includeBounds: false } });
@@ -120,6 +127,8 @@ const frontier = (() => {
       plugins: [whiskers],
       options: {
         animation: false, responsive: true, maintainAspectRatio: false, layout: { padding: { right: 12 } },
+        onClick: (_, items, { data }) => open && items.length > 0 && open(data.datasets[items[0].datasetIndex].data[items[0].index].cell),
+        onHover: (event, items) => { canvas.style.cursor = open && items.length ? "pointer" : ""; },
         scales: { x: axis(label, { min: 0, max: 1.08 * Math.max(...points.map(({ x, xs }) => xs.high ?? x)) }), y: axis("Accuracy, %", points.length ? range(points) : {}) },
         plugins: {
           legend: { position: "bottom", labels: { color: theme.colour("var(--ink)"), usePointStyle: true, boxHeight: 8, filter: (item) => item.text !== "" } },
@@ -139,5 +148,5 @@ const frontier = (() => {
     ];
   }
 
-  return { section };
+  return { section, planes };
 })();

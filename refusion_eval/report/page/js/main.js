@@ -1,5 +1,7 @@
 // Names the views and shows the one that the address asks for.
-Object.assign(router.views, { "": overview.view, task: task.view, sample: sample.view, pair: pair.view });
+const isBoard = store.index.kind === "leaderboard";
+Object.assign(router.views, isBoard ? { "": board.view, point: board.point }
+  : { "": overview.view, task: task.view, sample: sample.view, pair: pair.view });
 document.querySelector("header.bar").append(theme.button());
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();

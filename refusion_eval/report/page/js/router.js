@@ -43,7 +43,7 @@ const router = (() => {
     const nodes = steps.map(([text, href]) =>
       dom.el("li", {}, href ? dom.el("a", { href }, text) : dom.el("span", { "aria-current": "page" }, text)));
     dom.replace(document.getElementById("trail"), dom.el("ol", {}, nodes));
-    document.title = ["refusion_eval report", ...steps.map(([text]) => text)].reverse().join(" · ");
+    document.title = [store.index.title, ...steps.map(([text]) => text)].reverse().join(" · ");
   }
 
   function start() {

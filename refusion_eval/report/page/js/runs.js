@@ -62,5 +62,5 @@ const runs = (() => {
         list(store.index.runs.map((run) => [run.id, run.command ? command(run.command) : "not recorded"]))));
   }
 
-  return { section, unfinished };
+  return { section, unfinished, command };
 })();
