@@ -136,7 +136,7 @@ def suite(
     ModelArgs,
     "pretrained:model decoder adapter system:name backbone preset batch_size tps_samples kv_budget_gib dtype device "
     "attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop "
-    f"{' '.join(OF_SERVERS)} engine workers worker_cpus ray_address tune backend",
+    f"{' '.join(OF_SERVERS)} engine workers worker_cpus ray_address tracker tune backend",
     without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusion"),
     helps=HELPS,
 )

@@ -106,7 +106,7 @@ def speed(
     ] = False,
     as_json: cli.Json = False,
 ) -> None:
-    """Print the speed breakdown: forwards/s, tokens per forward, the memory limit, prefill and both AR loops."""
+    """Print the breakdown of speed. It has forwards/s, tokens per forward, memory limit, prefill and both AR loops."""
     cli.prepare(csv, markdown)
     if concurrency:
         cli.show_load(results, as_json=as_json)
@@ -238,9 +238,9 @@ def export(
     data: cli.Data = None,
     baseline: cli.Baseline = None,
 ) -> None:
-    """Write results in the formats of other tools; by default every sample as a line of JSON.
+    """Write results in the formats of other tools. By default every sample becomes a line of JSON.
 
-    The keys of JSON lines are the columns of `refusion_eval.results.load`. Texts of GPQA are in no format.
+    The keys of these lines are the columns of `refusion_eval.results.load`. Texts of GPQA are in no format.
     """
     from refusion_eval.exports.flat import json_lines
 

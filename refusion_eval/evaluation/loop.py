@@ -29,6 +29,7 @@ from refusion_eval.benchmarks import (
 )
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError, ScaleOutError, StoreError
+from refusion_eval.evaluation.tracking import Tracking, check_tracker
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.paths import embedded_name
 from refusion_eval.runs.job import Job, JobRunner, sample_key
@@ -186,6 +187,8 @@ class Session:
         self._recorded_versions: dict[str, set[str]] | None = None
         self._store: RunStore | None = None
         self._runner: JobRunner | None = None
+        check_tracker(args.tracker)
+        self._tracking = Tracking(args.tracker, str(args.run_dir)) if args.tracker else None
         if args.engine == "ray":  # this process opens less than was asked for, because only workers decode
             from refusion_eval.scaleout import ray_runner
 
@@ -208,6 +211,8 @@ class Session:
                     self._store.note(self._store.process_id, after=machine_state(self.system))
             self._store.close()
             self._store = None
+            if self._tracking is not None:
+                self._tracking.on_end()
 
     @property
     def store(self) -> RunStore | None:
@@ -339,6 +344,8 @@ class Session:
             for sample in self.runner.run(interruption.stoppable(ordered)):
                 if store:
                     store.append(sample)
+                if self._tracking is not None:
+                    self._tracking.on_sample(sample)
                 if sample.error is not None:
                     self.failed.append(sample)
                     cause = sample.error.strip().splitlines()[-1]

@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
 EMBEDDED_DECODERS = {"autoregressive_sft": "autoregressive"}
 
-# Arguments about the machines of a run. They are no part of a record and may change when the run is continued.
-LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address")
+# Arguments about the machines and watchers of a run, no part of a record, which may change when the run is continued.
+LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address", "tracker")
 
 _NEEDS_OF_LOOPS: dict[str, dict[str, Any]] = {
     "engine": {},
@@ -121,6 +121,8 @@ class ModelArgs(CheckpointOptions):
         workers: Largest number of Ray workers. The default is as many as fit.
         worker_cpus: Processor cores of a Ray worker without a GPU.
         ray_address: HOST:PORT of a Ray cluster, or auto for this machine's. By default a cluster is started here.
+        tracker: Experiment tracker that the figures of the run go to while it runs: wandb, trackio or mlflow, each with
+            the extra of its name. By default none.
         settings: The decoder's settings that were given beside these.
     """
 
@@ -150,6 +152,7 @@ class ModelArgs(CheckpointOptions):
     workers: PositiveInt | None = None
     worker_cpus: PositiveInt = 1
     ray_address: str | None = None
+    tracker: Literal["wandb", "trackio", "mlflow"] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -163,6 +166,8 @@ class ModelArgs(CheckpointOptions):
             if (value := getattr(self, name)) not in (needed, None):
                 reason = f"loop={self.loop} runs with {name}={needed} only, not {value}"
                 raise ConfigError(f"model_args: {reason}; leave one of them out")
+        if self.tracker is not None and self.run_dir is None:
+            raise ConfigError(f"model_args: tracker={self.tracker} is for a recorded run; add run_dir, or leave it out")
         self._check_server()
         for name, default in {"workers": None, "worker_cpus": 1, "ray_address": None}.items():
             if (value := getattr(self, name)) != default and self.engine != "ray":

@@ -25,8 +25,8 @@ OF_EXTRAS |= dict.fromkeys(("gguf", "httpx2", "tenacity"), "server")
 # A part of torch's builds for CUDA, where it is used; for builds for CPUs the extra brings it for tests.
 OF_EXTRAS["triton"] = "dev"
 
-# It is built for the GPUs of one machine.
-UNPINNED = ("flash-attn",)
+# The first is built for the GPUs of one machine; trackers follow the versions of their servers.
+UNPINNED = ("flash-attn", "wandb", "trackio", "mlflow")
 
 
 @cache
