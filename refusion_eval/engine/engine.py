@@ -80,22 +80,39 @@ class _ActiveRequest:
         self.decoding.close()
         self.pending, self.error = None, error
 
+    def is_awaited_by(self, request: Request) -> bool:
+        """Whether the next forward computes the rows of a prompt that the other request can copy afterwards."""
+        is_first = self.pending is not None and not self.trace.num_forwards and _can_be_shared(self.pending)
+        return is_first and self.request.prompt == request.prompt
+
+
+def _can_be_shared(forward: Forward) -> bool:
+    # Only a causal forward: there a row depends on the rows before it alone, so it is the same in all texts.
+    is_exact = forward.approximation is None and is_causal(forward.attention)
+    return is_exact and len(forward.tokens) >= MIN_SHARED_ROWS
+
+
+def _num_unread(forward: Forward) -> int:
+    """Number of rows that need not be computed if they are known: a row that is read needs its residual stream."""
+    return min((min(read.rows) for read in forward.reads if read.rows), default=len(forward.tokens) - 1)
+
 
 class _SharedPrefix:
-    """Keys and values of one prompt, for the requests after it that begin with the same tokens (few-shot prompts)."""
+    """Keys and values of the last prompt, for requests that begin with the same tokens (few-shot prompts, samples)."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, int]] = []  # token and position
         self._keys = self._values = torch.empty(0)
 
+    def begins_with(self, prompt: Sequence[int]) -> bool:
+        return [token for token, _ in self._rows[: len(prompt)]] == list(prompt)
+
     def fill(self, cache: KVCache, sequence: int, forward: Forward) -> int:
         """Copies stored rows to where a forward would write its first rows; returns how many, which are committed."""
-        # Only a causal first forward: there a row depends on the rows before it alone, so it is the same in all texts.
-        if cache.lengths[sequence] or forward.approximation is not None or not is_causal(forward.attention):
+        if cache.lengths[sequence] or not _can_be_shared(forward):
             return 0
-        # A row that is read has to be computed, as its residual stream is not stored.
-        limit = min((min(read.rows) for read in forward.reads if read.rows), default=len(forward.tokens) - 1)
-        pairs = zip(self._rows, zip(forward.tokens[:limit], forward.positions, strict=False), strict=False)
+        unread = forward.tokens[: _num_unread(forward)]
+        pairs = zip(self._rows, zip(unread, forward.positions, strict=False), strict=False)
         num_rows = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         if num_rows < MIN_SHARED_ROWS:
             return 0
@@ -106,9 +123,10 @@ class _SharedPrefix:
 
     def keep(self, cache: KVCache, sequence: int, forward: Forward, num_filled: int) -> None:
         num_rows = len(forward.tokens)
-        if num_filled or cache.lengths[sequence] or num_rows < MIN_SHARED_ROWS or not is_causal(forward.attention):
+        if cache.lengths[sequence] or not _can_be_shared(forward) or num_filled == _num_unread(forward):
             return
-        # One prompt is kept: a task has one few-shot text, and a second copy would take of the batch's memory.
+        # One prompt is kept: samples of an item follow each other, and a task has one few-shot text. A second copy
+        # would take of the batch's memory.
         self._rows = list(zip(forward.tokens, forward.positions, strict=True))
         self._keys = cache.keys[:, sequence, :, :num_rows].clone()
         self._values = cache.values[:, sequence, :, :num_rows].clone()
@@ -212,6 +230,10 @@ class Engine:
             while len(batch) < cache.num_sequences or _grow_back(cache, batch, preempted, batch_size, max_rows):
                 entry = preempted.popleft().entry if preempted else next(waiting, None)
                 if entry is None:
+                    break
+                is_awaited = any(other.is_awaited_by(entry[1]) for other in batch)
+                if is_awaited and not shared.begins_with(entry[1].prompt):  # begins one step later, with copied rows
+                    preempted.appendleft(_Preempted(entry, rows=0))
                     break
                 cache.wipe(len(batch))
                 batch.append(self._start(cache, len(batch), *entry))

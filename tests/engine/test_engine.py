@@ -9,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refusion_eval.decoders import autoregressive
+from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.engine.engine import Request
 from refusion_eval.errors import DecodeError
 from refusion_eval.models import attention as attention_module
@@ -202,12 +204,28 @@ def test_a_common_beginning_is_computed_once_and_changes_no_token(batch_size, mo
     assert asked - 150 * 7 <= sum(computed) <= asked - 150 * (8 - batch_size)
 
 
-def test_samples_of_one_prompt_share_all_of_it_but_what_is_read():
-    engine, prompt = random_engine(), [index % VOCAB_SIZE for index in range(60)]
-    requests = [Request(wander, prompt, seed) for seed in range(4)]
-    alone = [engine.run(wander, prompt, seed).tokens for seed in range(4)]
-    together = dict(engine.run_many(requests, 1))
-    assert [together[index].tokens for index in range(4)] == alone
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_samples_of_one_prompt_compute_it_once_but_for_what_is_read(batch_size, monkeypatch):
+    engine, computed = random_engine(), []
+    common = [index % VOCAB_SIZE for index in range(40)]  # of both prompts, as that of a chat template
+    prompts = [[*common, *((index + end) % VOCAB_SIZE for index in range(end))] for end in (20, 30)]
+    settings = [AutoregressiveSettings(gen_length=6, temperature=1.0, seed=seed) for seed in range(4)]
+    requests = [Request(autoregressive.decode, prompt, one) for prompt in prompts for one in settings]
+    alone = [engine.run(*request) for request in requests]
+    assert len({decoded.tokens for decoded in alone}) == 8
+    hidden = engine.model.hidden
+    monkeypatch.setattr(
+        engine.model, "hidden", lambda tokens_T, *rest: computed.append(len(tokens_T)) or hidden(tokens_T, *rest)
+    )
+    together = dict(engine.run_many(requests, batch_size))
+    assert [together[index].tokens for index in range(8)] == [decoded.tokens for decoded in alone]
+    assert [together[index].trace for index in range(8)] == [decoded.trace for decoded in alone]
+    prefills = [40 + 20, *[1] * 3, 30, *[1] * 3]
+    assert sum(computed) == sum(prefills) + 8 * 5
+    if (
+        batch_size == 8
+    ):  # the other samples of the first prompt begin at the second call, those of the second at the third
+        assert len(computed) == 2 + 6
 
 
 def long_requests(count):
