@@ -281,14 +281,19 @@ def pass_at_k(num_samples: Sequence[int], num_correct: ArrayLike, k: int) -> NDA
 
 def reported_ks(num_samples: int) -> list[int]:
     """The k above 1 that pass@k is reported for, where every item has `num_samples` samples or more."""
-    return [k for k in (2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= num_samples]
+    usual = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    return sorted({*(k for k in usual if k <= num_samples), num_samples} - {0, 1})
 
 
 def majority_passed(answers: Sequence[str | None], passed: Sequence[bool]) -> bool:
-    """Whether the majority answer of one item is right: the verdict of the first sample that gave it."""
+    """Whether the majority answer of one item is right; `answers` are normal forms, None where nothing was found.
+
+    Answers that were judged right are one answer, whatever their forms are.
+    """
     # Nothing extracted does not vote, and a tie goes to the answer seen first.
-    votes = Counter(answer for answer in answers if answer is not None)
-    return bool(votes) and bool(passed[list(answers).index(votes.most_common(1)[0][0])])
+    pairs = zip(answers, passed, strict=True)
+    votes = Counter(True if is_right else answer for answer, is_right in pairs if answer is not None)
+    return bool(votes) and votes.most_common(1)[0][0] is True
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,10 @@ def test_the_majority_ignores_missing_answers_and_gives_ties_to_the_first(answer
     assert majority_passed(answers, [answer == of_answer for answer in answers]) == expected
 
 
+def test_right_answers_are_one_answer_however_they_are_written():
+    assert majority_passed(["1/2", "7", "0.5", "7", "\\frac12"], [True, False, True, False, True])
+
+
 def test_a_majority_passes_with_the_verdict_of_its_answer():
     assert majority_passed(["7", "8", "8"], [False, True, True])
     assert not majority_passed(["7", "7", "8"], [False, False, True])

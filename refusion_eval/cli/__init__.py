@@ -254,6 +254,12 @@ Prompts = Annotated[
     ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Evaluate only the first items of every task.")]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Texts of every item, each drawn with a seed of its own. More than one need --set temperature=T."
+    ),
+]
 Rounds = Annotated[
     int, typer.Option(min=1, help="Systems take turns in so many rounds over the items, so that speeds compare.")
 ]

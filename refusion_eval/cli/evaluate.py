@@ -20,7 +20,7 @@ from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import OF_SERVERS, TO_SERVERS, ModelArgs, parse_model_args, system_arguments
 from refusion_eval.runs.terminal import Interruption, resume_hint
 from refusion_eval.store.records import REFUSED, SERVER
-from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model
+from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
 
 # The files of models load slowly, so they are imported inside the functions that need them.
 
@@ -73,6 +73,8 @@ def suite(
     tasks: cli.Tasks = "",
     include_path: cli.IncludePath = None,
     limit: cli.Limit = None,
+    samples: cli.Samples = None,
+    settings: cli.Settings = None,
     data: cli.Data = None,
     results: Annotated[
         Path | None, typer.Option(help="Folder of runs, tables, pages. The default is results (tables: results/local).")
@@ -134,8 +136,8 @@ def suite(
 
 @cli.options_from(
     ModelArgs,
-    "pretrained:model decoder adapter system:name backbone preset batch_size tps_samples kv_budget_gib dtype device "
-    "attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop "
+    "pretrained:model decoder adapter system:name backbone preset batch_size tps_samples samples kv_budget_gib dtype "
+    "device attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop "
     f"{' '.join(OF_SERVERS)} engine workers worker_cpus ray_address tracker tune backend",
     without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusion"),
     helps=HELPS,
@@ -257,6 +259,7 @@ def sweep(
     ] = "",
     include_path: cli.IncludePath = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Another number of items than the file's.")] = None,
+    samples: cli.Samples = None,
     data: cli.Data = None,
     sandbox: cli.Sandbox = "auto",
     batch_size: Annotated[
@@ -272,6 +275,7 @@ def sweep(
         return
     read = read_spec(spec, given)
     read = read if model is None else with_model(read, model)
+    read = read if samples is None else with_samples(read, samples)
     changes: dict[str, Any] = {"tasks": tuple(cli.names_of(tasks)), "limit": limit}
     read = dataclasses.replace(read, **{name: value for name, value in changes.items() if value})
     cli.log_to_stderr()

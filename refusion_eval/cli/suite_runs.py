@@ -1,6 +1,7 @@
 """The runs of a suite: which systems run, with what options, and their turns."""
 
 import contextlib
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -86,6 +87,9 @@ class Suite:
         if self.model == EMBEDDED and self.prompts == RELEASE:
             raise ConfigError(f"--prompts {RELEASE} is for real benchmarks: --model embedded runs the mini tasks")
         self.runs = f"{self.results}/runs" if self.prompts == OURS else f"{self.results}/runs/{self.prompts}"
+        # Runs under other settings are other runs.
+        self._set = re.sub(r"[^A-Za-z0-9_.=+-]", "_", "+".join(given.settings or ()))
+        self.runs += f"/{self._set}" if self._set else ""
         if given.artefacts and self._systems and REFUSION not in self.names:
             raise ConfigError("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
         self.refusion_run = ""
@@ -111,7 +115,7 @@ class Suite:
             raise SystemExit(self.status)
         # A server's address is no part of the name of a table's folder.
         name = "+".join(name.partition(":")[0] for name in names_of(self._systems)) or Path(self.model).name
-        self.write_table(f"{self.tables}/{name}{_suffix(self.given.preset)}")
+        self.write_table(f"{self.tables}/{name}{_suffix(self.given.preset)}{self._set and f'-{self._set}'}")
 
     def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
         status = self.evaluate(run.run_dir, *run.arguments, "--round", f"{turn.number}/{turn.of}")
@@ -154,7 +158,8 @@ class Suite:
         options = [] if self.model == EMBEDDED else ["--prompts", self.prompts]
         options += self.options("tasks") if tasks is None else ["--tasks", tasks]
         options += ["--no-cuda-graphs"] if self.given.no_cuda_graphs else []
-        options += self.options("include-path", "limit", "data", "sandbox")
+        options += self.options("include-path", "limit", "samples", "data", "sandbox")
+        options += [word for setting in self.given.settings or () for word in ("--set", setting)]
         status = self.step("run", "--run-dir", run_dir, *arguments, *options)
         if not status and run_dir not in self.run_dirs:
             self.run_dirs.append(run_dir)

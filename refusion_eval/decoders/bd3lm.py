@@ -69,6 +69,10 @@ class Bd3lmSettings(MaskedSettings):
             where = f"bd3lm: a threshold of {self.threshold} compares confidences"
             raise ConfigError(f"{where}, and remasking=random has none; leave out one of the two")
 
+    @property
+    def draws_order(self) -> bool:
+        return self.remasking == "random"
+
     def quotas(self, num_masked: int) -> list[int]:
         num_blocks = -(-self.gen_length // self.block_length)
         steps = self.block_length if self.steps is None else -(-self.steps // num_blocks)

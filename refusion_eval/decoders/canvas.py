@@ -84,6 +84,11 @@ class MaskedSettings:
         return self.gen_length
 
     @property
+    def draws_order(self) -> bool:
+        """Whether the seed decides in which order positions are filled, also at temperature 0."""
+        return False
+
+    @property
     def confidence(self) -> Confidence:
         return Confidence(dtype=self.confidence_dtype)
 

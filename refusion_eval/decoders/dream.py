@@ -106,6 +106,10 @@ class DreamSettings(MaskedSettings):
             check_blocks(self.decoder, self.gen_length, self.block_length, None)
 
     @property
+    def draws_order(self) -> bool:
+        return self.alg == "origin" or self.alg_temp > 0
+
+    @property
     def num_steps(self) -> int:
         return self.gen_length if self.steps is None else self.steps
 

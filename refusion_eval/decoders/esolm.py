@@ -70,6 +70,10 @@ class EsolmSettings(MaskedSettings):
             where = f"esolm: alpha_0 is {self.alpha_0} of {num_steps} steps"
             raise ConfigError(f"{where}, which have to be whole; set alpha_0 to a multiple of 1/{num_steps}")
 
+    @property
+    def draws_order(self) -> bool:
+        return self.subcontext_len is None or self.subcontext_shuffle
+
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         return replace(MaskedSettings.read(self, rows, step, positions), top_p=self.p_nucleus)
 

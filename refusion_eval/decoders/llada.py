@@ -85,6 +85,10 @@ class LladaSettings(BlockSettings):
             raise ConfigError(f"{where}; entropies are compared with it, so set remasking to low_entropy")
 
     @property
+    def draws_order(self) -> bool:
+        return self.remasking == "random"
+
+    @property
     def confidence(self) -> Confidence:
         # Stop tokens may be chosen, but commit last: the model fills the end of a response with them, confidently.
         exclude = self.eos_ids if self.confidence_eos_eot_inf else ()

@@ -118,16 +118,21 @@ def evaluate(
     wanted = find_tasks(tasks)
     check_model(args, model_cache)
     every = {task: task.items(args.data_dir) for task in wanted}
-    whole = {task.name: len(of_task) for task, of_task in every.items()}
+    whole = {task.name: len(of_task) * args.samples for task, of_task in every.items()}
     items = {task: of_task[:limit] for task, of_task in every.items()}
     versions = {task.name: task.benchmark.prompts.version for task in items}
-    totals = {task.name: len(of_task) for task, of_task in items.items()}
+    totals = {task.name: len(of_task) * args.samples for task, of_task in items.items()}
     if turn is not None:
         items = {task: of_task[turn.number - 1 :: turn.of] for task, of_task in items.items()}
     with contextlib.closing(Session(args, task_versions=versions, model_cache=model_cache, turn=turn)) as session:
         texts = {task: session.version_of(task.name, versions[task.name]) for task in items}
+        for task in items:
+            session.check_samples(task.name)
         requests = [
-            (_job(session.system, task, item, texts[task]), task, item) for task in items for item in items[task]
+            (_job(session.system, task, item, texts[task], sample), task, item)
+            for task in items
+            for item in items[task]
+            for sample in range(args.samples)
         ]
         questions = {job.key: (task, item.row) for job, task, item in requests}
         assert session.store is not None
@@ -150,14 +155,14 @@ def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
     _ = Session(args, model_cache=model_cache).system.checkpoint_settings
 
 
-def _job(system: System, task: Task, item: Item, version: str) -> Job:
+def _job(system: System, task: Task, item: Item, version: str, sample: int) -> Job:
     """The request of an item, under the settings of the task: their length is the system's, not the task's."""
     prompts = task.benchmark.prompts
     resolved = system.resolve(task.name, {"until": list(prompts.stop_strings)})
     prompt = system.render_turns(item.turns)
     real_prompt, sealed = item.sealing.unseal(prompt)  # hashes and records are of the markers of sealed texts
     return Job(
-        key=sample_key(task.name, version, item.row, prompt, resolved),
+        key=sample_key(task.name, version, item.row, prompt, resolved, sample),
         benchmark=task.benchmark.name,
         item_id=item.id,
         prompt_ids=system.encode(real_prompt, plain=not system.has_template),
@@ -165,7 +170,7 @@ def _job(system: System, task: Task, item: Item, version: str) -> Job:
         resolved=resolved,
         prompts=task.benchmark.prompts_name,
         sealed=sealed,
-        alone=item.number < system.args.tps_samples,
+        alone=not sample and item.number < system.args.tps_samples,
     )
 
 
@@ -185,6 +190,7 @@ class Session:
         self.failed: list[Sample] = []
         self.task_versions = dict(task_versions or {})
         self._recorded_versions: dict[str, set[str]] | None = None
+        self._recorded_samples: Counter[str] = Counter()  # task -> most samples of an item
         self._store: RunStore | None = None
         self._runner: JobRunner | None = None
         check_tracker(args.tracker)
@@ -252,9 +258,21 @@ class Session:
         if self._recorded_versions is None:
             self._recorded_versions = {}
             for sample in self.store.samples(traces=False) if self.store is not None else ():
-                self._recorded_versions.setdefault(sample.key.task, set()).add(sample.key.task_version)
+                key = sample.key
+                self._recorded_versions.setdefault(key.task, set()).add(key.task_version)
+                self._recorded_samples[key.task] = max(self._recorded_samples[key.task], key.sample + 1)
         recorded = self._recorded_versions.get(task, {current})
         return current if current in recorded else max(recorded)
+
+    def check_samples(self, task: str) -> None:
+        """Raises StoreError if the run directory has more samples of an item than are asked for."""
+        _ = self.version_of(task, "")
+        recorded, asked = self._recorded_samples[task], self.args.samples
+        if recorded > asked:
+            raise StoreError(
+                f"{self.args.run_dir} has {recorded} samples of an item of {task}, and {asked} are asked for; ask for "
+                f"{recorded} or more (--samples, or samples among model arguments). Otherwise {ADVICE}"
+            )
 
     @property
     def decodes_on_cpu(self) -> bool:

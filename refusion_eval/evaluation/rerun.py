@@ -1,6 +1,7 @@
 """Repeats a recorded run from its own record, and compares the two sample by sample."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,9 +86,11 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
         raise StoreError(f"{run.run_id} cannot be made again here: {'; '.join(changed)}")
     recorded = _samples(run_dir)  # before decoding, because a damaged record must not be found after hours
     num_failed = 0
-    for count in sorted(set(run.expected.values())):
-        tasks = [task for task, expected in run.expected.items() if expected == count]
-        outcome = evaluate(args, tasks, limit=count, sandbox=sandbox, model_cache=model_cache)
+    samples = {task: 1 + max((key.sample for key in recorded if key.task == task), default=0) for task in run.expected}
+    for count, each in sorted({(expected, samples[task]) for task, expected in run.expected.items()}):
+        tasks = [task for task, expected in run.expected.items() if (expected, samples[task]) == (count, each)]
+        again = replace(args, samples=each)
+        outcome = evaluate(again, tasks, limit=count // each, sandbox=sandbox, model_cache=model_cache)
         num_failed += len(outcome.failed) + outcome.unscored
     names = ("package_version", "versions", "git_commit", "hardware")
     before, after = ({name: manifest.to_json()[name] for name in names} for manifest in (run.manifest, now))

@@ -31,7 +31,13 @@ from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError, RefusionEvalError
 from refusion_eval.evaluation.loop import Session, run_worker_or_return
 from refusion_eval.evaluation.turns import Turn
-from refusion_eval.lm_eval_plugin.evaluation import Evaluation, leave_question_out, own_task, read_local_rows
+from refusion_eval.lm_eval_plugin.evaluation import (
+    Evaluation,
+    ask_for_samples,
+    leave_question_out,
+    own_task,
+    read_local_rows,
+)
 from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
 from refusion_eval.runs.job import Job, response
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
@@ -172,6 +178,8 @@ class RefusionLM(TemplateLM):
                 num_failed += 1
             judge(request_of[job.key].doc, sample)
 
+        for task in filter(own_task, {key.task for key in request_of}):
+            self.session.check_samples(task)
         # lm-eval scores nothing unless every text is there, so a run that cannot succeed ends before it costs hours.
         with self.evaluation.judging() as judge:
             self.session.run([job for job in jobs if job.key not in texts], take, check_all=True)
@@ -327,6 +335,7 @@ def observe() -> None:
         for task in tasks.values():
             if isinstance(task, ConfigurableTask):
                 leave_question_out(task)
+                ask_for_samples(task, model.args.samples)
             sealing.update(getattr(getattr(task, "dataset", None), "sealing", Sealing()))
         model.begin_evaluation(versions, call.arguments["samples"] or {}, sealing)
         keeps_samples = call.arguments["log_samples"]

@@ -18,7 +18,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from refusion_eval.benchmarks import OTHER, PUBLISHED, Row, Task, find_task, is_sealed
 from refusion_eval.benchmarks.rows import check_rows, find_rows
-from refusion_eval.errors import DataError
+from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.evaluation.loop import Session
 from refusion_eval.lm_eval_plugin.filters import INVALID
 from refusion_eval.metrics import Bootstrap, Timing, mean, measured, rate
@@ -99,6 +99,19 @@ def leave_question_out(task: ConfigurableTask) -> None:
     asked = set(map(doc_hash, task.eval_docs))
     if any(doc_hash(example) in asked for example in task.sampler.df):
         task.fewshot_cfg.split = config.test_split
+
+
+def ask_for_samples(task: ConfigurableTask, samples: int) -> None:
+    """Has lm-eval ask each document of a task so many times; ConfigError for a task whose rules judge one text only."""
+    if samples == 1:
+        return
+    name = str(task.config.task)
+    if own_task(name) is None:
+        raise ConfigError(
+            f"{name}: samples={samples}, but lm-eval's filters of a task decide which of several texts are judged; set "
+            "`repeats` in its task file, with filters that read them all, and leave samples out"
+        )
+    task.config.repeats = samples
 
 
 class Evaluation:

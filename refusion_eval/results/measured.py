@@ -6,20 +6,25 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from refusion_eval import metrics
+from refusion_eval.benchmarks.extract.formulas import normal_form
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import RESAMPLES, Bootstrap
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, read_facts
 from refusion_eval.results.measurement import (
     ACCURACY,
     AVERAGE,
+    AVG_AT,
+    MAJORITY_AT,
     MEAN_TASK,
     METRIC_ORDER,
+    PASS_AT,
     PASS_AT_1,
     REFUSED_NOTE,
     SCORES,
@@ -90,6 +95,7 @@ class Measure(NamedTuple):
     samples: Sequence[SampleFacts]
     note: str = ""
     scores: ArrayLike = ()  # share of right samples of each item, [items]
+    by_sample: Sequence[float] = ()  # of avg@n: the score of each sample number over all items
 
 
 def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
@@ -206,6 +212,7 @@ def _measurement(
     samples = [sample for measure in measures for sample in measure.samples]
     settings = _common_settings(tasks)
     is_mean = len(tasks) > 1
+    by_sample = [fmean(scores) for scores in zip(*(measure.by_sample for measure in measures), strict=True)]
     return Measurement(
         origin="measured",
         system=system_key(manifest.system, manifest.backbone, settings, generate=manifest.decoder == STOCK_GENERATE),
@@ -231,6 +238,8 @@ def _measurement(
         command=run.command,
         scored=not any(task.num_unscored for task in tasks),
         isolated=all(task.isolated for task in tasks),
+        num_seeds=max(1, len(by_sample)),
+        seed_sd=stdev(by_sample) if by_sample else 0.0,
         num_rounds=min(len({sample.round for sample in task.samples} or {1}) for task in tasks),
         batch_size="|".join(map(str, sorted({sample.batch_size for sample in samples}))),
         hardware=" | ".join(sorted({label for task in tasks for label in task.hardware})),
@@ -354,7 +363,7 @@ def _accuracy(
     task: TaskFacts, judged: Sequence[SampleFacts], verdicts: Sequence[Sequence[ScoreRow]], means: ArrayLike
 ) -> Iterator[Measure]:
     passed = [[verdict.value > 0 for verdict in item] for item in verdicts]
-    answers = [[verdict.extracted for verdict in item] for item in verdicts]
+    answers = [[normal_form(task.kind, verdict.extracted) for verdict in item] for item in verdicts]
     scorers = sorted({verdict.scorer for item in verdicts for verdict in item})
     note = f"judged by {len(scorers)} scorers ({', '.join(scorers)}); score again" if len(scorers) > 1 else ""
 
@@ -365,14 +374,18 @@ def _accuracy(
     yield percent(task.score_name, means)
     yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])
     num_samples = min(map(len, verdicts))
-    if task.is_code:
-        sizes, hits = [len(item) for item in passed], [sum(item) for item in passed]
-        for k in metrics.reported_ks(num_samples):
-            yield percent(f"pass@{k}", metrics.pass_at_k(sizes, hits, k))
-    elif num_samples > 1 and task.kind != "instructions":
+    if num_samples == 1:
+        return
+    columns = np.array([item[:num_samples] for item in passed])
+    average = percent(f"{AVG_AT}{num_samples}", columns.mean(axis=1))
+    yield average._replace(by_sample=(100 * columns.mean(axis=0)).tolist())
+    sizes, hits = [len(item) for item in passed], [sum(item) for item in passed]
+    for k in metrics.reported_ks(num_samples):
+        yield percent(f"{PASS_AT}{k}", metrics.pass_at_k(sizes, hits, k))
+    if not task.is_code and task.kind != "instructions":
         of_items = zip(answers, passed, strict=True)
         votes = [metrics.majority_passed(a[:num_samples], p[:num_samples]) for a, p in of_items]
-        yield percent(f"majority@{num_samples}", votes)
+        yield percent(f"{MAJORITY_AT}{num_samples}", votes)
 
 
 def _unstated(task: TaskFacts) -> Iterator[Measure]:

@@ -26,6 +26,8 @@ TASKS = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.in_pap
 MEAN_TASK, AVERAGE = "mean", "average"
 
 ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
+# Beginnings of the metrics of several samples of an item; the number of samples follows.
+AVG_AT, PASS_AT, MAJORITY_AT = OF_SAMPLES = ("avg@", "pass@", "majority@")
 SCORES = (ACCURACY, PASS_AT_1)
 # Metrics that depend on the machine. `speedup` is a ratio to the TPS of this engine's autoregressive loop and
 # `speedup_stock` one to that of transformers' `generate`; energy is measured where the device has a counter.
@@ -219,7 +221,7 @@ class Measurement:
     num_cut: int = 0
     num_rounds: int = 1
     num_seeds: int = 1
-    seed_sd: float = 0.0  # of a mean over several seeds, the standard deviation over them
+    seed_sd: float = 0.0  # of a mean over several seeds, or the samples of avg@n, the standard deviation over them
     same_decode_as: str = ""  # run of a sweep, of other settings, with the same tokens and forwards for every item
     slowed_by: str = ""  # what made the speed lower than it need be, sentences joined by `|`
     server_notes: str = ""  # sentences about a server's answers joined by `|`

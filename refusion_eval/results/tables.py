@@ -15,9 +15,11 @@ from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.measurement import (
     ACCURACY,
+    AVG_AT,
     BESIDE,
     FUSED,
     MEAN_TASK,
+    OF_SAMPLES,
     PASS_AT_1,
     REFUSED_NOTE,
     UNISOLATED,
@@ -98,6 +100,11 @@ _SERVER_NOTES = (
     "Server TPS, Server fwd/s, First byte: by the client's clock, on a machine whose threads and dtype are not known.",
     "Own TPS: the server's tokens by its own seconds of prefill and generation, where it tells them.",
     "Tok/fwd of a server is its algorithm's part, what accepted drafts save; forwards/s are its engine's part.",
+)
+_SAMPLES_NOTE = (
+    "avg@n: the mean over n samples of every item; \u00b1 is the standard deviation of the n scores that each have one "
+    "sample of every item. pass@k: the chance that one of k samples is right. majority@n: the most frequent of n "
+    "answers is right. An interval draws items, each with all its samples."
 )
 _FEWER_NOTE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
 _OTHER_ITEMS_NOTE = (
@@ -206,10 +213,15 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
 
 
 def summary_table(lines: Sequence[SummaryLine]) -> Table:
-    by_filter = sorted({metric for line in lines for metric in line.measurements if metric.startswith(BY_FILTER)})
+    named = {metric for line in lines for metric in line.measurements}
+    by_filter = sorted(metric for metric in named if metric.startswith(BY_FILTER))
+    of_samples = [metric for metric in named if metric.startswith(OF_SAMPLES) and metric != PASS_AT_1]
+    of_samples.sort(
+        key=lambda metric: (OF_SAMPLES.index(f"{metric.partition('@')[0]}@"), int(metric.partition("@")[2]))
+    )
     shown = [*SUMMARY_COLUMNS]
     shown += [SERVER_TPS] if any(line.measurement(SERVER_TPS.metric) for line in lines) else []
-    shown += [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in by_filter]
+    shown += [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in (*of_samples, *by_filter)]
     if any(line.measurement("cut_in_thought") for line in lines):  # where a text has a thinking block
         shown.append(Column("cut_in_thought", "Cut in thought %"))
     machines = list(dict.fromkeys(line.hardware for line in lines if line.hardware))
@@ -266,6 +278,7 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
         "In brackets: 95% interval by item.": bool(lines),
         **dict.fromkeys(known, True),
         "Mean of seeds: \u00b1 is the standard deviation over runs that differ in their seed only.": seeds,
+        _SAMPLES_NOTE: any(metric.startswith(AVG_AT) for line in lines for metric in line.measurements),
         MINI_CAPTION: mini,
         f"{num_errors} samples are errors and in no figure; run the same command again to retry them.": num_errors > 0,
         f"{num_refused} {REFUSED_NOTE}.": num_refused > 0,

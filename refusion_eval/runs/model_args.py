@@ -94,6 +94,7 @@ class ModelArgs(CheckpointOptions):
             first), or FILE.yaml with a table of your own, which has a row for each benchmark.
         batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
         tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
+        samples: Texts of every item, each drawn with a seed of its own. More than one need a temperature.
         run_dir: Folder where every sample is recorded as it finishes, and found again by the next run.
         data_dir: Folder with benchmark rows.
         enable_thinking: Value that the chat template receives for thinking. The default is yes.
@@ -130,6 +131,7 @@ class ModelArgs(CheckpointOptions):
     preset: str | None = None
     batch_size: PositiveInt | None = 1
     tps_samples: NonNegativeInt = 0
+    samples: PositiveInt = 1
     run_dir: str | None = None
     data_dir: str | None = None
     enable_thinking: bool = True

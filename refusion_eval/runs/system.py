@@ -275,6 +275,7 @@ class System:
                 paper={"fuse": False} if "fuse" in self.entry.Settings.__dataclass_fields__ else {},
             )
             api.decoder_settings(self.model, self.args.decoder, resolved.settings)
+            self._check_samples(task, resolved.settings)
             if announce:
                 before = next(iter(self._resolved.values()), None)
                 if before is None:
@@ -282,6 +283,15 @@ class System:
                 log.info("%s, %s: %s", task, self.args.decoder, resolved.describe(before))
             self._resolved[cached] = resolved
         return self._resolved[cached]
+
+    def _check_samples(self, task: str, settings: Any) -> None:
+        """Raises ConfigError if several samples of an item would all be the same text."""
+        draws = any(getattr(settings, name, False) for name in ("temperature", "is_random", "draws_order"))
+        if self.args.samples > 1 and not draws:
+            raise ConfigError(
+                f"{task}: samples={self.args.samples}, but {self.args.decoder} draws nothing at temperature=0, so all "
+                "texts of an item would be equal; set a temperature, such as temperature=0.7, or leave samples out"
+            )
 
     def _check_end(self) -> None:
         """Warns where responses run on after the token with which the tokenizer ends a turn."""

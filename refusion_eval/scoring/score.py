@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.benchmarks import Benchmark, Row
+from refusion_eval.benchmarks.extract.formulas import normal_form
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Interval, accuracy, majority_passed, pass_at_k, reported_ks
 from refusion_eval.scoring.judge import ERROR, MISSING, NO_ANSWER, Verdict, judge_texts
@@ -111,13 +112,13 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *
     fewest = min(drawn)
     average = f" (avg@{fewest})" if fewest == max(drawn) > 1 else ""
     lines = [f"{name}: {benchmark.metric} {share_right} over {len(items)} of {num_rows} rows{average}"]
-    ks = sorted({*reported_ks(fewest), fewest} - {1})
-    lines += [f"  pass@{k} {_percent(pass_at_k(drawn, num_right, k))}" for k in ks]
+    lines += [f"  pass@{k} {_percent(pass_at_k(drawn, num_right, k))}" for k in reported_ks(fewest)]
     if benchmark.kind == "instructions":
         flags = [flag for texts in items for score in texts for flag in score.followed]
         lines.append(f"  by instruction {mean_percent(flags).value:.2f}% over {len(flags)} instructions")
     elif fewest > 1 and benchmark.kind != "code":
-        votes = (majority_passed([s.extracted for s in texts], [s.value > 0 for s in texts]) for texts in items)
+        answers = ([normal_form(benchmark.kind, score.extracted) for score in texts] for texts in items)
+        votes = map(majority_passed, answers, ([score.value > 0 for score in texts] for texts in items))
         lines.append(f"  majority vote {_percent(map(float, votes))}")
     share = counts[NO_ANSWER] / num_texts if num_texts else 0.0
     lines.append(f"  nothing extracted from {counts[NO_ANSWER]} of {num_texts} texts ({share:.1%})")

@@ -179,6 +179,11 @@ def with_model(spec: SweepSpec, model: str) -> SweepSpec:
     return replace(spec, systems=systems)
 
 
+def with_samples(spec: SweepSpec, samples: int) -> SweepSpec:
+    systems = (replace(system, arguments={**system.arguments, "samples": samples}) for system in spec.systems)
+    return replace(spec, systems=tuple(systems))
+
+
 def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:
     # A key without a value stands for its default.
     return {key: value for key, value in row.items() if value is not None}

@@ -89,6 +89,13 @@ def test_task_files_and_their_folder_reach_the_run(tmp_path):
     assert f"--tasks own.yaml,lm_eval:gsm8k,math --include-path {tmp_path}" in run
 
 
+def test_samples_and_settings_reach_every_run_in_folders_of_their_own():
+    runs = runs_of("--system", "qwen3,refusion", "--samples", "4", "--set", "temperature=0.8")
+    assert len(runs) == 2
+    assert all(run.startswith("--run-dir results/runs/release/temperature=0.8/") for run in runs)
+    assert all("--samples 4 --set temperature=0.8" in run for run in runs)
+
+
 def test_a_baseline_is_checked_before_the_first_run():
     lines = commands("--model", "GSAI-ML/ReFusion", "--baseline", "some/model")
     (checked,) = (number for number, line in enumerate(lines) if line.startswith("check --model some/model"))

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.errors import CheckpointError, ConfigError, DataError
+from refusion_eval.errors import CheckpointError, ConfigError, DataError, StoreError
 from refusion_eval.evaluation.loop import evaluate, find_tasks, task_names
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.results.facts import read_facts
@@ -193,3 +193,67 @@ def test_a_busy_machine_and_a_run_that_goes_on_elsewhere_are_told(checkpoint, tm
         evaluate(arguments(checkpoint, tmp_path), ["mini_gsm8k"], limit=2)
     assert "was begun on other hardware" in caplog.text
     assert "another processor" in caplog.text
+
+
+def drawn(checkpoint, run_dir, samples, **more):
+    return arguments(checkpoint, run_dir, temperature=3.0, samples=samples, **more)
+
+
+def texts(run_dir):
+    return {(sample.item_id, sample.key.sample): sample.tokens for sample in read(run_dir)[0]}
+
+
+@pytest.fixture(scope="module")
+def sampled(checkpoint, tmp_path_factory):
+    """The run directory of three samples of two items."""
+    run_dir = tmp_path_factory.mktemp("sampled")
+    assert evaluate(drawn(checkpoint, run_dir, 3), ["mini_gsm8k"], limit=2).is_complete
+    return run_dir
+
+
+def test_samples_of_an_item_are_different_texts_and_all_are_scored(sampled):
+    samples, scores = read(sampled)
+    assert [(sample.item_id, sample.key.sample) for sample in samples] == [(i, n) for i in "01" for n in range(3)]
+    assert len({tuple(sample.tokens) for sample in samples}) == 6
+    assert {score.key for score in scores if score.metric == PASSED} == {sample.key for sample in samples}
+
+
+@pytest.mark.parametrize("more", [{"batch_size": 4}, {"batch_size": 6, "tps_samples": 1}])
+def test_a_sample_does_not_depend_on_batch_order_or_what_else_is_asked(sampled, checkpoint, tmp_path, more):
+    for samples, limit, number in ((1, 2, 2), (2, 1, 3), (3, 2, 6)):  # in another order
+        assert evaluate(drawn(checkpoint, tmp_path, samples, **more), ["mini_gsm8k"], limit=limit).is_complete
+        assert len(texts(tmp_path)) == number
+    assert texts(tmp_path) == texts(sampled)
+    alone = {(sample.item_id, sample.key.sample) for sample in read(tmp_path)[0] if sample.batch_size == 1}
+    assert alone == ({("0", 0)} if "tps_samples" in more else set())
+
+
+def test_more_samples_are_added_and_fewer_are_refused(checkpoint, tmp_path, capsys):
+    evaluate(drawn(checkpoint, tmp_path, 1), ["mini_gsm8k"], limit=2)
+    (task,) = read_facts(tmp_path).tasks
+    assert task.extent == (2, 2, 100)
+    before = read(tmp_path)[0]
+    capsys.readouterr()
+    evaluate(drawn(checkpoint, tmp_path, 2), ["mini_gsm8k"], limit=2)
+    after = read(tmp_path)[0]
+    assert [sample for sample in after if not sample.key.sample] == before
+    assert len(after) == 4
+    assert "4/4" in capsys.readouterr().err  # progress counts texts
+    (task,) = read_facts(tmp_path).tasks
+    assert task.extent == (4, 4, 200)
+    with pytest.raises(StoreError, match=r"has 2 samples of an item of mini_gsm8k, and 1 are asked for; ask for 2 or"):
+        evaluate(drawn(checkpoint, tmp_path, 1), ["mini_gsm8k"], limit=2)
+
+
+def test_rounds_share_the_items_with_all_their_samples(sampled, checkpoint, tmp_path):
+    for number in (1, 2):
+        evaluate(drawn(checkpoint, tmp_path, 3), ["mini_gsm8k"], limit=2, turn=Turn(number, 2))
+        assert len(texts(tmp_path)) == 3 * number
+    assert texts(tmp_path) == texts(sampled)
+
+
+def test_equal_samples_are_refused_before_anything_is_decoded(checkpoint, tmp_path):
+    with pytest.raises(ConfigError, match=r"mini_gsm8k: samples=2, but refusion draws nothing .* set a temperature"):
+        evaluate(arguments(checkpoint, tmp_path / "a", samples=2), ["mini_gsm8k"], limit=1)
+    at_random = arguments(checkpoint, tmp_path / "b", samples=2, order="random")
+    assert evaluate(at_random, ["mini_gsm8k"], limit=1).is_complete

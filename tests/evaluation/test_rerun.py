@@ -48,6 +48,14 @@ def test_a_run_is_made_again_with_its_own_settings_tasks_and_limits(recorded: Pa
     assert "all as recorded" in result.in_words()
 
 
+def test_all_samples_of_a_run_are_made_again(tmp_path: Path) -> None:
+    drawn = {**ARGUMENTS, "gen_length": 16, "temperature": 2.0, "run_dir": str(tmp_path / "first")}
+    for samples in (1, 2):  # the run is continued with more, which its manifest does not say
+        evaluate(parse_model_args({**drawn, "samples": samples}), ["mini_gsm8k"], limit=2)
+    result = rerun(tmp_path / "first", tmp_path / "again")
+    assert (result.is_same, result.num_samples) == (True, 4)
+
+
 def test_other_tokens_and_other_verdicts_are_named(copied: Path, tmp_path: Path) -> None:
     _change(copied, "samples", {"text": "something else"}, "%mini_gsm8k%")
     _change(copied, "scores", {"value": 0.5}, "%mini_mbpp%")

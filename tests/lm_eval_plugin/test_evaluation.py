@@ -8,6 +8,7 @@ import pytest
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
+from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.paths import tasks_path
 from refusion_eval.results.measured import run_measurements
@@ -58,11 +59,11 @@ def own_tasks(tmp_path, monkeypatch):
     return folder
 
 
-def run(checkpoint, run_dir, tasks, folder=None, **options):
+def run(checkpoint, run_dir, tasks, folder=None, settings=SETTINGS, **options):
     where = "" if run_dir is None else f",run_dir={run_dir}"
     return lm_eval.simple_evaluate(
         "refusion",
-        model_args=f"pretrained={checkpoint},{SETTINGS}{where}",
+        model_args=f"pretrained={checkpoint},{settings}{where}",
         tasks=tasks,
         task_manager=TaskManager(include_path=str(folder or tasks_path()), include_defaults=False),
         limit=3,
@@ -89,6 +90,25 @@ def test_both_doors_leave_the_same_records_and_verdicts(checkpoint, tmp_path):
     assert {sample.key: sample.tokens for sample in theirs} == {sample.key: sample.tokens for sample in ours}
     assert {score.body() for score in their_scores} == {score.body() for score in our_scores}
     assert (their_run.expected, their_run.manifest.tasks) == (our_run.expected, our_run.manifest.tasks)
+
+
+def test_both_doors_draw_the_same_samples(checkpoint, tmp_path):
+    settings = f"{SETTINGS},temperature=2.0,samples=2"
+    run(checkpoint, tmp_path / "lm_eval", ["mini_gsm8k"], settings=settings, apply_chat_template=True)
+    arguments = {"pretrained": checkpoint, **dict(pair.split("=") for pair in settings.split(","))}
+    evaluate(parse_model_args({**arguments, "run_dir": str(tmp_path / "run")}), ["mini_gsm8k"], limit=3)
+    (theirs, their_scores, their_run), (ours, our_scores, our_run) = map(
+        stored, (tmp_path / "lm_eval", tmp_path / "run")
+    )
+    assert {sample.key: sample.tokens for sample in theirs} == {sample.key: sample.tokens for sample in ours}
+    assert len(theirs) == 6
+    assert {score.body() for score in their_scores} == {score.body() for score in our_scores}
+    assert their_run.expected == our_run.expected == {"mini_gsm8k": 6}
+
+
+def test_lm_evals_own_tasks_say_how_they_take_samples(checkpoint, own_tasks, tmp_path):
+    with pytest.raises(ConfigError, match=r"own_generated: samples=2, .* set `repeats` in its task file"):
+        run(checkpoint, tmp_path, ["own_generated"], own_tasks, settings=f"{SETTINGS},temperature=2.0,samples=2")
 
 
 def test_a_run_of_one_door_is_continued_by_the_other(checkpoint, tmp_path):

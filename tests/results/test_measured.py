@@ -5,6 +5,7 @@ import io
 import itertools
 import math
 from dataclasses import replace
+from statistics import stdev
 
 import pytest
 from rich.console import Console
@@ -158,6 +159,33 @@ def test_the_later_of_two_scorers_counts_and_a_mixture_is_told(write_run, make_s
     rows = figures(run_measurements([write_run("refusion", samples, scores)]))
     assert rows["accuracy"].value == 50.0
     assert "judged by 2 scorers (test 1, test 2)" in rows["accuracy"].note
+
+
+def test_samples_have_their_mean_with_its_spread_pass_at_k_and_a_majority(write_run, make_sample):
+    right = [(True, False, True, True), (False, False, True, False)]
+    samples = [[make_sample(item, sample=number) for number in range(4)] for item in range(2)]
+    scores = [score_of(samples[item][n], right[item][n], extracted=f"{n % 3}") for item in range(2) for n in range(4)]
+    rows = run_measurements([write_run("refusion", [*samples[0], *samples[1]], scores)])
+    of_samples = figures(rows)
+    average = of_samples["avg@4"]
+    assert (average.value, average.n, average.samples) == (50.0, 2, 8)
+    assert average.interval == of_samples["accuracy"].interval
+    assert (average.num_seeds, average.seed_sd) == (4, pytest.approx(stdev([50, 0, 100, 50])))
+    assert of_samples["pass@2"].value == pytest.approx((1.0 + 0.5) * 50)
+    assert of_samples["pass@4"].value == 100.0
+    assert of_samples["majority@4"].value == 50.0  # the second item's most frequent answer, 0, is wrong
+    table = summary_table(summary(rows))
+    assert [name for name in table.columns if "@" in name] == ["avg@4 %", "pass@2 %", "pass@4 %", "majority@4 %"]
+    assert "50.0 \u00b1 40.8" in [cell.text for cell in table.lines[0].cells]
+    assert "avg@n: the mean over n samples" in " ".join(table.notes)
+
+
+def test_a_mean_over_tasks_has_the_spread_of_that_mean(write_run, make_sample):
+    tasks = ("mini_gsm8k", "mini_mbpp")
+    samples = [make_sample(item, task=task, sample=n) for task in tasks for item in range(2) for n in range(2)]
+    scores = [score_of(one, one.key.sample == 0 or one.key.task == tasks[0]) for one in samples]
+    mean = figures(run_measurements([write_run("refusion", samples, scores)]), "mean")["avg@2"]
+    assert (mean.value, mean.num_seeds, mean.seed_sd) == (75.0, 2, pytest.approx(stdev([100, 50])))
 
 
 def test_code_has_pass_at_k_and_other_tasks_a_majority(write_run, make_sample):

@@ -182,6 +182,11 @@ def normalise(answer: str, has_units: bool = False) -> str:
     return _without_braces(_GAP.sub(lambda gap: (gap[1] or "") + (" " if gap[1] and gap[2] else ""), text.strip()))
 
 
+def normal_form(kind: str, answer: str | None) -> str | None:
+    """The form by which extracted answers to a benchmark of some kind are counted; only formulas have several forms."""
+    return normalise(answer) if answer is not None and kind == "mathematics" else answer
+
+
 def _without_braces(form: str) -> str:
     """Takes off the braces around a whole form, and the marks at the ends inside them, as in {= 12.}."""
     form = _ENDS.sub("", form)
