@@ -16,6 +16,7 @@ from torch import Tensor
 
 from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS, Decoder, find_decoder, fitting_decoders
+from refusion_eval.decoders.thoughts import has_budget, parts, within_budget
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_many, score_many
 from refusion_eval.engine.width import WidthCost
@@ -23,7 +24,7 @@ from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.loading import LoadedModel as LoadedModel
 from refusion_eval.loading import load_model as load_model
 from refusion_eval.models.device import cpu_threads
-from refusion_eval.types import Decoded, Decoding, Trace
+from refusion_eval.types import Decode, Decoded, Decoding, Trace
 
 R = TypeVar("R", bound=Decoded | DecodeError)
 
@@ -55,7 +56,29 @@ def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = Non
     ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in fields else []))
     if any(not 0 <= token < model.config.vocab_size for token in ids):
         raise ConfigError(f"mask and EOS ids {list(ids)} must lie in the vocabulary, 0..{model.config.vocab_size - 1}")
+    if has_budget(resolved):
+        num_positions(model, resolved)  # refuses a budget that does not fit the template or the other settings
     return resolved
+
+
+def decode_of(model: LoadedModel, decoder: str | Decoder, settings: Any) -> Decode:
+    """The generator function that decodes with these settings: that of the decoder, within a budget of thoughts."""
+    decode = find_decoder(decoder).decode
+    return within_budget(decode, model.tokenizer.end_of_thought) if has_budget(settings) else decode
+
+
+def num_positions(model: LoadedModel, settings: Any) -> int:
+    """Positions after the prompt that decoding may touch, those of the tokens that end a thought included."""
+    num_own: int = settings.num_positions
+    if not has_budget(settings):
+        return num_own
+    most_forced = len(model.tokenizer.end_of_thought((), ()))  # those of an empty thought
+    try:
+        *_, answer = parts(settings)
+    except ConfigError as error:
+        rule = f"a thought and an answer of {settings.gen_length - settings.thought_budget} tokens are refused"
+        raise ConfigError(f"thought_budget={settings.thought_budget}: {rule} ({error})") from error
+    return max(num_own, settings.thought_budget + answer.num_positions) + most_forced
 
 
 def _name_of(decoder: str | Decoder) -> str:
@@ -178,8 +201,9 @@ def _request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenIds, s
     if not isinstance(settings, entry.Settings):
         kind = type(settings).__name__
         raise ConfigError(f"settings of {_name_of(decoder)} are {kind}; make them with decoder_settings")
-    prompt = check_prompt(model, prompt_ids, settings.num_positions)
-    return Request(entry.decode, prompt, with_width_cost(settings, lambda: model.width_cost))
+    prompt = check_prompt(model, prompt_ids, num_positions(model, settings))
+    decode = decode_of(model, decoder, settings)
+    return Request(decode, prompt, with_width_cost(settings, lambda: model.width_cost))
 
 
 def _refuse(prompt: Sequence[int], settings: ConfigError, trace: Trace) -> Decoding:
@@ -212,7 +236,7 @@ def generate_many(
     requests = []
     for number, prompt in enumerate(prompts):
         try:
-            ids = check_prompt(model, _ids_of(model, prompt), resolved.num_positions)
+            ids = check_prompt(model, _ids_of(model, prompt), num_positions(model, resolved))
             requests.append((decoder, ids, resolved))
         except ConfigError as error:
             raise ConfigError(f"prompt {number} (from 0): {error}") from error

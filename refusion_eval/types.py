@@ -26,6 +26,10 @@ CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream"]
 # with one thread on two cores, 38 with two.
 ONE_THREAD_BYTES = 64 * 2**20
 
+# The tags of a thinking block, as chat templates and models write them.
+THINK_START, THINK_END = "<think>", "</think>"
+PROMPT_END = 12  # a prompt that opens a thought has the tag among this many tokens at its end
+
 # Token ids and positions are below these limits. No vocabulary and no context is near them.
 MOST_TOKENS = 2**31
 MOST_POSITIONS = 2**20
@@ -260,10 +264,14 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The return value of a decoder: the tokens up to and including the first EOS, and why decoding ended."""
+    """The return value of a decoder: the tokens up to and including the first EOS, and why decoding ended.
+
+    `num_forced` of the tokens are of no forward: they ended a thought whose budget was spent.
+    """
 
     tokens: tuple[int, ...]
     stop: StopReason
+    num_forced: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +443,7 @@ class Decoded:
         prefill_seconds: the part of `seconds` up to the end of the first forward; None if not timed, as in a batch.
         joules: energy that the device used in these seconds; None where it has no counter, and in a batch.
         text: the response as text, without special tokens, if the prompt was a text; else None.
+        num_forced: tokens that no forward chose, because they ended a thought whose budget was spent.
     """
 
     tokens: tuple[int, ...]
@@ -445,6 +454,7 @@ class Decoded:
     prefill_seconds: float | None = None
     joules: float | None = None
     text: str | None = None
+    num_forced: int = 0
 
 
 Decoding = Generator[Forward, tuple[Readout, ...], Response]

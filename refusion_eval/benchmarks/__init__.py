@@ -28,6 +28,7 @@ from refusion_eval.benchmarks.rows import (
 )
 from refusion_eval.errors import DataError
 from refusion_eval.paths import tasks_path
+from refusion_eval.types import THINK_END, THINK_START
 
 __all__ = [
     "BENCHMARKS", "LETTERS", "OTHER", "OURS", "OWN", "PUBLISHED", "RELEASE", "RELEASED", "SUITES", "SUITE_TASKS",
@@ -108,7 +109,6 @@ class Prompts:
     test: Callable[[Row], CodeTest] | None = None
 
 
-THINK_START, THINK_END = "<think>", "</think>"
 _THINK_TAG = re.compile(f"{THINK_START}|{THINK_END}")
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # labels of choices, by position

@@ -171,6 +171,14 @@ def run(
             "throughput and latency."
         ),
     ] = "",
+    thought_budget: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Tokens of a thought, after which its end is set and the answer decoded; the same as --set "
+            "thought_budget=N.",
+        ),
+    ] = None,
     settings: cli.Settings = None,
     as_json: cli.Json = False,
 ) -> None:
@@ -194,7 +202,8 @@ def run(
     parts = (Path(model).name, kind, preset, loop)
     name = "-".join(filter(None, (*parts, RELEASE if is_released else None)))
     run_dir = run_dir or Path("results/runs") / re.sub(r"[:/]", "-", name)  # a user's decoder is named by its file
-    given_settings: dict[str, Any] = {} if seed is None else {"seed": seed}
+    by_option = {"seed": seed, "thought_budget": thought_budget}
+    given_settings: dict[str, Any] = {name: value for name, value in by_option.items() if value is not None}
     given_settings |= {"data_dir": None if data is None else str(data), **cli.read_pairs(settings)}
     share = None if turn is None else Turn.read(turn)
     sizes = cli.numbers_of(concurrency, "--concurrency", int) if concurrency else ()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import field
 
-from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
+from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, added_setting, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style
 from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Response, StopRule, Trace, causal, draw_key
 
@@ -17,6 +17,8 @@ class AutoregressiveSettings:
         temperature: 0 takes the most probable token; above 0 samples softmax(logits / temperature).
         seed: seed of the random draws.
         eos_ids: tokens that end the response; if there are none, it always has `gen_length` tokens.
+        thought_budget: tokens after which a thought that goes on is ended, and the answer decoded in a part of its own
+            (see `refusion_eval.decoders.thoughts`). None ends no thought, nor does a budget of `gen_length`.
         stop_rule: gets the tokens so far after each one; decoding ends when it returns True.
     """
 
@@ -24,6 +26,7 @@ class AutoregressiveSettings:
     temperature: NonNegativeFloat = 0.0
     seed: NonNegativeInt = 0
     eos_ids: tuple[NonNegativeInt, ...] = ()
+    thought_budget: NonNegativeInt | None = added_setting(None)
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
 
     @property

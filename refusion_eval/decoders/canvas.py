@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import Gt, Le
 
-from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
+from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, added_setting, settings_class
 from refusion_eval.decoders import check_mask_id, first_eos
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
@@ -61,6 +61,8 @@ class MaskedSettings:
             weights, to which thresholds are rounded too.
         early_stop: end as soon as a stop token or a stop string and everything before it are final, and so is the text
             up to there. The releases decode all positions.
+        thought_budget: tokens after which a thought that goes on is ended, and the answer decoded in a part of its own
+            (see `refusion_eval.decoders.thoughts`). None ends no thought, nor does a budget of `gen_length`.
         stop_rule: with `early_stop`, ends decoding when it returns True for the tokens without a gap from the start.
     """
 
@@ -74,6 +76,7 @@ class MaskedSettings:
     eos_ids: tuple[NonNegativeInt, ...] = ()
     confidence_dtype: ConfidenceDtype = "float32"
     early_stop: bool = False
+    thought_budget: NonNegativeInt | None = added_setting(None)
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

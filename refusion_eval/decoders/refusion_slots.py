@@ -72,6 +72,8 @@ class RefusionSettings:
             verification itself chooses there is kept, as in speculative decoding, and only the tokens after it are
             drafted anew; drafts that are the verifier's own choice pass too. At a temperature above 0 a draft passes
             only if it is the verifier's sample (docs/explanations/verifier.md).
+        thought_budget: tokens after which a thought that goes on is ended, and the answer decoded in a part of its own
+            (see `refusion_eval.decoders.thoughts`). None ends no thought, nor does a budget of `gen_length`.
         stop_rule: gets the tokens decoded without a gap from the start; decoding ends when it returns True.
     """
 
@@ -94,6 +96,7 @@ class RefusionSettings:
     order: Order = added_setting("confidence")
     serial: bool = added_setting(False)
     completion: CompletionRule = added_setting("paper")
+    thought_budget: NonNegativeInt | None = added_setting(None)
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -360,7 +360,15 @@ class Engine:
         assert request.response is not None
         response, trace = request.response, request.trace
         prefill_seconds = None if request.prefilled is None else request.prefilled - request.started
-        return Decoded(tuple(response.tokens), response.stop, trace.num_forwards, seconds, trace, prefill_seconds)
+        return Decoded(
+            tuple(response.tokens),
+            response.stop,
+            trace.num_forwards,
+            seconds,
+            trace,
+            prefill_seconds,
+            num_forced=response.num_forced,
+        )
 
 
 def _rows_needed(cache: KVCache, sequence: int, request: _ActiveRequest) -> int:

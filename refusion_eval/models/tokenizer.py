@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import read_json
+from refusion_eval.types import PROMPT_END, THINK_END, THINK_START
 from refusion_eval.untrusted import Child, read_text
 
 # Classes that a checkpoint brings as Python code, and the class of transformers that does the same with its files.
@@ -78,6 +79,29 @@ class Tokenizer:
         # Cleaning would remove spaces before punctuation, which are part of a program.
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         return str(self.inner.decode(list(tokens), **options))
+
+    @functools.cached_property
+    def thought_end(self) -> list[int]:
+        """Tokens that end a thought as chat templates do; ConfigError if that of the checkpoint knows no thoughts."""
+        if THINK_END not in str(self.inner.chat_template):
+            raise ConfigError(
+                f"{self.inner.name_or_path}: the chat template has no {THINK_END}, so thoughts have no end to set; "
+                "leave thought_budget out, or name another template as chat_template"
+            )
+        return self.encode(f"\n{THINK_END}\n\n")
+
+    def end_of_thought(self, prompt: Sequence[int], response: Sequence[int]) -> list[int]:
+        """The tokens that end the thought in which a response stands; none if it stands in none.
+
+        A response that has not begun gets an empty thought, unless the prompt has a thought.
+        """
+        text = self.decode(response, skip_special_tokens=False)
+        before = self.decode(prompt[-PROMPT_END:], skip_special_tokens=False)
+        starts_open = before.rstrip().endswith(THINK_START)
+        if not response and not starts_open:
+            return [] if THINK_END in before else [*self.encode(f"{THINK_START}\n"), *self.thought_end]
+        start, end = text.rfind(THINK_START), text.rfind(THINK_END)
+        return self.thought_end if start > end or (end < 0 and starts_open) else []
 
     @property
     def asks_for_the_time(self) -> bool:

@@ -91,7 +91,7 @@ def load_points(places: Iterable[Path]) -> list[LoadPoint]:
 
 def _point(identity: tuple[str, str, str, int], samples: Sequence[Sample]) -> LoadPoint:
     seconds = np.array([sample.seconds for sample in samples])
-    tokens = np.array([sample.num_tokens for sample in samples])
+    tokens = np.array([sample.num_decoded for sample in samples])
     ends = np.array([datetime.fromisoformat(sample.created).timestamp() for sample in samples])
     busy = busy_seconds(ends - seconds, ends)
     first = [sample.server["first_byte_seconds"] for sample in samples if sample.server is not None]

@@ -142,7 +142,7 @@ def _sample_row(run: Run, sample: Sample, scores: dict[str, ScoreRow]) -> dict[s
         "prompt_tokens": sample.prompt_num_tokens,
         "tokens": sample.num_tokens,
         "forwards": sample.num_forwards,
-        "tpf": sample.num_tokens / sample.num_forwards if sample.num_forwards else None,
+        "tpf": sample.num_decoded / sample.num_forwards if sample.num_forwards else None,
         "hardware": run.hardware(sample.process_id).label(),
         "settings": dump(sample.settings),
         "scores": {metric: score.value for metric, score in scores.items() if metric != PASSED},

@@ -35,6 +35,7 @@ class SampleFacts(Timing):
     thinks: bool = False
     thought_tokens: int = 0
     cut_in_thought: bool = False  # whether the text ends inside a thinking block
+    forced: int | None = None  # tokens that ended a thought at its budget; None without a budget
     bytes_read: float | None = None  # by all forwards together
     weight_bytes: float | None = None  # read by one forward
     copy_bytes_per_second: float | None = None
@@ -50,7 +51,11 @@ class SampleFacts(Timing):
     @property
     def answer_tokens(self) -> int:
         """Tokens kept outside thinking blocks."""
-        return self.tokens - self.thought_tokens
+        return self.tokens + (self.forced or 0) - self.thought_tokens
+
+    @property
+    def ended_by_budget(self) -> bool | None:
+        return None if self.forced is None else self.forced > 0
 
     @property
     def verdict(self) -> ScoreRow | None:
@@ -232,7 +237,7 @@ def costs(sample: Sample) -> dict[str, Any]:
     """The fields of `Timing` that a sample itself holds, which are all but the machine."""
     return {
         "item": sample.key.doc_hash,
-        "tokens": sample.num_tokens,
+        "tokens": sample.num_decoded,
         "forwards": None if sample.server is not None and not sample.num_forwards else sample.num_forwards,
         "seconds": sample.seconds,
         "batch_size": sample.batch_size,
@@ -250,11 +255,12 @@ def _reduced(
         item_id=sample.item_id,
         prompt_hash=sample.key.prompt_hash,
         scores=scores,
-        tokens_no_eos=sample.num_tokens - (sample.stop == "eos"),
+        tokens_no_eos=sample.num_decoded - (sample.stop == "eos"),
         joules=sample.joules,
         thinks=sample.num_thought_tokens is not None,
         thought_tokens=sample.num_thought_tokens or 0,
         cut_in_thought=bool(sample.cut_in_thought),
+        forced=sample.num_forced_tokens,
         **_from_server(sample.server or {}),
         **_from_trace(sample, trace, run.processes[sample.process_id].get("roofline")),
     )
@@ -292,12 +298,13 @@ def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, floa
     """The facts that need the trace of a sample, and the roofline of its device; none without a trace."""
     if trace is None:
         return {}
-    fixed_at = trace.fixed_at()
-    facts: dict[str, Any] = {"tokens_canvas": len(fixed_at)}
+    fixed_at, forced = trace.fixed_at(), sample.num_forced_tokens or 0
+    facts: dict[str, Any] = {"tokens_canvas": len(fixed_at) - forced}
     if sample.prefill_seconds is not None:
         first = sum(forward == 0 and position < sample.num_tokens for position, forward in fixed_at.items())
         facts["prefill_seconds"] = sample.prefill_seconds
-        facts["later_tokens"] = sample.num_tokens - first
+        # A budget of 0 has its tokens before those of the first forward.
+        facts["later_tokens"] = sample.num_decoded - first + (0 if sample.settings.get("thought_budget") else forced)
         facts["later_seconds"] = sample.seconds - sample.prefill_seconds
     if sample.slot_size is not None:
         facts["tpf_release"] = tpf_release(trace, sample.slot_size)

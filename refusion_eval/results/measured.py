@@ -452,8 +452,10 @@ def _thoughts(task: TaskFacts) -> Iterator[Measure]:
     """Tokens spent in thinking blocks (0 for texts without one), if the task has any."""
     if any(sample.thinks for sample in task.samples):
         yield from _from_table(_OF_THOUGHTS, task, task.samples)
-        share = metrics.mean(task.samples, "cut_in_thought", seed=seed_of(task.task)).scaled(100)
-        yield Measure("cut_in_thought", _PERCENT, share, task.samples)
+        for name in ("cut_in_thought", "ended_by_budget"):
+            if all(getattr(sample, name) is not None for sample in task.samples):
+                share = metrics.mean(task.samples, name, seed=seed_of(task.task)).scaled(100)
+                yield Measure(name, _PERCENT, share, task.samples)
 
 
 def _from_table(

@@ -74,6 +74,13 @@ SPEED_COLUMNS = (
     Column("speedup", "x AR, engine", 2, with_bounds=True),
     Column("speedup_stock", "x AR, generate", 2, with_bounds=True),
 )
+# Of texts with a thinking block.
+THOUGHT_COLUMNS = (
+    Column("thought_tokens_mean", "Thought tokens"),
+    Column("answer_tokens_mean", "Answer tokens"),
+    Column("cut_in_thought", "Cut in thought %"),
+    Column("ended_by_budget", "Ended by budget %"),
+)
 # Of servers on machines that are not known; they stand in no column with a speed of this engine.
 SERVER_TPS = Column("server_tps", "Server TPS", with_bounds=True)
 SERVER_COLUMNS = (
@@ -222,8 +229,7 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
     shown = [*SUMMARY_COLUMNS]
     shown += [SERVER_TPS] if any(line.measurement(SERVER_TPS.metric) for line in lines) else []
     shown += [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in (*of_samples, *by_filter)]
-    if any(line.measurement("cut_in_thought") for line in lines):  # where a text has a thinking block
-        shown.append(Column("cut_in_thought", "Cut in thought %"))
+    shown += [column for column in THOUGHT_COLUMNS if any(line.measurement(column.metric) for line in lines)]
     machines = list(dict.fromkeys(line.hardware for line in lines if line.hardware))
     numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}
     several = len(machines) > 1  # then no speed stands above another machine's without a word

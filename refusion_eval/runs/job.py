@@ -8,11 +8,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from refusion_eval.benchmarks import OURS, THINK_END, THINK_START, thinking_blocks
+from refusion_eval.benchmarks import OURS, thinking_blocks
 from refusion_eval.benchmarks.rows import redact
+from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.runs.model_args import Resolved
 from refusion_eval.store.records import Sample, SampleKey
-from refusion_eval.types import Decoded, Draft, Fix, StopRule, Trace, draw_key
+from refusion_eval.types import (
+    PROMPT_END,
+    THINK_END,
+    THINK_START,
+    Decoded,
+    Draft,
+    Fix,
+    StopRule,
+    Trace,
+    draw_key,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +147,9 @@ def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: 
         stop=decoded.stop,
         trace=trace.to_json(),
         warm=warm,
+        num_forced_tokens=_num_forced(decoded, len(tokens), job.resolved.settings),
         **_thoughts(tokens, job.prompt_ids, detokenizer),
     )
-
-
-_PROMPT_END = 12  # a prompt that opens a thought has the tag among this many tokens at its end
 
 
 def _thoughts(tokens: Sequence[int], prompt_ids: Sequence[int], detokenizer: Detokenizer) -> dict[str, Any]:
@@ -150,7 +159,7 @@ def _thoughts(tokens: Sequence[int], prompt_ids: Sequence[int], detokenizer: Det
         return len(detokenizer.spelled(tokens[:length]).rstrip("\ufffd"))
 
     text = detokenizer.spelled(tokens)
-    is_open = detokenizer.spelled(prompt_ids[-_PROMPT_END:]).rstrip().endswith(THINK_START)
+    is_open = detokenizer.spelled(prompt_ids[-PROMPT_END:]).rstrip().endswith(THINK_START)
     blocks = thinking_blocks(text, is_open=is_open)
     if not blocks:
         return {}
@@ -159,6 +168,13 @@ def _thoughts(tokens: Sequence[int], prompt_ids: Sequence[int], detokenizer: Det
         "num_thought_tokens": sum(numbers[1::2]) - sum(numbers[::2]),
         "cut_in_thought": blocks[-1][1] == len(text) and not text.endswith(THINK_END),
     }
+
+
+def _num_forced(decoded: Decoded, num_kept: int, settings: Any) -> int | None:
+    """The tokens kept that ended a thought at its budget; None without a budget."""
+    if not has_budget(settings):
+        return None
+    return min(decoded.num_forced, max(0, num_kept - settings.thought_budget))  # a stop string may have cut them off
 
 
 def response(sample: Sample) -> str:

@@ -25,6 +25,7 @@ from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
 from refusion_eval.config import CheckpointOptions
 from refusion_eval.decoders import find_decoder
+from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.engine.width import WidthCost
@@ -45,7 +46,7 @@ from refusion_eval.runs.model_args import (
 from refusion_eval.store import records
 from refusion_eval.store.records import REFUSED, SERVER, STOCK_GENERATE, Hardware, Manifest, Sample
 from refusion_eval.store.run_store import RUN_JSON, RunReader
-from refusion_eval.types import Decoded
+from refusion_eval.types import Decode, Decoded
 from refusion_eval.untrusted import read_text
 from refusion_eval.version import __version__
 
@@ -276,6 +277,8 @@ class System:
             )
             api.decoder_settings(self.model, self.args.decoder, resolved.settings)
             self._check_samples(task, resolved.settings)
+            if has_budget(resolved.settings) and self.args.loop != "engine":
+                raise ConfigError(f"{task}: loop={self.args.loop} ends no thoughts; leave thought_budget out")
             if announce:
                 before = next(iter(self._resolved.values()), None)
                 if before is None:
@@ -315,7 +318,8 @@ class System:
         if self.args.loop == SERVER:  # it knows its own limits
             return None
         try:
-            api.check_prompt(self.model, job.prompt_ids, job.resolved.settings.num_positions)
+            settings = job.resolved.settings
+            api.check_prompt(self.model, job.prompt_ids, api.num_positions(self.model, settings))
         except ConfigError as error:
             return str(error)
         return None
@@ -329,6 +333,9 @@ class System:
     def score_part(self, part: Part) -> list[TokenScore]:
         args = self.args
         return api.score_tokens_many(self.model, part, len(part), args.mc_samples, int(args.settings.get("seed", 0)))
+
+    def _decode_of(self, job: Job) -> Decode:
+        return api.decode_of(self.model, self.args.decoder, job.resolved.settings)
 
     def _settings(self, job: Job) -> Any:
         return api.with_width_cost(job.settings(self.detokenizer), lambda: self.width_cost)
@@ -375,7 +382,7 @@ class System:
         if self.args.loop != "engine":
             with cpu_threads(self.model.num_threads):
                 return self.stock_loop.run(job.prompt_ids, settings)
-        return self.model.engine.run(self.entry.decode, job.prompt_ids, settings)
+        return self.model.engine.run(self._decode_of(job), job.prompt_ids, settings)
 
     def _together(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
         returned: deque[Job] = deque()  # jobs of a batch that failed
@@ -404,7 +411,7 @@ class System:
             if job is None:
                 return
             taken[number] = job
-            yield Request(self.entry.decode, job.prompt_ids, self._settings(job))
+            yield Request(self._decode_of(job), job.prompt_ids, self._settings(job))
 
     def _warm_up(self, job: Job) -> bool:
         """Decodes the first job of each settings untimed; whether the time of the next decoding measures speed."""

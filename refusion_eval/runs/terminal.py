@@ -195,7 +195,7 @@ class ProgressDisplay:
         tally.seconds += sample.seconds if sample.batch_size == 1 else now - self._last_sample
         self._last_sample = now
         tally.failed += sample.error is not None
-        tally.num_tokens += sample.num_tokens
+        tally.num_tokens += sample.num_decoded
         tally.num_forwards += sample.num_forwards
         self.scored(sample.key.task)
 

@@ -43,7 +43,7 @@ BUSY = "busy machine"  # begins the sentence about a machine whose other program
 STOCK_GENERATE, SERVER = "stock_generate", "server"
 
 # Fields of a Sample that its record leaves out where they are None, because most runs know none of them.
-_WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought", "server")
+_WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought", "num_forced_tokens", "server")
 
 # Packages whose versions can change a number.
 PACKAGES = (
@@ -90,6 +90,8 @@ class Sample:
         prefill_seconds: part of `seconds` up to the end of the first forward, which reads the prompt; None if unknown.
         num_thought_tokens: those of `num_tokens` that belong to thinking blocks, tags included; None without a block.
         cut_in_thought: whether the text ends inside a thinking block; None without a block.
+        num_forced_tokens: those of `num_tokens` that no forward chose, because a thought had spent its budget and they
+            ended it; None, and no key in the record, without a budget. No figure of speed counts them.
         stop: why decoding ended: eos, length, stop_string, or content_filter of a server; `REFUSED` for an error that a
             second attempt would meet again.
         settings: the decoder settings in force.
@@ -137,11 +139,13 @@ class Sample:
     prompts: str = "ours"
     num_thought_tokens: int | None = None
     cut_in_thought: bool | None = None
+    num_forced_tokens: int | None = None
     server: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         where = f"{self.key.task} {self.item_id}"
-        for name in ("num_tokens", "num_forwards", "seconds", "prompt_num_tokens", "joules", "num_thought_tokens"):
+        counts = ("num_tokens", "num_forwards", "prompt_num_tokens", "num_thought_tokens", "num_forced_tokens")
+        for name in (*counts, "seconds", "joules"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MOST:
                 raise StoreError(f"{where}: {name} is {value!r}; a count or time is never negative, nor above 2**53")
@@ -159,6 +163,11 @@ class Sample:
         assert self.trace is not None
         with checking(f"the stored trace of {self.key.task} {self.item_id}"):
             return Trace.from_json(self.trace)
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens kept that forwards chose: those of all figures of speed."""
+        return self.num_tokens - (self.num_forced_tokens or 0)
 
     @property
     def slot_size(self) -> int | None:
