@@ -108,6 +108,10 @@ _SERVER_NOTES = (
     "Own TPS: the server's tokens by its own seconds of prefill and generation, where it tells them.",
     "Tok/fwd of a server is its algorithm's part, what accepted drafts save; forwards/s are its engine's part.",
 )
+_BUDGET_NOTE = (
+    "Ended by budget: texts whose thought was ended after thought_budget tokens; TPS and TPF count tokens of thoughts "
+    "and answers, but not those that ended a thought."
+)
 _SAMPLES_NOTE = (
     "avg@n: the mean over n samples of every item; \u00b1 is the standard deviation of the n scores that each have one "
     "sample of every item. pass@k: the chance that one of k samples is right. majority@n: the most frequent of n "
@@ -284,6 +288,7 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
         "In brackets: 95% interval by item.": bool(lines),
         **dict.fromkeys(known, True),
         "Mean of seeds: \u00b1 is the standard deviation over runs that differ in their seed only.": seeds,
+        _BUDGET_NOTE: any(line.measurement("ended_by_budget") for line in lines),
         _SAMPLES_NOTE: any(metric.startswith(AVG_AT) for line in lines for metric in line.measurements),
         MINI_CAPTION: mini,
         f"{num_errors} samples are errors and in no figure; run the same command again to retry them.": num_errors > 0,

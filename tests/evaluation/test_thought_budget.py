@@ -53,6 +53,7 @@ def test_the_thought_ends_at_its_budget_and_forced_tokens_are_recorded_and_in_no
     table = summary_table(summary(run_measurements([tmp_path / "run"])))
     columns = ("Thought tokens", "Answer tokens", "Cut in thought %", "Ended by budget %")
     assert table.columns[-4:] == columns
+    assert "Ended by budget: texts whose thought was ended after thought_budget tokens" in table.notes[0]
 
 
 def test_a_budget_of_nothing_leaves_the_answer_alone(run):

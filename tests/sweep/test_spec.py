@@ -6,7 +6,7 @@ import yaml
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.sweep.run import planned_points
-from refusion_eval.sweep.spec import read_spec, shipped_specs
+from refusion_eval.sweep.spec import read_spec, shipped_specs, with_samples
 
 REFUSION = {"pretrained": "embedded", "decoder": "refusion"}
 
@@ -114,3 +114,8 @@ def test_the_sweep_of_the_guide_is_read_as_it_is_printed(tmp_path: Path) -> None
         "refusion-tau_slot=0.6 (around)",
         "refusion-tau_slot=0.9 (around)",
     ]
+
+
+def test_samples_are_asked_of_every_system() -> None:
+    spec = with_samples(read_spec("mini_figure4"), 4)
+    assert {system.arguments["samples"] for system in spec.systems} == {4}
