@@ -52,6 +52,7 @@ GROUPS = {
         "packaging/test_release.py",
         "paper/test_commands.py",
         "performance",
+        "protocol/test_run.py",
         "scaleout",
         "scoring/test_killed.py",
         "server/test_real_servers.py",

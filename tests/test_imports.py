@@ -48,6 +48,8 @@ MAY_IMPORT = {
     },
     "data_frame": BASE | {"api", "benchmarks", "config", "evaluation", "lm_eval_plugin", "paths", "results", "runs"},
     "sweep": BASE | {"config", "decoders", "evaluation", "lm_eval_plugin", "results", "runs", "store"},
+    "protocol": BASE
+    | {"benchmarks", "config", "decoders", "evaluation", "metrics", "paths", "results", "runs", "store"},
     "report": BASE | {"benchmarks", "metrics", "results", "store"},
     "exports": BASE | {"benchmarks", "metrics", "report", "results", "store"},
     "paper": BASE

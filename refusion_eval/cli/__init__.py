@@ -33,6 +33,7 @@ LOGGER = logging.getLogger("refusion_eval")
 # hyphen of a command is an underscore.
 GROUPS = {
     "Evaluate": ("suite", "run", "sweep", "rerun", "check", "lm-eval"),
+    "Protocols": ("protocol",),
     "Look at results": (
         "table",
         "compare",
@@ -46,7 +47,7 @@ GROUPS = {
         "claims",
     ),
     "Judge texts": ("score", "rescore"),
-    "Measure": ("bench", "locality", "gpu-check"),
+    "Measure": ("bench", "flips", "locality", "gpu-check"),
     "Train": ("train", "convert"),
     "Machine": ("doctor", "systems", "tasks", "tasks-path", "version"),
 }
@@ -56,7 +57,7 @@ COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 _LOADING, _READING = "loading PyTorch and the checkpoint", "reading the records of the runs"
 _BEFORE_FIRST_LINE = {
     **dict.fromkeys(
-        ("run", "sweep", "rerun", "check", "replay", "bench", "locality", "gpu-check", "convert"), _LOADING
+        ("run", "sweep", "rerun", "check", "replay", "bench", "flips", "locality", "gpu-check", "convert"), _LOADING
     ),
     **dict.fromkeys(("table", "compare", "speed", "leaderboard", "export", "paper-table", "plot", "claims"), _READING),
     "report": f"{_READING}, and loading the tokenizers of their checkpoints",
@@ -262,6 +263,10 @@ Samples = Annotated[
 ]
 Rounds = Annotated[
     int, typer.Option(min=1, help="Systems take turns in so many rounds over the items, so that speeds compare.")
+]
+OtherRounds = Annotated[
+    int | None,
+    typer.Option(min=1, help="Rounds over the items, in which systems take turns, so that speeds compare. Default: 3."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run, and stop.")]
 Baseline = Annotated[

@@ -11,6 +11,7 @@ import typer
 from refusion_eval import cli
 from refusion_eval.benchmarks import RELEASE
 from refusion_eval.cli.artefacts import SWEEPS, Artefacts
+from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns, default_runs, run_of_protocol
 from refusion_eval.cli.suite_runs import PUBLISHED_BASELINE, Suite
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn
@@ -96,7 +97,7 @@ def suite(
             "family this takes about 40 minutes.",
         ),
     ] = False,
-    rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
+    rounds: cli.OtherRounds = None,
     fused: Annotated[
         bool,
         typer.Option(
@@ -116,20 +117,19 @@ def suite(
 ) -> None:
     """Evaluate one or several systems in one table, as eval.sh. Run it again to continue an interrupted run.
 
-    Without options: the tiny embedded models on the eight mini tasks, on any machine, in minutes. With --model: that
-    checkpoint on the real benchmarks, with the prompts of ReFusion's release.
+    Without options: the tiny embedded models on the eight mini tasks, on any machine, in minutes (the protocol `eval`).
+    With --model: that checkpoint on the real benchmarks, with the prompts of ReFusion's release.
     """
+    given = SimpleNamespace(**context.params)
     try:
-        runs = Suite(SimpleNamespace(**context.params))
+        runs: ProtocolRuns | Suite = default_runs(given) or Suite(given)
     except ConfigError as error:
         raise cli.wrong_options("suite", error) from error
     if gpu_check:
-        raise typer.Exit(runs.step("gpu-check", "--out", f"{runs.results}/gpu"))
-    with Interruption(
-        lambda: "what is finished is recorded; run the same command again to continue", finish_first=False
-    ):
+        raise typer.Exit(runs.step("gpu-check", "--out", f"{results or root / 'results'}/gpu"))
+    with Interruption(lambda: SUITE_CONTINUES, finish_first=False):
         runs.run()
-        if artefacts:
+        if artefacts and isinstance(runs, Suite):
             Artefacts(runs).make()
     raise typer.Exit(runs.status)
 
@@ -180,6 +180,13 @@ def run(
         ),
     ] = None,
     settings: cli.Settings = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE:SYSTEM",
+            help="Run one system of a protocol, which says model, tasks and settings. Its records name the protocol.",
+        ),
+    ] = None,
     as_json: cli.Json = False,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
@@ -189,11 +196,23 @@ def run(
     from refusion_eval.results.concurrency import run_dir_of
     from refusion_eval.runs.system import ModelCache
 
+    share = None if turn is None else Turn.read(turn)
+    planned = None
+    if protocol is not None:
+        beside: dict[str, Any] = {
+            "system": system,
+            "prompts": prompts,
+            "include-path": include_path,
+            "set": settings or None,
+        }
+        beside["concurrency"] = concurrency
+        planned = run_of_protocol(protocol, given, tasks, limit, seed=seed, turn=share, beside=beside)
+        given, seed, limit, run_dir = {}, None, planned.limit, run_dir or planned.run_dir
     arguments = with_system(system, given)
     model = str(arguments["pretrained"])
     given_names = cli.names_of(tasks)
-    names = task_names(given_names, model, prompts=prompts, data=data)
-    loop = arguments["loop"] if arguments["loop"] == "generate" else None
+    names = planned.tasks if planned else task_names(given_names, model, prompts=prompts, data=data)
+    loop = arguments["loop"] if arguments.get("loop") == "generate" else None
     # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
     is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in given_names)
     preset = Path(arguments["preset"]).stem if arguments.get("preset") else None
@@ -205,7 +224,6 @@ def run(
     by_option = {"seed": seed, "thought_budget": thought_budget}
     given_settings: dict[str, Any] = {name: value for name, value in by_option.items() if value is not None}
     given_settings |= {"data_dir": None if data is None else str(data), **cli.read_pairs(settings)}
-    share = None if turn is None else Turn.read(turn)
     sizes = cli.numbers_of(concurrency, "--concurrency", int) if concurrency else ()
     if sizes and share is not None:
         raise ConfigError("--concurrency and --round exclude each other: give one of them")
@@ -213,7 +231,11 @@ def run(
     outcomes, model_cache = [], ModelCache()
     for number, place in enumerate(places):
         of_size = {"batch_size": sizes[number]} if sizes else {}
-        args = parse_model_args({**arguments, **given_settings, "run_dir": str(place), **of_size})
+        args = (
+            dataclasses.replace(planned.args, run_dir=str(place), data_dir=given_settings["data_dir"])
+            if planned
+            else parse_model_args({**arguments, **given_settings, "run_dir": str(place), **of_size})
+        )
         with Interruption(functools.partial(resume_hint, place), finish_first=False):
             run_worker_or_return(args)
             outcomes.append(

@@ -76,6 +76,57 @@ def bench(
         write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
 
 
+def flips(
+    system: Annotated[
+        str, typer.Option(help="Systems by name, separated by commas. The default is the embedded family.")
+    ] = "",
+    model: Annotated[
+        str, typer.Option(help="With one --system: checkpoint, a folder or hub id. The default is the published one.")
+    ] = "",
+    tasks: cli.Tasks = "",
+    limit: cli.Limit = None,
+    batch_size: Annotated[int, typer.Option(min=2, help="Requests decoded together, against one at a time.")] = 8,
+    out: cli.Out = Path("results/flips"),
+    data: cli.Data = None,
+    sandbox: cli.Sandbox = "auto",
+    as_json: cli.Json = False,
+) -> None:
+    """Measure how far scores move with float32 or bfloat16, with the batch size, and with CUDA graphs.
+
+    The same items are decoded under each. Counted are items whose tokens differ from those of the reference (float32,
+    one at a time, no graphs) and verdicts that turn. Each configuration is a run in OUT/runs, and the same command
+    continues. OUT/flips.csv has the figures of every task.
+    """
+    import torch
+
+    from refusion_eval.results.flips import flips_between, flips_cells, flips_table
+    from refusion_eval.runs.terminal import Interruption
+    from refusion_eval.sweep.configurations import configurations, spec_of, systems_of
+    from refusion_eval.sweep.run import run_sweep
+
+    cli.log_to_stderr()
+    has_gpu = torch.cuda.is_available()
+    named = configurations(batch_size, with_graphs=has_gpu)
+    systems = systems_of(cli.names_of(system), model)
+    spec = spec_of(systems, named, tasks=tuple(cli.names_of(tasks)), limit=limit)
+    to_continue = f"the runs that are finished are in {out}; run the same command again to continue"
+    with Interruption(lambda: to_continue, finish_first=False):
+        result = run_sweep(spec, out, data=data, sandbox=sandbox, on_point=cli.say)
+    reference, *others = named
+    found = [
+        entry
+        for name in systems
+        for other in others
+        for entry in flips_between(name, *((one, out / "runs" / f"{name}-{one}-table") for one in (reference, other)))
+    ]
+    machine = " and ".join(sorted({figure.hardware for figure in result.figures}))
+    missing = "" if has_gpu else "CUDA graphs on and off were not compared, because there is no GPU here."
+    cli.show(flips_table(found, machine, missing), flips_cells(found), as_json=as_json, csv=out / "flips.csv")
+    if result.incomplete:
+        cli.say("error: some samples failed; run the same command again to retry them")
+        raise typer.Exit(cli.EXIT_INCOMPLETE)
+
+
 @cli.options_from(ModelArgs, "dtype device revision")
 def locality(
     given: dict[str, Any],

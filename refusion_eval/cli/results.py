@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from refusion_eval import cli
-from refusion_eval.config import unknown_key
+from refusion_eval.config import check_keys, unknown_key
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import EMBEDDED
@@ -22,7 +22,7 @@ from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.measurement import TaskExtent, extent_notes, notes_of, read_published
 from refusion_eval.results.render import Table, csv_text, measurement_cells
 from refusion_eval.results.seeds import means_over_seeds
-from refusion_eval.results.tables import speed_cells, speed_rows, speed_table, summary, summary_table
+from refusion_eval.results.tables import SUMMARY_COLUMNS, speed_cells, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.store.records import Sample
@@ -54,16 +54,21 @@ def table(
     markdown: cli.Markdown = None,
     latex: cli.Latex = None,
     baseline: cli.Baseline = None,
+    metrics: Annotated[
+        str, typer.Option(help="Columns, separated by commas: accuracy, tps, tpf, speedup. The default is all.")
+    ] = "",
     as_json: cli.Json = False,
 ) -> None:
     """Print the table of one or more runs. It has accuracy, TPS, TPF and speed-up, each with its interval.
 
     Runs that differ in their seed only have a line of means over the seeds.
     """
+    columns = cli.names_of(metrics)
+    check_keys(columns, [column.metric for column in SUMMARY_COLUMNS], "--metrics", what="metric")
     cli.prepare(csv, markdown, latex)
     figures = run_measurements(run_dirs, baseline=baseline)
     figures += means_over_seeds(figures)
-    shown, cells = summary_table(summary(figures)), measurement_cells(figures)
+    shown, cells = summary_table(summary(figures), columns), measurement_cells(figures)
     cli.show(shown, cells, as_json=as_json, csv=csv, markdown=markdown, latex=latex)
 
 

@@ -16,6 +16,7 @@ from refusion_eval.config import read_yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn, run_in_turns
 from refusion_eval.paths import EMBEDDED, embedded_systems
+from refusion_eval.protocol.spec import DEFAULT, read_protocol
 from refusion_eval.results.measured import AUTOREGRESSIVE
 from refusion_eval.runs.model_args import (
     TO_SERVERS,
@@ -57,11 +58,63 @@ class PlannedRun(NamedTuple):
     arguments: list[str]
 
 
-class Suite:
-    """The systems to run, in order, and what was run so far; raises ConfigError if options do not fit each other."""
+class Runs:
+    """Runs of several systems, in turns, and their table; each is a command of the package in this process."""
 
     def __init__(self, given: SimpleNamespace) -> None:
         self.given = given
+        self.run_dirs: list[str] = []
+        self.status = 0
+
+    @property
+    def reference(self) -> list[str]:
+        """Options that name the run which speed-ups are relative to, where one has to be named."""
+        return []
+
+    @property
+    def _progress(self) -> TextIO:
+        return sys.stderr if self.given.as_json else sys.stdout  # where only the table belongs
+
+    def options(self, *names: str) -> list[str]:
+        """Those of these options that the user gave, with their values."""
+        values = ((name.replace("_", "-"), getattr(self.given, name.replace("-", "_"))) for name in names)
+        return [word for name, value in values if value not in (None, "auto", "") for word in (f"--{name}", str(value))]
+
+    def step(self, *words: str) -> int:
+        """Prints and runs one command of the package; returns 0 if it finished, even with failed samples."""
+        # With --json the standard output is that of the table alone.
+        shown = sys.stdout if words[0] == "table" else self._progress
+        print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True, file=self._progress)
+        with contextlib.redirect_stdout(shown):
+            status = 0 if self.given.dry_run else run_command(*words)
+        if status == EXIT_INCOMPLETE:
+            self.status = status
+            return 0
+        return status
+
+    def go_on_without(self, status: int, what: str) -> None:
+        """Remembers a failure and goes on, because what is there is worth its table. An interruption ends the suite."""
+        if status >= 128:
+            raise SystemExit(status)
+        if status:
+            self.status = status
+            say(f"{what}; run the same command again to continue it")
+
+    def write_table(self, folder: str) -> None:
+        files = ("--csv", f"{folder}/results.csv", "--markdown", f"{folder}/table.md")
+        as_json = ("--json",) if self.given.as_json else ()
+        if status := self.step("table", *self.run_dirs, *files, *self.reference, *as_json):
+            raise SystemExit(status)
+        print(f"Table: {', '.join(files[1::2])}", f"Records: {', '.join(self.run_dirs)}", sep="\n", file=self._progress)
+        page = shlex.join(["refusion-eval", "report", *self.run_dirs, "--out", f"{folder}/report.html"])
+        print(f"Next: {page}", file=self._progress)
+
+
+class Suite(Runs):
+    """The systems to run, in order, and what was run so far; raises ConfigError if options do not fit each other."""
+
+    def __init__(self, given: SimpleNamespace) -> None:
+        super().__init__(given)
         if given.suite != "paper":
             if given.tasks:
                 raise ConfigError(f"--suite {given.suite} stands for tasks; leave --tasks out, or --suite")
@@ -93,8 +146,6 @@ class Suite:
         if given.artefacts and self._systems and REFUSION not in self.names:
             raise ConfigError("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
         self.refusion_run = ""
-        self.run_dirs: list[str] = []
-        self.status = 0
 
     def run(self) -> None:
         default_baseline = self.baseline == EMBEDDED and not self.given.baseline
@@ -109,7 +160,7 @@ class Suite:
             preset = own or ("" if default_baseline else LONG_RESPONSES)
             run_dir = folder + _suffix(own)
             runs.append(PlannedRun(BASELINE, run_dir, [*arguments, *(("--preset", preset) if preset else ())]))
-        rounds = self.given.rounds if len(runs) > 1 else 1
+        rounds = (self.given.rounds or read_protocol(DEFAULT).rounds) if len(runs) > 1 else 1
         run_in_turns(runs, self._take_turn, rounds=rounds, limit=self.given.limit)
         if not self.run_dirs:
             raise SystemExit(self.status)
@@ -127,32 +178,11 @@ class Suite:
         return not status
 
     @property
-    def _progress(self) -> TextIO:
-        return sys.stderr if self.given.as_json else sys.stdout  # where only the table belongs
-
-    @property
     def reference(self) -> list[str]:
         """Options that name the run which speed-ups are relative to, where one has to be named."""
         # The embedded family has two autoregressive systems; this one is the backbone.
         is_there = f"{self.runs}/embedded-autoregressive" in self.run_dirs
         return ["--baseline", "embedded-autoregressive"] if is_there else []
-
-    def options(self, *names: str) -> list[str]:
-        """Those of these options that the user gave, with their values."""
-        values = ((name.replace("_", "-"), getattr(self.given, name.replace("-", "_"))) for name in names)
-        return [word for name, value in values if value not in (None, "auto", "") for word in (f"--{name}", str(value))]
-
-    def step(self, *words: str) -> int:
-        """Prints and runs one command of the package; returns 0 if it finished, even with failed samples."""
-        # With --json the standard output is that of the table alone.
-        shown = sys.stdout if words[0] == "table" else self._progress
-        print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True, file=self._progress)
-        with contextlib.redirect_stdout(shown):
-            status = 0 if self.given.dry_run else run_command(*words)
-        if status == EXIT_INCOMPLETE:
-            self.status = status
-            return 0
-        return status
 
     def evaluate(self, run_dir: str, *arguments: str, tasks: str | None = None) -> int:
         options = [] if self.model == EMBEDDED else ["--prompts", self.prompts]
@@ -164,23 +194,6 @@ class Suite:
         if not status and run_dir not in self.run_dirs:
             self.run_dirs.append(run_dir)
         return status
-
-    def go_on_without(self, status: int, what: str) -> None:
-        """Remembers a failure and goes on, because what is there is worth its table. An interruption ends the suite."""
-        if status >= 128:
-            raise SystemExit(status)
-        if status:
-            self.status = status
-            say(f"{what}; run the same command again to continue it")
-
-    def write_table(self, folder: str) -> None:
-        files = ("--csv", f"{folder}/results.csv", "--markdown", f"{folder}/table.md")
-        as_json = ("--json",) if self.given.as_json else ()
-        if status := self.step("table", *self.run_dirs, *files, *self.reference, *as_json):
-            raise SystemExit(status)
-        print(f"Table: {', '.join(files[1::2])}", f"Records: {', '.join(self.run_dirs)}", sep="\n", file=self._progress)
-        page = shlex.join(["refusion-eval", "report", *self.run_dirs, "--out", f"{folder}/report.html"])
-        print(f"Next: {page}", file=self._progress)
 
     def _choose_systems(self) -> None:
         if self._systems == "all" and self.model in ("", EMBEDDED):

@@ -232,7 +232,8 @@ def _over_rounds(measurements: Sequence[Measurement]) -> dict[MeasurementKey, Me
         groups.setdefault(measurement.key, []).append(measurement)
     result: dict[MeasurementKey, Measurement] = {}
     for key, rounds in groups.items():
-        if len(rounds) > 1 and rounds[0].metric in SPEED_METRICS:
+        of_one_protocol = len({entry.protocol for entry in rounds}) == 1
+        if len(rounds) > 1 and rounds[0].metric in SPEED_METRICS and of_one_protocol:
             interval = bootstrap_mean([entry.value for entry in rounds]).interval()
             result[key] = replace(
                 rounds[0],
@@ -243,7 +244,7 @@ def _over_rounds(measurements: Sequence[Measurement]) -> dict[MeasurementKey, Me
                 num_rounds=len(rounds),
                 by_item=None,
             )
-        elif len({entry.value for entry in rounds}) == 1:
+        elif len({entry.value for entry in rounds}) == 1 and of_one_protocol:
             result[key] = rounds[0]
         else:
             result |= by_key(rounds)  # names the runs and refuses them

@@ -285,6 +285,7 @@ def _point(
         fused=any(entry.fused for entry in measurements),
         note="; ".join(notes),
         limited=first.limited and f"{first.task} {first.limited}",
+        protocol=first.protocol,
         **{name: getattr(timed, name) for name in ("num_rounds", "slowed_by", "attention") if timed is not None},
     )
 

@@ -48,10 +48,11 @@ class Point:
     num_rounds: int = 0  # 0 for a point that shows no speed
     slowed_by: str = ""
     attention: str = ""
+    protocol: str = ""
 
     @property
     def conditions(self) -> Conditions:
-        return Conditions(self.fused, self.num_rounds, self.slowed_by, self.attention)
+        return Conditions(self.fused, self.num_rounds, self.slowed_by, self.attention, protocol=self.protocol)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

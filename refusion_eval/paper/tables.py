@@ -24,12 +24,14 @@ from refusion_eval.results.measurement import (
     Measurement,
     MeasurementKey,
     Origin,
+    apart_by_protocol,
     beside_published,
     by_key,
     notes_of,
     published_measurements,
     read_published,
     require_comparable,
+    without_protocol,
 )
 from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, markdown_text, text_cells
 from refusion_eval.runs.model_args import load_table
@@ -164,7 +166,7 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
     published = published_measurements((spec.artefact,))
     labels = {entry.system: entry.label for entry in reversed(published)}
     order = list(dict.fromkeys(entry.system for entry in published))
-    shown = _shown(spec, order, _is_mini(measured), measured)
+    shown = apart_by_protocol(_shown(spec, order, _is_mini(measured), measured))
     mini = _is_mini(shown)
     require_comparable(shown)
     if missing_rows := [name for name in systems if not _chosen([*published, *shown], [name])]:
@@ -183,7 +185,11 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
             both = [*paper.get(system, ()), *here.get(system, ())]
             rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
     machine = next((entry.hardware for entry in published if entry.hardware), "machine not stated")
-    missing = [] if mini or not here or systems else [labels[system] for system in order if system not in here]
+    missing = (
+        []
+        if mini or not here or systems
+        else [labels[system] for system in order if system not in map(without_protocol, here)]
+    )
     return _table(
         name=f"table{number}{'_mini' if mini else ''}",
         title=f"{spec.title}{', mini' if mini else ''} (Table {number} of the paper)",
@@ -197,6 +203,9 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
             if published
             else "",
             *_notes(shown, columns),
+            "Scores here were measured on another card than the paper's, and a score moves with the card."
+            if published and any(machine not in entry.hardware for entry in shown)
+            else "",
             _MARKS_APART if spec.apart else _MARKS,
             *spec.notes,
             f"Not measured: {', '.join(missing)}." if missing else "",

@@ -13,14 +13,22 @@ from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Z_95, Interval, by_item, mean_of_intervals, paired_difference, scaled, speedup
 from refusion_eval.results.facts import Extent, RunFacts, SampleFacts, TaskFacts, natural_order, read_facts
 from refusion_eval.results.measured import seed_of
-from refusion_eval.results.measurement import MEAN_TASK, MINI_NOTE, Conditions, TaskExtent, extent_notes, speed_notes
+from refusion_eval.results.measurement import (
+    MEAN_TASK,
+    MINI_NOTE,
+    Conditions,
+    TaskExtent,
+    card_notes,
+    extent_notes,
+    speed_notes,
+)
 from refusion_eval.results.render import Table, interval_cells, interval_text, markdown_prose
 from refusion_eval.store.records import BY_FILTER, PASSED, as_json, differences
 
 _Z_POWER = 0.841621  # 80%
 
 # Parts of a manifest that differ between any two runs, or that are compared task by task.
-_NOT_COMPARED = ("command", "tasks", "roofline")
+_NOT_COMPARED = ("command", "tasks", "roofline", "protocol")
 
 
 class ItemChange(NamedTuple):
@@ -126,6 +134,8 @@ def compare_runs(
                 for facts in (run_a, run_b)
                 for task in facts.tasks
             ),
+            *card_notes(machine for tasks in (tasks_a, tasks_b) for name in names for machine in tasks[name].hardware),
+            *speed_notes(Conditions(protocol=tasks[name].protocol) for tasks in (tasks_a, tasks_b) for name in names),
             *speed_notes(
                 Conditions(
                     num_rounds=len({sample.round for sample in task.samples}),
@@ -255,6 +265,7 @@ def _described(facts: RunFacts) -> Mapping[str, Any]:
         # Decoder settings of the command line (model_args), and the tables of settings, stand with each task.
         "settings": _without(manifest["settings"], ("tables", "model_args")),
         "hardware": _without(manifest["hardware"], ("gpu_detail",)),
+        "protocol": facts.run.manifest.protocol.get("label"),
         "arguments": _without(manifest["arguments"], elsewhere),
     }
     return as_json(_without_none(manifest | parts))

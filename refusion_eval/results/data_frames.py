@@ -21,12 +21,12 @@ SAMPLE_COLUMNS = (
     *("run_id", "system", "backbone", "decoder", "task", "task_version", "benchmark", "mini", "item_id", "sample"),
     *("text", "extracted", "verdict", "reason", "passed", "error", "stop"),
     *("prompt_tokens", "tokens", "forwards", "tpf", "seconds", "prefill_seconds", "batch_size", "warm", "hardware"),
-    *("settings", "settings_hash", "doc_hash", "prompt_hash", "scores", "unfinished", "limited"),
+    *("settings", "settings_hash", "doc_hash", "prompt_hash", "scores", "unfinished", "limited", "protocol"),
 )
 # Facts that `figures` has after the columns of the CSV.
 FIGURE_FACTS = (
     *("system_key", "decoder", "finished", "unfinished", "limited", "scored", "isolated", "fused", "complete"),
-    "records",
+    *("records", "protocol"),
 )
 # Types of columns. Text is of type object, because it may hold lone surrogates, which pandas' own type refuses.
 _TYPES = {
@@ -62,6 +62,7 @@ def load(run_dirs: RunDirs) -> pd.DataFrame:
         - doc_hash, prompt_hash: equal across runs for the same item, and for the same rendered prompt.
         - scores: metrics that scorers named themselves, as a dict.
         - unfinished, limited: `26 of 40` samples of the task are there, `40 of 100` were asked for; empty for all.
+        - protocol: NAME@HASH of the protocol that the sample was made under; missing for none.
 
     Raises:
         StoreError: a directory holds no readable run.
@@ -92,6 +93,7 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
           all programs ran in isolation, and no sample is missing from the figure.
         - fused: whether forwards that verify and plan at once are in the figure.
         - records: SHA-256 of the records that the figure is from.
+        - protocol: NAME@HASH of the protocol of the samples; several joined by `|`; empty for none.
 
     Raises:
         StoreError: a directory holds no readable run, two have the same name, or the baseline is not among them.

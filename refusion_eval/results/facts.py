@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
-from refusion_eval.results.measurement import UNTEMPLATED
+from refusion_eval.results.measurement import NO_PROTOCOL, UNTEMPLATED
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
@@ -109,6 +109,7 @@ class TaskFacts:
     server_notes: set[str] = field(default_factory=set)  # what a reader must know of a server's answers
     records: str = ""  # SHA-256 of the records of the task, under whatever settings
     items: str = ""  # digest of the items of the good samples, equal across runs on the same items
+    protocols: set[str] = field(default_factory=set)  # of all samples, as NAME@HASH; empty text for none
     asked: set[str] = field(default_factory=set)  # hashes of the items of all samples, failed ones included
 
     @property
@@ -123,6 +124,11 @@ class TaskFacts:
     def kind(self) -> str:
         """How answers to the benchmark are compared; empty for a task on none of the benchmarks."""
         return BENCHMARKS[self.benchmark].kind if self.benchmark in BENCHMARKS else ""
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the samples; several joined by `|`, with NO_PROTOCOL for those without one."""
+        return "|".join(sorted(name or NO_PROTOCOL for name in self.protocols)) if any(self.protocols) else ""
 
     @property
     def is_code(self) -> bool:
@@ -177,6 +183,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
             if visit is not None:
                 visit(run, sample, scores.get(sample.key, {}), trace)
             task.asked.add(sample.key.doc_hash)
+            task.protocols.add(sample.protocol or "")
             task.hardware.add(labels[sample.process_id])
             task.prompts.add(sample.prompts if sample.benchmark in BENCHMARKS else OWN)
             task.slowed_by.update(slowed_by[sample.process_id])

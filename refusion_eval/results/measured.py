@@ -251,6 +251,7 @@ def _measurement(
         prompts="|".join(sorted({name for task in tasks for name in task.prompts})),
         slowed_by="|".join(sorted({sentence for task in tasks for sentence in task.slowed_by})),
         server_notes="|".join(sorted({sentence for task in tasks for sentence in task.server_notes})),
+        protocol="|".join(sorted({name for task in tasks for name in task.protocol.split("|") if name})),
         items=digest(task.items for task in tasks),
         records=tasks[0].records if len(tasks) == 1 else digest(task.records for task in tasks),
         by_item=_by_item(tasks, measures, combined) if measures[0].metric in _COMPARED else None,

@@ -54,8 +54,14 @@ UNSTATED = "right_without_answer"
 # A setting of a mean over tasks that differ in it.
 VARIES = "varies"
 
+NO_PROTOCOL = "no protocol"  # in the place of a protocol, of samples beside others that have one
+
 # Sentences, or parts of them, that both `Measurement.notes` and tables have.
 MINI_NOTE = "synthetic look-alike, not the real benchmark"
+CARDS_NOTE = (
+    "Scores were measured on several cards or machines, and a score moves with these: a row that was measured on "
+    "another card differs by that too (the command flips shows how far)."
+)
 SLOWED = "lower than need be: "
 REFUSED_NOTE = "prompts were refused, for example as too long for the context, and are in no figure"
 UNTEMPLATED = "without --model no chat template was applied, and tokens are the server's own count (usage)"
@@ -75,6 +81,7 @@ class Conditions(NamedTuple):
     slowed_by: str = ""
     attention: str = ""
     server_notes: str = ""
+    protocol: str = ""
 
 
 def speed_notes(entries: Iterable[Conditions]) -> list[str]:
@@ -83,8 +90,10 @@ def speed_notes(entries: Iterable[Conditions]) -> list[str]:
     slowed = sorted({sentence for entry in entries for sentence in entry.slowed_by.split("|")} - {""})
     kernels = sorted({entry.attention for entry in entries} - {"", SERVER})  # those of a server are not known
     of_servers = sorted({sentence for entry in entries for sentence in entry.server_notes.split("|")} - {""})
+    protocols = sorted({name for entry in entries for name in entry.protocol.split("|")} - {""})
     in_rounds = {entry.num_rounds > 1 for entry in entries if entry.num_rounds}
     sentences = {
+        f"Protocol{'s' * (len(protocols) > 1)}: {', '.join(protocols)}.": protocols,
         "Intervals of speed also cover the rounds in which the systems took turns.": True in in_rounds,
         "A speed of one round has an interval that leaves out changes of the machine's own speed.": False in in_rounds,
         f"Speed is {SLOWED}{', '.join(slowed)}.": slowed,
@@ -129,13 +138,20 @@ def extent_notes(extents: Iterable[TaskExtent]) -> list[str]:
 
 
 def notes_of(measurements: Iterable["Measurement"]) -> list[str]:
-    """The sentences of `extent_notes`, `speed_notes` and `tpf_notes` about some measurements."""
+    """The sentences of `extent_notes`, `card_notes`, `speed_notes` and `tpf_notes` about some measurements."""
     measured = [entry for entry in measurements if entry.origin == "measured"]
     return [
         *extent_notes_of(measured),
+        *card_notes(entry.hardware for entry in measured if entry.metric in SCORES),
         *speed_notes(entry.conditions for entry in measured),
         *tpf_notes(entry for entry in measured if entry.metric == "tpf" and entry.samples),
     ]
+
+
+def card_notes(machines: Iterable[str]) -> list[str]:
+    """A sentence where scores were measured on several machines, by their labels."""
+    several = len({machine for machine in machines if machine}) > 1
+    return [CARDS_NOTE] if several else []
 
 
 def tpf_notes(entries: Iterable["Measurement"]) -> list[str]:
@@ -227,6 +243,7 @@ class Measurement:
     server_notes: str = ""  # sentences about a server's answers joined by `|`
     # SHA-256 of the records of its task, a digest of several for a mean; empty if published or not in the file.
     records: str = field(default="", compare=False)
+    protocol: str = ""  # NAME@HASH of the protocol of the samples; several joined by `|`; empty for none
     items: str = field(default="", compare=False)  # digest of the items; empty if published or read from a file
     command: str = field(default="", compare=False)  # that continues the run; empty if published or read from a file
     by_item: ByItem | None = field(default=None, compare=False, repr=False)  # None where no item is at hand
@@ -273,8 +290,9 @@ class Measurement:
     @property
     def conditions(self) -> Conditions:
         if self.metric in SPEED_METRICS:
-            return Conditions(self.fused, self.num_rounds, self.slowed_by, self.attention, self.server_notes)
-        return Conditions(self.fused, server_notes=self.server_notes)
+            speed = (self.num_rounds, self.slowed_by, self.attention)
+            return Conditions(self.fused, *speed, self.server_notes, self.protocol)
+        return Conditions(self.fused, server_notes=self.server_notes, protocol=self.protocol)
 
     @property
     def finished(self) -> bool:
@@ -419,6 +437,7 @@ def _published(row: Mapping[str, str]) -> Measurement:
 
 
 _ON_BACKBONE = " on "
+_UNDER = " under "
 
 
 def system_key(label: str, backbone: str, settings: Mapping[str, str], *, generate: bool) -> str:
@@ -439,9 +458,14 @@ def published_backbone(system: str) -> str:
     return next((row["backbone"] for row in read_published("published.csv") if row["system"] == system), "")
 
 
+def without_protocol(system: str) -> str:
+    """The key of a system without the protocol that `apart_by_protocol` added to it."""
+    return system.partition(_UNDER)[0]
+
+
 def without_backbone(system: str) -> str:
-    """The key of a system without the backbone that `beside_published` added to it."""
-    return system.partition(_ON_BACKBONE)[0]
+    """The key of a system without the backbone that `beside_published` added to it, and without a protocol."""
+    return without_protocol(system).partition(_ON_BACKBONE)[0]
 
 
 def base_of_key(system: str) -> str:
@@ -456,6 +480,17 @@ def beside_published(measurement: Measurement) -> Measurement:
         return measurement
     suffix = f"{_ON_BACKBONE}{measurement.backbone or 'an unnamed model'}"
     return replace(measurement, system=measurement.system + suffix, label=measurement.label + suffix)
+
+
+def apart_by_protocol(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Measurements under several protocols as systems of their own, whose keys and labels end with the protocol."""
+    if len({entry.protocol for entry in measurements}) < 2:
+        return list(measurements)
+    suffixes = [f"{_UNDER}{entry.protocol or NO_PROTOCOL}" for entry in measurements]
+    return [
+        replace(entry, system=entry.system + suffix, label=entry.label + suffix)
+        for entry, suffix in zip(measurements, suffixes, strict=True)
+    ]
 
 
 @cache

@@ -7,7 +7,19 @@ from statistics import fmean, stdev
 
 from refusion_eval.results.measurement import Measurement
 
-_SAME = ("label", "backbone", "decoder", "dtype", "device", "attention", "batch_size", "prompts", "mini", "items")
+_SAME = (
+    "label",
+    "backbone",
+    "decoder",
+    "dtype",
+    "device",
+    "attention",
+    "batch_size",
+    "prompts",
+    "mini",
+    "items",
+    "protocol",
+)
 
 
 def means_over_seeds(measurements: Sequence[Measurement]) -> list[Measurement]:

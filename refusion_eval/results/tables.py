@@ -19,6 +19,7 @@ from refusion_eval.results.measurement import (
     BESIDE,
     FUSED,
     MEAN_TASK,
+    NO_PROTOCOL,
     OF_SAMPLES,
     PASS_AT_1,
     REFUSED_NOTE,
@@ -181,7 +182,12 @@ class SummaryLine:
         timed = self.measurements.get("tps") or self.measurements.get("server_tps")
         return timed.hardware if timed else ""
 
-    def texts(self, columns: Sequence[Column], *, fewer: bool, letter: str) -> tuple[str, ...]:
+    @property
+    def machine(self) -> str:
+        """The machine of the speed, or of whatever there is without one."""
+        return self.hardware or self.any_measurement.hardware
+
+    def texts(self, columns: Sequence[Column], *, fewer: bool, letter: str, elsewhere: bool) -> tuple[str, ...]:
         """The cells of the line; `letter` stands for its items where another line of the task has as many others."""
         measurement = self.any_measurement
         mini = " (mini)" if measurement.mini and not is_mini(self.task) else ""
@@ -189,6 +195,7 @@ class SummaryLine:
             **run_marks(measurement),
             f"{self.errors} errors": self.errors,
             "fewer items": fewer,
+            "measured on another card": elsewhere,
             f"same decode as {measurement.same_decode_as}": measurement.same_decode_as,
             "no isolation": not self.isolated,
             f"{measurement.num_cut} cut short": measurement.num_cut,
@@ -203,9 +210,12 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
     groups: dict[tuple, dict[str, Measurement]] = {}
     run_ids: dict[str, set[str]] = {}
     settings: dict[tuple, set[tuple]] = {}
+    measurements = list(measurements)
+    several = len({entry.protocol for entry in measurements}) > 1
     for measurement in measurements:
         in_force = tuple(sorted(measurement.settings.items()))
         added = {name: name in measurement.variants for name in BESIDE} | {FUSED: measurement.decoded_fused}
+        added[measurement.protocol or NO_PROTOCOL] = several
         label = ", ".join((measurement.label, *that_hold(added)))
         key = (measurement.mini, measurement.is_mean, measurement.task, label, measurement.run_id, in_force)
         groups.setdefault(key, {})[measurement.metric] = measurement
@@ -223,18 +233,19 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
     return lines
 
 
-def summary_table(lines: Sequence[SummaryLine]) -> Table:
+def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> Table:
+    """The table of some lines, with the columns of some of the metrics of SUMMARY_COLUMNS, by default of all."""
     named = {metric for line in lines for metric in line.measurements}
     by_filter = sorted(metric for metric in named if metric.startswith(BY_FILTER))
     of_samples = [metric for metric in named if metric.startswith(OF_SAMPLES) and metric != PASS_AT_1]
     of_samples.sort(
         key=lambda metric: (OF_SAMPLES.index(f"{metric.partition('@')[0]}@"), int(metric.partition("@")[2]))
     )
-    shown = [*SUMMARY_COLUMNS]
+    shown = [column for column in SUMMARY_COLUMNS if not metrics or column.metric in metrics]
     shown += [SERVER_TPS] if any(line.measurement(SERVER_TPS.metric) for line in lines) else []
     shown += [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in (*of_samples, *by_filter)]
     shown += [column for column in THOUGHT_COLUMNS if any(line.measurement(column.metric) for line in lines)]
-    machines = list(dict.fromkeys(line.hardware for line in lines if line.hardware))
+    machines = list(dict.fromkeys(line.machine for line in lines if line.machine))
     numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}
     several = len(machines) > 1  # then no speed stands above another machine's without a word
     listed = "; ".join(f"{number}: {machine}" for machine, number in numbers.items())
@@ -248,8 +259,9 @@ def summary_table(lines: Sequence[SummaryLine]) -> Table:
     }
     rows = []
     for number, line in enumerate(lines):
-        cells = line.texts(shown, fewer=fewer[number], letter=letters[number])
-        cells += (numbers.get(line.hardware, "-"),) if several else ()
+        elsewhere = bool(line.machine) and line.machine != machines[0]
+        cells = line.texts(shown, fewer=fewer[number], letter=letters[number], elsewhere=elsewhere)
+        cells += (numbers.get(line.machine, "-"),) if several else ()
         begins_group = number > 0 and line.task != lines[number - 1].task
         rows.append(TableRow(cells=text_cells(*cells), begins_group=begins_group))
     columns = ("Task", "System", "n", *(column.heading for column in shown), *(["Machine"] if several else []))

@@ -125,6 +125,7 @@ class ModelArgs(CheckpointOptions):
         tracker: Experiment tracker that the figures of the run go to while it runs: wandb, trackio or mlflow, each with
             the extra of its name. By default none.
         settings: The decoder's settings that were given beside these.
+        protocol: What records say of the protocol that the run belongs to; see `Manifest.protocol`.
     """
 
     decoder: str = "refusion"
@@ -156,6 +157,7 @@ class ModelArgs(CheckpointOptions):
     ray_address: str | None = None
     tracker: Literal["wandb", "trackio", "mlflow"] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    protocol: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         CheckpointOptions.__post_init__(self)  # super() does not work in a class with slots
@@ -249,6 +251,27 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
     given_settings = {key: arguments.pop(key) for key in list(arguments) if key in setting_names}
     settings = read_values(settings_type, given_settings, where)
     return ModelArgs(**arguments, settings=settings)
+
+
+def entry_arguments(
+    arguments: Mapping[str, Any], where: str, of_servers: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The model arguments of a system in a file, with those of a published system in the place of its name.
+
+    `of_servers` are arguments that a system which a server decodes has besides.
+    """
+    given = dict(arguments)
+    if "system" in given and "pretrained" not in given and "decoder" not in given:
+        given = system_arguments(given.pop("system"), given.pop("model", None)) | given
+    if SERVER in (given.get("decoder"), given.get("loop")):
+        given |= of_servers or {}
+    try:
+        parsed = parse_model_args(given)  # types every argument and refuses unknown ones
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if parsed.settings or parsed.run_dir:
+        raise ConfigError(f"{where}: arguments hold run_dir or decoder settings; settings go under `settings:`")
+    return given | {"decoder": parsed.decoder, "loop": parsed.loop, "pretrained": parsed.pretrained}
 
 
 @settings_class()
@@ -425,6 +448,41 @@ def load_table(
         return Table(where, benchmarks, sources)
     digest = hashlib.sha256(own.read_bytes()).hexdigest()[:12]
     return Table(f"{own.name}@{digest}", benchmarks, sources, is_own=True)
+
+
+def load_tables(args: ModelArgs, checkpoint: Mapping[str, Any]) -> dict[bool, Table | None]:
+    """The settings tables of a run's decoder: for the benchmarks (False) and for the mini tasks (True)."""
+    # The user may have to name the tokens of a checkpoint without a card. A row of the table that needs an EOS must not
+    # stop the tasks of other rows, so every row is read with one. What a task has is checked later, as it is.
+    tokens = {**checkpoint, **{key: value for key, value in args.settings.items() if key in ("mask_id", "eos_ids")}}
+    tokens["eos_ids"] = tokens.get("eos_ids") or (0 if tokens.get("mask_id") else 1,)
+    # The package's settings of the mini tasks have no presets.
+    presets = {False: args.preset, True: args.preset if own_table(args.preset) else None}
+    folder, settings_type = tasks_path() / "settings", find_decoder(args.decoder).Settings
+    return {
+        mini: load_table(folder, args.decoder, mini, settings_type, tokens, preset) for mini, preset in presets.items()
+    }
+
+
+def resolve_task(
+    task: str,
+    args: ModelArgs,
+    generation_kwargs: Mapping[str, Any],
+    tables: Mapping[bool, Table | None],
+    checkpoint: Mapping[str, Any],
+) -> Resolved:
+    """The settings of a task in a run; see `resolve`."""
+    task_here, settings_type = find_task(task), find_decoder(args.decoder).Settings
+    return resolve(
+        task,
+        settings_type,
+        model_args=args.settings,
+        generation=read_generation_kwargs(generation_kwargs, settings_type, task),
+        table=tables[task_here.mini] if task_here else None,
+        checkpoint=checkpoint,
+        # Fusing gives the same tokens in fewer forwards, so the paper's TPF is counted without them.
+        paper={"fuse": False} if "fuse" in settings_type.__dataclass_fields__ else {},
+    )
 
 
 def read_generation_kwargs(kwargs: Mapping[str, Any], settings_type: type, where: str) -> Generation:

@@ -31,7 +31,6 @@ from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, weight_bytes
-from refusion_eval.paths import tasks_path
 from refusion_eval.runs import model_args
 from refusion_eval.runs.job import Detokenizer, Job, record, record_error
 from refusion_eval.runs.model_args import (
@@ -40,7 +39,6 @@ from refusion_eval.runs.model_args import (
     ModelArgs,
     Resolved,
     Table,
-    load_table,
     published_systems,
 )
 from refusion_eval.store import records
@@ -246,34 +244,14 @@ class System:
     @functools.cached_property
     def tables(self) -> Mapping[bool, Table | None]:
         """The decoder's settings tables: for the benchmarks (False) and for the mini tasks (True)."""
-        folder = tasks_path() / "settings"
-        given = self.args.settings.items()  # the user may have to name the tokens of a checkpoint without a card
-        tokens = self.checkpoint_settings | {key: value for key, value in given if key in ("mask_id", "eos_ids")}
-        # A row of the table that needs an EOS must not stop the tasks of other rows, so every row is read with one. The
-        # settings of a task are checked later, as they are.
-        tokens["eos_ids"] = tokens.get("eos_ids") or (0 if tokens.get("mask_id") else 1,)
-        preset = self.args.preset
-        # The package's settings of the mini tasks have no presets.
-        presets = {False: preset, True: preset if model_args.own_table(preset) else None}
-        return {
-            mini: load_table(folder, self.args.decoder, mini, self.entry.Settings, tokens, preset)
-            for mini, preset in presets.items()
-        }
+        return model_args.load_tables(self.args, self.checkpoint_settings)
 
     def resolve(self, task: str, generation_kwargs: Mapping[str, Any], *, announce: bool = True) -> Resolved:
         """The settings of a task's requests under its generation arguments; logged the first time if `announce`."""
         cached = (task, json.dumps(generation_kwargs, sort_keys=True, default=str))
         if cached not in self._resolved:
-            task_here = find_task(task)
-            resolved = model_args.resolve(
-                task,
-                self.entry.Settings,
-                model_args=self.args.settings,
-                generation=model_args.read_generation_kwargs(generation_kwargs, self.entry.Settings, task),
-                table=self.tables[task_here.mini] if task_here else None,
-                checkpoint=self.checkpoint_settings,
-                # Fusing gives the same tokens in fewer forwards, so the paper's TPF is counted without them.
-                paper={"fuse": False} if "fuse" in self.entry.Settings.__dataclass_fields__ else {},
+            resolved = model_args.resolve_task(
+                task, self.args, generation_kwargs, self.tables, self.checkpoint_settings
             )
             api.decoder_settings(self.model, self.args.decoder, resolved.settings)
             self._check_samples(task, resolved.settings)
@@ -459,6 +437,7 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         git_commit=records.git_commit(),
         command=sys.argv,
         arguments=run_arguments(system.args) | {"cuda_graphs": model.cuda_graphs},
+        protocol=system.args.protocol,
         roofline={} if model.is_stock or system.args.loop == SERVER else _roofline(model),
     )
 
@@ -540,7 +519,7 @@ def machine_state(system: System) -> dict[str, Any]:
 
 def run_arguments(args: ModelArgs) -> dict[str, Any]:
     """The model arguments that decide texts or times, in the form in which they can be given again."""
-    left_out = ("settings", "run_dir", *LAUNCH_ARGUMENTS)
+    left_out = ("settings", "protocol", "run_dir", *LAUNCH_ARGUMENTS)
     given = {field.name: getattr(args, field.name) for field in fields(args) if field.name not in left_out}
     given["batch_size"] = args.batch_size or "auto"
     return {name: value for name, value in given.items() if value is not None} | dict(args.settings)

@@ -43,7 +43,7 @@ BUSY = "busy machine"  # begins the sentence about a machine whose other program
 STOCK_GENERATE, SERVER = "stock_generate", "server"
 
 # Fields of a Sample that its record leaves out where they are None, because most runs know none of them.
-_WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought", "num_forced_tokens", "server")
+_WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought", "num_forced_tokens", "server", "protocol")
 
 # Packages whose versions can change a number.
 PACKAGES = (
@@ -114,6 +114,8 @@ class Sample:
             tells them: `id`, `finish_reason`, `prompt_tokens`, `completion_tokens`, `cached_tokens` (of the prompt),
             `drafted_tokens`, `accepted_tokens`, and its own `prefill_seconds`, `generation_seconds` and
             `queue_seconds`.
+        protocol: name and short hash of the protocol that the sample was made under, NAME@HASH, which the store fills
+            in; None, and no key in the record, without a protocol.
     """
 
     key: SampleKey
@@ -141,6 +143,7 @@ class Sample:
     cut_in_thought: bool | None = None
     num_forced_tokens: int | None = None
     server: Mapping[str, Any] | None = None
+    protocol: str | None = None
 
     def __post_init__(self) -> None:
         where = f"{self.key.task} {self.item_id}"
@@ -405,6 +408,8 @@ class Manifest:
         command: command line.
         arguments: model arguments, from which the run can be made again.
         roofline: `weight_bytes`, `cache_bytes_per_row`, `copy_bytes_per_second`; empty if not measured.
+        protocol: `label` (NAME@HASH) and `hash` of the protocol that the invocation belongs to, which of its systems it
+            is, and what the protocol says of it (`content`); empty, and no key in the record, without a protocol.
     """
 
     system: str
@@ -429,6 +434,7 @@ class Manifest:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     roofline: Mapping[str, float] = field(default_factory=dict)
     prompts: Mapping[str, str] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides a text, and so has to be equal for a run to be resumed."""
@@ -444,7 +450,7 @@ class Manifest:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return as_json(asdict(self))
+        return as_json({name: value for name, value in asdict(self).items() if name != "protocol" or value})
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Manifest:

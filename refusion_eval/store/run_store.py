@@ -513,6 +513,7 @@ class RunStore(RunDatabase):
     def __init__(self, directory: Path, connection: sqlite3.Connection, lock: DirectoryLock) -> None:
         super().__init__(directory, connection)
         self.process_id = ""
+        self._protocol: str | None = None
         self._lock = lock
         self._mutex = threading.RLock()
 
@@ -556,6 +557,7 @@ class RunStore(RunDatabase):
                 # The fingerprint is for people with a SQLite prompt: it is always computed anew from the manifest.
                 rows = [("fingerprint", dump(now)), ("manifest", dump(manifest.to_json()))]
                 connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+        self._protocol = manifest.protocol.get("label")
         self.process_id = self.register_process(manifest.hardware, manifest)
 
     def register_process(self, hardware: Hardware, manifest: Manifest | None = None, pid: int | None = None) -> str:
@@ -563,7 +565,8 @@ class RunStore(RunDatabase):
         body: dict[str, Any] = {"hardware": asdict(hardware), "pid": pid or os.getpid(), "started": _now()}
         if manifest is not None:
             names = ("command", "versions", "git_commit", "batch_size", "warmup", "tasks", "roofline")
-            body |= {name: manifest.to_json()[name] for name in names}
+            described = manifest.to_json()
+            body |= {name: described[name] for name in (*names, *(["protocol"] if manifest.protocol else []))}
         with self._describing() as connection:
             connection.execute("INSERT INTO processes VALUES (?, ?)", (process_id, dump(body)))
         return process_id
@@ -612,7 +615,12 @@ class RunStore(RunDatabase):
 
     def append(self, sample: Sample) -> None:
         """Writes one sample to disk. It is final unless it is an error, which a later attempt replaces."""
-        sample = replace(sample, process_id=sample.process_id or self.process_id, created=sample.created or _now())
+        sample = replace(
+            sample,
+            process_id=sample.process_id or self.process_id,
+            created=sample.created or _now(),
+            protocol=sample.protocol or self._protocol,
+        )
         key = sample.key.digest()
         with self._transaction() as connection:
             where = f"{self.directory}: {sample.key.task} {sample.item_id} sample {sample.key.sample}"

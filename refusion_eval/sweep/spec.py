@@ -15,7 +15,7 @@ from annotated_types import Ge, MinLen
 from refusion_eval import config
 from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
-from refusion_eval.runs.model_args import parse_model_args, system_arguments
+from refusion_eval.runs.model_args import entry_arguments
 from refusion_eval.store.records import SERVER
 
 SPECS = Path(__file__).parent / "specs"
@@ -193,18 +193,7 @@ def _system(where: str, name: str, row: Any, of_servers: Mapping[str, Any]) -> S
     entry = config.build(_SystemEntry, _without_none(config.mapping(row, where)), where)
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise ConfigError(f"{where}: a system's name is part of folder names; use letters, digits, _, - and . only")
-    given = dict(entry.arguments)
-    if "system" in given and "pretrained" not in given and "decoder" not in given:
-        given = system_arguments(given.pop("system"), given.pop("model", None)) | given
-    if SERVER in (given.get("decoder"), given.get("loop")):
-        given |= of_servers
-    try:
-        parsed = parse_model_args(given)  # types every argument and refuses unknown ones
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    if parsed.settings or parsed.run_dir:
-        raise ConfigError(f"{where}: arguments hold run_dir or decoder settings; settings go under `settings:`")
-    given |= {"decoder": parsed.decoder, "loop": parsed.loop, "pretrained": parsed.pretrained}
+    given = entry_arguments(entry.arguments, where, of_servers)
     system = SweptSystem(name=name, arguments=given)
     settings = system.point(entry.settings, "settings").settings
     if entry.frontier is not None:

@@ -11,6 +11,7 @@ from refusion_eval.cli import app, artefacts, suite_runs
 from refusion_eval.cli.artefacts import write_spec
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_systems
+from refusion_eval.protocol.spec import DEFAULT, read_protocol
 from refusion_eval.runs.model_args import published_systems
 from refusion_eval.runs.terminal import Interrupted
 from refusion_eval.sweep.spec import read_spec
@@ -197,7 +198,7 @@ def test_the_commands_of_a_suite_are_as_quiet_as_it(level, option, monkeypatch):
 
 def test_no_baseline_runs_refusion_alone():
     assert len(runs_of("--no-baseline", "--model", "some/model")) == 1
-    assert all("--decoder refusion" in run for run in runs_of("--no-baseline"))
+    assert all("embedded-refusion-" in run for run in runs_of("--no-baseline"))
 
 
 def test_options_reach_every_run(tmp_path):
@@ -294,12 +295,19 @@ def test_artefacts_has_every_table_figure_and_page_from_the_runs_before(argument
     assert {f"{refusion}-recompute_kv", f"{refusion}-serial"} <= set(run_dirs)
 
 
+def in_full(run):
+    """A run with the settings that its protocol says, as options."""
+    _, _, system = run.partition(f"--protocol {DEFAULT}:")
+    settings = read_protocol(DEFAULT).systems[system.split()[0]]["settings"] if system else {}
+    return " ".join([run, *(f"--set {name}={str(value).lower()}" for name, value in settings.items())])
+
+
 @pytest.mark.parametrize("more", [[], ["--artefacts"]])
 def test_refusion_is_the_papers_algorithm_and_its_variants_are_rows_beside_it(more):
     real = (["--model", "GSAI-ML/ReFusion"], ["--system", "refusion,qwen3"])
     asked = [[*real[0], "--fused"], [*real[0], "--verifier"], [*real[0], "--fused", "--verifier"]]
     for arguments in ([], ["--system", "all"], ["--model", "embedded"], *real, *asked):
-        runs = runs_of(*arguments, *more)
+        runs = list(map(in_full, runs_of(*arguments, *more)))
         refusion = [run for run in runs if "refusion" in run]
         fused = [run for run in refusion if "-fused " in run]
         verifier = [run for run in refusion if "-verifier " in run]

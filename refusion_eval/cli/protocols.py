@@ -1,0 +1,77 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+import typer
+
+from refusion_eval import cli
+from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns, changed, default_folder
+from refusion_eval.errors import ConfigError
+from refusion_eval.protocol.spec import read_protocol, shipped_protocols
+from refusion_eval.runs.terminal import Interruption
+
+
+def protocol(
+    action: Annotated[
+        Literal["run", "check", "diff", "list"],
+        typer.Argument(
+            help="run it, or continue it; check it and print what would be run; diff, what differs between two "
+            "protocols, or a protocol and a run; list those of the package."
+        ),
+    ],
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(help="A YAML file or the name of a protocol of the package; of diff two, also run directories."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of runs and table. The default is results/protocols/NAME-HASH.")
+    ] = None,
+    tasks: Annotated[
+        str, typer.Option(help="Other tasks than the file's, separated by commas, which is another protocol.")
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Another number of items than the file's, which is another protocol.")
+    ] = None,
+    data: cli.Data = None,
+    sandbox: cli.Sandbox = "auto",
+    dry_run: cli.DryRun = False,
+    as_json: cli.Json = False,
+) -> None:
+    """Run, check or compare protocols. A protocol is one file with all that decides the numbers of an evaluation.
+
+    Records, tables and figures name the protocol and its hash; a changed protocol is another one.
+    """
+    if action == "list":
+        print("\n".join(shipped_protocols()))
+        return
+    names, wanted = files or [], 2 if action == "diff" else 1
+    if len(names) != wanted:
+        raise ConfigError(f"protocol {action} takes {wanted} {'names' if wanted > 1 else 'name'}, not {len(names)}")
+    name = names[0]
+    if action == "diff":
+        from refusion_eval.protocol.compare import protocol_differences
+
+        found = protocol_differences(name, names[1])
+        cli.tell("\n".join(found) if found else "no field differs")
+        raise typer.Exit(1 if found else 0)
+    read = changed(read_protocol(name), tasks, limit)
+    folder = out or default_folder(read)
+    if action == "check":
+        from refusion_eval.protocol.compare import check_table
+
+        shown = check_table(read, folder)
+        rows = ([cell.text for cell in line.cells] for line in shown.lines)
+        cli.show(shown, (shown.columns, rows), as_json=as_json)
+        return
+    given: dict[str, Any] = {
+        "tasks": tasks,
+        "limit": limit,
+        "rounds": None,
+        "no_baseline": False,
+        "no_cuda_graphs": False,
+    }
+    given |= {"data": data, "sandbox": sandbox, "dry_run": dry_run, "as_json": as_json}
+    runs = ProtocolRuns(SimpleNamespace(**given), name, f"{folder}/runs", str(folder))
+    with Interruption(lambda: SUITE_CONTINUES, finish_first=False):
+        runs.run()
+    raise typer.Exit(runs.status)

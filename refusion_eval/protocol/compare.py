@@ -1,0 +1,174 @@
+"""What differs between protocols, or between a protocol and the records of a run; and what a protocol would run."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from refusion_eval.benchmarks import Task
+from refusion_eval.paths import embedded_name
+from refusion_eval.protocol.spec import Protocol, deciding, read_protocol
+from refusion_eval.results.facts import read_facts
+from refusion_eval.results.measurement import published_measurements, system_key
+from refusion_eval.results.render import Table
+from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.store.records import as_json, differences
+from refusion_eval.store.run_store import RUN_JSON, RunReader
+
+# Fields of a protocol that no run records: they are about several runs, or about how their numbers are made.
+_OF_SEVERAL_RUNS = ("schema", "metrics", "baseline", "analysis")
+_OF_CHECKPOINTS = ("mask_id", "eos_ids", "seed")
+
+
+def protocol_differences(first: str, second: str) -> list[str]:
+    """One line for every field in which two protocols, or a protocol and a run directory, differ."""
+    names = (first, second)
+    are_runs = [(Path(name) / RUN_JSON).is_file() for name in names]
+    if not any(are_runs):
+        return differences(read_protocol(first).content(), read_protocol(second).content(), names)
+    if all(are_runs):
+        return differences(_of_run(first, {}), _of_run(second, {}), names)
+    run, protocol = names if are_runs[0] else reversed(names)
+    read = read_protocol(protocol)
+    candidates = [_sides(run, read.content(), system) for system in _possible(run, read)]
+    # A run outside the protocol is compared with the system that it differs least from.
+    recorded, wanted = min(candidates, key=lambda sides: len(differences(*sides)))
+    sides = (recorded, wanted) if are_runs[0] else (wanted, recorded)
+    return [*_other_label(run, read, names, are_runs), *differences(*sides, names)]
+
+
+def _possible(run_dir: str, protocol: Protocol) -> list[str]:
+    with RunReader.open(run_dir) as reader:
+        system = reader.run.manifest.protocol.get("system", "")
+    return [system] if system in protocol.systems else list(protocol.systems)
+
+
+def _other_label(run_dir: str, protocol: Protocol, names: tuple[str, str], are_runs: list[bool]) -> list[str]:
+    with RunReader.open(run_dir) as reader:
+        recorded = reader.run.manifest.protocol
+    if not recorded or recorded["hash"] == protocol.hash:
+        return []
+    labels = (recorded["label"], protocol.label) if are_runs[0] else (protocol.label, recorded["label"])
+    return differences({"protocol": labels[0]}, {"protocol": labels[1]}, names)
+
+
+def _sides(run_dir: str, content: Mapping[str, Any], system: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run recorded and what a protocol says of one of its systems, in the same form."""
+    own = content["systems"][system]
+    recorded = _of_run(run_dir, own)
+    wanted = {name: value for name, value in content.items() if name not in (*_OF_SEVERAL_RUNS, "systems")} | own
+    wanted["tasks"] = {name: version for name, version in content["tasks"].items() if name in own["settings"]}
+    wanted["seeds"] = recorded["seeds"] if set(recorded["seeds"]) <= set(content["seeds"]) else content["seeds"]
+    if recorded.get("unfinished"):  # the rounds of a run are known when it is finished
+        del wanted["rounds"], recorded["rounds"]
+    return recorded, wanted
+
+
+def _of_run(run_dir: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The records of a run in the form of a protocol's content; `own` is what the protocol says of the system."""
+    facts = read_facts(run_dir)
+    manifest, tasks = facts.run.manifest, facts.tasks
+    defaults = {entry.name: entry.default for entry in fields(ModelArgs)}
+    given = {name: value for name, value in manifest.arguments.items() if name in defaults}
+    given |= {"batch_size": None} if given.get("batch_size") == "auto" else {}
+    if "chat_template" in given:
+        given["chat_template"] = manifest.settings.get("chat_template", given["chat_template"])
+    if "cuda_graphs" not in own.get("arguments", {}):  # the record says what the default was on that machine
+        given.pop("cuda_graphs", None)
+    settings = {}
+    for task in tasks:
+        known = own.get("settings", {}).get(task.task, {})
+        settings[task.task] = {
+            name: value for name, value in task.settings.items() if name in known or name not in _OF_CHECKPOINTS
+        }
+    limited = [task.extent.expected for task in tasks if task.extent.limited]
+    unfinished = {task.task: task.extent.unfinished for task in tasks if task.extent.unfinished}
+    content = {
+        "limit": max(limited, default=None),
+        "rounds": max(facts.run.round(process_id) for process_id in facts.run.processes),
+        "seeds": [manifest.seed],
+        "tasks": {task.task: task.task_version for task in tasks},
+        "arguments": deciding(given),
+        "settings": settings,
+    }
+    return as_json(content | ({"unfinished": unfinished} if unfinished else {}))
+
+
+class _Cost(NamedTuple):
+    samples: int
+    hours: float | None
+    source: str
+
+
+def check_table(protocol: Protocol, out: Path) -> Table:
+    """What a protocol would run; hours by the runs in `out`, or by the latencies that the paper prints."""
+    rows, costs = [], []
+    for system in protocol.systems:
+        args, tasks = protocol.arguments(system), protocol.tasks_of(system)
+        cost = _cost(protocol, args, tasks, [out / "runs" / name for name, of, _ in protocol.runs() if of == system])
+        costs.append(cost)
+        hours = "not known" if cost.hours is None else f"{cost.hours:.2f} ({cost.source})"
+        rows.append((system, args.pretrained, _pinned(args), args.decoder, f"{cost.samples:,}", hours))
+    known = [cost.hours for cost in costs if cost.hours is not None]
+    total = f"{sum(known):.2f}" if len(known) == len(costs) else "not known"
+    rows.append(("all", "", "", "", f"{sum(cost.samples for cost in costs):,}", total))
+    versions = protocol.content()["tasks"]
+    limit = "all items" if protocol.limit is None else f"the first {protocol.limit} items"
+    return Table(
+        title=f"Protocol {protocol.label}",
+        columns=("System", "Checkpoint", "Revision", "Decoder", "Samples", "Hours"),
+        rows=rows,
+        num_left=4,
+        notes=(
+            protocol.about,
+            f"Tasks with their versions: {', '.join(f'{name} {version}' for name, version in versions.items())}; "
+            f"{limit} of each, seeds {', '.join(map(str, protocol.seeds))}, {protocol.content()['rounds']} rounds.",
+            "Hours: of decoding one request at a time, by the runs that are there, or by the latencies of the paper's "
+            "Table 9 (A100). Nothing was opened or asked for.",
+        ),
+    )
+
+
+def _pinned(args: ModelArgs) -> str:
+    if embedded_name(args.pretrained, args.decoder) is not None:
+        return "in the package"
+    if Path(args.pretrained).is_dir():
+        return "a folder, recorded by its hash"
+    if args.pretrained.startswith((".", "/", "~")):
+        return "there is no such folder yet"
+    revision = "not pinned" if args.revision is None else f"pinned ({args.revision[:12]})"
+    return revision + (", adapter not pinned" if args.adapter else "")
+
+
+def _cost(protocol: Protocol, args: ModelArgs, tasks: list[Task], run_dirs: list[Path]) -> _Cost:
+    numbers = {task: _num_items(task) for task in tasks}
+    numbers = {task: min(number, protocol.limit or number) for task, number in numbers.items()}
+    samples = len(protocol.seeds) * sum(numbers.values())
+    recorded = dict(_recorded_seconds(run_dirs))
+    system = system_key(args.system_name, args.backbone or "", {}, generate=False)
+    published = {
+        entry.benchmark: entry.value
+        for entry in published_measurements(("table9_v2",))
+        if (entry.system, entry.metric) == (system, "latency_mean")
+    }
+    printed = {task.name: published.get(task.benchmark.name) for task in tasks if not task.mini}
+    for source, means in (("recorded", recorded), ("the paper's A100", printed)):
+        seconds = [(means.get(task.name), number) for task, number in numbers.items()]
+        if all(mean is not None for mean, _ in seconds):
+            per_seed = sum((mean or 0) * number for mean, number in seconds)
+            return _Cost(samples, len(protocol.seeds) * per_seed / 3600, source)
+    return _Cost(samples, None, "")
+
+
+def _num_items(task: Task) -> int:
+    return len(task.items()) if task.mini else task.benchmark.source.num_rows
+
+
+def _recorded_seconds(run_dirs: list[Path]) -> Iterator[tuple[str, float]]:
+    """Task -> mean seconds of its samples in the first run directory that is there."""
+    for run_dir in run_dirs:
+        if (run_dir / RUN_JSON).is_file():
+            for task in read_facts(run_dir).tasks:
+                if task.samples:
+                    yield task.task, sum(sample.seconds for sample in task.samples) / len(task.samples)
+            return

@@ -1,0 +1,253 @@
+"""The file of a protocol, YAML of systems, tasks and analysis (docs/guides/protocol.md), and the hash of its meaning.
+
+The hash is over what the file means: published systems, settings tables and defaults are resolved first, and versions
+of tasks are added. So comments, the order of keys and defaults that are spelled out change nothing, and a settings
+table that gets another value does.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from annotated_types import MinLen
+
+from refusion_eval import config
+from refusion_eval.benchmarks import Task
+from refusion_eval.config import NonNegativeInt, PositiveInt
+from refusion_eval.decoders import find_decoder
+from refusion_eval.errors import ConfigError
+from refusion_eval.metrics import RESAMPLES
+from refusion_eval.results.tables import SUMMARY_COLUMNS
+from refusion_eval.runs.model_args import (
+    LAUNCH_ARGUMENTS,
+    ModelArgs,
+    entry_arguments,
+    load_tables,
+    parse_model_args,
+    resolve_task,
+)
+from refusion_eval.store.records import as_json, dump
+from refusion_eval.untrusted import read_text
+
+FILES = Path(__file__).parent / "files"
+DEFAULT = "eval"  # what `suite` and eval.sh run without options
+
+METRICS = tuple(column.metric for column in SUMMARY_COLUMNS)
+
+# Model arguments that are places, names or launches. Settings tables (`preset`) are in the content with their values.
+_NO_PART = (
+    *("run_dir", "data_dir", "preset", "system", "base_url", "api_key_env", "timeout", "patience"),
+    *("settings", "protocol", *LAUNCH_ARGUMENTS),
+)
+
+
+@config.settings_class("analysis")
+class Analysis:
+    """How numbers are made of records. Each value is what this package computes, and any other is refused."""
+
+    interval: Literal[95] = 95  # percent, of the bootstrap
+    resamples: PositiveInt = RESAMPLES
+    unit: Literal["item"] = "item"  # what is resampled, and what differences are paired by
+
+    def __post_init__(self) -> None:
+        if self.resamples != RESAMPLES:
+            raise ConfigError(f"resamples={self.resamples}: intervals are made of {RESAMPLES} resamples; write that")
+
+
+@config.settings_class()
+class _Entry:
+    arguments: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Stamp(NamedTuple):
+    """What a record says of a protocol besides its content."""
+
+    label: str  # NAME@HASH, the hash short
+    hash: str
+    system: str
+
+
+@config.settings_class()
+class Protocol:
+    """One protocol. `systems` are mappings with `arguments` (of the model) and `settings` (of the decoder)."""
+
+    name: str
+    # Of the form of the file and of its hash. It is raised when the default of a model argument changes, because
+    # arguments at their default are not in the content that is hashed.
+    schema: Literal[1] = 1
+    about: str = ""
+    tasks: tuple[str, ...] = ()
+    prompts: Literal["ours", "release"] | None = None
+    limit: PositiveInt | None = None
+    seeds: Annotated[tuple[NonNegativeInt, ...], MinLen(1)] = (0,)
+    rounds: PositiveInt = 3
+    metrics: Annotated[tuple[str, ...], MinLen(1)] = METRICS
+    baseline: str | None = None
+    analysis: Analysis = field(default_factory=Analysis)
+    systems: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.systems:
+            raise ConfigError("needs `systems:` with one or more entries")
+        config.check_keys(self.metrics, METRICS, "metrics", what="metric")
+        if self.baseline is not None:
+            config.check_keys([self.baseline], self.systems, "baseline", what="system")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"seeds: one of {', '.join(map(str, self.seeds))} stands twice; name each once")
+
+    def changed(self, arguments: Mapping[str, Any] | None = None, **values: Any) -> Self:
+        """A protocol with other values that are not None, and with these model arguments in every system."""
+        given = {name: value for name, value in values.items() if value}
+        if arguments:
+            given["systems"] = {
+                name: entry | {"arguments": entry["arguments"] | dict(arguments)}
+                for name, entry in self.systems.items()
+            }
+        return replace(self, **given) if given else self
+
+    def runs(self) -> list[tuple[str, str, int]]:
+        """The runs of every system in their order: name of the run directory, system and seed."""
+        several = len(self.seeds) > 1
+        return [
+            (f"{system}-seed{seed}" if several else system, system, seed)
+            for system in self.systems
+            for seed in self.seeds
+        ]
+
+    def arguments(self, system: str, seed: int | None = None) -> ModelArgs:
+        """The model arguments of a system, with the settings of its decoder; without a seed the first counts."""
+        config.check_keys([system], self.systems, f"protocol {self.name}", what="system")
+        entry, first = self.systems[system], self.seeds[0]
+        seed = first if seed is None else seed
+        if seed not in self.seeds:
+            raise ConfigError(f"protocol {self.name}: its seeds are {', '.join(map(str, self.seeds))}, not {seed}")
+        seeds = {"seed": seed} if seed or first else {}
+        try:
+            return parse_model_args({**entry["arguments"], **entry["settings"], **seeds})
+        except ConfigError as error:
+            raise ConfigError(f"protocol {self.name}: systems: {system}: {error}") from error
+
+    def task_names(self, system: str) -> list[str]:
+        """The names of a system's tasks, as `run` understands them."""
+        from refusion_eval.evaluation.loop import task_names
+
+        return task_names(self.tasks, self.arguments(system).pretrained, prompts=self.prompts)
+
+    def tasks_of(self, system: str) -> list[Task]:
+        """The tasks of a system; ConfigError for one that is not of this project, whose version is not known here."""
+        from refusion_eval.evaluation.loop import find_tasks
+
+        try:
+            return find_tasks(self.task_names(system))
+        except ConfigError as error:
+            where = f"protocol {self.name}: tasks: {error}"
+            raise ConfigError(
+                f"{where} (a protocol has tasks of this project; those of lm-eval go to `run`)"
+            ) from error
+
+    def content(self) -> dict[str, Any]:
+        """All that decides a number, resolved, as JSON. Checkpoints are not opened, so their tokens are left out."""
+        systems: dict[str, Any] = {}
+        versions: dict[str, str] = {}
+        for system in self.systems:
+            tasks = self.tasks_of(system)
+            versions |= {task.name: task.benchmark.prompts.version for task in tasks}
+            args = self.arguments(system)
+            settings = {task.name: self._settings(args, task) for task in tasks}
+            systems[system] = {"arguments": _deciding_arguments(args), "settings": settings}
+        # With more rounds than items, the suite makes as many rounds as there are items.
+        rounds = min(self.rounds, self.limit or self.rounds)
+        return as_json(
+            {"schema": self.schema, "limit": self.limit, "rounds": rounds, "baseline": self.baseline}
+            | {"seeds": sorted(self.seeds), "metrics": sorted(self.metrics), "analysis": asdict(self.analysis)}
+            | {"tasks": versions, "systems": systems}
+        )
+
+    def _settings(self, args: ModelArgs, task: Task) -> dict[str, Any]:
+        """Stop strings, and the settings of a task but the tokens of the checkpoint and the seed."""
+        known = {"mask_id": 0, "eos_ids": (1,)}  # stand for the checkpoint's
+        settings_type = find_decoder(args.decoder).Settings
+        tokens = {name: value for name, value in known.items() if name in settings_type.__dataclass_fields__}
+        until = {"until": list(task.benchmark.prompts.stop_strings)}
+        try:
+            resolved = resolve_task(task.name, args, until, load_tables(args, tokens), tokens)
+        except ConfigError as error:
+            raise ConfigError(f"protocol {self.name}: {error}") from error
+        sources = resolved.sources
+        kept = {name: value for name, value in resolved.values.items() if sources[name] != "checkpoint"}
+        return {name: value for name, value in kept.items() if name != "seed"} | {"until": list(resolved.until)}
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(dump(self.content()).encode("ascii")).hexdigest()
+
+    @property
+    def label(self) -> str:
+        """Name and short hash, as records, tables and figures have them."""
+        return f"{self.name}@{self.hash[:12]}"
+
+    def stamped(self, system: str, seed: int | None = None) -> ModelArgs:
+        """The model arguments of one run, which its records then say to be of this protocol."""
+        content = self.content()
+        own = {**content, "systems": {system: content["systems"][system]}}
+        stamp = Stamp(self.label, self.hash, system)
+        return replace(self.arguments(system, seed), protocol={**stamp._asdict(), "content": own})
+
+
+def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The model arguments that decide a number and are not at their default."""
+    defaults = {entry.name: entry.default for entry in fields(ModelArgs)}
+    return {name: value for name, value in values.items() if name not in _NO_PART and value != defaults[name]}
+
+
+def _deciding_arguments(args: ModelArgs) -> dict[str, Any]:
+    given = {entry.name: getattr(args, entry.name) for entry in fields(args)}
+    if (template := Path(args.chat_template or "").expanduser()).is_file():  # stands in records by its hash, too
+        given["chat_template"] = hashlib.sha256(read_text(template).encode()).hexdigest()[:32]
+    return deciding(given)
+
+
+def shipped_protocols() -> list[str]:
+    return sorted(path.stem for path in FILES.glob("*.yaml"))
+
+
+def protocol_file(name: str) -> Path:
+    """The file of a protocol, given as its path or as the name of one of the package."""
+    path = FILES / f"{name}.yaml" if name in shipped_protocols() else Path(name)
+    if not path.is_file():
+        raise ConfigError(
+            f"protocol {name}: no such file; give a YAML file, or one of {', '.join(shipped_protocols())}"
+        )
+    return path
+
+
+def read_protocol(name: str) -> Protocol:
+    """Reads and checks a protocol; raises ConfigError for an unknown field, name or value."""
+    path, where = protocol_file(name), f"protocol {name}"
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", path.stem):
+        raise ConfigError(f"{where}: its name stands in records and folders; name the file with letters, digits, _-.")
+    content = {key: value for key, value in config.read_yaml(path, where).items() if value is not None}
+    config.check_keys(content, config.field_types(Protocol).keys() - {"name"}, where)
+    systems = {
+        system: _entry(f"{where}: systems: {system}", system, row)
+        for system, row in config.mapping(content.get("systems"), f"{where}: systems").items()
+    }
+    protocol = config.build(Protocol, {**content, "name": path.stem, "systems": systems}, where)
+    for system in systems:
+        protocol.arguments(system)
+    return protocol
+
+
+def _entry(where: str, name: str, row: Any) -> dict[str, Any]:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise ConfigError(f"{where}: a system's name is part of folder names; use letters, digits, _, - and . only")
+    entry = config.build(_Entry, config.mapping(row, where), where)
+    if "seed" in entry.settings:
+        raise ConfigError(f"{where}: seed is no setting of one system; write `seeds:` for all of them")
+    arguments = entry_arguments(entry.arguments, where)
+    settings_type = find_decoder(arguments["decoder"]).Settings
+    return {"arguments": arguments, "settings": config.read_values(settings_type, entry.settings, f"{where}: settings")}

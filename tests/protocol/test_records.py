@@ -1,0 +1,116 @@
+"""What records, tables and data frames say of a protocol, and that protocols are never merged."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from refusion_eval.cli import app
+from refusion_eval.errors import StoreError
+from refusion_eval.paper.judge import judge_all
+from refusion_eval.paper.tables import paper_table
+from refusion_eval.results.compare import compare_runs
+from refusion_eval.results.data_frames import figures, load
+from refusion_eval.results.measured import read_measurements, run_measurements
+from refusion_eval.results.seeds import means_over_seeds
+from refusion_eval.store.run_store import RunReader
+from tests.results.conftest import cell, sample, write_run
+
+__all__ = ["write_run"]
+
+STAMP = {"label": "mine@aaaaaaaaaaaa", "hash": "aaaaaaaaaaaa0", "system": "refusion", "content": {}}
+OTHER = STAMP | {"label": "mine@bbbbbbbbbbbb", "hash": "bbbbbbbbbbbb0"}
+
+
+def samples(**changes):
+    return [sample(item, **changes) for item in range(4)]
+
+
+def test_every_record_of_a_protocol_names_it(write_run):
+    with RunReader.open(write_run("a", samples(), protocol=STAMP)) as reader:
+        assert {one.protocol for one in reader.samples()} == {STAMP["label"]}
+        assert reader.run.manifest.protocol == STAMP
+        assert [process["protocol"] for process in reader.run.processes.values()] == [STAMP]
+
+
+def test_records_without_a_protocol_are_as_before(write_run):
+    run_dir = write_run("a", samples())
+    with RunReader.open(run_dir) as reader:
+        assert all("protocol" not in json.loads(one.body()) for one in reader.samples())
+    written = json.loads((run_dir / "run.json").read_text())
+    assert "protocol" not in written["manifest"]
+    assert not any("protocol" in process for process in written["processes"].values())
+
+
+def table(*run_dirs, options=()):
+    done = CliRunner().invoke(app, ["table", *map(str, run_dirs), *options], env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+def test_a_table_names_the_protocol_and_tells_two_apart(write_run, tmp_path):
+    one, other = write_run("a", samples(), protocol=STAMP), write_run("b", samples(), protocol=OTHER)
+    shown = table(one, options=["--latex", str(tmp_path / "t.tex"), "--csv", str(tmp_path / "t.csv")])
+    assert f"Protocol: {STAMP['label']}." in shown
+    assert f"Protocol: {STAMP['label']}." in (tmp_path / "t.txt").read_text()
+    with (tmp_path / "t.csv").open(newline="") as file:
+        assert {row["protocol"] for row in csv.DictReader(file)} == {STAMP["label"]}
+    assert {entry.protocol for entry in read_measurements([tmp_path / "t.csv"])} == {STAMP["label"]}
+    both = table(one, other)
+    assert f"ReFusion, {STAMP['label']}" in both
+    assert f"ReFusion, {OTHER['label']}" in both
+    assert "ReFusion, no protocol" in table(one, write_run("c", samples()))
+
+
+def test_a_run_that_was_continued_under_another_protocol_says_both(write_run):
+    write_run("a", samples()[:2], protocol=STAMP)
+    run_dir = write_run("a", samples()[2:], protocol=OTHER)
+    (protocol,) = {entry.protocol for entry in run_measurements([run_dir])}
+    assert protocol == f"{STAMP['label']}|{OTHER['label']}"
+    assert f"Protocols: {STAMP['label']}, {OTHER['label']}." in table(run_dir)
+
+
+def test_data_frames_and_exports_have_the_protocol(write_run):
+    run_dir = write_run("a", samples(), protocol=STAMP)
+    assert set(load(run_dir)["protocol"]) == {STAMP["label"]}
+    assert set(figures(run_dir)["protocol"]) == {STAMP["label"]}
+    done = CliRunner().invoke(app, ["export", str(run_dir)])
+    assert {json.loads(line)["protocol"] for line in done.stdout.splitlines()} == {STAMP["label"]}
+
+
+def test_seeds_under_different_protocols_have_no_mean(write_run):
+    def runs(second):
+        seeded = [samples(settings={"seed": seed}) for seed in (1, 2)]
+        return [write_run(f"{second['label']}-{n}", seeded[n], protocol=(STAMP, second)[n]) for n in (0, 1)]
+
+    assert means_over_seeds(run_measurements(runs(STAMP)))
+    assert means_over_seeds(run_measurements(runs(OTHER))) == []
+
+
+def test_the_papers_table_has_a_row_for_each_protocol():
+    one = cell("refusion", "gsm8k", "accuracy", 50.0, run_id="a", protocol=STAMP["label"], backbone="Qwen3-8B", n=9)
+    other = replace(one, run_id="b", value=60.0, protocol=OTHER["label"])
+    text = paper_table(1, [one, other]).markdown()
+    assert f"refusion under {STAMP['label']}" in text
+    assert f"refusion under {OTHER['label']}" in text
+    assert f"Protocols: {STAMP['label']}, {OTHER['label']}." in text
+    assert "ReFusion" not in text.partition("Not measured: ")[2]
+    assert " under " not in paper_table(1, [one]).markdown()
+
+
+def test_claims_are_not_judged_by_two_protocols_at_once():
+    timed = [
+        cell("refusion", "gsm8k", "tps", 50.0, run_id=run, protocol=stamp["label"], mini=True)
+        for run, stamp in (("a", STAMP), ("b", OTHER))
+    ]
+    with pytest.raises(StoreError, match="is there twice"):
+        judge_all(timed)
+    judge_all([replace(entry, protocol="") for entry in timed])  # rounds of one system
+
+
+def test_a_comparison_names_the_protocols(write_run):
+    comparison = compare_runs(write_run("a", samples(), protocol=STAMP), write_run("b", samples(), protocol=OTHER))
+    assert f'protocol: A "{STAMP["label"]}", B "{OTHER["label"]}"' in comparison.settings
+    assert f"Protocols: {STAMP['label']}, {OTHER['label']}." in comparison.notes
