@@ -47,7 +47,7 @@ MAY_IMPORT = {
         "store",
     },
     "data_frame": BASE | {"api", "benchmarks", "config", "evaluation", "lm_eval_plugin", "paths", "results", "runs"},
-    "sweep": BASE | {"config", "decoders", "evaluation", "lm_eval_plugin", "results", "runs", "store"},
+    "sweep": BASE | {"config", "decoders", "evaluation", "lm_eval_plugin", "paths", "results", "runs", "store"},
     "protocol": BASE
     | {"benchmarks", "config", "decoders", "evaluation", "metrics", "paths", "results", "runs", "store"},
     "report": BASE | {"benchmarks", "metrics", "results", "store"},

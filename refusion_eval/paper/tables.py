@@ -204,7 +204,7 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
             else "",
             *_notes(shown, columns),
             "Scores here were measured on another card than the paper's, and a score moves with the card."
-            if published and any(machine not in entry.hardware for entry in shown)
+            if published and not mini and any(machine not in entry.hardware for entry in shown)
             else "",
             _MARKS_APART if spec.apart else _MARKS,
             *spec.notes,

@@ -25,16 +25,33 @@ def protocol_differences(first: str, second: str) -> list[str]:
     names = (first, second)
     are_runs = [(Path(name) / RUN_JSON).is_file() for name in names]
     if not any(are_runs):
-        return differences(read_protocol(first).content(), read_protocol(second).content(), names)
+        return _differences(read_protocol(first).content(), read_protocol(second).content(), names)
     if all(are_runs):
-        return differences(_of_run(first, {}), _of_run(second, {}), names)
+        return _differences(_of_run(first, {}), _of_run(second, {}), names)
     run, protocol = names if are_runs[0] else reversed(names)
     read = read_protocol(protocol)
     candidates = [_sides(run, read.content(), system) for system in _possible(run, read)]
     # A run outside the protocol is compared with the system that it differs least from.
-    recorded, wanted = min(candidates, key=lambda sides: len(differences(*sides)))
+    recorded, wanted = min(candidates, key=lambda pair: len(_differences(pair[0], pair[1], names)))
     sides = (recorded, wanted) if are_runs[0] else (wanted, recorded)
-    return [*_other_label(run, read, names, are_runs), *differences(*sides, names)]
+    return [*_other_label(run, read, names, are_runs), *_differences(sides[0], sides[1], names)]
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any], names: tuple[str, str]) -> list[str]:
+    """The differences of two contents; a task or system that one of them lacks is one line, without its settings."""
+    return differences(_beside(first, second), _beside(second, first), names)
+
+
+def _beside(content: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    def of_common_tasks(part: Mapping[str, Any]) -> dict[str, Any]:
+        settings = part.get("settings", {})
+        return {**part, "settings": {task: settings[task] for task in settings if task in other["tasks"]}}
+
+    others = other.get("systems", {})
+    systems = {
+        name: of_common_tasks(part) if name in others else "there" for name, part in content.get("systems", {}).items()
+    }
+    return of_common_tasks({**content, "systems": systems})
 
 
 def _possible(run_dir: str, protocol: Protocol) -> list[str]:

@@ -199,6 +199,12 @@ def test_a_difference_is_named_field_by_field(protocol, tmp_path):
     assert limit == f"limit: {first} 4, {second} 5"
     where = [f"systems.refusion.settings.mini_{task}.tau_slot" for task in ("gsm8k", "parts")]
     assert settings == [f"{name}: {first} 0.5, {second} 0.6" for name in where]
+    protocol(SMALL.replace("[gsm8k, parts]", "[gsm8k]").replace("  ar:", "  base:"), "fewer")
+    assert protocol_differences(first, fewer := str(tmp_path / "fewer.yaml")) == [
+        f'systems.ar: {first} "there", {fewer} nothing',
+        f'systems.base: {first} nothing, {fewer} "there"',
+        f'tasks.mini_parts: {first} "1.0", {fewer} nothing',
+    ]
     done = CliRunner().invoke(app, ["protocol", "diff", first, second])
     assert done.exit_code == 1
     assert CliRunner().invoke(app, ["protocol", "diff", first, first]).exit_code == 0
