@@ -120,9 +120,9 @@ def suite(
     Without options: the tiny embedded models on the eight mini tasks, on any machine, in minutes (the protocol `eval`).
     With --model: that checkpoint on the real benchmarks, with the prompts of ReFusion's release.
     """
-    given = SimpleNamespace(**context.params)
+    options = SimpleNamespace(**context.params)
     try:
-        runs: ProtocolRuns | Suite = default_runs(given) or Suite(given)
+        runs: ProtocolRuns | Suite = default_runs(options) or Suite(options)
     except ConfigError as error:
         raise cli.wrong_options("suite", error) from error
     if gpu_check:
