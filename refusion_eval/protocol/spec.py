@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import MinLen
 
@@ -61,14 +61,6 @@ class Analysis:
 class _Entry:
     arguments: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
-
-
-class Stamp(NamedTuple):
-    """What a record says of a protocol besides its content."""
-
-    label: str  # NAME@HASH, the hash short
-    hash: str
-    system: str
 
 
 @config.settings_class()
@@ -194,8 +186,8 @@ class Protocol:
         """The model arguments of one run, which its records then say to be of this protocol."""
         content = self.content()
         own = {**content, "systems": {system: content["systems"][system]}}
-        stamp = Stamp(self.label, self.hash, system)
-        return replace(self.arguments(system, seed), protocol={**stamp._asdict(), "content": own})
+        stamp = {"label": self.label, "hash": self.hash, "system": system, "content": own}
+        return replace(self.arguments(system, seed), protocol=stamp)
 
 
 def deciding(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Flips:
     num_samples: int
     first_positions: Sequence[int]  # of the samples whose tokens differ, 0 for the first token of the response
     num_differing: int  # also counts texts whose tokens are withheld
+    num_other_forwards: int  # samples that took another number of forwards
 
     @property
     def tokens(self) -> Interval:
@@ -63,6 +64,7 @@ def _flips(
             if one.tokens is not None and other.tokens is not None
         ],
         num_differing=len(differing),
+        num_other_forwards=sum(one.num_forwards != other.num_forwards for one, other in pairs),
     )
 
 
@@ -87,6 +89,7 @@ def flips_table(flips: Sequence[Flips], machine: str, missing: str = "") -> Tabl
             str(entry.num_samples),
             interval_text(entry.tokens, 1),
             _positions_text(entry.first_positions),
+            str(entry.num_other_forwards),
             *(str(len(entry.comparison.flips[name])) for name in ("lost", "gained")),
             f"{entry.comparison.accuracies[0]:.1f}",
             interval_text(entry.comparison.difference, 1),
@@ -97,23 +100,14 @@ def flips_table(flips: Sequence[Flips], machine: str, missing: str = "") -> Tabl
     tasks = list(dict.fromkeys(entry.comparison.task for entry in flips if not entry.comparison.parts))
     notes = (
         f"Against {', '.join(references)} on the same items of {', '.join(tasks)}, in brackets 95% intervals. Tokens: "
-        "samples whose tokens differ at all. First: position of the first token that differs, median and range. Net: "
-        "points of the mean over tasks, paired by item.",
+        "samples whose tokens differ at all. First: position of the first token that differs, median and range. Other "
+        "forwards: samples that took more or fewer, which moves TPF. Net: points of the mean over tasks, paired by item.",
         f"Measured on {machine}.",
         missing,
         f"mini: {MINI_NOTE}." if any(entry.comparison.mini for entry in flips) else "",
     )
-    columns = (
-        "System",
-        "Configuration",
-        "n",
-        "Tokens %",
-        "First",
-        "Right to wrong",
-        "Wrong to right",
-        "Reference %",
-        "Net",
-    )
+    measured = ("n", "Tokens %", "First", "Other forwards", "Right to wrong", "Wrong to right", "Reference %", "Net")
+    columns = ("System", "Configuration", *measured)
     return Table(title="Flips of tokens and verdicts", columns=columns, rows=rows, num_left=2, notes=notes)
 
 
@@ -137,7 +131,7 @@ def _cells(entry: Flips) -> dict[str, Any]:
     row: dict[str, Any] = {"system": entry.system, "configuration": entry.configuration, "reference": entry.reference}
     row |= {"task": line.task, "mini": line.mini, "n": entry.num_samples, "num_differing": entry.num_differing}
     row |= interval_cells("tokens_percent", entry.tokens)
-    row["first_position_median"] = median(first) if first else None
+    row |= {"first_position_median": median(first) if first else None, "num_other_forwards": entry.num_other_forwards}
     row |= {"right_to_wrong": len(line.flips["lost"]), "wrong_to_right": len(line.flips["gained"])}
     row |= dict(zip(("score_reference", "score"), line.accuracies, strict=True))
     return row | interval_cells("net", line.difference) | {"p_value": line.p_value}

@@ -42,6 +42,11 @@ def test_flips_of_tokens_and_verdicts_are_counted_apart(flips):
     assert found.comparison.difference.value == pytest.approx(10)
 
 
+def test_another_number_of_forwards_is_counted_with_equal_tokens(flips):
+    (found,) = flips(ten(), [replace(one, num_forwards=3 + (one.item_id == "2")) for one in ten()])
+    assert (found.num_differing, found.num_other_forwards) == (0, 1)
+
+
 def test_a_text_that_ends_earlier_differs_after_its_last_token(flips):
     (found,) = flips(ten(), ten(changed={3}, last=(1, 2)))
     assert (found.num_differing, found.first_positions) == (1, [2])
