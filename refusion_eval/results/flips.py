@@ -101,7 +101,7 @@ def flips_table(flips: Sequence[Flips], machine: str, missing: str = "") -> Tabl
     notes = (
         f"Against {', '.join(references)} on the same items of {', '.join(tasks)}, in brackets 95% intervals. Tokens: "
         "samples whose tokens differ at all. First: position of the first token that differs, median and range. Other "
-        "forwards: samples that took more or fewer, which moves TPF. Net: points of the mean over tasks, paired by item.",
+        "forwards: samples that took more or fewer, which moves TPF. Net: points of the mean over tasks, paired.",
         f"Measured on {machine}.",
         missing,
         f"mini: {MINI_NOTE}." if any(entry.comparison.mini for entry in flips) else "",
