@@ -59,10 +59,11 @@ class ExportedTask(NamedTuple):
 
     @property
     def origin(self) -> dict[str, str]:
-        """Where the numbers are from, as texts: the run, the command that continues it, and the hash of the records."""
+        """Where the numbers are from, as texts: the run, its protocol, the command that continues it, the records."""
         extent = self.facts.extent
         facts = {
             "run": self.run.run_id,
+            "protocol": ", ".join(dict.fromkeys(entry.protocol for entry in self.measurements)).replace("|", ", "),
             "records": self.facts.records,
             "command": self.run.command,
             "limited": extent.limited,

@@ -55,7 +55,8 @@ def _point_of(one: Placed) -> tuple[Any, ...]:
     entry = one.measurement
     origin = entry.records or one.source
     settings = tuple(sorted(entry.settings.items()))
-    return entry.run_id, entry.label, entry.task, entry.task_version, entry.mini, settings, entry.hardware, origin
+    made_under = (settings, entry.protocol, entry.hardware, origin)
+    return entry.run_id, entry.label, entry.task, entry.task_version, entry.mini, *made_under
 
 
 def leaderboard(placed: Sequence[Placed], *, colours: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -97,6 +98,7 @@ def _point(own: Sequence[Placed]) -> dict[str, Any]:
     entry = next((by_metric[name] for name in SCORES if name in by_metric), own[0].measurement)
     timed = by_metric.get("tps", entry)
     facts = {
+        "Protocol": entry.protocol.replace("|", ", "),
         "Records": entry.records,
         "Run": entry.run_id,
         "Read from": own[0].source if own[0].source != entry.run_id else "",

@@ -177,6 +177,12 @@ def test_every_format_says_that_a_run_is_limited_and_cut(run, tmp_path):
         assert "4 of 8" in text, form
 
 
+def test_every_format_names_the_protocol(tmp_path):
+    run = write_run(tmp_path / "run", [make_sample(item, protocol="mine@aaaaaaaaaaaa") for item in "12"])
+    for form, paths in write_all([run], tmp_path).items():
+        assert "mine@aaaaaaaaaaaa" in text_of(paths), form
+
+
 def test_what_was_not_measured_is_absent_from_every_format(tmp_path):
     run = write_run(tmp_path / "run", [make_sample("1", batch_size=8), make_sample("2", batch_size=8)])
     paths = write_all([run], tmp_path)

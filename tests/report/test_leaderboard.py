@@ -44,6 +44,12 @@ def test_a_point_has_its_figures_its_settings_and_the_hash_of_its_records(tmp_pa
     assert index["runs"][cell["run"]]["colour"] == "#0072b2"
 
 
+def test_a_point_names_its_protocol(tmp_path):
+    samples = [make_sample(item, created=CREATED, protocol="mine@aaaaaaaaaaaa") for item in "12"]
+    (cell,) = leaderboard(read_placed([write_run(tmp_path / "run", samples)]))["cells"]
+    assert cell["facts"]["Protocol"] == "mine@aaaaaaaaaaaa"
+
+
 def test_runs_and_their_exports_are_one_point_and_other_machines_another(tmp_path):
     run = fast_run(tmp_path, "run")
     exported = every_eval_ever.write(read_exported([run], LetterSources()), tmp_path / "eee")
