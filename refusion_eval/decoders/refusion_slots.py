@@ -170,7 +170,10 @@ class RefusionSettings:
 
     def text_positions(self, slots: Sequence[int], num_prompt: int = 0) -> list[int]:
         """Response indices of all tokens of some slots, slot after slot; with a prompt, those in the whole text."""
-        return [num_prompt + slot + column for slot in slots for column in range(self.slot_size)]
+        positions: list[int] = []
+        for slot in slots:
+            positions += range(num_prompt + slot, num_prompt + slot + self.slot_size)
+        return positions
 
 
 class Rows(NamedTuple):  # that a forward adds to the cache

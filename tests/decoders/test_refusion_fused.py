@@ -149,7 +149,7 @@ def test_chances_of_lengths_add_up_to_one():
 
 def test_free_rows_cost_nothing_and_further_ones_their_share():
     cost = ForwardCost(free_rows=100, row_cost=0.01)
-    assert [cost.of(rows) for rows in (1, 100, 150)] == [1.0, 1.0, 1.5]
+    assert [cost.gain(1, saved_rows=rows, num_rows=1, extra_rows=0) for rows in (1, 100, 150)] == [1.0, 1.0, 1.5]
     assert cost.gain(0.5, saved_rows=50, num_rows=80, extra_rows=40) == pytest.approx(0.5 - 0.2)
 
 
