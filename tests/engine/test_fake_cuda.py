@@ -11,6 +11,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.readout import ReadPlan
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards
+from refusion_eval.models import device as devices
 from refusion_eval.models.cache import KVCache
 from refusion_eval.types import Decoded, Forward, Read, causal
 from tests.engine.fake_cuda import fake_cuda, fake_transformer, make_guard, shape_8b
@@ -133,3 +134,25 @@ def test_every_decoder_in_a_batch_without_recordings(monkeypatch, name):
         assert not launches.waits
         # Tokens and positions, mask or rows of the cache, reads; more where rows move in the cache.
         assert launches.copies["to the device"] <= 5 * launches.copies["to the host"]
+
+
+def test_a_gpu_takes_the_times_of_copies_itself(monkeypatch):
+    class Event:
+        """The k-th of the marks is made after k (k + 1) / 2 milliseconds, so each copy takes longer than the last."""
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            recorded.append(self)
+
+        def elapsed_time(self, other):
+            return float(recorded.index(other))
+
+    recorded = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(devices.time, "perf_counter", lambda: 0.0)  # a clock of the host that would be divided by
+    with fake_cuda(monkeypatch):
+        # The first copy does not count, and the second takes two milliseconds.
+        assert devices.copy_bandwidth(torch.device("cuda")) == pytest.approx(2 * devices.COPY_BYTES["cuda"] / 2e-3)
