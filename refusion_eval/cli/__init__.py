@@ -32,8 +32,7 @@ LOGGER = logging.getLogger("refusion_eval")
 # The groups of `refusion-eval --help`. The last word of a group is the name of its file, and in a function's name, each
 # hyphen of a command is an underscore.
 GROUPS = {
-    "Evaluate": ("suite", "run", "sweep", "rerun", "check", "lm-eval"),
-    "Protocols": ("protocol",),
+    "Evaluate": ("suite", "run", "sweep", "protocol", "rerun", "check", "lm-eval"),
     "Look at results": (
         "table",
         "compare",
@@ -134,7 +133,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Measure accuracy and batch-1 speed of ReFusion and of the systems that it is compared with."""
+    """Measure accuracy and batch-1 speed of ReFusion and of its competitors."""
     if verbose and quiet:
         raise typer.BadParameter("--verbose and --quiet exclude each other; give one of them")
     if sys.platform == "win32":

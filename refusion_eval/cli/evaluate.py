@@ -12,6 +12,7 @@ from refusion_eval import cli
 from refusion_eval.benchmarks import RELEASE
 from refusion_eval.cli.artefacts import SWEEPS, Artefacts
 from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns, default_runs, run_of_protocol
+from refusion_eval.cli.protocols import protocol as protocol  # a command of this group
 from refusion_eval.cli.suite_runs import PUBLISHED_BASELINE, Suite
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn

@@ -91,7 +91,7 @@ def flips(
     sandbox: cli.Sandbox = "auto",
     as_json: cli.Json = False,
 ) -> None:
-    """Measure how far scores move with float32 or bfloat16, with the batch size, and with CUDA graphs.
+    """Measure how far scores move with dtype, batch size and CUDA graphs.
 
     The same items are decoded under each. Counted are items whose tokens differ from those of the reference (float32,
     one at a time, no graphs) and verdicts that turn. Each configuration is a run in OUT/runs, and the same command

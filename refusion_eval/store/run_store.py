@@ -176,7 +176,7 @@ class RunDatabase:
         """Task -> SHA-256 of its records, which are all samples with their traces, and their scores."""
         hashes: dict[str, Any] = {}
         queries = (
-            "SELECT task, body, trace FROM samples ORDER BY task, item_id, sample, key",
+            "SELECT task, body, CAST(trace AS BLOB) FROM samples ORDER BY task, item_id, sample, key",
             "SELECT task, scores.body, NULL FROM scores JOIN samples USING (key) ORDER BY task, key, scorer, metric",
         )
         with refusing(self.directory):

@@ -132,7 +132,7 @@ def own_tasks(tmp_path, monkeypatch):
     """A copy of the settings folder that runs read."""
     folder = tmp_path / "tasks"
     shutil.copytree(tasks_path() / "settings", folder / "settings")
-    monkeypatch.setattr("refusion_eval.runs.system.tasks_path", lambda: folder)
+    monkeypatch.setattr("refusion_eval.runs.model_args.tasks_path", lambda: folder)
     return folder
 
 

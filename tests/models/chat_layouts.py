@@ -155,7 +155,7 @@ def _run(folder: Path) -> list[int]:
     rows.write_text(json.dumps(ROW))
     task = Task(BENCHMARKS["gsm8k"])
     (item,) = task.items(str(folder / "rows"))
-    return list(_job(System(_args(folder)), task, item, task.benchmark.prompts.version).prompt_ids)
+    return list(_job(System(_args(folder)), task, item, task.benchmark.prompts.version, 0).prompt_ids)
 
 
 def _lm_eval(folder: Path) -> list[int]:
