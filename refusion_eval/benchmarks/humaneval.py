@@ -52,5 +52,5 @@ BENCHMARK = Benchmark(
     ),
     id_column="task_id",
     test=_test,
-    stock_tasks=("humaneval*",),
+    stock_tasks=("humaneval", "humaneval_64*", "humaneval_instruct*"),
 )

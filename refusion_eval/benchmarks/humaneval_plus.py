@@ -37,5 +37,6 @@ BENCHMARK = Benchmark(
     test=lambda row: code_test(row, _comparison(row)),
     rows_of="humaneval_plus",
     settings_of="humaneval",
+    stock_tasks=("humaneval_plus",),
     other_tests={BASE: lambda row: code_test(row, _comparison(row), [BASE])},
 )

@@ -63,5 +63,5 @@ BENCHMARK = Benchmark(
     ),
     id_column="task_id",
     test=_test,
-    stock_tasks=("mbpp*",),
+    stock_tasks=("mbpp", "mbpp_instruct*"),
 )

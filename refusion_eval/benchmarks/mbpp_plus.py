@@ -113,6 +113,7 @@ BENCHMARK = Benchmark(
     test=lambda row: code_test(row, _comparison(row)),
     rows_of="mbpp_plus",
     settings_of="mbpp",
+    stock_tasks=("mbpp_plus", "mbpp_plus_instruct"),
     other_tests={BASE: lambda row: code_test(row, _comparison(row), [BASE])},
 )
 
@@ -122,6 +123,7 @@ VARIANTS = (
         BENCHMARK,
         name="mbpp_plus_v0_1_0",
         title="MBPP+ v0.1.0",
+        stock_tasks=(),
         source=replace(BENCHMARK.source, hub=release_file("MbppPlus", "v0.1.0"), split="evalplus_v0.1.0", num_rows=399),
     ),
 )

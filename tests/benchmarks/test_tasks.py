@@ -42,14 +42,17 @@ from refusion_eval.runs.job import doc_hash
         ("gpqa_diamond_cot_zeroshot", "gpqa_diamond", False),
         ("mmlu_pro_biology", "mmlu_pro", False),
         ("humaneval_instruct", "humaneval", False),
-        ("mbpp_plus", "mbpp", False),
+        ("mbpp_plus", "mbpp_plus_v0_2_0", False),
+        ("humaneval_plus", "humaneval_plus_v0_1_10", False),
     ],
 )
 def test_tasks_of_the_benchmarks_are_recognised(task, name, mini):
     assert find_task(task) == Task(BENCHMARKS[name], mini)
 
 
-@pytest.mark.parametrize("task", ["hellaswag", "arc_challenge", "mmlu", "gpqa_main_n_shot", "gsm_plus"])
+@pytest.mark.parametrize(
+    "task", ["hellaswag", "arc_challenge", "mmlu", "gpqa_main_n_shot", "gsm_plus", "humaneval_xyz", "mbpp_plus_v9"]
+)
 def test_other_tasks_are_not(task):
     assert find_task(task) is None
 
