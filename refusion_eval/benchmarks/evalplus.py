@@ -6,12 +6,13 @@ on each input, and compares the results as EvalPlus 0.3.1 does (`evalplus/eval/_
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refusion_eval.benchmarks import CodeTest
-from refusion_eval.benchmarks.rows import ID, TEXT, ColumnType, Row
+from refusion_eval.benchmarks import Benchmark, CodeTest, Extractor, Prompts
+from refusion_eval.benchmarks.extract.programs import fenced
+from refusion_eval.benchmarks.rows import ID, TEXT, ColumnType, Row, Source
 from refusion_eval.errors import DataError
 
 BASE, PLUS = "base", "plus"  # kinds of inputs; `BASE` is also the filter whose texts are judged on these alone
@@ -121,6 +122,43 @@ def _reference(row: Row) -> str:
     assert isinstance(make, ast.FunctionDef)
     make.body = [*program.body, *make.body]
     return f"{ast.unparse(module)}\nevalplus_reference = evalplus_make_reference()"
+
+
+def plus_benchmark(
+    original: str,
+    *,
+    title: str,
+    release: str,
+    version: str,
+    num_rows: int,
+    user: Callable[[Row], str],
+    extract: Extractor,
+    comparison: Callable[[Row], Comparison],
+    normalise: Callable[[Row, int], dict[str, Any]] = as_read,
+    **more: Any,
+) -> Benchmark:
+    """The benchmark `original` on the inputs of a version of EvalPlus, in a file that begins with `release`."""
+    return Benchmark(
+        name=f"{original}_plus_{version.replace('.', '_')}",
+        title=f"{title} {version}",
+        kind="code",
+        source=Source(
+            hub=release_file(release, version), split=f"evalplus_{version}", num_rows=num_rows, columns=COLUMNS
+        ),
+        gold=program_of,
+        ours=Prompts(
+            user=user,
+            gold_text=lambda row: fenced(program_of(row)),
+            filters={"first": extract, BASE: extract},
+            normalise=normalise,
+        ),
+        id_column="task_id",
+        test=lambda row: code_test(row, comparison(row)),
+        rows_of=f"{original}_plus",
+        settings_of=original,
+        other_tests={BASE: lambda row: code_test(row, comparison(row), [BASE])},
+        **more,
+    )
 
 
 def release_file(name: str, version: str) -> str:

@@ -1,10 +1,9 @@
 """HumanEval+ v0.1.10: the functions of HumanEval, judged on many more inputs."""
 
-from refusion_eval.benchmarks import Benchmark, Prompts
-from refusion_eval.benchmarks.evalplus import BASE, COLUMNS, Comparison, as_read, code_test, program_of, release_file
-from refusion_eval.benchmarks.extract.programs import fenced, function_code
+from refusion_eval.benchmarks.evalplus import Comparison, plus_benchmark
+from refusion_eval.benchmarks.extract.programs import function_code
 from refusion_eval.benchmarks.humaneval import BENCHMARK as HUMANEVAL
-from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.benchmarks.rows import Row
 
 
 def _comparison(row: Row) -> Comparison:
@@ -15,28 +14,15 @@ def _comparison(row: Row) -> Comparison:
     return Comparison(oracle=f"abs({value}) <= tolerance", close_is_right=False)
 
 
-BENCHMARK = Benchmark(
-    name="humaneval_plus_v0_1_10",
-    title="HumanEval+ v0.1.10",
+BENCHMARK = plus_benchmark(
+    "humaneval",
+    title="HumanEval+",
     order=27,
-    kind="code",
-    source=Source(
-        hub=release_file("HumanEvalPlus", "v0.1.10"),
-        split="evalplus_v0.1.10",
-        num_rows=164,
-        columns=COLUMNS,
-    ),
-    gold=program_of,
-    ours=Prompts(
-        user=HUMANEVAL.ours.user,
-        gold_text=lambda row: fenced(program_of(row)),
-        filters={"first": function_code, BASE: function_code},
-        normalise=as_read,
-    ),
-    id_column="task_id",
-    test=lambda row: code_test(row, _comparison(row)),
-    rows_of="humaneval_plus",
-    settings_of="humaneval",
+    release="HumanEvalPlus",
+    version="v0.1.10",
+    num_rows=164,
+    user=HUMANEVAL.ours.user,
+    extract=function_code,
+    comparison=_comparison,
     stock_tasks=("humaneval_plus",),
-    other_tests={BASE: lambda row: code_test(row, _comparison(row), [BASE])},
 )

@@ -1,13 +1,13 @@
 """MBPP+: short programs from a sentence and one assertion, judged on many more inputs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from refusion_eval.benchmarks import Benchmark, Extraction, Prompts
-from refusion_eval.benchmarks.evalplus import BASE, COLUMNS, Comparison, as_read, code_test, program_of, release_file
-from refusion_eval.benchmarks.extract.programs import fenced, module_code
-from refusion_eval.benchmarks.rows import Row, Source
+from refusion_eval.benchmarks import Extraction
+from refusion_eval.benchmarks.evalplus import Comparison, as_read, plus_benchmark
+from refusion_eval.benchmarks.extract.programs import module_code
+from refusion_eval.benchmarks.rows import Row
 
 # JSON has lists in place of tuples, sets and complex numbers. Source of the arguments -> the numbers of the tasks whose
 # arguments are these, from `evalplus/data/mbpp.py`.
@@ -91,39 +91,18 @@ def _user(row: Row) -> str:
     return f"{task}\n\nYour code must pass this test:\n{test}\n\nReply with the code in a python block."
 
 
-BENCHMARK = Benchmark(
-    name="mbpp_plus_v0_2_0",
-    title="MBPP+ v0.2.0",
+_edition = partial(
+    plus_benchmark,
+    "mbpp",
+    title="MBPP+",
     order=28,
-    kind="code",
-    source=Source(
-        hub=release_file("MbppPlus", "v0.2.0"),
-        split="evalplus_v0.2.0",
-        num_rows=378,
-        columns=COLUMNS,
-    ),
-    gold=program_of,
-    ours=Prompts(
-        user=_user,
-        gold_text=lambda row: fenced(program_of(row)),
-        filters={"first": _program, BASE: _program},
-        normalise=_as_read,
-    ),
-    id_column="task_id",
-    test=lambda row: code_test(row, _comparison(row)),
-    rows_of="mbpp_plus",
-    settings_of="mbpp",
-    stock_tasks=("mbpp_plus", "mbpp_plus_instruct"),
-    other_tests={BASE: lambda row: code_test(row, _comparison(row), [BASE])},
+    release="MbppPlus",
+    user=_user,
+    extract=_program,
+    comparison=_comparison,
+    normalise=_as_read,
 )
+BENCHMARK = _edition(version="v0.2.0", num_rows=378, stock_tasks=("mbpp_plus", "mbpp_plus_instruct"))
 
 # The first edition, with 21 tasks that v0.2.0 leaves out.
-VARIANTS = (
-    replace(
-        BENCHMARK,
-        name="mbpp_plus_v0_1_0",
-        title="MBPP+ v0.1.0",
-        stock_tasks=(),
-        source=replace(BENCHMARK.source, hub=release_file("MbppPlus", "v0.1.0"), split="evalplus_v0.1.0", num_rows=399),
-    ),
-)
+VARIANTS = (_edition(version="v0.1.0", num_rows=399),)
