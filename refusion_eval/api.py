@@ -86,8 +86,11 @@ def _name_of(decoder: str | Decoder) -> str:
 
 
 def check_fit(model: LoadedModel, decoder: str | Decoder, mask_id_given: bool) -> None:
-    """Refuses a decoder of this project for a checkpoint of another kind, and any that lacks its mask token."""
+    """Refuses a decoder of this project for a checkpoint or adapter of another kind, and any without its mask token."""
     name, fits = _name_of(decoder), model.decoders
+    if model.adapter is not None and find_decoder(decoder).adapts_masks_only:
+        rows = "an adapter is merged into all rows, and its release applies one to the rows of masks only"
+        raise ConfigError(f"decoder={name}: {rows}, which is not computed; leave out adapter={model.adapter}")
     has_mask = model.card.mask_id is not None or mask_id_given
     # With a mask token of the user's a causal checkpoint counts as trained to fill masks.
     if mask_id_given and fits == fitting_decoders("causal"):

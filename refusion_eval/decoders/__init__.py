@@ -85,6 +85,7 @@ class Decoder:
         reads: how it uses a model.
         fits: kinds of checkpoints that it decodes, unless their config.json names decoders.
         trained_by: objectives of `refusion_eval.training` whose checkpoints are for it and name it in config.json.
+        adapts_masks_only: whether its LoRA adapters are for the rows of masks, so that none is merged into the weights.
         style: how plots draw it, and its place in lists.
     """
 
@@ -94,6 +95,7 @@ class Decoder:
     reads: Reads
     fits: tuple[CheckpointKind, ...] = ("masked",)
     trained_by: tuple[str, ...] = ()
+    adapts_masks_only: bool = False
     style: Style = Style()
 
     def __post_init__(self) -> None:

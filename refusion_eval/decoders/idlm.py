@@ -187,5 +187,6 @@ DECODER = Decoder(
     label="I-DLM",
     reads=Reads("causal", masked="next", clean="next"),
     trained_by=("idlm",),
+    adapts_masks_only=True,  # R-ISD
     style=Style("#117733", "8", (0, (3, 1)), order=14),
 )

@@ -293,3 +293,11 @@ def test_missing_files(base, tmp_path):
         refusion_eval.load_model(str(base), device="cpu", adapter=str(base))
     with pytest.raises(CheckpointError, match="no directory"):
         refusion_eval.load_model(str(base), device="cpu", adapter=str(tmp_path / "nowhere"))
+
+
+def test_an_adapter_for_the_rows_of_masks_is_not_merged_into_all_rows(base, tmp_path):
+    save_adapter(tmp_path / "adapter", base, ["q_proj"])
+    model = refusion_eval.load_model(str(base), device="cpu", adapter=str(tmp_path / "adapter"))
+    with pytest.raises(ConfigError, match=r"idlm: an adapter .* rows of masks only, which is not computed"):
+        refusion_eval.generate(model, [3, 4], decoder="idlm", gen_length=4)
+    refusion_eval.generate(model, [3, 4], decoder="wedlm", gen_length=4)

@@ -161,7 +161,7 @@ def test_cards_of_one_shape_say_the_same():
     by_shape = {}
     for card in CARDS.values():
         if card.shape:
-            by_shape.setdefault(tuple(sorted(card.shape.items())), []).append(replace(card, name=""))
+            by_shape.setdefault(json.dumps(card.shape, sort_keys=True), []).append(replace(card, name=""))
     assert all(card == cards[0] for cards in by_shape.values() for card in cards)
 
 
@@ -175,6 +175,34 @@ def test_a_local_copy_of_a_known_checkpoint_is_recognised_by_its_shape(directory
     assert checkpoint_card("/models/copy", directory) == replace(CARDS[known], name="/models/copy")
     change(directory, backbone="another")
     assert checkpoint_card("/models/copy", directory).backbone == "another"
+
+
+@pytest.mark.parametrize(
+    ("known", "decoders"),
+    [
+        ("yifanyu/I-DLM-8B", ("idlm", "autoregressive")),
+        ("JetLM/SDAR-8B-Chat", ("sdar",)),
+        ("ByteDance-Seed/Stable-DiffCoder-8B-Instruct", ("sdar",)),
+        ("dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1", ("bd3lm",)),
+    ],
+)
+def test_a_name_tells_what_an_architecture_leaves_open(directory, known, decoders):
+    change(directory, model_type="sdar", mask_token_id=CARDS[known].mask_id)
+    card = checkpoint_card(known, directory)
+    assert fitting_decoders(card.kind, card.decoders) == decoders
+
+
+@pytest.mark.parametrize("name", ["tencent/WeDLM-8B-Instruct", "/models/copy"])
+def test_the_files_say_which_mask_a_known_checkpoint_has_where_its_card_does_not(directory, name):
+    change(directory, **CARDS["tencent/WeDLM-8B-Instruct"].shape, mask_token_id=33, eos_token_id=151643, backbone=None)
+    card = checkpoint_card(name, directory)
+    assert (card.mask_id, card.eos_ids) == (33, (151645, 151643))
+
+
+def test_seed_coder_is_no_copy_of_the_diffusion_model_made_from_it(directory):
+    shape = CARDS["ByteDance-Seed/Stable-DiffCoder-8B-Base"].shape
+    change(directory, **shape | {"architectures": ["LlamaForCausalLM"]}, mask_token_id=None, backbone=None)
+    assert checkpoint_card("/models/seed-coder", directory).kind == "causal"
 
 
 def test_a_fine_tune_with_a_mask_token_of_its_own_is_no_copy(directory):

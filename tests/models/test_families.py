@@ -43,7 +43,7 @@ def test_logits_equal_transformers(tmp_path, family, shard_size, num_kv_heads):
     compare(tmp_path, reference)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama", "a2d-qwen3", "llada"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "a2d-qwen3", "llada", "illada"])
 def test_tied_heads(tmp_path, family):
     reference = tiny.save_checkpoint(tmp_path, family=family, tie_word_embeddings=True)
     model = tiny.load(tmp_path)
@@ -91,6 +91,7 @@ def test_biases_are_added_where_few_rows_meet_a_large_matrix(monkeypatch, tmp_pa
         ("llama", {"attention_bias": True}, "attention_bias"),
         ("llama", {"mlp_bias": True}, "mlp_bias"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+        ("illada", {"layer_norm_eps": 1e-5}, "layer_norm_eps"),
         ("llama", {"rope_parameters": LLAMA3 | {"factor": None}}, "rotary scaling 'llama3' lacks a number"),
         ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rotary scaling"),
         ("llama", {"partial_rotary_factor": 0.5}, "part of each head"),

@@ -39,7 +39,7 @@ CLASSES = {
 COMPUTED_BY = {
     **dict.fromkeys(("Dream", "Fast_dLLM_Qwen", "a2d-qwen2"), "qwen2"),
     **dict.fromkeys(("sdar", "llada2", "a2d-qwen3", "wedlm"), "qwen3"),
-    "llada": "llama",
+    **dict.fromkeys(("llada", "illada"), "llama"),
 }
 # Parts of LLaDA's tensor names, in the order in which they replace those of Llama.
 LLADA_NAMES = {
