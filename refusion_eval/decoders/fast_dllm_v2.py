@@ -28,14 +28,15 @@ class FastDllmV2Settings(MaskedSettings):
         block_length: positions of a block, as the model was trained with.
         small_block_size: positions of a sub-block; divides block_length.
         threshold: a step commits all candidates whose probability exceeds this (strictly), and always the best one.
-        top_p: which tokens stay in the sampled distribution, of which confidences are then, too; at temperature 0 it
-            has no effect.
+        top_p: which tokens stay in the sampled distribution; at temperature 0 it has no effect. Above 0 confidences are
+            those of that distribution, tempered and truncated, as released.
         use_block_cache: once the first token of a sub-block is known, compute only the rows of the sub-block, and keep
             the keys and values of the block's other rows from the last forward of the whole block. They are stale,
             which changes tokens.
         release_compatible: gen_length is rounded down to whole blocks, counted from the start of the block in which the
             prompt ends; the last block, too, is stored and followed by one more token, unless a stop token was chosen
-            in it; and a stop token that begins a block is overlooked.
+            in it; a stop token that begins a block is overlooked; and the first token of a block is the most probable
+            one at every temperature.
     """
 
     decoder: ClassVar[str] = "fast_dllm_v2"
@@ -78,7 +79,7 @@ def decode(prompt: Sequence[int], settings: FastDllmV2Settings, trace: Trace) ->
     block = range(first, first + size)
     canvas.open(block)
     if first:
-        yield from _store(canvas, first, steps)
+        yield from _store(canvas, first, settings, steps)
     while block.start < end:
         if reason := canvas.settled():
             return canvas.finish(reason)
@@ -90,14 +91,16 @@ def decode(prompt: Sequence[int], settings: FastDllmV2Settings, trace: Trace) ->
             break
         stored, block = block, range(block.stop, block.stop + size)
         canvas.open(block)
-        yield from _store(canvas, stored.stop, steps)
+        yield from _store(canvas, stored.stop, settings, steps)
     return canvas.finish()
 
 
-def _store(canvas: AlignedCanvas, end: int, steps: Iterator[int]) -> Filling:
+def _store(canvas: AlignedCanvas, end: int, settings: FastDllmV2Settings, steps: Iterator[int]) -> Filling:
     """Caches the text up to `end`, in whole blocks, and fills the position behind it unless the prompt has it."""
     position = canvas.masked(canvas.region(range(end, end + 1)))
     reads = canvas.reads(position, next(steps), canvas.num_cached)
+    if settings.release_compatible:
+        reads = tuple(replace(read, temperature=0.0, draws=(), top_p=1.0) for read in reads)
     for readout in (yield canvas.forward(end, "store", reads)):
         canvas.fix(position, readout.tokens)
     return None

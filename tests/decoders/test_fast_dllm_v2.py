@@ -7,6 +7,7 @@ import pytest
 from refusion_eval.api import generate
 from refusion_eval.decoders.fast_dllm_v2 import FastDllmV2Settings, decode
 from refusion_eval.errors import ConfigError
+from refusion_eval.types import Confidence
 from tests.decoders.baselines import (
     NUM_RECORDS,
     assert_equals_golden,
@@ -96,6 +97,20 @@ def test_a_stop_token_that_begins_a_block_is_overlooked_by_the_release_alone():
         assert (ours.stop, len(prompt) + len(ours.tokens)) == ("eos", 9)
         assert forwards[-1].kind == "store"
         assert len(more) > len(forwards)
+
+
+@pytest.mark.parametrize("release_compatible", [False, True])
+def test_what_is_sampled_is_compared_with_the_threshold(release_compatible: bool):
+    sizes = {"gen_length": 8, "block_length": 4, "small_block_size": 2, "mask_id": MASK}
+    chosen = FastDllmV2Settings(**sizes, temperature=0.7, top_p=0.9, release_compatible=release_compatible)
+    _, _, forwards = run_scripted(decode, [1] * 4, chosen, answer_with_stop(None))
+    denoise, store = ([f.reads[0] for f in forwards if f.kind == kind] for kind in ("denoise", "store"))
+    assert len(store) > 1
+    sampled = {(read.temperature, read.top_p, read.confidence) for read in denoise}
+    assert sampled == {(0.7, 0.9, Confidence(temperature=0.7, truncate=True))}
+    # The release takes the most probable token at the beginning of a block.
+    firsts = {(read.temperature, read.top_p) for read in store}
+    assert firsts == {(0.0, 1.0) if release_compatible else (0.7, 0.9)}
 
 
 @pytest.mark.parametrize("release_compatible", [False, True])
