@@ -7,7 +7,7 @@ token a step, and the branches that were right took one forward together.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
 from refusion_eval.errors import ConfigError
@@ -20,8 +20,11 @@ def check_drafts(settings: MaskedSettings, draft_steps: int, **wrong: bool) -> N
     """Raises ConfigError for drafts with settings (true if wrong) that do not commit one greedy token a step."""
     if draft_steps and (names := [name for name, is_wrong in wrong.items() if is_wrong]):
         values = " and ".join(f"{name} {getattr(settings, name)}" for name in names)
+        # Leaving one out would not help where a settings table gives it.
+        defaults = {field.name: str(field.default).lower() for field in fields(settings)}
+        advice = " and ".join(f"{name}={defaults[name]}" for name in names)
         where = f"{settings.decoder}: draft_steps is {draft_steps} with {values}"
-        raise ConfigError(f"{where}; drafts are of the most confident token a step, so leave out {' and '.join(names)}")
+        raise ConfigError(f"{where}; drafts are of the most confident token a step, so set {advice}")
 
 
 def fill_by_drafts(

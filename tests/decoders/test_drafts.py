@@ -103,11 +103,11 @@ def test_copies_of_the_text_do_not_see_each_other():
         ("sdar", {"remasking_strategy": "sequential"}, "with remasking_strategy sequential"),
         ("sdar", {"denoising_steps": 2}, "with denoising_steps 2"),
         ("sdar", {"draft_steps": 0, "eager_acceptance_mode": True}, "eager_acceptance_mode is about drafts"),
-        ("llada", {"steps": 9, "block_length": 36}, "with steps 9"),
+        ("llada", {"steps": 9, "block_length": 36}, "with steps 9; .* set steps=none$"),
         (
             "llada",
             {"remasking": "random", "cfg_scale": 1.0, "block_length": 36},
-            "with remasking random and cfg_scale 1.0; .* leave out rem",
+            "with remasking random and cfg_scale 1.0; .* set remasking=low_confidence and cfg_scale=0.0",
         ),
         ("bd3lm", {"threshold": 0.9}, "with threshold 0.9"),
         ("dream", {"alg": "origin"}, "with alg origin"),
