@@ -16,7 +16,6 @@ from tests.decoders.baselines import (
     NUM_RECORDS,
     assert_equals_golden,
     decode_golden,
-    decode_in_batch,
     forwards_of,
     golden_case,
 )
@@ -44,14 +43,6 @@ def released(case):
 def test_tokens_and_forwards_are_those_of_the_public_code(shared: Path, decoder: str, number: int):
     case = golden_case(shared, decoder, number)
     assert_equals_golden(decode_golden(shared, case, decoder, **released(case)), case)
-
-
-@pytest.mark.parametrize(("decoder", "number"), [("d3llm_llada", 2), ("d3llm_dream", 5)])
-def test_a_batch_changes_nothing(shared: Path, decoder: str, number: int):
-    case = golden_case(shared, decoder, number)
-    prompt, settings = case["prompt_ids"], released(case)
-    requests = [(prompt[:2], settings), (prompt, settings), (prompt * 2, settings | {"release_compatible": False})]
-    assert_equals_golden(decode_in_batch(shared, case, decoder, requests)[1], case)
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])

@@ -16,7 +16,6 @@ from tests.decoders.baselines import (
     NUM_RECORDS,
     assert_equals_golden,
     decode_golden,
-    decode_in_batch,
     forwards_of,
     golden_case,
 )
@@ -75,17 +74,6 @@ def test_the_default_leaves_out_forwards_that_fill_nothing(shared: Path, number:
     out = decode_golden(shared, case, decoder, **settings | {"release_compatible": False})
     wanted = [forward["commit"] for forward in case["forwards"] if forward["commit"]]
     assert [sorted(forward["commit"]) for forward in forwards_of(out)] == wanted
-
-
-@pytest.mark.parametrize("number", [0, 2, 3])
-def test_a_batch_changes_nothing(shared: Path, number: int):
-    case = golden_case(shared, "dparallel_llada", number)
-    decoder, settings = released_llada(case)
-    requests = [(case["prompt_ids"][:length], settings) for length in (2, len(case["prompt_ids"]), 5)]
-    assert_equals_golden(decode_in_batch(shared, case, decoder, requests)[1], case)
-    case = golden_case(shared, "dparallel_dream", number)
-    requests = [(case["prompt_ids"][:length], released_dream(case)) for length in (2, len(case["prompt_ids"]), 5)]
-    assert_equals_golden(decode_in_batch(shared, case, "dream", requests)[1], case)
 
 
 def half_a_nat(_: Forward, read: Read) -> Readout:

@@ -28,16 +28,19 @@ def made(name, **more):
     return DECODERS[name].Settings(**chosen)
 
 
+def released(case):
+    wanted = case["settings"]
+    drafts = {name: wanted[name] for name in ("block_length", "draft_steps", "eager_acceptance_mode")}
+    common = {"mask_id": 159, "eos_ids": (), "release_compatible": True}
+    return {"gen_length": wanted["max_gen_length"], **common, **drafts}
+
+
 @pytest.mark.parametrize("number", range(NUM_RECORDS["freedave_sdar"]))
 def test_tokens_and_forwards_are_those_of_the_public_code(shared: Path, number: int):
     case = golden_case(shared, "freedave_sdar", number)
-    wanted = case["settings"]
-    common = {"gen_length": wanted["max_gen_length"], "block_length": wanted["block_length"], "mask_id": 159}
-    common |= {"eos_ids": (), "release_compatible": True}
-    drafts = {name: wanted[name] for name in ("draft_steps", "eager_acceptance_mode")}
-    out = decode_golden(shared, case, "sdar", **common, **drafts)
+    out = decode_golden(shared, case, "sdar", **released(case))
     assert_equals_golden(out, {**case, "first_eos": None})
-    plain = decode_golden(shared, case, "sdar", **common)
+    plain = decode_golden(shared, case, "sdar", **released(case) | {"draft_steps": 0, "eager_acceptance_mode": False})
     assert (plain.tokens, plain.num_forwards) == (out.tokens, case["one_a_step_forwards"])
     assert out.num_forwards < plain.num_forwards
 

@@ -12,7 +12,6 @@ from tests.decoders.baselines import (
     NUM_RECORDS,
     assert_equals_golden,
     decode_golden,
-    decode_in_batch,
     forwards_of,
     golden_case,
     golden_model,
@@ -51,16 +50,6 @@ def test_tokens_and_forwards_are_those_of_the_public_code(shared: Path, number: 
     case = golden_case(shared, "fast_dllm_v2", number)
     out = decode_golden(shared, case, "fast_dllm_v2", **released(case))
     assert_equals_golden(out, as_decoded(case))
-
-
-@pytest.mark.parametrize("checkpoint", range(1, 4))
-def test_a_batch_changes_nothing(shared: Path, checkpoint: int):
-    cases = [golden_case(shared, "fast_dllm_v2", number) for number in RECORDS]
-    own = [index for index, case in enumerate(cases) if case["checkpoint"] == f"fast_{checkpoint}"]
-    requests = [(case["prompt_ids"], released(case)) for case in cases]
-    outs = decode_in_batch(shared, cases[own[0]], "fast_dllm_v2", requests)
-    for index in own:
-        assert_equals_golden(outs[index], as_decoded(cases[index]))
 
 
 @pytest.mark.parametrize("number", RECORDS)

@@ -18,7 +18,6 @@ from tests.decoders.baselines import (
     NUM_RECORDS,
     assert_equals_golden,
     decode_golden,
-    decode_in_batch,
     forwards_of,
     golden_case,
     golden_model,
@@ -68,14 +67,6 @@ def test_greedy_tokens_are_those_of_autoregression_token_by_token(shared: Path, 
         assert (out.tokens, out.stop) == (wanted.tokens, wanted.stop)
         assert out.num_forwards <= wanted.num_forwards
         assert gen_block_size > 1 or forwards_of(out) == forwards_of(wanted)
-
-
-@pytest.mark.parametrize("number", [0, 3, 6])
-def test_a_batch_changes_nothing(shared: Path, number: int):
-    cases = [golden_case(shared, "idlm", other) for other in CASES]
-    sampled = {"temperature": 1.0, "release_compatible": False}
-    requests = [(case["prompt_ids"], released(case) | changes) for changes in ({}, sampled) for case in cases]
-    assert_equals_golden(decode_in_batch(shared, cases[number], "idlm", requests)[number], cases[number])
 
 
 @pytest.mark.parametrize("number", range(NUM_RECORDS["idlm_accept"]))

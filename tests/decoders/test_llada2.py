@@ -6,7 +6,7 @@ import pytest
 
 from refusion_eval.decoders.llada2 import Llada2Settings, decode
 from refusion_eval.errors import ConfigError
-from tests.decoders.baselines import NUM_RECORDS, assert_equals_golden, decode_golden, decode_in_batch, golden_case
+from tests.decoders.baselines import NUM_RECORDS, assert_equals_golden, decode_golden, golden_case
 from tests.decoders.scripted import readout, run_scripted
 
 RECORDS = range(NUM_RECORDS["llada2"])
@@ -30,17 +30,6 @@ def test_tokens_and_forwards_are_those_of_the_public_code(shared: Path, number: 
     case = golden_case(shared, "llada2", number)
     out = decode_golden(shared, case, "llada2", release_compatible=True, **released(case))
     assert_equals_golden(out, case)
-
-
-@pytest.mark.parametrize("number", [0, 2, 4])
-def test_a_batch_changes_nothing(shared: Path, number: int):
-    cases = [golden_case(shared, "llada2", other) for other in RECORDS]
-    requests = [(case["prompt_ids"], {"release_compatible": True, **released(case)}) for case in cases]
-    requests += [(case["prompt_ids"], released(case)) for case in cases]
-    outs = decode_in_batch(shared, cases[number], "llada2", requests)
-    assert_equals_golden(outs[number], cases[number])
-    longest = cases[number]["settings"]["max_new_tokens"]
-    assert outs[len(cases) + number].tokens == outs[number].tokens[:longest]
 
 
 MASK = 31

@@ -72,17 +72,6 @@ def test_riding_commits_save_forwards_and_change_no_token(shared: Path, number: 
     assert riding.num_forwards + num_stores == apart.num_forwards + 1 == case["num_forwards"]
 
 
-@pytest.mark.parametrize("number", RECORDS)
-def test_a_batch_changes_nothing(shared: Path, number: int):
-    cases = [golden_case(shared, "sdar", other) for other in RECORDS]
-    requests = [(case["prompt_ids"], {"release_compatible": True, **released(case)}) for case in cases]
-    requests += [(case["prompt_ids"], released(case)) for case in cases]
-    same = [other for other in RECORDS if cases[other]["checkpoint"] == cases[number]["checkpoint"]]
-    outs = decode_in_batch(shared, cases[number], "sdar", requests)
-    for other in same:
-        assert_equals_golden(outs[other], cases[other])
-
-
 MASK = 31
 
 

@@ -14,7 +14,6 @@ from tests.decoders.baselines import (
     NUM_RECORDS,
     assert_equals_golden,
     decode_golden,
-    decode_in_batch,
     golden_case,
 )
 from tests.decoders.d2f_oracle import fixed_after
@@ -52,13 +51,6 @@ def released(case):
 def test_tokens_and_forwards_are_those_of_the_public_code(shared: Path, number: int):
     case = golden_case(shared, "wedlm", number)
     assert_equals_golden(decode_golden(shared, case, "wedlm", **released(case)), case)
-
-
-@pytest.mark.parametrize("number", [0, 3, 7])
-def test_a_batch_changes_nothing(shared: Path, number: int):
-    cases = [golden_case(shared, "wedlm", other) for other in range(NUM_RECORDS["wedlm"])]
-    requests = [(case["prompt_ids"], released(case) | changes) for changes in ({}, SOUND) for case in cases]
-    assert_equals_golden(decode_in_batch(shared, cases[number], "wedlm", requests)[number], cases[number])
 
 
 SOUND = {"release_compatible": False}
