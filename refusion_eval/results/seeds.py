@@ -23,13 +23,14 @@ _SAME = (
 
 
 def means_over_seeds(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The mean of every metric over runs of one system on the same items, one run for each of several seeds."""
+    """The mean of every metric over runs of one system on the same items and samples of each, one for each seed."""
     groups: dict[tuple, dict[str, Measurement]] = {}
     repeated: set[tuple] = set()
     for entry in measurements:
         settings = tuple(sorted((name, value) for name, value in entry.settings.items() if name != "seed"))
         same = tuple(getattr(entry, name) for name in _SAME)
-        key = (*same, entry.task, entry.task_version, entry.metric, settings)
+        of_item = math.ceil(entry.samples / entry.n) if entry.n else 0  # samples; scores of more have a smaller spread
+        key = (*same, entry.task, entry.task_version, entry.metric, settings, of_item)
         if groups.setdefault(key, {}).setdefault(entry.settings.get("seed", ""), entry) is not entry:
             repeated.add(key)  # a run of the same seed again, so that not only seeds differ
     return [

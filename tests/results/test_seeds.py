@@ -42,6 +42,18 @@ def test_runs_that_differ_in_more_than_the_seed_have_no_mean(of_seeds):
     assert means_over_seeds(run_measurements(again)) == []
 
 
+def test_runs_with_other_numbers_of_samples_have_no_mean(write_run):
+    def of_seed(seed, numbers, failed=()):
+        texts = [
+            sample(item, number=number, settings={"seed": seed}) for item in range(10) for number in range(numbers)
+        ]
+        return write_run(f"seed{seed}", [text for place, text in enumerate(texts) if place not in failed])
+
+    two, four, less = of_seed(1, 2), of_seed(2, 4), of_seed(3, 2, failed=(5,))
+    assert means_over_seeds(run_measurements([two, four])) == []
+    assert {one.samples for one in means_over_seeds(run_measurements([two, less])) if one.metric == "accuracy"} == {39}
+
+
 def test_the_table_has_a_line_of_the_mean_in_every_form(of_seeds, tmp_path):
     runs = [str(of_seeds(f"r{seed}", seed, seed)) for seed in (2, 4)]
     options = ["--csv", str(tmp_path / "t.csv"), "--latex", str(tmp_path / "t.tex")]
