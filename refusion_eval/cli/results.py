@@ -156,7 +156,7 @@ def leaderboard(
     published = read_published("published.csv")
     texts = {
         "index.html": page(boards.leaderboard(placed, colours=colours), {}),
-        "figures.csv": csv_text(*measurement_cells([one.measurement for one in placed], records=True)),
+        "figures.csv": csv_text(*measurement_cells([one.measurement for one in placed])),
         "published.csv": csv_text(list(published[0]), [list(figure.values()) for figure in published]),
     }
     for name, text in texts.items():

@@ -33,7 +33,7 @@ def json_lines(run_dirs: RunDirs) -> Iterator[str]:
 
 def write_csv_files(run_dirs: Sequence[Path], out: Path, baseline: str | None = None) -> list[Path]:
     """Writes figures.csv, which other commands read as they read runs, and samples.csv."""
-    cells = measurement_cells(run_measurements(run_dirs, baseline=baseline), records=True)
+    cells = measurement_cells(run_measurements(run_dirs, baseline=baseline, hash_records=True))
     rows = ([_flat(row[name]) for name in data_frames.SAMPLE_COLUMNS] for row in sample_rows(run_dirs))
     texts = {"figures.csv": csv_text(*cells), "samples.csv": csv_text(data_frames.SAMPLE_COLUMNS, rows)}
     for name, text in texts.items():

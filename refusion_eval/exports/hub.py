@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.exports.source import ExportedTask, plain, runs_of, safe_name
+from refusion_eval.exports.source import ExportedTask, file_name, plain, runs_of, safe_name
 from refusion_eval.results.measurement import MINI_NOTE, SCORES, Measurement
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.store.atomic_write import write_output
@@ -29,7 +29,7 @@ def write(tasks: Iterable[ExportedTask], out: Path) -> list[Path]:
         write_output(paths[-1], _card(own))
         for task in own:
             if entries := _entries(task):
-                paths.append(folder / ".eval_results" / f"{safe_name(task.facts.task)}.yaml")
+                paths.append(folder / ".eval_results" / f"{file_name(task, own)}.yaml")
                 write_output(paths[-1], yaml.safe_dump(entries, sort_keys=False, allow_unicode=True))
     return paths
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from refusion_eval.exports.source import ExportedTask, JudgedSample, plain, runs_of, safe_name
+from refusion_eval.exports.source import ExportedTask, JudgedSample, file_name, plain, runs_of, safe_name
 from refusion_eval.results.measurement import SCORES, Measurement, is_cost
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.store.records import BY_FILTER
@@ -24,17 +24,11 @@ def write(tasks: Iterable[ExportedTask], out: Path) -> list[Path]:
         write_output(paths[-1], json.dumps(_results(own), indent=2) + "\n")
         for task in own:
             if task.samples:
-                paths.append(folder / f"samples_{_name(task, own)}_{date}.jsonl")
+                paths.append(folder / f"samples_{file_name(task, own)}_{date}.jsonl")
                 of_items = groupby(task.samples, lambda judged: judged.sample.key.doc_hash)
                 rows = (_item(task, number, list(judged)) for number, (_, judged) in enumerate(of_items))
                 write_output(paths[-1], "".join(json.dumps(row) + "\n" for row in rows))
     return paths
-
-
-def _name(task: ExportedTask, tasks: Sequence[ExportedTask]) -> str:
-    """The task's name, with a hash of its settings where the run has it under several."""
-    is_only = sum(other.facts.task == task.facts.task for other in tasks) == 1
-    return safe_name(task.facts.task) + ("" if is_only else f"-{task.facts.settings_hash}")
 
 
 def _score(task: ExportedTask) -> tuple[str, str]:
@@ -77,7 +71,7 @@ def _standard_error(entry: Measurement) -> float | None:
 
 def _results(tasks: Sequence[ExportedTask]) -> dict[str, Any]:
     run, manifest = tasks[0].run, tasks[0].run.manifest
-    named = {_name(task, tasks): task for task in tasks}
+    named = {file_name(task, tasks): task for task in tasks}
     asked = {name: task.facts.extent.expected or len(task.facts.asked) for name, task in named.items()}
     limited = [task.facts.extent.expected for task in tasks if task.facts.extent.limited]
     return {

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from refusion_eval.benchmarks import Task, find_task, is_sealed
 from refusion_eval.report.collect import Asked, Sources
-from refusion_eval.results.facts import TaskFacts, natural_order, read_facts
+from refusion_eval.results.facts import RowKey, TaskFacts, natural_order, read_facts, row_of
 from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import Measurement, notes_of
 from refusion_eval.store.records import PASSED, Sample, ScoreRow, checking
@@ -30,7 +30,7 @@ class JudgedSample(NamedTuple):
 
 
 class ExportedTask(NamedTuple):
-    """One task of a run under one set of settings.
+    """One row of a run: a task under one set of settings and one protocol.
 
     Attributes:
         samples: those with a verdict in canonical order; None for a sealed task, and where the rows of the benchmark,
@@ -63,7 +63,7 @@ class ExportedTask(NamedTuple):
         extent = self.facts.extent
         facts = {
             "run": self.run.run_id,
-            "protocol": ", ".join(dict.fromkeys(entry.protocol for entry in self.measurements)).replace("|", ", "),
+            "protocol": self.facts.protocol.replace("|", ", "),
             "records": self.facts.records,
             "command": self.run.command,
             "limited": extent.limited,
@@ -90,33 +90,28 @@ def read_exported(
     Raises:
         StoreError: a directory holds no readable run, two have one name, or the baseline is not among them.
     """
-    taken: dict[tuple[str, ...], list[tuple[Sample, Mapping[str, ScoreRow]]]] = {}
-    created: dict[tuple[str, ...], str] = {}
+    taken: dict[tuple[str, RowKey], list[tuple[Sample, Mapping[str, ScoreRow]]]] = {}
+    created: dict[tuple[str, RowKey], str] = {}
 
     def take(run: Run, sample: Sample, scores: Mapping[str, ScoreRow], trace: Trace | None) -> None:
-        key = (run.run_id, sample.key.task, sample.key.task_version, sample.key.settings_hash)
+        key = (run.run_id, row_of(sample))
         created[key] = max(created.get(key, ""), sample.created)
         if sources is not None and sample.error is None and PASSED in scores:
             taken.setdefault(key, []).append((sample, scores))
 
-    runs = [read_facts(run_dir, take) for run_dir in run_dirs]
+    runs = [read_facts(run_dir, take, hash_records=True) for run_dir in run_dirs]
     measurements = measurements_of(runs, baseline=baseline)
     for run, tasks in runs:
         for task in tasks:
-            key = (run.run_id, *task.identity)
+            key = (run.run_id, task.row)
             if key not in created:
                 continue
-            own = [entry for entry in measurements if _is_of(entry, run, task)]
+            of_row = (entry for entry in measurements if (entry.run_id, entry.row) == key)
+            own = [entry for entry in of_row if not math.isnan(entry.value)]
             samples = None if sources is None else _judged(run, task, taken.get(key, []), sources)
             with checking(f"{run.run_id}: the time of a sample of {task.task}"):
                 last = datetime.fromisoformat(created[key])
             yield ExportedTask(run, task, own, samples, last)
-
-
-def _is_of(entry: Measurement, run: Run, task: TaskFacts) -> bool:
-    settings = {name: setting_text(value) for name, value in task.settings.items()}
-    identity = (entry.run_id, entry.task, entry.task_version, entry.settings)
-    return identity == (run.run_id, task.task, task.task_version, settings) and not math.isnan(entry.value)
 
 
 def _judged(
@@ -133,6 +128,13 @@ def _judged(
             return None
         samples.append(JudgedSample(sample, scores[PASSED], plain(asked.prompt), plain(asked.gold or "")))
     return samples
+
+
+def file_name(task: ExportedTask, tasks: Iterable[ExportedTask]) -> str:
+    """The task's name, with those of version, settings and protocol that tell it from other rows of the task."""
+    rows = [other.facts.row for other in tasks if other.facts.task == task.facts.task]
+    told = [part for part, others in zip(task.facts.row, zip(*rows, strict=True), strict=True) if len(set(others)) > 1]
+    return safe_name("-".join(filter(None, (task.facts.task, *told))))
 
 
 def runs_of(tasks: Iterable[ExportedTask]) -> dict[str, list[ExportedTask]]:

@@ -11,7 +11,7 @@ from refusion_eval.report.assemble import ChunkWriter
 from refusion_eval.report.frames import LOOKS
 from refusion_eval.report.replay import Spell, Speller
 from refusion_eval.report.sample import body, list_row, rounded
-from refusion_eval.results.facts import RunFacts, TaskFacts, natural_order, read_facts
+from refusion_eval.results.facts import RowKey, RunFacts, TaskFacts, natural_order, read_facts, row_of
 from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import (
     MEAN_TASK,
@@ -30,8 +30,6 @@ from refusion_eval.types import Trace
 
 _GREY = "#7f7f7f"
 _LONGEST_QUESTION, _LONGEST_GOLD = 140, 48  # characters of a list
-
-Identity = tuple[str, str, str]  # of a task in a run: its name, version and hash of settings
 
 
 class Asked(NamedTuple):
@@ -201,7 +199,7 @@ class ReportData:
 class _Part:
     speller: Speller
     machines: Mapping[str, str]
-    rows: dict[Identity, list[dict[str, Any]]] = field(default_factory=dict)
+    rows: dict[RowKey, list[dict[str, Any]]] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)  # times of its samples
     seconds: float = 0.0
 
@@ -259,33 +257,33 @@ class _Collector:
         part = self._part(run)
         part.created.add(sample.created)
         part.seconds += sample.seconds
-        identity = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
-        if identity not in part.rows:
+        row = row_of(sample)
+        if row not in part.rows:
             self._writer.flush()  # no chunk holds two tasks: readers mostly go on to another sample of the same one
         sealed = is_sealed(sample.key.task, sample.benchmark)
         whole = {**body(sample, scores, sealed, part.speller, trace), "machine": part.machines[sample.process_id]}
         asked, question = self._questions.add(run, sample, sealed)
         places = {"bodies": self._writer.add(whole), "asked": asked, "question": question}
-        part.rows.setdefault(identity, []).append(list_row(sample, scores, sealed) | places)
+        part.rows.setdefault(row, []).append(list_row(sample, scores, sealed) | places)
 
     def cells(self, facts: RunFacts, measurements: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
         """The tasks of a run whose samples were all taken, and the means over them, as in the index of the page."""
         run, part = facts.run, self._part(facts.run)
-        by_task: dict[tuple, dict[str, Any]] = defaultdict(dict)
+        by_row: dict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
         for entry in measurements:
-            by_task[entry.task, entry.task_version, *sorted(entry.settings.items())][entry.metric] = encoded(entry)
+            by_row[entry.row][entry.metric] = encoded(entry)
         marks_by_task: dict[str, list[Mark]] = {}
         for task in facts.tasks:
             marks_by_task.setdefault(task.task, []).extend(task_marks := _marks_of(task, run.command))
-            if task.identity not in part.rows:
+            if task.row not in part.rows:
                 shown = [mark.encoded() for mark in task_marks]
                 yield page_cell(task=task.task, version=task.task_version, mini=task.mini, marks=shown)
                 continue
-            rows = sorted(part.rows[task.identity], key=lambda row: (natural_order(row["item_id"]), row["number"]))
+            rows = sorted(part.rows[task.row], key=lambda row: (natural_order(row["item_id"]), row["number"]))
             self._writer.flush()
             chunk, _ = self._writer.add({name: [row[name] for row in rows] for name in rows[0]})
             self._writer.flush()
-            settings = {name: setting_text(value) for name, value in task.settings.items()}
+            settings = {name: setting_text(value) for name, value in task.settings.items()} | of_protocol(task.protocol)
             yield page_cell(
                 **{name: getattr(task, name) for name in ("task", "benchmark", "mini")},
                 version=task.task_version,
@@ -295,7 +293,7 @@ class _Collector:
                 items=len(task.asked),
                 samples=len(rows),
                 marks=[mark.encoded() for mark in task_marks],
-                metrics=by_task[task.task, task.task_version, *sorted(settings.items())],
+                metrics=by_row[task.row],
                 list=chunk,
             )
         yield from _means(measurements, marks_by_task)
@@ -324,6 +322,11 @@ class _Collector:
         return self._parts[run.run_id]
 
 
+def of_protocol(name: str) -> dict[str, str]:
+    """The protocol among the settings of a cell, by which the page tells apart the rows of a task."""
+    return {"protocol": name.replace("|", ", ")} if name else {}
+
+
 def encoded(measurement: Measurement) -> dict[str, Any]:
     numbers = {"value": measurement.value, "low": measurement.ci_low, "high": measurement.ci_high}
     values: dict[str, Any] = {name: rounded(number) for name, number in numbers.items()}
@@ -339,10 +342,8 @@ def page_cell(**facts: Any) -> dict[str, Any]:
 
 def _means(entries: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[Mark]]) -> Iterator[dict[str, Any]]:
     """Means over tasks, without samples but with the marks of the tasks that they are over."""
-    for mini in (False, True):
-        own = [entry for entry in entries if entry.is_mean and entry.mini == mini]
-        if not own:
-            continue
+    for mini, protocol in sorted({(entry.mini, entry.protocol) for entry in entries if entry.is_mean}):
+        own = [entry for entry in entries if entry.is_mean and (entry.mini, entry.protocol) == (mini, protocol)]
         sentences: dict[tuple[str, bool], list[str]] = {}
         for task, task_marks in marks_by_task.items():
             for mark in task_marks if is_mini(task) == mini else ():
@@ -351,6 +352,7 @@ def _means(entries: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[
             task=MEAN_TASK,
             mini=mini,
             mean=True,
+            settings=of_protocol(protocol),
             metrics={entry.metric: encoded(entry) for entry in own},
             items=own[0].n,
             samples=own[0].samples,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, is_sealed
 from refusion_eval.errors import StoreError
-from refusion_eval.report.collect import encoded, marks, page_cell, warnings
+from refusion_eval.report.collect import encoded, marks, of_protocol, page_cell, warnings
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import (
     METRIC_ORDER,
@@ -38,7 +38,8 @@ def read_placed(sources: Sequence[Path], *, baseline: str | None = None) -> list
         StoreError: a source cannot be read, or none of them has a figure.
     """
     directories = [path for path in sources if not path.is_file()]
-    placed = [Placed(entry, entry.run_id) for entry in read_measurements(directories, baseline=baseline)]
+    measured = read_measurements(directories, baseline=baseline, hash_records=True)
+    placed = [Placed(entry, entry.run_id) for entry in measured]
     for path in sources:
         if path.is_file():
             placed += [Placed(entry, path.name) for entry in read_measurements([path])]
@@ -133,7 +134,7 @@ def _point(own: Sequence[Placed]) -> dict[str, Any]:
         version=entry.task_version,
         mean=entry.is_mean,
         sealed=is_sealed(entry.task, entry.benchmark),
-        settings=dict(entry.settings),
+        settings={**entry.settings, **of_protocol(entry.protocol)},
         hardware=[entry.hardware],
         items=entry.n,
         samples=entry.samples,

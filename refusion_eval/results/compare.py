@@ -187,7 +187,7 @@ def _tasks(facts: RunFacts) -> dict[str, TaskFacts]:
         if not task.asked:  # no sample is there yet
             continue
         if tasks.setdefault(task.task, task) is not task:
-            several = f"{facts.run.run_id} holds {task.task} in several versions or settings"
+            several = f"{facts.run.run_id} holds {task.task} in several versions, settings or protocols"
             raise StoreError(f"{several}; compare runs of one")
     return tasks
 

@@ -93,12 +93,12 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
           all programs ran in isolation, and no sample is missing from the figure.
         - fused: whether forwards that verify and plan at once are in the figure.
         - records: SHA-256 of the records that the figure is from.
-        - protocol: NAME@HASH of the protocol of the samples; several joined by `|`; empty for none.
+        - protocol: NAME@HASH of the protocol of the samples; empty for none.
 
     Raises:
         StoreError: a directory holds no readable run, two have the same name, or the baseline is not among them.
     """
-    measured = run_measurements(_as_list(run_dirs), baseline=baseline)
+    measured = run_measurements(_as_list(run_dirs), baseline=baseline, hash_records=True)
     rows = [
         {**csv_values(figure), "system_key": figure.system} | {name: getattr(figure, name) for name in FIGURE_FACTS[1:]}
         for figure in measured

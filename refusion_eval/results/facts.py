@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
-from refusion_eval.results.measurement import NO_PROTOCOL, UNTEMPLATED
+from refusion_eval.results.measurement import UNTEMPLATED
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
@@ -86,16 +86,23 @@ class Extent(NamedTuple):
         return f"{self.expected} of {self.whole}" if self.expected < self.whole else ""
 
 
-UNKNOWN = Extent(0, 0, 0)  # of a task under several settings, whose shares the run does not say
+UNKNOWN = Extent(0, 0, 0)  # of a task in several rows, whose shares the run does not say
+
+
+# What the samples of one row of a table share: task, version, hash of the settings, hash of the protocol or "".
+RowKey = tuple[str, str, str, str]
+
+
+def row_of(sample: Sample) -> RowKey:
+    key = sample.key
+    return key.task, key.task_version, key.settings_hash, (sample.protocol or "").rpartition("@")[2]
 
 
 @dataclass(slots=True)
 class TaskFacts:
-    """All samples of one task under one set of settings, in canonical order."""
+    """All samples of one task under one set of settings and one protocol, in canonical order."""
 
-    task: str
-    task_version: str
-    settings_hash: str
+    row: RowKey
     benchmark: str
     settings: Mapping[str, Any]
     samples: list[SampleFacts] = field(default_factory=list)
@@ -107,14 +114,18 @@ class TaskFacts:
     num_cut: int = 0  # good samples that reached the length of the settings, and so may lack their end
     slowed_by: set[str] = field(default_factory=set)
     server_notes: set[str] = field(default_factory=set)  # what a reader must know of a server's answers
-    records: str = ""  # SHA-256 of the records of the task, under whatever settings
+    records: str = ""  # SHA-256 of the records of the task, in whatever rows; empty if they were not hashed
     items: str = ""  # digest of the items of the good samples, equal across runs on the same items
-    protocols: set[str] = field(default_factory=set)  # of all samples, as NAME@HASH; empty text for none
+    protocols: set[str] = field(default_factory=set)  # as NAME@HASH, of one hash; several if its file was renamed
     asked: set[str] = field(default_factory=set)  # hashes of the items of all samples, failed ones included
 
     @property
-    def identity(self) -> tuple[str, str, str]:
-        return self.task, self.task_version, self.settings_hash
+    def task(self) -> str:
+        return self.row[0]
+
+    @property
+    def task_version(self) -> str:
+        return self.row[1]
 
     @property
     def mini(self) -> bool:
@@ -127,8 +138,7 @@ class TaskFacts:
 
     @property
     def protocol(self) -> str:
-        """The protocol of the samples; several joined by `|`, with NO_PROTOCOL for those without one."""
-        return "|".join(sorted(name or NO_PROTOCOL for name in self.protocols)) if any(self.protocols) else ""
+        return "|".join(sorted(self.protocols))
 
     @property
     def is_code(self) -> bool:
@@ -165,25 +175,25 @@ class RunFacts(NamedTuple):
 Visit = Callable[[Run, Sample, Mapping[str, ScoreRow], Trace | None], None]
 
 
-def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> RunFacts:
+def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, hash_records: bool = False) -> RunFacts:
     """Reads a run; StoreError if the directory holds no readable run, or an item was asked with several prompts."""
     with RunReader.open(run_dir) as reader:
         run = reader.run
-        scores, digests = reader.scores_by_sample(), reader.digests()
+        scores, digests = reader.scores_by_sample(), reader.digests() if hash_records else {}
         slowed_by = {process_id: run.slowed_by(process_id) for process_id in run.processes}
         machines = {process_id: run.hardware(process_id) for process_id in run.processes}
         fingerprints = {process_id: machine.fingerprint() for process_id, machine in machines.items()}
         labels = {process_id: machine.label() for process_id, machine in machines.items()}
-        tasks: dict[tuple[str, str, str], TaskFacts] = {}
+        tasks: dict[RowKey, TaskFacts] = {}
         prompts: dict[tuple[SampleKey, str], str] = {}
         for sample in reader.samples():
-            key = (sample.key.task, sample.key.task_version, sample.key.settings_hash)
-            task = tasks.setdefault(key, TaskFacts(*key, sample.benchmark, sample.settings))
+            row = row_of(sample)
+            task = tasks.setdefault(row, TaskFacts(row, sample.benchmark, sample.settings))
             trace = None if sample.trace is None else sample.events()
             if visit is not None:
                 visit(run, sample, scores.get(sample.key, {}), trace)
             task.asked.add(sample.key.doc_hash)
-            task.protocols.add(sample.protocol or "")
+            task.protocols.update([sample.protocol] if sample.protocol else [])
             task.hardware.add(labels[sample.process_id])
             task.prompts.add(sample.prompts if sample.benchmark in BENCHMARKS else OWN)
             task.slowed_by.update(slowed_by[sample.process_id])
@@ -205,28 +215,27 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None) -> R
     for name, version in run.manifest.tasks.items():
         if name not in names:  # no sample of it is there yet
             entry = find_task(name)
-            tasks[name, str(version), ""] = TaskFacts(
-                name, str(version), "", "" if entry is None else entry.benchmark.name, {}
-            )
+            row = (name, str(version), "", "")
+            tasks[row] = TaskFacts(row, "" if entry is None else entry.benchmark.name, {})
     for task in tasks.values():
         task.records = digests.get(task.task, "")
         task.items = digest(str(sample.item) for sample in task.samples)
-        if names.count(task.task) <= 1:  # the run does not say how many each of two settings should have
+        if names.count(task.task) <= 1:  # the run does not say how many each of two rows should have
             present = len(task.samples) + task.num_refused  # the same command tries failed ones again
             task.extent = Extent.of(run, task.task, present, is_begun=bool(task.asked))
     return RunFacts(run, [tasks[key] for key in sorted(tasks)])
 
 
 def extents_of(reader: RunReader) -> dict[str, Extent]:
-    """How much of each task a run has, without the traces; a task under several settings is left out."""
-    run, present, kinds = reader.run, Counter[str](), defaultdict[str, set[str]](set)
+    """How much of each task a run has, without the traces; a task in several rows is left out."""
+    run, present, rows = reader.run, Counter[str](), defaultdict[str, set[RowKey]](set)
     for sample in reader.samples(traces=False):
         present[sample.key.task] += sample.error is None or sample.stop == REFUSED
-        kinds[sample.key.task].add(sample.key.settings_hash)
+        rows[sample.key.task].add(row_of(sample))
     return {
-        task: Extent.of(run, task, present[task], is_begun=bool(kinds[task]))
-        for task in (*run.manifest.tasks, *(task for task in kinds if task not in run.manifest.tasks))
-        if len(kinds[task]) <= 1
+        task: Extent.of(run, task, present[task], is_begun=bool(rows[task]))
+        for task in (*run.manifest.tasks, *(task for task in rows if task not in run.manifest.tasks))
+        if len(rows[task]) <= 1
     }
 
 

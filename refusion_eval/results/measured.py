@@ -98,7 +98,9 @@ class Measure(NamedTuple):
     by_sample: Sequence[float] = ()  # of avg@n: the score of each sample number over all items
 
 
-def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
+def read_measurements(
+    sources: Iterable[str | os.PathLike[str]], *, baseline: str | None = None, hash_records: bool = False
+) -> list[Measurement]:
     """The measurements of run directories, results files (CSV) and exports (JSON); StoreError for unreadable ones.
 
     Those that are NaN are left out, except where the samples are still to come.
@@ -108,13 +110,16 @@ def read_measurements(sources: Iterable[str | os.PathLike[str]], *, baseline: st
     measurements = [entry for path in files for entry in (read_json if path.suffix == ".json" else read_csv)(path)]
     directories = [path for path in paths if not path.is_file()]
     if directories:
-        measurements += run_measurements(directories, baseline=baseline)
+        measurements += run_measurements(directories, baseline=baseline, hash_records=hash_records)
     return [entry for entry in measurements if entry.unfinished or not math.isnan(entry.value)]
 
 
-def run_measurements(run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None) -> list[Measurement]:
+def run_measurements(
+    run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None, hash_records: bool = False
+) -> list[Measurement]:
     """`measurements_of` for directories. Raises StoreError also if a directory cannot be read."""
-    return measurements_of([read_facts(run_dir) for run_dir in run_dirs], baseline=baseline)
+    runs = [read_facts(run_dir, hash_records=hash_records) for run_dir in run_dirs]
+    return measurements_of(runs, baseline=baseline)
 
 
 def measurements_of(runs: Sequence[RunFacts], *, baseline: str | None = None) -> list[Measurement]:
@@ -161,9 +166,9 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
         yield from _mean_measurements(facts.run, [part for part in measured_tasks if _kind(part[0]) == kind])
 
 
-def _kind(task: TaskFacts) -> tuple[bool, frozenset[str]]:
+def _kind(task: TaskFacts) -> tuple[bool, frozenset[str], str]:
     """In this the tasks of one mean agree."""
-    return task.mini, frozenset(task.prompts)
+    return task.mini, frozenset(task.prompts), task.protocol
 
 
 def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> Iterator[Measurement]:
@@ -211,7 +216,7 @@ def _measurement(
     interval = combined.interval()
     samples = [sample for measure in measures for sample in measure.samples]
     settings = _common_settings(tasks)
-    is_mean = len(tasks) > 1
+    is_mean, hashes = len(tasks) > 1, [task.records for task in tasks]
     by_sample = [fmean(scores) for scores in zip(*(measure.by_sample for measure in measures), strict=True)]
     return Measurement(
         origin="measured",
@@ -251,9 +256,10 @@ def _measurement(
         prompts="|".join(sorted({name for task in tasks for name in task.prompts})),
         slowed_by="|".join(sorted({sentence for task in tasks for sentence in task.slowed_by})),
         server_notes="|".join(sorted({sentence for task in tasks for sentence in task.server_notes})),
-        protocol="|".join(sorted({name for task in tasks for name in task.protocol.split("|") if name})),
+        protocol=tasks[0].protocol,
         items=digest(task.items for task in tasks),
-        records=tasks[0].records if len(tasks) == 1 else digest(task.records for task in tasks),
+        records=digest(hashes) if is_mean and any(hashes) else hashes[0],
+        row=() if is_mean else tasks[0].row,
         by_item=_by_item(tasks, measures, combined) if measures[0].metric in _COMPARED else None,
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
     )
@@ -314,7 +320,7 @@ def _mean_name(metric: str) -> str:
 def _sort_key(measurement: Measurement) -> tuple:
     rank = METRIC_ORDER.index(measurement.metric) if measurement.metric in METRIC_ORDER else len(METRIC_ORDER)
     place = (measurement.label, measurement.run_id, measurement.mini, measurement.is_mean, measurement.task)
-    return *place, sorted(measurement.settings.items()), rank, measurement.metric
+    return *place, sorted(measurement.settings.items()), measurement.protocol, rank, measurement.metric
 
 
 def _notes(task: TaskFacts) -> list[str]:
@@ -481,8 +487,9 @@ def _speedup(
     metric: str, task: TaskFacts, alone: Sequence[SampleFacts], run: Run, reference: RunFacts
 ) -> list[Measure]:
     """TPS over that of a reference run, if it has the task in this version once. Raises DataError without a ratio."""
-    identity = (task.task, task.task_version)
-    same = [other for other in reference.tasks if (other.task, other.task_version) == identity]
+    same = [other for other in reference.tasks if other.row[:2] == task.row[:2]]
+    if len(same) > 1:
+        same = [other for other in same if other.protocol == task.protocol]
     if len(same) != 1:
         return []
     ratio, num_left_out = metrics.speedup(task.samples, same[0].samples, seed=seed_of(task.task))

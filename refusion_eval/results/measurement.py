@@ -241,8 +241,11 @@ class Measurement:
     same_decode_as: str = ""  # run of a sweep, of other settings, with the same tokens and forwards for every item
     slowed_by: str = ""  # what made the speed lower than it need be, sentences joined by `|`
     server_notes: str = ""  # sentences about a server's answers joined by `|`
-    # SHA-256 of the records of its task, a digest of several for a mean; empty if published or not in the file.
+    # SHA-256 of the records of its task, a digest of several for a mean; empty if published, not hashed or not in the
+    # file.
     records: str = field(default="", compare=False)
+    # Which of the rows of its run it is in (`results.facts.row_of`); empty for a mean, and if published or read.
+    row: tuple[str, ...] = field(default=(), compare=False)
     protocol: str = ""  # NAME@HASH of the protocol of the samples; several joined by `|`; empty for none
     items: str = field(default="", compare=False)  # digest of the items; empty if published or read from a file
     command: str = field(default="", compare=False)  # that continues the run; empty if published or read from a file

@@ -386,7 +386,7 @@ _WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
 # ... and those of files alone, after all others.
 _USUAL_FACTS: dict[str, Any] = {"num_tasks": 1, "finished": True, "scored": True, "isolated": True, "generate": False}
 _USUAL_FACTS |= {"slowed_by": "", "same_decode_as": "", "unfinished": "", "limited": ""}
-_USUAL_FACTS |= {"num_seeds": 1, "seed_sd": 0.0, "server_notes": "", "protocol": ""}
+_USUAL_FACTS |= {"num_seeds": 1, "seed_sd": 0.0, "server_notes": "", "protocol": "", "records": ""}
 
 
 def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
@@ -409,23 +409,20 @@ def write_csv(measurements: Sequence[Measurement], path: str | os.PathLike[str])
     write_output(path, csv_text(*measurement_cells(measurements)))
 
 
-def measurement_cells(
-    measurements: Sequence[Measurement], *, records: bool = False
-) -> tuple[list[str], list[list[Any]]]:
-    """Column names of a results file, with the hash of the records or without, and the values of the measurements."""
+def measurement_cells(measurements: Sequence[Measurement]) -> tuple[list[str], list[list[Any]]]:
+    """Column names of a results file, and the values of the measurements."""
     facts = _unusual(_USUAL_FACTS, measurements)
     # A user may give a run any name, also that of a system with another decoder.
     if not all(one.generate or one.decoder in ("", decoder_of_system(one.base_system)) for one in measurements):
         facts.append("decoder")
-    facts += ["records"] if records else []
     columns = [*csv_columns(measurements), *facts]
     rows = (csv_values(one) | {name: getattr(one, name) for name in facts} for one in measurements)
     return columns, [[row.get(column) for column in columns] for row in rows]
 
 
 def measurement_texts(measurement: Measurement) -> dict[str, str]:
-    """The cells that a results file has of one measurement, with the hash of its records, without empty ones."""
-    columns, (row,) = measurement_cells([measurement], records=True)
+    """The cells that a results file has of one measurement, without empty ones."""
+    columns, (row,) = measurement_cells([measurement])
     return {name: text for name, text in zip(columns, map(cell_text, row), strict=True) if text}
 
 
@@ -456,7 +453,8 @@ def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
 
 def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Measurement:
     if missing := [name for name in _COLUMNS if record.get(name) is None]:
-        raise StoreError(f"{path} lacks the columns {', '.join(missing)}; write it with the table command")
+        lacks = f"it lacks the columns {', '.join(missing[:3])}" + f" and {len(missing) - 3} more" * (len(missing) > 3)
+        raise StoreError(f"{path} is no file of results, {lacks}; name a run directory, or what table --csv wrote")
     values: dict[str, Any] = {name: record[name] for name in _COLUMNS}
     usual = _WHERE_USED | _USUAL_FACTS
     try:
@@ -473,7 +471,7 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
     notes = tuple(note for note in values.pop("note").split("; ") if note and note != MINI_NOTE)
     values["mini"] = record["mini"] == "yes"
     values["benchmark"] = AVERAGE if task == MEAN_TASK else values["benchmark"] or task
-    values |= {name: record.get(name) or "" for name in ("decoder", "records")}
+    values["decoder"] = record.get("decoder") or ""
     system = system_key(label, values["backbone"], settings, generate=generate)
     return Measurement(origin="measured", system=system, label=label, settings=settings, notes=notes, **values)
 

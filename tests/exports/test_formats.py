@@ -13,9 +13,12 @@ from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
 from refusion_eval.exports import every_eval_ever, flat, hub, lm_eval
 from refusion_eval.exports.source import read_exported
-from refusion_eval.report.collect import Asked
+from refusion_eval.report.collect import Asked, collect
+from refusion_eval.report.leaderboard import read_placed
+from refusion_eval.results import data_frames
 from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.store.records import STATED
+from refusion_eval.store.run_store import RunReader
 from tests.report import conftest as of_reports
 from tests.report.conftest import LetterSources, NoSources, make_score, write_run
 
@@ -90,7 +93,7 @@ def test_figures_of_every_eval_ever_are_read_back_as_those_of_the_table(run, tmp
     paths = write_all([run], tmp_path)
     (file,) = (path for path in paths["every-eval-ever"] if path.suffix == ".json")
     for read in (read_measurements([file]), read_measurements([tmp_path / "csv" / "figures.csv"])):
-        measured = run_measurements([run])
+        measured = run_measurements([run], hash_records=True)
         assert [(entry.metric, entry.unfinished, entry.limited, entry.records) for entry in read] == [
             (entry.metric, "4 of 8", "8 of 20", entry.records) for entry in measured
         ]
@@ -163,7 +166,7 @@ def test_parquet_has_the_figures_and_samples_of_the_data_frames(run, tmp_path):
     figures, samples = flat.write_parquet_files([run], tmp_path)
     table = pyarrow.parquet.read_table(figures).to_pydict()
     assert dict(zip(table["metric"], table["value"], strict=True)) == figures_of(run)
-    assert set(table["records"]) == {run_measurements([run])[0].records}
+    assert set(table["records"]) == {run_measurements([run], hash_records=True)[0].records}
     rows = pyarrow.parquet.read_table(samples).to_pylist()
     assert [(row["item_id"], row["passed"]) for row in rows] == [
         *(("1", True), ("2", False), ("3", True), ("4", True), ("5", None))
@@ -228,7 +231,20 @@ def test_equal_records_give_equal_exports_and_other_records_another_hash(run, tm
     right, wrong = (
         write_run(tmp_path / name, [sample], [make_score(sample, value)]) for name, value in (("r", 1.0), ("w", 0.0))
     )
-    assert run_measurements([right])[0].records != run_measurements([wrong])[0].records
+    hashes = {entry.records for entry in run_measurements([right, wrong], hash_records=True) if entry.samples}
+    assert len(hashes) == 2
+
+
+def test_only_exports_and_the_leaderboard_wait_for_a_hash_of_the_records(run, tmp_path, monkeypatch):
+    def hashed(reader):
+        raise StoreError("the records are hashed")
+
+    monkeypatch.setattr(RunReader, "digests", hashed)
+    assert {entry.records for entry in run_measurements([run])} == {""}
+    assert collect([run], NoSources()).index["cells"]
+    for needing in (lambda: list(read_exported([run])), lambda: read_placed([run]), lambda: data_frames.figures([run])):
+        with pytest.raises(StoreError, match="hashed"):
+            needing()
 
 
 def test_a_damaged_time_is_refused(tmp_path):

@@ -9,13 +9,16 @@ from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
+from refusion_eval.exports.source import file_name, read_exported
 from refusion_eval.paper.judge import judge_all
 from refusion_eval.paper.tables import paper_table
+from refusion_eval.report.collect import collect
 from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.data_frames import figures, load
 from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.seeds import means_over_seeds
 from refusion_eval.store.run_store import RunReader
+from tests.report.conftest import NoSources
 from tests.results.conftest import cell, sample, write_run
 
 __all__ = ["write_run"]
@@ -64,12 +67,48 @@ def test_a_table_names_the_protocol_and_tells_two_apart(write_run, tmp_path):
     assert "ReFusion, no protocol" in table(one, write_run("c", samples()))
 
 
-def test_a_run_that_was_continued_under_another_protocol_says_both(write_run):
+@pytest.fixture
+def continued(write_run):
+    """A run of two tasks that was begun under one protocol, and continued under another one and without any."""
+    tasks = ("mini_gsm8k", "mini_parts")
+    for number, changes in enumerate(({"protocol": STAMP}, {"protocol": OTHER}, {})):
+        more = [sample(f"{number}{item}", task=task) for task in tasks for item in range(number + 1)]
+        run_dir = write_run("a", more, right={f"{number}0"}, **changes)
+    return run_dir
+
+
+def test_a_run_that_was_continued_under_another_protocol_has_a_row_and_a_mean_for_each(continued):
+    found = {
+        (entry.task, entry.protocol): (entry.n, round(entry.value))
+        for entry in run_measurements([continued])
+        if entry.metric == "accuracy"
+    }
+    by_protocol = {STAMP["label"]: (1, 100), OTHER["label"]: (2, 50), "": (3, 33)}
+    rows = {(task, name): row for task in ("mini_gsm8k", "mini_parts") for name, row in by_protocol.items()}
+    assert found == rows | {("mean", name): (2 * row[0], row[1]) for name, row in by_protocol.items()}
+    shown = table(continued)
+    assert f"Protocols: {STAMP['label']}, {OTHER['label']}." in shown
+    assert all(shown.count(f"ReFusion, {name or 'no protocol'}") == 3 for name in by_protocol)
+
+
+def test_pages_and_exports_have_a_row_for_each_protocol_of_a_run(continued, tmp_path):
+    cells = collect([continued], NoSources()).index["cells"]
+    wanted = [("", 3), (STAMP["label"], 1), (OTHER["label"], 2)]
+    assert [(cell["settings"].get("protocol", ""), cell["samples"]) for cell in cells] == [
+        *wanted,
+        *wanted,
+        *((name, 2 * number) for name, number in wanted),
+    ]
+    exported = list(read_exported([continued]))
+    assert [(task.origin.get("protocol", ""), task.measurements[0].n) for task in exported] == [*wanted, *wanted]
+    assert len({file_name(task, exported) for task in exported}) == 6
+
+
+def test_a_protocol_whose_file_was_renamed_is_one_row(write_run):
     write_run("a", samples()[:2], protocol=STAMP)
-    run_dir = write_run("a", samples()[2:], protocol=OTHER)
-    (protocol,) = {entry.protocol for entry in run_measurements([run_dir])}
-    assert protocol == f"{STAMP['label']}|{OTHER['label']}"
-    assert f"Protocols: {STAMP['label']}, {OTHER['label']}." in table(run_dir)
+    run_dir = write_run("a", samples()[2:], protocol=STAMP | {"label": STAMP["label"].replace("mine", "ours")})
+    (score,) = (entry for entry in run_measurements([run_dir]) if entry.metric == "accuracy")
+    assert (score.n, score.protocol) == (4, f"{STAMP['label']}|ours@aaaaaaaaaaaa")
 
 
 def test_data_frames_and_exports_have_the_protocol(write_run):

@@ -526,7 +526,7 @@ def board(browser, runs, tmp_path_factory):
     """The leaderboard of two runs, and of one of them as another machine measured it, in a file."""
     folder = tmp_path_factory.mktemp("board")
     elsewhere = folder / "elsewhere.csv"
-    text = csv_text(*measurement_cells(run_measurements([runs[0]]), records=True))
+    text = csv_text(*measurement_cells(run_measurements([runs[0]], hash_records=True)))
     elsewhere.write_text(text.replace(*MACHINES), encoding="utf-8")
     index = leaderboard(read_placed([*runs, elsewhere]), colours={"refusion": "#0072b2"})
     path = folder / "index.html"

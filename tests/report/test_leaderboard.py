@@ -23,7 +23,7 @@ def fast_run(folder, name, **changes):
 
 def export_csv(run, path, **changes):
     """The CSV of a run as another machine would have written it; `changes` are of texts."""
-    text = csv_text(*measurement_cells(run_measurements([run]), records=True))
+    text = csv_text(*measurement_cells(run_measurements([run], hash_records=True)))
     for old, new in changes.items():
         text = text.replace(old.replace("_", " "), new)
     path.write_text(text)
@@ -34,7 +34,7 @@ def test_a_point_has_its_figures_its_settings_and_the_hash_of_its_records(tmp_pa
     run = fast_run(tmp_path, "run", command=["refusion-eval", "run"], expected={"mini_gsm8k": 8}, load=8.0)
     index = leaderboard(read_placed([run]), colours={"refusion": "#0072b2"})
     (cell,) = index["cells"]
-    measured = {entry.metric: entry for entry in run_measurements([run])}
+    measured = {entry.metric: entry for entry in run_measurements([run], hash_records=True)}
     assert cell["metrics"]["accuracy"]["value"] == 75
     assert cell["metrics"]["tps"]["value"] == pytest.approx(measured["tps"].value)
     assert cell["facts"]["Records"] == measured["tps"].records
@@ -92,7 +92,7 @@ def test_a_mean_over_tasks_is_a_point_with_short_marks(tmp_path):
     assert (mean["task"], mean["metrics"]["accuracy"]["value"], mean["facts"]["Records"]) == (
         "mean",
         100,
-        run_measurements([run])[-1].records,
+        run_measurements([run], hash_records=True)[-1].records,
     )
     assert [(mark["label"], mark["sentence"]) for mark in mean["marks"]] == [
         ("limited", "mini_math 2 of 9 samples of the task were asked for.")

@@ -76,7 +76,7 @@ def test_other_versions_tasks_and_two_settings_are_refused(write_run):
         compare_runs(a, write_run("b", ten(version="2")))
     with pytest.raises(StoreError, match=r"a \(mini_gsm8k\) and c \(mini_math\) have no task in common"):
         compare_runs(a, write_run("c", ten(task="mini_math")))
-    with pytest.raises(StoreError, match="d holds mini_gsm8k in several versions or settings"):
+    with pytest.raises(StoreError, match="d holds mini_gsm8k in several versions, settings or protocols"):
         compare_runs(a, write_run("d", [*ten(), *ten(version="2")]))
     both = compare_runs(a, write_run("e", [*ten(), *ten(task="mini_math")]))
     assert both.only_in_one == ["mini_math"]
