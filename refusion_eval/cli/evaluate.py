@@ -145,6 +145,7 @@ def suite(
 )
 def run(
     given: dict[str, Any],
+    context: typer.Context,
     system: cli.System = None,
     tasks: cli.Tasks = "",
     include_path: cli.IncludePath = None,
@@ -206,8 +207,9 @@ def run(
             "include-path": include_path,
             "set": settings or None,
         }
-        beside["concurrency"] = concurrency
-        planned = run_of_protocol(protocol, given, tasks, limit, seed=seed, turn=share, beside=beside)
+        beside |= {"concurrency": concurrency, "thought-budget": thought_budget}
+        of_user = {name: value for name, value in given.items() if not _is_default(context, name)}
+        planned = run_of_protocol(protocol, of_user, tasks, limit, seed=seed, turn=share, beside=beside)
         given, seed, limit, run_dir = {}, None, planned.limit, run_dir or planned.run_dir
     arguments = with_system(system, given)
     model = str(arguments["pretrained"])
@@ -239,11 +241,10 @@ def run(
         )
         with Interruption(functools.partial(resume_hint, place), finish_first=False):
             run_worker_or_return(args)
-            outcomes.append(
-                evaluate_any(
-                    args, names, include_path, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=share
-                )
-            )
+            outcomes += [
+                evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=of)
+                for of in (planned.turns if planned else [share])
+            ]
             if turn is None:
                 figures = run_measurements([place])
                 cells, csv, markdown = measurement_cells(figures), place / "results.csv", place / "table.md"
@@ -265,6 +266,11 @@ def run(
                 "they are missing from the table. Run the same command again to retry them"
             )
         raise typer.Exit(cli.EXIT_INCOMPLETE)
+
+
+def _is_default(context: typer.Context, name: str) -> bool:
+    """Whether the user left out an option, so that its value is the default of its help."""
+    return getattr(context.get_parameter_source(name), "name", "") == "DEFAULT"
 
 
 def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:

@@ -1,40 +1,56 @@
 """The runs of a protocol: what `protocol run` starts, and `suite` without a choice of systems."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS
-from refusion_eval.cli import names_of
+from refusion_eval.cli import names_of, say
 from refusion_eval.cli.suite_runs import PlannedRun, Runs
-from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.turns import Turn, run_in_turns
+from refusion_eval.evaluation.turns import Turn, run_in_turns, turns
 from refusion_eval.paths import EMBEDDED
-from refusion_eval.protocol.spec import DEFAULT, METRICS, Protocol, read_protocol
+from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol
+from refusion_eval.results.measurement import NO_PROTOCOL
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
+from refusion_eval.store.run_store import RUN_JSON, RunReader
 
-# Options of `run` beside a protocol: they make another protocol, with a hash of its own, or say where it runs.
-_MAY_CHANGE = (
-    *("batch_size", "tps_samples", "kv_budget_gib", "dtype", "device", "attention", "cuda_graphs", "warmup"),
-    *("api_key_env", "timeout", "patience", *LAUNCH_ARGUMENTS),
-)
+# Options of `run` beside a protocol that make another protocol of it, and those that only say where it runs.
+_CHANGES = ("batch_size", "tps_samples", "kv_budget_gib", "dtype", "device", "attention", "cuda_graphs", "warmup")
+_PLACES = ("api_key_env", "timeout", "patience", *LAUNCH_ARGUMENTS)
 
 
 SUITE_CONTINUES = "what is finished is recorded; run the same command again to continue"
 
 
 class ProtocolRuns(Runs):
-    """Runs the systems of a protocol; options of `given` that change a number make it another protocol."""
+    """Runs the systems of a protocol; `given` and model arguments that change a number make it another protocol.
 
-    def __init__(self, given: SimpleNamespace, name: str, runs: str, tables: str) -> None:
+    Args:
+        out: folder of runs and table; by default one that is named by the protocol and its hash.
+        shared: the folders of runs and of the table, where both may hold those of other protocols.
+    """
+
+    def __init__(
+        self,
+        given: SimpleNamespace,
+        name: str,
+        out: Path | None = None,
+        *,
+        shared: tuple[str, str] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(given)
-        self.name, self.runs, self.tables = name, runs, tables
-        self.protocol = changed(read_protocol(name), given.tasks, given.limit, rounds=given.rounds)
+        self.name, self._is_shared, self._arguments = name, shared is not None, arguments or {}
+        tasks = tuple(names_of(given.tasks))
+        self.protocol = read_protocol(name).changed(arguments, tasks=tasks, limit=given.limit, rounds=given.rounds)
+        folder = out or Path("results/protocols") / self.protocol.label.replace("@", "-")
+        self.runs, self.tables = shared or (f"{folder}/runs", str(folder))
 
     def run(self) -> None:
+        self._check_folders()
         several, baseline = len(self.protocol.seeds) > 1, self.protocol.baseline
         planned = [
             PlannedRun(
@@ -50,8 +66,25 @@ class ProtocolRuns(Runs):
             raise SystemExit(self.status)
         self.write_table(self.tables)
 
+    def _check_folders(self) -> None:
+        """Refuses folders with other contents. Only shared ones may have records of other protocols, and it says so."""
+        advice = f"give another folder with {'--results' if self._is_shared else '--out'}"
+        if (Path(self.tables) / RUN_JSON).exists():
+            raise ConfigError(f"{self.tables} is itself a run directory, whose table would be overwritten; {advice}")
+        recorded: set[str] = set()
+        for folder, *_ in self.protocol.runs():
+            if (Path(self.runs) / folder / RUN_JSON).exists():
+                with RunReader.open(Path(self.runs) / folder) as reader:
+                    recorded |= reader.protocols()
+        own = self.protocol.label.rpartition("@")[2]  # the file may have been renamed
+        if others := sorted(label or NO_PROTOCOL for label in recorded if label.rpartition("@")[2] != own):
+            found = f"{self.runs} has records of {', '.join(others)}, and this is {self.protocol.label}"
+            if not self._is_shared:
+                raise ConfigError(f"{found}: numbers of several protocols are never merged; {advice}")
+            say(f"note: {found}: each has rows of its own, without the samples of the others. To have all, {advice}")
+
     def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
-        graphs = ["--no-cuda-graphs"] if self.given.no_cuda_graphs else []
+        graphs = ["--no-cuda-graphs"] if "cuda_graphs" in self._arguments else []
         options = [*graphs, *self.options("tasks", "limit", "data", "sandbox")]
         words = ("--run-dir", run.run_dir, *run.arguments, *options, "--round", f"{turn.number}/{turn.of}")
         status = self.step("run", *words)
@@ -69,8 +102,9 @@ class ProtocolRuns(Runs):
 
 
 def default_runs(given: SimpleNamespace) -> ProtocolRuns | None:
-    """The runs of the protocol that stands for a suite without options; None where options choose other systems."""
-    chosen = (given.system, given.preset, given.adapter, given.baseline, given.artefacts, given.include_path)
+    """The runs of the protocol that stands for a suite without options; None where options choose other runs."""
+    chosen = [given.system, given.preset, given.adapter, given.baseline, given.artefacts, given.include_path]
+    chosen += [given.samples, given.settings]
     is_default = given.model in ("", EMBEDDED) and given.suite == "paper" and given.prompts in (None, OURS)
     # Tasks of lm-eval have no version here, so that no protocol can name them.
     are_own = all(name in BENCHMARKS or name.startswith(("mini_", "refusion_")) for name in names_of(given.tasks))
@@ -78,12 +112,8 @@ def default_runs(given: SimpleNamespace) -> ProtocolRuns | None:
         return None
     results = given.results or given.root / "results"
     tables = given.results or given.root / "results" / "local"
-    return ProtocolRuns(given, DEFAULT, f"{results}/runs", f"{tables}/{EMBEDDED}")
-
-
-def changed(protocol: Protocol, tasks: str, limit: int | None, **values: Any) -> Protocol:
-    """A protocol with other tasks, another limit, or other values."""
-    return protocol.changed(tasks=tuple(names_of(tasks)), limit=limit, **values)
+    arguments = {"cuda_graphs": False} if given.no_cuda_graphs else {}
+    return ProtocolRuns(given, DEFAULT, shared=(f"{results}/runs", f"{tables}/{EMBEDDED}"), arguments=arguments)
 
 
 class RunOfProtocol(NamedTuple):
@@ -91,6 +121,7 @@ class RunOfProtocol(NamedTuple):
     tasks: list[str]
     limit: int | None
     run_dir: Path
+    turns: list[Turn]
 
 
 def run_of_protocol(
@@ -103,21 +134,31 @@ def run_of_protocol(
     turn: Turn | None,
     beside: Mapping[str, object],
 ) -> RunOfProtocol:
-    """The run of one system of a protocol (`FILE:SYSTEM`), under the options of `run` that may stand beside it."""
-    defaults = {entry.name: entry.default for entry in fields(ModelArgs)}
-    arguments = {name: value for name, value in given.items() if str(value) != str(defaults[name])}
-    others = {**beside, **{name: value for name, value in arguments.items() if name not in _MAY_CHANGE}}
+    """The run of one system of a protocol (`FILE:SYSTEM`), under the options of `run` that may stand beside it.
+
+    Args:
+        given: the model arguments that the user gave, those at their default too.
+        turn: the only turn to take; by default all that the protocol says.
+        beside: other options of `run`, which a protocol decides.
+    """
+    others = {**beside, **{name: value for name, value in given.items() if name not in (*_CHANGES, *_PLACES)}}
     if wrong := [name for name, value in others.items() if value is not None and value != ""]:
         raise ConfigError(f"--protocol {place} decides {', '.join(wrong)}: leave it out, or change the protocol's file")
     name, _, system = place.rpartition(":")
     if not name:
         raise ConfigError(f"--protocol {place}: write it as FILE:SYSTEM, for example {DEFAULT}:embedded-autoregressive")
-    rounds = 1 if turn is None else turn.of
-    protocol = changed(read_protocol(name), tasks, limit, rounds=rounds, arguments=arguments)
-    check_keys([system], protocol.systems, f"protocol {name}", what="system")
-    run_dir = default_folder(protocol) / "runs" / system
-    return RunOfProtocol(protocol.stamped(system, seed), protocol.task_names(system), protocol.limit, run_dir)
-
-
-def default_folder(protocol: Protocol) -> Path:
-    return Path("results/protocols") / protocol.label.replace("@", "-")
+    arguments, places = ({key: given[key] for key in names if key in given} for names in (_CHANGES, _PLACES))
+    options = SimpleNamespace(tasks=tasks, limit=limit, rounds=turn and turn.of)
+    runs = ProtocolRuns(options, name, arguments=arguments)
+    protocol = runs.protocol
+    args = protocol.stamped(system, seed)
+    its_seed = protocol.seeds[0] if seed is None else seed
+    (folder,) = (folder for folder, *of in protocol.runs() if of == [system, its_seed])
+    run_dir = Path(runs.runs) / folder
+    return RunOfProtocol(
+        args=replace(args, run_dir=str(run_dir), **places),
+        tasks=protocol.task_names(system),
+        limit=protocol.limit,
+        run_dir=run_dir,
+        turns=[turn] if turn else turns(protocol.rounds, protocol.limit),
+    )

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from refusion_eval import cli
-from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns, changed, default_folder
+from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns
 from refusion_eval.errors import ConfigError
-from refusion_eval.protocol.spec import read_protocol, shipped_protocols
+from refusion_eval.protocol.spec import shipped_protocols
 from refusion_eval.runs.terminal import Interruption
 
 
@@ -54,24 +54,16 @@ def protocol(
         found = protocol_differences(name, names[1])
         cli.tell("\n".join(found) if found else "no field differs")
         raise typer.Exit(1 if found else 0)
-    read = changed(read_protocol(name), tasks, limit)
-    folder = out or default_folder(read)
+    given: dict[str, Any] = {"tasks": tasks, "limit": limit, "rounds": None, "no_baseline": False}
+    given |= {"data": data, "sandbox": sandbox, "dry_run": dry_run, "as_json": as_json}
+    runs = ProtocolRuns(SimpleNamespace(**given), name, out)
     if action == "check":
         from refusion_eval.protocol.compare import check_table
 
-        shown = check_table(read, folder)
+        shown = check_table(runs.protocol, Path(runs.tables))
         rows = ([cell.text for cell in line.cells] for line in shown.lines)
         cli.show(shown, (shown.columns, rows), as_json=as_json)
         return
-    given: dict[str, Any] = {
-        "tasks": tasks,
-        "limit": limit,
-        "rounds": None,
-        "no_baseline": False,
-        "no_cuda_graphs": False,
-    }
-    given |= {"data": data, "sandbox": sandbox, "dry_run": dry_run, "as_json": as_json}
-    runs = ProtocolRuns(SimpleNamespace(**given), name, f"{folder}/runs", str(folder))
     with Interruption(lambda: SUITE_CONTINUES, finish_first=False):
         runs.run()
     raise typer.Exit(runs.status)

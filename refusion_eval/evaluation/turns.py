@@ -24,15 +24,19 @@ class Turn(NamedTuple):
         return cls(int(number), int(total))
 
 
+def turns(rounds: int, limit: int | None) -> list[Turn]:
+    rounds = min(rounds, limit or rounds)  # with more rounds than items, turns would be empty
+    return [Turn(number, rounds) for number in range(1, rounds + 1)]
+
+
 def run_in_turns(
     systems: Sequence[_System], run: Callable[[_System, Turn], bool], *, rounds: int, limit: int | None = None
 ) -> None:
     """Runs every system in every round; `run` returns False to leave a system out of the later rounds."""
     remaining = list(systems)
-    rounds = min(rounds, limit or rounds)  # with more rounds than items, turns would be empty
-    for number in range(1, rounds + 1):
+    for turn in turns(rounds, limit):
         for system in list(remaining):
-            if not run(system, Turn(number, rounds)):
+            if not run(system, turn):
                 remaining.remove(system)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import Task
+from refusion_eval.metrics import by_item
 from refusion_eval.paths import embedded_name
 from refusion_eval.protocol.spec import Protocol, deciding, read_protocol
 from refusion_eval.results.facts import read_facts
@@ -88,6 +89,9 @@ def _of_run(run_dir: str, own: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {entry.name: entry.default for entry in fields(ModelArgs)}
     given = {name: value for name, value in manifest.arguments.items() if name in defaults}
     given |= {"batch_size": None} if given.get("batch_size") == "auto" else {}
+    # Samples may have been added to the run since its arguments were recorded.
+    of_items = [len(of_item) for task in tasks for of_item in by_item(task.samples)]
+    given["samples"] = max([given.get("samples", 1), *of_items])
     if "chat_template" in given:
         given["chat_template"] = manifest.settings.get("chat_template", given["chat_template"])
     if "cuda_graphs" not in own.get("arguments", {}):  # the record says what the default was on that machine
@@ -98,7 +102,7 @@ def _of_run(run_dir: str, own: Mapping[str, Any]) -> dict[str, Any]:
         settings[task.task] = {
             name: value for name, value in task.settings.items() if name in known or name not in _OF_CHECKPOINTS
         }
-    limited = [task.extent.expected for task in tasks if task.extent.limited]
+    limited = [task.extent.expected // given["samples"] for task in tasks if task.extent.limited]
     unfinished = {task.task: task.extent.unfinished for task in tasks if task.extent.unfinished}
     content = {
         "limit": max(limited, default=None),
@@ -159,7 +163,7 @@ def _pinned(args: ModelArgs) -> str:
 
 def _cost(protocol: Protocol, args: ModelArgs, tasks: list[Task], run_dirs: list[Path]) -> _Cost:
     numbers = {task: _num_items(task) for task in tasks}
-    numbers = {task: min(number, protocol.limit or number) for task, number in numbers.items()}
+    numbers = {task: min(number, protocol.limit or number) * args.samples for task, number in numbers.items()}
     samples = len(protocol.seeds) * sum(numbers.values())
     recorded = dict(_recorded_seconds(run_dirs))
     system = system_key(args.system_name, args.backbone or "", {}, generate=False)

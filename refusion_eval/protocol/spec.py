@@ -184,10 +184,10 @@ class Protocol:
 
     def stamped(self, system: str, seed: int | None = None) -> ModelArgs:
         """The model arguments of one run, which its records then say to be of this protocol."""
-        content = self.content()
+        args, content = self.arguments(system, seed), self.content()
         own = {**content, "systems": {system: content["systems"][system]}}
         stamp = {"label": self.label, "hash": self.hash, "system": system, "content": own}
-        return replace(self.arguments(system, seed), protocol=stamp)
+        return replace(args, protocol=stamp)
 
 
 def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,9 +211,8 @@ def protocol_file(name: str) -> Path:
     """The file of a protocol, given as its path or as the name of one of the package."""
     path = FILES / f"{name}.yaml" if name in shipped_protocols() else Path(name)
     if not path.is_file():
-        raise ConfigError(
-            f"protocol {name}: no such file; give a YAML file, or one of {', '.join(shipped_protocols())}"
-        )
+        found = "a folder, not a file (diff compares a run directory)" if path.is_dir() else "no such file"
+        raise ConfigError(f"protocol {name}: {found}; give a YAML file, or one of {', '.join(shipped_protocols())}")
     return path
 
 

@@ -164,6 +164,12 @@ class RunDatabase:
             machines = [run.hardware(process_id) for (process_id,) in self._connection.execute(query)]
         return sorted({one.label() for one in machines if one.fingerprint() != hardware.fingerprint()})
 
+    def protocols(self) -> set[str]:
+        """The protocols of the recorded samples, as NAME@HASH; an empty text for those without one."""
+        with refusing(self.directory):
+            query = "SELECT DISTINCT coalesce(json_extract(body, '$.protocol'), '') FROM samples"
+            return {str(name) for (name,) in self._connection.execute(query)}
+
     def samples(self, *, traces: bool = True) -> Iterator[Sample]:
         # Traces are most of the bytes. The order (task, item, sample) is not that in which the samples finished.
         column = "trace" if traces else "NULL"

@@ -97,6 +97,12 @@ def test_samples_and_settings_reach_every_run_in_folders_of_their_own():
     assert all("--samples 4 --set temperature=0.8" in run for run in runs)
 
 
+def test_samples_and_settings_reach_the_runs_of_a_suite_without_systems_too():
+    runs = runs_of("--samples", "4", "--set", "temperature=0.8")
+    assert len(runs) == 4
+    assert all("--samples 4" in run and "--set temperature=0.8" in run for run in runs)
+
+
 def test_a_baseline_is_checked_before_the_first_run():
     lines = commands("--model", "GSAI-ML/ReFusion", "--baseline", "some/model")
     (checked,) = (number for number, line in enumerate(lines) if line.startswith("check --model some/model"))

@@ -11,9 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
-from refusion_eval.protocol.compare import protocol_differences
+from refusion_eval.lm_eval_plugin import any_task
+from refusion_eval.protocol.compare import check_table, protocol_differences
 from refusion_eval.protocol.spec import read_protocol
 from refusion_eval.store.run_store import RunReader
+from tests.protocol.test_records import OTHER, STAMP
+from tests.results.conftest import sample, write_run
+
+__all__ = ["write_run"]
 
 FILE = """
 tasks: [parts]
@@ -91,3 +96,95 @@ def test_a_run_without_a_protocol_is_compared_with_the_system_that_it_is(done, t
     assert CliRunner().invoke(app, command).exit_code == 0
     file = str(done / "mine.yaml")
     assert protocol_differences(file, str(tmp_path)) == [f"limit: {file} 3, {tmp_path} 1"]
+
+
+def test_samples_of_an_item_are_one_item_of_a_limit(tmp_path):
+    """Also where the run began with fewer of them."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "tasks: [parts]\nlimit: 2\nrounds: 1\nsystems:\n"
+        "  ar: {arguments: {pretrained: embedded, decoder: autoregressive, samples: 2}, settings: {temperature: 0.7}}\n"
+    )
+    command = ["run", "--decoder", "autoregressive", "--tasks", "parts", "--limit", "2", "--set", "temperature=0.7"]
+    for number in "12":
+        done = CliRunner().invoke(app, [*command, "--samples", number, "--run-dir", str(tmp_path / "run")])
+        assert done.exit_code == 0, done.output
+    assert protocol_differences(str(file), str(tmp_path / "run")) == []
+    assert check_table(read_protocol(str(file)), tmp_path).lines[0].cells[4].text == "4"
+
+
+SEEDED = FILE.replace("limit: 3", "limit: 2\nseeds: [0, 1]").replace("rounds: 1", "rounds: 2")
+SEEDED = SEEDED.replace("decoder: autoregressive}", "decoder: autoregressive, batch_size: 2}")
+
+
+@pytest.fixture
+def seeded(tmp_path, monkeypatch):
+    """A folder to work in, with a protocol of two seeds and two rounds."""
+    (tmp_path / "mine.yaml").write_text(SEEDED)
+    monkeypatch.chdir(tmp_path)
+    return CliRunner()
+
+
+def test_a_run_of_one_system_is_that_of_the_whole_protocol(seeded):
+    done = seeded.invoke(app, ["run", "--protocol", "mine.yaml:ar", "--seed", "1"])
+    assert done.exit_code == 0, done.output
+    planned = seeded.invoke(app, ["protocol", "run", "mine.yaml", "--dry-run"]).output
+    folder = planned.partition("--protocol mine.yaml:ar --seed 1 ")[0].rpartition("--run-dir ")[2].strip()
+    with RunReader.open(folder) as reader:
+        assert {one.protocol for one in reader.samples()} == {read_protocol("mine.yaml").label}
+        assert sorted(reader.run.round(one.process_id) for one in reader.samples()) == [1, 2]
+    assert protocol_differences("mine.yaml", folder) == []
+
+
+def test_an_option_beside_a_protocol_is_obeyed_or_refused(seeded, monkeypatch):
+    class Stop(Exception):
+        pass
+
+    def evaluate(args, *others, **more):
+        raise Stop(args)
+
+    monkeypatch.setattr(any_task, "evaluate_any", evaluate)
+
+    def run(*options):
+        return seeded.invoke(app, ["run", "--protocol", "mine.yaml:ar", *options])
+
+    plain, *changed = (
+        run(*options).exception.args[0]
+        for options in ((), ("--batch-size", "1"), ("--no-cuda-graphs",), ("--limit", "1"), ("--tasks", "math"))
+    )
+    assert plain.batch_size == 2
+    assert changed[0].batch_size == 1
+    labels = [args.protocol["label"] for args in (plain, *changed)]
+    assert len(set(labels)) == 5
+    assert [args.run_dir for args in (plain, *changed)] == [
+        f"results/protocols/{label.replace('@', '-')}/runs/ar-seed0" for label in labels
+    ]
+    elsewhere = run("--tracker", "wandb", "--run-dir", "here").exception.args[0]
+    assert (elsewhere.tracker, elsewhere.run_dir, elsewhere.protocol["label"]) == ("wandb", "here", labels[0])
+    for options, name in ((("--thought-budget", "5"), "thought-budget"), (("--samples", "1"), "samples")):
+        assert f"decides {name}: leave it out" in str(run(*options).exception)
+
+
+def test_a_protocol_is_not_continued_in_the_folder_of_another_or_of_a_run(done):
+    other = done / "lesser.yaml"
+    other.write_text(FILE.replace("limit: 3", "limit: 2"))
+    table = (done / "out" / "table.md").read_bytes()
+    for folder, said in (("out", "runs has records of mine@"), ("out/runs/ar", "ar is itself a run directory")):
+        again = CliRunner().invoke(app, ["protocol", "run", str(other), "--out", str(done / folder)])
+        assert again.exit_code == 1
+        assert said in str(again.exception)
+        assert "give another folder with --out" in str(again.exception)
+    assert (done / "out" / "table.md").read_bytes() == table
+    (done / "renamed.yaml").write_text(FILE)
+    renamed = ["protocol", "run", str(done / "renamed.yaml"), "--out", str(done / "out"), "--dry-run"]
+    assert CliRunner().invoke(app, renamed).exit_code == 0
+
+
+def test_a_suite_goes_on_beside_the_records_of_another_protocol_and_says_so(write_run, tmp_path):
+    for system, stamp in (("refusion-fused", STAMP), ("refusion-verifier", OTHER), ("autoregressive", {})):
+        write_run(f"runs/embedded-{system}", [sample(1)], protocol=stamp)
+    suite = CliRunner().invoke(app, ["suite", "--dry-run", "--results", str(tmp_path)])
+    assert suite.exit_code == 0
+    labels = f"{STAMP['label']}, {OTHER['label']}, no protocol"
+    assert f"note: {tmp_path}/runs has records of {labels}, and this is eval@" in suite.stderr
+    assert "give another folder with --results" in suite.stderr

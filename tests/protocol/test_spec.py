@@ -190,6 +190,11 @@ def test_check_says_what_would_be_run_and_what_is_not_pinned():
         assert part in shown
 
 
+def test_a_folder_is_said_to_be_none_of_the_files(tmp_path):
+    with pytest.raises(ConfigError, match=r"a folder, not a file \(diff compares a run directory\); give a YAML file"):
+        read_protocol(str(tmp_path))
+
+
 def test_a_difference_is_named_field_by_field(protocol, tmp_path):
     protocol()
     protocol(SMALL.replace("0.5", "0.6").replace("limit: 4", "limit: 5"), "other")
