@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from refusion_eval.benchmarks import is_mini
-from refusion_eval.results.facts import UNKNOWN, extents_of
+from refusion_eval.results.facts import extents_of, row_of
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import csv_columns, csv_values
 from refusion_eval.store.records import PASSED, Sample, ScoreRow, dump
@@ -127,7 +127,7 @@ def sample_rows(run_dirs: RunDirs) -> Iterator[dict[str, Any]]:
         with RunReader.open(run_dir) as reader:
             scores, extents = reader.scores_by_sample(), extents_of(reader)
             for sample in reader.samples(traces=False):
-                extent = extents.get(sample.key.task, UNKNOWN)
+                extent = extents[row_of(sample)]
                 row = _sample_row(reader.run, sample, scores.get(sample.key, {}))
                 yield row | {"unfinished": extent.unfinished, "limited": extent.limited}
 

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -86,7 +86,7 @@ class Extent(NamedTuple):
         return f"{self.expected} of {self.whole}" if self.expected < self.whole else ""
 
 
-UNKNOWN = Extent(0, 0, 0)  # of a task in several rows, whose shares the run does not say
+UNKNOWN = Extent(0, 0, 0)  # of a task under several settings, whose shares the run does not say
 
 
 # What the samples of one row of a table share: task, version, hash of the settings, hash of the protocol or "".
@@ -211,32 +211,39 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
             task.server_notes.update(server_notes(sample))
             facts = _reduced(sample, run, machine, scores.get(sample.key, {}), trace)
             task.samples.append(replace(facts, apart=bool(machines[sample.process_id].server)))
-    names = [task.task for task in tasks.values()]
-    for name, version in run.manifest.tasks.items():
-        if name not in names:  # no sample of it is there yet
-            entry = find_task(name)
-            row = (name, str(version), "", "")
-            tasks[row] = TaskFacts(row, "" if entry is None else entry.benchmark.name, {})
-    for task in tasks.values():
+    extents = _extents(run, {row: len(task.samples) + task.num_refused for row, task in tasks.items()})
+    for row in extents.keys() - tasks.keys():
+        entry = find_task(row[0])
+        tasks[row] = TaskFacts(row, "" if entry is None else entry.benchmark.name, {})
+    for row, task in tasks.items():
         task.records = digests.get(task.task, "")
         task.items = digest(str(sample.item) for sample in task.samples)
-        if names.count(task.task) <= 1:  # the run does not say how many each of two rows should have
-            present = len(task.samples) + task.num_refused  # the same command tries failed ones again
-            task.extent = Extent.of(run, task.task, present, is_begun=bool(task.asked))
+        task.extent = extents[row]
     return RunFacts(run, [tasks[key] for key in sorted(tasks)])
 
 
-def extents_of(reader: RunReader) -> dict[str, Extent]:
-    """How much of each task a run has, without the traces; a task in several rows is left out."""
-    run, present, rows = reader.run, Counter[str](), defaultdict[str, set[RowKey]](set)
+def extents_of(reader: RunReader) -> dict[RowKey, Extent]:
+    """How much of each row a run has, without the traces."""
+    present = Counter[RowKey]()
     for sample in reader.samples(traces=False):
-        present[sample.key.task] += sample.error is None or sample.stop == REFUSED
-        rows[sample.key.task].add(row_of(sample))
-    return {
-        task: Extent.of(run, task, present[task], is_begun=bool(rows[task]))
-        for task in (*run.manifest.tasks, *(task for task in rows if task not in run.manifest.tasks))
-        if len(rows[task]) <= 1
-    }
+        present[row_of(sample)] += sample.error is None or sample.stop == REFUSED
+    return _extents(reader.run, present)
+
+
+def _extents(run: Run, present: Mapping[RowKey, int]) -> dict[RowKey, Extent]:
+    """The extent of every row, by its decoded and refused samples, and of tasks of which no sample is there yet."""
+    begun = {row[0] for row in present}
+    missing = [(task, str(version), "", "") for task, version in run.manifest.tasks.items() if task not in begun]
+    extents: dict[RowKey, Extent] = {}
+    for row in (*present, *missing):
+        of_task, num_present = [other[:-1] for other in present if other[0] == row[0]], present.get(row, 0)
+        if len(of_task) <= 1:
+            extents[row] = Extent.of(run, row[0], num_present, is_begun=row in present)
+        elif len(set(of_task)) == 1:  # under several protocols: no command adds to one the samples of the others
+            extents[row] = Extent(num_present, num_present, run.whole.get(row[0], 0))
+        else:  # the run does not say how many each of two settings should have
+            extents[row] = UNKNOWN
+    return extents
 
 
 def natural_order(item_id: str) -> list[str | int]:

@@ -91,6 +91,17 @@ def test_a_run_that_was_continued_under_another_protocol_has_a_row_and_a_mean_fo
     assert all(shown.count(f"ReFusion, {name or 'no protocol'}") == 3 for name in by_protocol)
 
 
+def test_a_row_beside_those_of_other_protocols_is_limited_to_its_samples(write_run):
+    for number, stamp in enumerate((STAMP, OTHER)):
+        run_dir = write_run(
+            "a", samples()[2 * number :][:2], protocol=stamp, expected={"mini_gsm8k": 4}, whole={"mini_gsm8k": 4}
+        )
+    measured = run_measurements([run_dir])
+    assert {(entry.unfinished, entry.limited) for entry in measured} == {("", "2 of 4")}
+    assert set(load(run_dir)["limited"]) == {"2 of 4"}
+    assert table(run_dir).count("[limited 2 of 4]") == 2
+
+
 def test_pages_and_exports_have_a_row_for_each_protocol_of_a_run(continued, tmp_path):
     cells = collect([continued], NoSources()).index["cells"]
     wanted = [("", 3), (STAMP["label"], 1), (OTHER["label"], 2)]
