@@ -331,7 +331,12 @@ def by_key(measurements: Iterable[Measurement]) -> dict[MeasurementKey, Measurem
     for measurement in measurements:
         other = result.setdefault(measurement.key, measurement)
         if other is not measurement:
-            sources = " and ".join(sorted(entry.run_id or entry.artefact for entry in (other, measurement)))
+            entries, under = (other, measurement), other.protocol != measurement.protocol
+            sources = " and ".join(
+                sorted(
+                    (one.run_id or one.artefact) + f"{_UNDER}{one.protocol or NO_PROTOCOL}" * under for one in entries
+                )
+            )
             raise StoreError(f"{' '.join(measurement.key)} is there twice ({sources}); leave one of them out")
     return result
 

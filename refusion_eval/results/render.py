@@ -453,8 +453,10 @@ def read_csv(path: str | os.PathLike[str]) -> list[Measurement]:
 
 def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Measurement:
     if missing := [name for name in _COLUMNS if record.get(name) is None]:
-        lacks = f"it lacks the columns {', '.join(missing[:3])}" + f" and {len(missing) - 3} more" * (len(missing) > 3)
-        raise StoreError(f"{path} is no file of results, {lacks}; name a run directory, or what table --csv wrote")
+        lacks = f"a row lacks the columns {', '.join(missing[:3])}" + f" and {len(missing) - 3} more" * (
+            len(missing) > 3
+        )
+        raise StoreError(f"{path} is no file of results, {lacks}; name a run, or a CSV file of the table command")
     values: dict[str, Any] = {name: record[name] for name in _COLUMNS}
     usual = _WHERE_USED | _USUAL_FACTS
     try:

@@ -155,7 +155,8 @@ def test_claims_are_not_judged_by_two_protocols_at_once():
         cell("refusion", "gsm8k", "tps", 50.0, run_id=run, protocol=stamp["label"], mini=True)
         for run, stamp in (("a", STAMP), ("b", OTHER))
     ]
-    with pytest.raises(StoreError, match="is there twice"):
+    labels = f"{STAMP['label']} and b under {OTHER['label']}"
+    with pytest.raises(StoreError, match=f"is there twice \\(a under {labels}\\)"):
         judge_all(timed)
     judge_all([replace(entry, protocol="") for entry in timed])  # rounds of one system
 

@@ -382,7 +382,7 @@ def test_rows_survive_the_csv(tmp_path, two_systems):
 def test_a_csv_of_another_kind_is_refused(tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(
-        StoreError, match="is no file of results, it lacks the columns run_id, system, backbone and 21 "
+        StoreError, match="is no file of results, a row lacks the columns run_id, system, backbone and 21 "
     ):
         read_csv(tmp_path / "other.csv")
     with pytest.raises(StoreError, match="cannot be read"):
