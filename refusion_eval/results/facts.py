@@ -235,7 +235,7 @@ def _extents(run: Run, present: Mapping[RowKey, int]) -> dict[RowKey, Extent]:
     begun = {row[0] for row in present}
     missing = [(task, str(version), "", "") for task, version in run.manifest.tasks.items() if task not in begun]
     extents: dict[RowKey, Extent] = {}
-    for row in (*present, *missing):
+    for row in sorted((*present, *missing)):
         of_task, num_present = [other[:-1] for other in present if other[0] == row[0]], present.get(row, 0)
         if len(of_task) <= 1:
             extents[row] = Extent.of(run, row[0], num_present, is_begun=row in present)
