@@ -26,9 +26,11 @@ SUITE_CONTINUES = "what is finished is recorded; run the same command again to c
 
 
 class ProtocolRuns(Runs):
-    """Runs the systems of a protocol; `given` and model arguments that change a number make it another protocol.
+    """Runs the systems of a protocol, or a part of it: some of its tasks, or the first items of each.
 
     Args:
+        given: options of the command; other tasks and more items than the file's make another protocol.
+        arguments: model arguments, which make another protocol.
         out: folder of runs and table; by default one that is named by the protocol and its hash.
         shared: the folders of runs and of the table, where both may hold those of other protocols.
     """
@@ -44,8 +46,11 @@ class ProtocolRuns(Runs):
     ) -> None:
         super().__init__(given)
         self.name, self._is_shared, self._arguments = name, shared is not None, arguments or {}
-        tasks = tuple(names_of(given.tasks))
-        self.protocol = read_protocol(name).changed(arguments, tasks=tasks, limit=given.limit, rounds=given.rounds)
+        protocol = read_protocol(name).changed(arguments)
+        # Fewer items than rounds are decoded in fewer rounds, which is no other protocol.
+        is_same = given.rounds == min(protocol.rounds, given.limit or protocol.rounds)
+        protocol = protocol.changed(rounds=None if is_same else given.rounds)
+        self.protocol = protocol.part(tuple(names_of(given.tasks)), given.limit)
         folder = out or Path("results/protocols") / self.protocol.label.replace("@", "-")
         self.runs, self.tables = shared or (f"{folder}/runs", str(folder))
 

@@ -27,10 +27,11 @@ def protocol(
         Path | None, typer.Option(help="Folder of runs and table. The default is results/protocols/NAME-HASH.")
     ] = None,
     tasks: Annotated[
-        str, typer.Option(help="Other tasks than the file's, separated by commas, which is another protocol.")
+        str, typer.Option(help="Some of the tasks, separated by commas. Others than the file's are another protocol.")
     ] = "",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Another number of items than the file's, which is another protocol.")
+        int | None,
+        typer.Option(min=1, help="Only the first items of every task. More than the file's are another protocol."),
     ] = None,
     data: cli.Data = None,
     sandbox: cli.Sandbox = "auto",

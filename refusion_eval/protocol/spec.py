@@ -6,6 +6,7 @@ table that gets another value does.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields, replace
@@ -81,6 +82,7 @@ class Protocol:
     baseline: str | None = None
     analysis: Analysis = field(default_factory=Analysis)
     systems: Mapping[str, Any] = field(default_factory=dict)
+    whole: Any = None  # the protocol that this one is a part of, whose content and hash it has; never in a file
 
     def __post_init__(self) -> None:
         if not self.systems:
@@ -100,6 +102,14 @@ class Protocol:
                 for name, entry in self.systems.items()
             }
         return replace(self, **given) if given else self
+
+    def part(self, tasks: tuple[str, ...], limit: int | None) -> Self:
+        """Some of the tasks, or the first items of each; another protocol where it has not these tasks or items."""
+        asked = self.changed(tasks=tasks, limit=limit)
+        is_part = (asked.limit or math.inf) <= (self.limit or math.inf) and all(
+            set(asked.task_names(system)) <= set(self.task_names(system)) for system in self.systems
+        )
+        return replace(asked, whole=self) if is_part and asked is not self else asked
 
     def runs(self) -> list[tuple[str, str, int]]:
         """The runs of every system in their order: name of the run directory, system and seed."""
@@ -143,6 +153,8 @@ class Protocol:
 
     def content(self) -> dict[str, Any]:
         """All that decides a number, resolved, as JSON. Checkpoints are not opened, so their tokens are left out."""
+        if self.whole is not None:
+            return self.whole.content()
         systems: dict[str, Any] = {}
         versions: dict[str, str] = {}
         for system in self.systems:
@@ -222,7 +234,7 @@ def read_protocol(name: str) -> Protocol:
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", path.stem):
         raise ConfigError(f"{where}: its name stands in records and folders; name the file with letters, digits, _-.")
     content = {key: value for key, value in config.read_yaml(path, where).items() if value is not None}
-    config.check_keys(content, config.field_types(Protocol).keys() - {"name"}, where)
+    config.check_keys(content, config.field_types(Protocol).keys() - {"name", "whole"}, where)
     systems = {
         system: _entry(f"{where}: systems: {system}", system, row)
         for system, row in config.mapping(content.get("systems"), f"{where}: systems").items()

@@ -6,11 +6,13 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
+from refusion_eval.cli.protocol_runs import ProtocolRuns
 from refusion_eval.lm_eval_plugin import any_task
 from refusion_eval.protocol.compare import check_table, protocol_differences
 from refusion_eval.protocol.spec import read_protocol
@@ -150,7 +152,7 @@ def test_an_option_beside_a_protocol_is_obeyed_or_refused(seeded, monkeypatch):
 
     plain, *changed = (
         run(*options).exception.args[0]
-        for options in ((), ("--batch-size", "1"), ("--no-cuda-graphs",), ("--limit", "1"), ("--tasks", "math"))
+        for options in ((), ("--batch-size", "1"), ("--no-cuda-graphs",), ("--limit", "9"), ("--tasks", "math"))
     )
     assert plain.batch_size == 2
     assert changed[0].batch_size == 1
@@ -163,6 +165,23 @@ def test_an_option_beside_a_protocol_is_obeyed_or_refused(seeded, monkeypatch):
     assert (elsewhere.tracker, elsewhere.run_dir, elsewhere.protocol["label"]) == ("wandb", "here", labels[0])
     for options, name in ((("--thought-budget", "5"), "thought-budget"), (("--samples", "1"), "samples")):
         assert f"decides {name}: leave it out" in str(run(*options).exception)
+
+
+def test_fewer_tasks_or_items_are_a_part_of_a_protocol(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(FILE.replace("rounds: 1", "rounds: 2"))
+    whole = read_protocol(str(path))
+    (task,) = whole.task_names("ar")
+    for tasks, limit in (((), 2), ((task,), None), ((task,), 3)):
+        part = whole.part(tasks, limit)
+        assert (part.label, part.content()) == (whole.label, whole.content())
+        assert (part.limit, part.task_names("ar")) == (limit or 3, [task])
+    assert whole.part((), 4).label != whole.label
+    assert whole.part(("math",), None).label != whole.label
+    # One item is decoded in one round, whatever the protocol's number of rounds is.
+    given = {"tasks": "", "limit": 1, "rounds": 1}
+    assert ProtocolRuns(SimpleNamespace(**given), str(path)).protocol.label == whole.label
+    assert ProtocolRuns(SimpleNamespace(**given | {"rounds": 5}), str(path)).protocol.label != whole.label
 
 
 def test_a_protocol_is_not_continued_in_the_folder_of_another_or_of_a_run(done):
