@@ -56,7 +56,8 @@ def evaluate(
 
     Raises:
         ConfigError: an argument is wrong, or a loaded model has decided it already.
-        DataError: a task or its rows cannot be found; nothing was decoded.
+        DataError: a task cannot be found, or the rows of none of them; nothing was decoded. Where only some tasks have
+            no rows, the others run, and a warning says what to do.
         CheckpointError: the checkpoint cannot be loaded.
         StoreError: the run directory belongs to another run.
     """

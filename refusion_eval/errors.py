@@ -26,6 +26,18 @@ class DataError(RefusionEvalError):
     """Benchmark data or outputs to be scored are missing or malformed."""
 
 
+class MissingRowsError(DataError):
+    """There are no rows of a benchmark in any of the places where they could be.
+
+    Attributes:
+        advice: what to do, without the places that were tried.
+    """
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
 class DecodeError(RefusionEvalError):
     """One request cannot be decoded.
 

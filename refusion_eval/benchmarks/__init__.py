@@ -318,7 +318,8 @@ class Task:
             split: another split than the one that is evaluated.
 
         Raises:
-            DataError: the rows are nowhere to be found (the message names every place tried), or malformed.
+            MissingRowsError: the rows are nowhere to be found; the message names every place tried.
+            DataError: they are malformed.
         """
         name, source = self.benchmark.name, self.benchmark.source
         if self.mini:
@@ -327,9 +328,9 @@ class Task:
                 raise DataError(f"{path} is missing; it is part of the project, reinstall it")
             rows, origin = read_rows(path), str(path)
         else:
-            others = [other for other, one in PUBLISHED.items() if one.in_paper and other != name]
-            folder = data_dir or os.environ.get(DATA_VARIABLE)
-            rows, origin = find_rows(self.benchmark.folder, source, folder, split or source.split, others)
+            directory = data_dir or os.environ.get(DATA_VARIABLE)
+            folder = self.benchmark.folder
+            rows, origin = find_rows(name, source, directory, split or source.split, folder=folder)
         check_rows(rows, source, origin)
         normalise = self.benchmark.prompts.normalise
         if normalise is None:

@@ -5,15 +5,18 @@ import hashlib
 import importlib.util
 import logging
 import re
+import ssl
+import urllib.error
+import urllib.request
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refusion_eval.errors import DataError
+from refusion_eval.errors import DataError, MissingRowsError
 from refusion_eval.untrusted import open_plain, parse_json
 
 log = logging.getLogger(__name__)
@@ -24,6 +27,7 @@ DATA_VARIABLE = "REFUSION_EVAL_DATA"
 
 # Bytes. The longest row of most benchmarks has some 20,000; a line without end would take all memory.
 LONGEST_LINE = 16 * 2**20
+_PATIENCE = 10  # seconds that the hub has for its first answer
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # Columns that identify a row, whichever benchmark it belongs to; the first that a row has counts.
@@ -147,30 +151,45 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def find_rows(
-    benchmark: str, source: Source, data_dir: str | Path | None, split: str, others: Sequence[str] = ()
+    benchmark: str, source: Source, data_dir: str | Path | None, split: str, *, folder: str = ""
 ) -> tuple[list[dict[str, Any]], str]:
     """Tries a directory of the user (None for none), an installed package and the Hugging Face hub, in that order.
 
-    Returns the rows, and the file or dataset that they came from. `others` are the benchmarks that a user without the
-    licence of this one can still ask.
+    Returns the rows, and the file or dataset that they came from. `folder` is the name of the folder with the rows in
+    the directory of the user, by default that of the benchmark.
 
     Raises:
-        DataError: there are no rows in any of the places; the message names them and says what to do.
+        MissingRowsError: there are no rows in any of the places; the message names them and says what to do.
+        DataError: the directory does not exist, or a file in it cannot be read.
     """
     tried: list[str] = []
+    folder = folder or benchmark
     if data_dir is not None:
         directory = Path(data_dir).expanduser()
         if not directory.is_dir():
-            raise DataError(f"data directory {directory} does not exist; name one with {benchmark}/{split}.jsonl in it")
-        for folder in (directory / benchmark, directory):
-            if paths := split_files(folder, split):
+            raise DataError(f"data directory {directory} does not exist; name one with {folder}/{split}.jsonl in it")
+        for place in (directory / folder, directory):
+            if paths := split_files(place, split):
                 rows = [row for path in paths for row in read_rows(path, source.longest_row)]
                 return rows, ", ".join(map(str, paths))
-        wanted = directory / benchmark / _named(split, ".jsonl[.gz]")
+        wanted = directory / folder / _named(split, ".jsonl[.gz]")
         tried.append(f"{wanted} (no such file)")
-        log.warning("%s: no such file; looking for the rows of %s elsewhere", wanted, benchmark)
     else:
         tried.append(f"a directory (none named: --data, the model argument data_dir, or {DATA_VARIABLE})")
+    if found := _published_rows(source, split, tried):
+        if data_dir is not None:
+            log.warning("%s; the rows of %s are those of %s", tried[0], benchmark, found[1])
+        return found
+    licence = (
+        f"accept the licence at https://huggingface.co/datasets/{source.hub}, log in (`hf auth login` or HF_TOKEN)"
+    )
+    advice = f"{f'{licence} and ' if source.gated else ''}allow the download of {source.hub}, or put the rows, in hub "
+    advice += f"columns, into DIR/{folder}/{_named(split, '.jsonl')} and name DIR"
+    raise MissingRowsError(f"no {split} rows of {benchmark}; tried {'; '.join(tried)}. To go on: {advice}", advice)
+
+
+def _published_rows(source: Source, split: str, tried: list[str]) -> tuple[list[dict[str, Any]], str] | None:
+    """The rows of an installed package or of the hub, and where they are; or None, with all places added to `tried`."""
     if source.package is not None:
         module, inside = source.package
         spec = importlib.util.find_spec(module)
@@ -181,28 +200,50 @@ def find_rows(
         tried.append(f"the package {module} (not installed, or without {inside})")
     if source.hub is not None:
         try:
+            if not source.hub.startswith("https:"):
+                return _hub_rows(source, split), source.hub
             import datasets  # takes a second
-            from huggingface_hub import hf_hub_download
 
-            if source.hub.startswith("https:"):
-                return read_rows(Path(datasets.DownloadManager().download_and_extract(source.hub))), source.hub
-            if source.is_file:
-                names = [f"{part}.jsonl" for part in split.split("+")]
-                paths = [Path(hf_hub_download(source.hub, name, repo_type="dataset")) for name in names]
-                return [row for path in paths for row in read_rows(path, source.longest_row)], source.hub
-            tables = [datasets.load_dataset(source.hub, config, split=split) for config in source.configs]
-            return [dict(row) for table in tables for row in table], source.hub
+            return read_rows(Path(datasets.DownloadManager().download_and_extract(source.hub))), source.hub
         except (OSError, ValueError) as problem:
-            told = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
+            told = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}".removesuffix(f": {source.hub}")
             tried.append(f"{'' if source.hub.startswith('https:') else 'the hub dataset '}{source.hub} ({told})")
-    advice = (
-        f"accept the licence at https://huggingface.co/datasets/{source.hub}, then log in: `hf auth login` or "
-        f"HF_TOKEN, or leave {benchmark} out with --tasks {','.join(others)}"
-        if source.gated
-        else f"put the rows, in hub columns, into DIR/{benchmark}/{_named(split, '.jsonl')} and name DIR, or allow the "
-        "download"
-    )
-    raise DataError(f"no {split} rows of {benchmark}; tried {'; '.join(tried)}. To go on: {advice}")
+    return None
+
+
+def _hub_rows(source: Source, split: str) -> list[dict[str, Any]]:
+    """The rows of a dataset of the hub; those of the local cache if the hub does not answer."""
+    import datasets
+    from huggingface_hub import constants, hf_hub_download
+
+    assert source.hub is not None
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = offline = before or not _answers(constants.ENDPOINT)  # the libraries' own switch
+    try:
+        if source.is_file:
+            names = [f"{part}.jsonl" for part in split.split("+")]
+            paths = [Path(hf_hub_download(source.hub, name, repo_type="dataset")) for name in names]
+            return [row for path in paths for row in read_rows(path, source.longest_row)]
+        tables = [datasets.load_dataset(source.hub, config, split=split) for config in source.configs]
+        return [dict(row) for table in tables for row in table]
+    except OSError as problem:
+        if offline:
+            raise ConnectionError("the hub is not reached, and its cache has no such rows") from problem
+        raise
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+@cache
+def _answers(endpoint: str) -> bool:
+    """Whether the hub answers one request; its libraries would repeat theirs for half a minute for each dataset."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=_PATIENCE).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError as problem:  # the libraries may trust more certificates than Python does
+        return isinstance(getattr(problem, "reason", None), ssl.SSLError)
+    return True
 
 
 def split_files(folder: Path, split: str) -> list[Path]:

@@ -70,7 +70,10 @@ def suite(
     ] = False,
     suite: Annotated[
         Literal["paper", "2026"],
-        typer.Option(help="Benchmarks that are run without --tasks: paper, the paper's seven, or 2026, newer ones."),
+        typer.Option(
+            help="Benchmarks that are run without --tasks, which may name some of them: paper, the paper's seven, or "
+            "2026, newer ones."
+        ),
     ] = "paper",
     tasks: cli.Tasks = "",
     include_path: cli.IncludePath = None,
@@ -251,7 +254,7 @@ def run(
                 cli.show(summary_table(summary(figures)), cells, as_json=as_json, csv=csv, markdown=markdown)
     if sizes:
         cli.show_load(places, as_json=as_json)
-    outcome = Outcome([sample for one in outcomes for sample in one.failed], sum(one.unscored for one in outcomes))
+    outcome = Outcome.of(outcomes)
     if not outcome.is_complete:
         refused = [sample for sample in outcome.failed if sample.stop == REFUSED]
         for first in refused[:1]:
@@ -264,6 +267,10 @@ def run(
             cli.say(
                 f"error: {num_failed} samples could not be decoded and {outcome.unscored} could not be judged; "
                 "they are missing from the table. Run the same command again to retry them"
+            )
+        if outcome.missing and turn is None:  # in turns the table comes last, and says it once
+            cli.say(
+                f"error: {', '.join(outcome.missing)}: not asked, for want of rows; the notes of the table say more"
             )
         raise typer.Exit(cli.EXIT_INCOMPLETE)
 

@@ -287,7 +287,7 @@ def _say_extents(run_dirs: list[Path]) -> None:
     for run_dir in run_dirs:
         with RunReader.open(run_dir) as reader:
             run, found = reader.run, extents_of(reader)
-        extents += [TaskExtent(run.run_id, run.command, row[0], e.unfinished, e.limited) for row, e in found.items()]
+        extents += [TaskExtent(run.run_id, run.command, row[0], *extent.texts) for row, extent in found.items()]
     for note in extent_notes(extents):
         cli.say(f"note: {note}")
 

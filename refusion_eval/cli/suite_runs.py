@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import NamedTuple, TextIO
 from urllib.parse import urlsplit
 
-from refusion_eval.benchmarks import OURS, RELEASE, SUITE_TASKS
+from refusion_eval.benchmarks import OURS, PUBLISHED, RELEASE, SUITE_TASKS, SUITES
 from refusion_eval.cli import EXIT_INCOMPLETE, names_of, run_command, say
-from refusion_eval.config import read_yaml
+from refusion_eval.config import check_keys, read_yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn, run_in_turns
 from refusion_eval.paths import EMBEDDED, embedded_systems
@@ -116,11 +116,10 @@ class Suite(Runs):
     def __init__(self, given: SimpleNamespace) -> None:
         super().__init__(given)
         if given.suite != "paper":
-            if given.tasks:
-                raise ConfigError(f"--suite {given.suite} stands for tasks; leave --tasks out, or --suite")
             if given.artefacts:
                 raise ConfigError(f"the paper's figures are not about --suite {given.suite}; leave --artefacts out")
-            given.tasks = SUITE_TASKS[given.suite]
+            _check_in_suite(names_of(given.tasks), given.suite)
+            given.tasks = given.tasks or SUITE_TASKS[given.suite]
         self.model, self.baseline, self._adapter = map(_absolute, (given.model, given.baseline, given.adapter))
         self._systems = given.system or ("all" if given.artefacts and not self.model else "")
         self.results = str(given.results or given.root / "results")
@@ -312,6 +311,15 @@ class Suite(Runs):
         if preset:
             say(f"{system} has no settings table '{preset}' and runs with its own")
         return folder, arguments
+
+
+def _check_in_suite(names: Sequence[str], suite: str) -> None:
+    """Raises ConfigError for a name that is neither a benchmark of the suite nor another form of one."""
+    listed = [benchmark.name for benchmark in SUITES[suite]]
+    folders = {benchmark.folder for benchmark in SUITES[suite]}
+    known = [name for name in names if name in PUBLISHED and not PUBLISHED[name].in_paper]
+    forms = [name for name in known if PUBLISHED[name].folder in folders]  # such as another window of LiveCodeBench
+    check_keys(names, [*listed, *forms], f"--suite {suite}", what="task", offered=listed)
 
 
 def _absolute(checkpoint: str) -> str:

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from refusion_eval.benchmarks import (
     BENCHMARKS,
@@ -28,7 +28,7 @@ from refusion_eval.benchmarks import (
     find_task,
 )
 from refusion_eval.config import check_keys
-from refusion_eval.errors import ConfigError, ScaleOutError, StoreError
+from refusion_eval.errors import ConfigError, MissingRowsError, ScaleOutError, StoreError
 from refusion_eval.evaluation.tracking import Tracking, check_tracker
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.paths import embedded_name
@@ -48,10 +48,18 @@ log = logging.getLogger(__name__)
 class Outcome(NamedTuple):
     failed: Sequence[Sample]  # samples that could not be decoded
     unscored: int  # number of samples that could not be judged
+    missing: Sequence[str] = ()  # tasks that were not asked, because there are no rows of theirs
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Self]) -> Self:
+        """The outcome of several evaluations together."""
+        failed = [sample for outcome in outcomes for sample in outcome.failed]
+        missing = dict.fromkeys(task for outcome in outcomes for task in outcome.missing)
+        return cls(failed, sum(outcome.unscored for outcome in outcomes), list(missing))
 
     @property
     def is_complete(self) -> bool:
-        return not self.failed and not self.unscored
+        return not self.failed and not self.unscored and not self.missing
 
 
 def task_names(
@@ -113,18 +121,28 @@ def evaluate(
     model_cache: ModelCache | None = None,
     turn: Turn | None = None,
 ) -> Outcome:
-    """Runs tasks, and records every sample and every verdict; what is missing is found before weights are loaded."""
+    """Runs the tasks that have rows, and records every sample and every verdict, and which tasks have no rows.
+
+    What is missing is found before weights are loaded.
+
+    Raises:
+        MissingRowsError: none of the tasks has rows.
+    """
     model_cache = model_cache or ModelCache()
     wanted = find_tasks(tasks)
     check_model(args, model_cache)
-    every = {task: task.items(args.data_dir) for task in wanted}
+    every, errors = _items_of(wanted, args.data_dir)
+    for name, error in errors.items() if turn is None or turn.number == 1 else ():
+        log.warning("%s is left out: %s", name, error)
+    missing = {name: error.advice for name, error in errors.items()}
     whole = {task.name: len(of_task) * args.samples for task, of_task in every.items()}
     items = {task: of_task[:limit] for task, of_task in every.items()}
-    versions = {task.name: task.benchmark.prompts.version for task in items}
+    versions = {task.name: task.benchmark.prompts.version for task in wanted}
     totals = {task.name: len(of_task) * args.samples for task, of_task in items.items()}
     if turn is not None:
         items = {task: of_task[turn.number - 1 :: turn.of] for task, of_task in items.items()}
-    with contextlib.closing(Session(args, task_versions=versions, model_cache=model_cache, turn=turn)) as session:
+    session = Session(args, task_versions=versions, model_cache=model_cache, turn=turn, missing=missing)
+    with contextlib.closing(session):
         texts = {task: session.version_of(task.name, versions[task.name]) for task in items}
         for task in items:
             session.check_samples(task.name)
@@ -144,7 +162,23 @@ def evaluate(
                 whole=whole,
                 score_of=scores.running_score,
             )
-    return Outcome(session.failed, scores.num_unscored)
+    return Outcome(session.failed, scores.num_unscored, list(missing))
+
+
+def _items_of(
+    tasks: Sequence[Task], data_dir: str | None
+) -> tuple[dict[Task, list[Item]], dict[str, MissingRowsError]]:
+    """The items of each task with rows, and why each other task has none; MissingRowsError if all are others."""
+    items: dict[Task, list[Item]] = {}
+    missing: dict[str, MissingRowsError] = {}
+    for task in tasks:
+        try:
+            items[task] = task.items(data_dir)
+        except MissingRowsError as error:
+            missing[task.name] = error
+    if not items:
+        raise MissingRowsError(". And ".join(map(str, missing.values())))
+    return items, missing
 
 
 def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
@@ -184,9 +218,10 @@ class Session:
         task_versions: Mapping[str, str] | None = None,
         model_cache: ModelCache | None = None,
         turn: Turn | None = None,
+        missing: Mapping[str, str] | None = None,  # task without rows -> what to do
     ) -> None:
         self.args = args
-        self._facts = {} if turn is None else {"round": turn.number}
+        self._facts = ({} if turn is None else {"round": turn.number}) | ({"missing": missing} if missing else {})
         self.failed: list[Sample] = []
         self.task_versions = dict(task_versions or {})
         self._recorded_versions: dict[str, set[str]] | None = None

@@ -37,8 +37,7 @@ def evaluate_any(
         outcomes.append(evaluate_others(args, others, include_path, limit, sandbox, model_cache, turn))
     if own:
         outcomes.append(evaluate(args, own, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=turn))
-    failed = [sample for outcome in outcomes for sample in outcome.failed]
-    return Outcome(failed, sum(outcome.unscored for outcome in outcomes))
+    return Outcome.of(outcomes)
 
 
 def load_any(names: Sequence[str], include_path: Path | None, args: ModelArgs, sandbox: str) -> list[str]:

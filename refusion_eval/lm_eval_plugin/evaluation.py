@@ -79,7 +79,7 @@ class LocalSplits(dict[str, datasets.Dataset]):
 
     def __missing__(self, split: str) -> datasets.Dataset:
         benchmark = self._benchmark
-        rows, origin = find_rows(benchmark.folder, benchmark.source, self._data_dir, split)
+        rows, origin = find_rows(benchmark.name, benchmark.source, self._data_dir, split, folder=benchmark.folder)
         check_rows(rows, benchmark.source, origin)
         if self._config is not None and len(benchmark.source.configs) > 1:
             # Each configuration is a subject, which the column `config` names, or `type` in another spelling.

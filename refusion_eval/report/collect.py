@@ -125,6 +125,7 @@ def marks(
     hardware: Iterable[str],
     unfinished: str,
     limited: str,
+    missing: str,
     slowed_by: Iterable[str],
     unscored: int | str,
     errors: int,
@@ -133,7 +134,8 @@ def marks(
 ) -> list[Mark]:
     """The marks of a task of one run, which a command continues."""
     machines, slowed = sorted(hardware), f"Speed is {SLOWED}{', '.join(sorted(slowed_by))}."
-    ended_early = f"{unfinished} samples: the run ended early or is still going."
+    why = f"there are no rows; {missing}" if missing else "the run ended early or is still going"
+    ended_early = f"{unfinished} samples: {why}."
     ended_early += f" To continue it: {command}" if command else ""
     statements = {
         Mark("sandbox off", "Programs ran without isolation, so their verdicts can be forged."): not isolated,
@@ -158,6 +160,7 @@ def _marks_of(task: TaskFacts, command: str) -> list[Mark]:
         **{name: getattr(task, name) for name in ("isolated", "hardware", "slowed_by")},
         unfinished=extent.unfinished,
         limited=extent.limited,
+        missing=extent.missing,
         unscored=task.num_unscored,
         errors=task.num_errors,
         batched=any(sample.batch_size > 1 for sample in task.samples),

@@ -123,6 +123,7 @@ def _point(own: Sequence[Placed]) -> dict[str, Any]:
         hardware=entry.hardware.split(" | "),
         unfinished=", ".join(unfinished),
         limited=", ".join(limited),
+        missing=entry.missing,
         slowed_by=slowed_by,
         unscored="" if entry.scored else "some",
         errors=entry.errors,

@@ -130,7 +130,7 @@ def compare_runs(
         only_in_one=sorted({task.task for task in run_a.tasks} ^ {task.task for task in run_b.tasks}),
         notes=[
             *extent_notes(
-                TaskExtent(facts.run.run_id, facts.run.command, task.task, task.extent.unfinished, task.extent.limited)
+                TaskExtent(facts.run.run_id, facts.run.command, task.task, *task.extent.texts)
                 for facts in (run_a, run_b)
                 for task in facts.tasks
             ),

@@ -68,22 +68,31 @@ class Extent(NamedTuple):
     present: int  # decoded, or refused at every attempt
     expected: int  # asked for
     whole: int  # without a limit
+    missing: str = ""  # of a task without rows, and so without samples, what to do
 
     @classmethod
     def of(cls, run: Run, task: str, present: int, *, is_begun: bool) -> Self:
         """The extent of a task of which so many samples are there."""
         # A run that was stopped before it said how many samples it would make was asked for one at least.
-        return cls(present, run.expected.get(task, 0 if is_begun else 1), run.whole.get(task, 0))
+        missing = "" if is_begun else run.missing.get(task, "")
+        return cls(present, run.expected.get(task, 0 if is_begun else 1), run.whole.get(task, 0), missing)
 
     @property
     def unfinished(self) -> str:
         """How many of the samples that were asked for are there; empty if that is all of them."""
+        if self.missing:
+            return "0"  # of how many, nobody knows without rows
         return f"{self.present} of {self.expected}" if self.present < self.expected else ""
 
     @property
     def limited(self) -> str:
         """How many samples of the whole task were asked for; empty if that is all of them."""
         return f"{self.expected} of {self.whole}" if self.expected < self.whole else ""
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """The texts of a `TaskExtent`."""
+        return self.unfinished, self.limited, self.missing
 
 
 UNKNOWN = Extent(0, 0, 0)  # of a task under several settings, whose shares the run does not say

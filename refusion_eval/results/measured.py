@@ -162,8 +162,9 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
         measured_tasks.append((task, measures))
         for measure in measures:
             yield _measurement(facts.run, [task], [measure], [*notes, measure.note])
-    for kind in dict.fromkeys(map(_kind, facts.tasks)):
-        yield from _mean_measurements(facts.run, [part for part in measured_tasks if _kind(part[0]) == kind])
+    asked = [part for part in measured_tasks if not part[0].extent.missing]
+    for kind in dict.fromkeys(_kind(task) for task, _ in asked):
+        yield from _mean_measurements(facts.run, [part for part in asked if _kind(part[0]) == kind])
 
 
 def _kind(task: TaskFacts) -> tuple[bool, frozenset[str], str]:
@@ -240,6 +241,7 @@ def _measurement(
         num_cut=sum(task.num_cut for task in tasks),
         unfinished="|".join(_of_tasks(tasks, "unfinished")),
         limited="|".join(_of_tasks(tasks, "limited")),
+        missing="" if is_mean else tasks[0].extent.missing,
         command=run.command,
         scored=not any(task.num_unscored for task in tasks),
         isolated=all(task.isolated for task in tasks),

@@ -114,14 +114,18 @@ class TaskExtent(NamedTuple):
     task: str
     unfinished: str
     limited: str
+    missing: str
 
 
 def extent_notes(extents: Iterable[TaskExtent]) -> list[str]:
-    """Sentences about runs that lack samples, with the commands that continue them, and about limits."""
+    """Sentences about runs that lack samples, with the commands that continue them, missing rows, and limits."""
     unfinished: dict[tuple[str, str], dict[str, None]] = {}
     limited: dict[str, dict[str, dict[str, None]]] = {}
+    missing: dict[str, None] = {}
     for extent in extents:
-        if extent.unfinished:
+        if extent.missing:
+            missing[f"{extent.task} was not asked, because there are no rows of it: {extent.missing}."] = None
+        elif extent.unfinished:
             unfinished.setdefault(extent[:2], {})[f"{extent.task} {extent.unfinished}"] = None
         if extent.limited:
             limited.setdefault(extent.task, {}).setdefault(extent.limited, {})[extent.run_id] = None
@@ -134,7 +138,7 @@ def extent_notes(extents: Iterable[TaskExtent]) -> list[str]:
         for task, by_text in limited.items()
         for text, runs in by_text.items()
     ]
-    return [*sentences, *([f"Limited: {', '.join(texts)} samples were asked for."] if texts else [])]
+    return [*sentences, *missing, *([f"Limited: {', '.join(texts)} samples were asked for."] if texts else [])]
 
 
 def notes_of(measurements: Iterable["Measurement"]) -> list[str]:
@@ -173,7 +177,7 @@ def tpf_notes(entries: Iterable["Measurement"]) -> list[str]:
 
 def extent_notes_of(measurements: Iterable["Measurement"]) -> list[str]:
     return extent_notes(
-        TaskExtent(entry.run_id, entry.command, entry.task, entry.unfinished, entry.limited)
+        TaskExtent(entry.run_id, entry.command, entry.task, entry.unfinished, entry.limited, entry.missing)
         for entry in measurements
         if not entry.is_mean  # its tasks say it themselves
     )
@@ -217,6 +221,7 @@ class Measurement:
     errors: int = 0  # samples that failed and are in no measurement
     unfinished: str = ""  # `26 of 40` samples that were asked for are there; several tasks joined by `|`
     limited: str = ""  # `40 of 100` samples of the task were asked for; several tasks joined by `|`
+    missing: str = ""  # of a task without rows, and so without samples, what to do; empty for a mean
     scored: bool = True
     isolated: bool = True
     batch_size: str = ""  # requests decoded at the same time; several joined by `|`; empty if not published

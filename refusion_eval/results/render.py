@@ -385,7 +385,7 @@ _COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
 _WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
 # ... and those of files alone, after all others.
 _USUAL_FACTS: dict[str, Any] = {"num_tasks": 1, "finished": True, "scored": True, "isolated": True, "generate": False}
-_USUAL_FACTS |= {"slowed_by": "", "same_decode_as": "", "unfinished": "", "limited": ""}
+_USUAL_FACTS |= {"slowed_by": "", "same_decode_as": "", "unfinished": "", "limited": "", "missing": ""}
 _USUAL_FACTS |= {"num_seeds": 1, "seed_sd": 0.0, "server_notes": "", "protocol": "", "records": ""}
 
 

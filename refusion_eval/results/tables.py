@@ -133,6 +133,8 @@ def _marked(system: str, marks: Mapping[str, object]) -> str:
 
 def run_marks(measurement: Measurement) -> dict[str, object]:
     """The marks of a task of a run that lacks samples, was limited or was asked without a chat template."""
+    if measurement.missing:
+        return {"no rows": True}
     texts = {name: getattr(measurement, name) for name in ("unfinished", "limited")}
     is_untemplated = UNTEMPLATED in measurement.server_notes.split("|")
     return {
@@ -206,13 +208,17 @@ class SummaryLine:
 
 
 def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
-    """Condenses measurements of runs to one line a task and run, in their order by task; means last."""
+    """Condenses measurements of runs to one line a task and run, by task; then the means, and tasks without rows."""
     groups: dict[tuple, dict[str, Measurement]] = {}
     run_ids: dict[str, set[str]] = {}
     settings: dict[tuple, set[tuple]] = {}
     measurements = list(measurements)
     several = len({entry.protocol for entry in measurements}) > 1
+    without_rows: dict[str, list[Measurement]] = {}
     for measurement in measurements:
+        if measurement.missing:
+            without_rows.setdefault(measurement.task, []).append(measurement)
+            continue
         in_force = tuple(sorted(measurement.settings.items()))
         added = {name: name in measurement.variants for name in BESIDE} | {FUSED: measurement.decoded_fused}
         added[measurement.protocol or NO_PROTOCOL] = several
@@ -230,6 +236,9 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
         marks += [f"{name}={value}" for name, value in in_force if (name, value) not in always]
         system = f"{label} ({', '.join(marks)})" if marks else label
         lines.append(SummaryLine(task=task, system=system, measurements=groups[key]))
+    for task, entries in without_rows.items():  # one line for all runs, because nothing else tells them apart
+        system = ", ".join(dict.fromkeys(entry.label for entry in entries))
+        lines.append(SummaryLine(task=task, system=system, measurements={entries[0].metric: entries[0]}))
     return lines
 
 

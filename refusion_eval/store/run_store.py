@@ -96,6 +96,12 @@ class Run:
         name = "refusion-eval" if program.endswith("__main__.py") else Path(program).name
         return shlex.join([*(("python", program) if name.endswith(".py") else (name,)), *words]) if name else ""
 
+    @property
+    def missing(self) -> dict[str, str]:
+        """Task without rows -> what to do, as the last process says that found none."""
+        every = (process.get("missing", {}) for process in self.processes.values())
+        return {task: advice for missing in every for task, advice in missing.items()}
+
     def hardware(self, process_id: str) -> Hardware:
         return from_fields(Hardware, self.processes[process_id]["hardware"])
 
@@ -249,6 +255,7 @@ class _Process:
     hardware: Mapping[str, Any]
     round: int = 1
     tasks: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
     before: Mapping[str, Any] = field(default_factory=dict)
     after: Mapping[str, Any] = field(default_factory=dict)
     roofline: Mapping[str, float] = field(default_factory=dict)

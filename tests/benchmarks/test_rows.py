@@ -2,16 +2,22 @@
 
 import gzip
 import json
+import re
+import ssl
+import time
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
 
 import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS, get_task
 from refusion_eval.benchmarks.gpqa import normalise
-from refusion_eval.benchmarks.rows import DATA_VARIABLE
-from refusion_eval.errors import DataError
+from refusion_eval.benchmarks.rows import DATA_VARIABLE, _answers
+from refusion_eval.errors import DataError, MissingRowsError
 
+ANSWERS = "refusion_eval.benchmarks.rows._answers"
 GPQA_ROW = {
     "Record ID": "rec1",
     "Question": "Which of these invented things is blue?",
@@ -32,6 +38,7 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
+    monkeypatch.setattr(ANSWERS, lambda endpoint: True)
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
 
 
@@ -94,10 +101,72 @@ def test_missing_rows_are_reported_with_every_place_tried(tmp_path: Path) -> Non
         get_task("mbpp").rows(tmp_path)
 
 
-def test_missing_gpqa_is_reported_with_licence_and_token_and_the_tasks_that_need_none() -> None:
-    others = "mmlu_pro,arc_challenge,gsm8k,math,humaneval,mbpp"
-    with pytest.raises(DataError, match=rf"accept the licence.*HF_TOKEN, or leave gpqa out with --tasks {others}$"):
-        get_task("gpqa").rows()
+@pytest.mark.parametrize("name", ["gpqa", "gpqa_diamond"])
+def test_missing_rows_with_a_licence_are_reported_with_licence_token_and_place(name: str) -> None:
+    dataset = "Idavidrein/gpqa"
+    advice = (
+        rf"accept the licence at https://huggingface\.co/datasets/{dataset}, log in \(`hf auth login` or HF_TOKEN\) "
+        rf"and allow the download of {dataset}, or put the rows, in hub columns, into DIR/{name}/train\.jsonl and name "
+        "DIR"
+    )
+    with pytest.raises(MissingRowsError, match=rf"^no train rows of {name}; .* To go on: {advice}$") as refused:
+        get_task(name).rows()
+    assert re.fullmatch(advice, refused.value.advice)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_its_caches_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    asked, offline = [], []
+
+    def refuse(request: Any, **_: Any) -> Any:
+        asked.append(request.full_url)
+        raise URLError("no network")
+
+    def load_dataset(*_: Any, **__: Any) -> Any:
+        offline.append(constants.HF_HUB_OFFLINE)
+        if len(offline) > 1:
+            raise ConnectionError("not in the cache")
+        return [{"question": "q", "answer": "#### 1"}]
+
+    def wait(seconds: float) -> None:
+        pytest.fail(f"the hub is asked again after {seconds} seconds")
+
+    monkeypatch.setattr(ANSWERS, _answers)
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr(time, "sleep", wait)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    assert len(get_task("gsm8k").rows()) == 1
+    for name in ("mbpp", "livecodebench_v6_2025_02_2025_05"):
+        with pytest.raises(MissingRowsError, match="the hub is not reached, and its cache has no such rows"):
+            get_task(name).rows()
+    assert asked == ["https://hub.invalid"]
+    assert offline == [True, True]
+    assert not constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize(
+    ("problem", "answers"),
+    [
+        (HTTPError("https://hub.invalid", 401, "no token", Message(), None), True),
+        (URLError(ssl.SSLError("unknown certificate")), True),
+        (URLError(TimeoutError()), False),
+        (TimeoutError(), False),
+    ],
+)
+def test_a_hub_answers_also_where_it_refuses(problem: OSError, answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise problem
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    assert _answers.__wrapped__("https://hub.invalid") == answers
+
+
+def test_rows_from_elsewhere_than_the_directory_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    get_task("humaneval").rows(tmp_path)
+    assert "humaneval/test.jsonl[.gz] (no such file); the rows of humaneval are those of" in caplog.text
 
 
 def test_a_directory_that_does_not_exist_is_an_error() -> None:

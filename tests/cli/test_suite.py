@@ -1,6 +1,7 @@
 """The command `suite`: which commands it runs, and what it does when one of them fails."""
 
 import logging
+import re
 import sys
 
 import pytest
@@ -55,11 +56,26 @@ def test_the_suite_of_2026_is_asked_for_by_name_and_the_papers_is_the_default():
     assert commands("--suite", "paper", "--model", "some/copy") == commands("--model", "some/copy")
 
 
-@pytest.mark.parametrize("option", [["--tasks", "math"], ["--artefacts"]])
-def test_the_suite_of_2026_takes_no_option_that_contradicts_it(option):
-    done = suite("--dry-run", "--suite", "2026", *option)
+def test_the_suite_of_2026_makes_no_figures_of_the_paper():
+    done = suite("--dry-run", "--suite", "2026", "--artefacts")
     assert done.exit_code != 0
-    assert f"leave {option[0]} out" in done.stderr
+    assert "leave --artefacts out" in done.stderr
+
+
+def test_tasks_name_some_of_a_suite_or_other_forms_of_them():
+    some = "math_500,mmlu_redux_as_is,livecodebench_v6_2025_01_2025_04"
+    runs = runs_of("--suite", "2026", "--model", "some/copy", "--tasks", some)
+    assert runs
+    assert all(run.endswith(f"--tasks {some}") for run in runs)
+
+
+@pytest.mark.parametrize("other", ["gsm8k", "gpqa", "math_50"])
+def test_tasks_of_another_suite_are_refused_with_those_that_there_are(other):
+    done = suite("--dry-run", "--suite", "2026", "--tasks", f"ifeval,{other}")
+    assert done.exit_code != 0
+    assert re.search(
+        rf"--suite 2026: unknown task '{other}'; (did you mean \w+\?|known tasks: aime_2024, )", done.stderr
+    )
 
 
 def test_a_suite_ends_with_its_files_and_the_next_command():

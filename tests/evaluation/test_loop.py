@@ -1,17 +1,22 @@
+import json
 import logging
 import os
 import re
 import shutil
 
 import pytest
+from typer.testing import CliRunner
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.errors import CheckpointError, ConfigError, DataError, StoreError
+from refusion_eval.cli import EXIT_INCOMPLETE, app
+from refusion_eval.errors import CheckpointError, ConfigError, DataError, MissingRowsError, StoreError
 from refusion_eval.evaluation.loop import evaluate, find_tasks, task_names
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import TASKS as PUBLISHED
+from refusion_eval.results.measurement import notes_of
+from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs import system
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.records import BUSY, PASSED
@@ -98,6 +103,67 @@ def test_missing_data_is_reported_before_weights_are_read(checkpoint, tmp_path):
         shutil.copy(f"{checkpoint}/{name}", tmp_path)
     with pytest.raises(DataError, match="data directory"):
         evaluate(arguments(str(tmp_path), tmp_path / "run", data_dir=str(tmp_path / "none")), ["refusion_gsm8k"])
+
+
+@pytest.fixture
+def rows_of(tmp_path, monkeypatch):
+    """Writes a row of some benchmarks; without a network there are no others."""
+    monkeypatch.setattr("refusion_eval.benchmarks.rows._answers", lambda endpoint: False)
+    written = {
+        "gsm8k": {"question": "How many is 1 and 1?", "answer": "#### 2"},
+        "math_500": {"problem": "$1 + 1$", "answer": "2", "solution": "2", "unique_id": "a"},
+    }
+
+    def write(*names):
+        for name in names:
+            (tmp_path / "rows" / name).mkdir(parents=True)
+            (tmp_path / "rows" / name / "test.jsonl").write_text(json.dumps(written[name]) + "\n", encoding="utf-8")
+        return str(tmp_path / "rows")
+
+    return write
+
+
+@pytest.mark.parametrize("turns", [[None], [Turn(1, 2), Turn(2, 2)]])
+def test_a_task_without_rows_stops_no_other_and_is_a_line_of_the_table_until_its_rows_are_there(
+    checkpoint, tmp_path, rows_of, caplog, turns
+):
+    tasks, run_dir = ["refusion_gsm8k", "refusion_math_500"], tmp_path / "run"
+    advice = (
+        "allow the download of HuggingFaceH4/MATH-500, or put the rows, in hub columns, into DIR/math_500/test.jsonl"
+    )
+    args = arguments(checkpoint, run_dir, data_dir=rows_of("gsm8k"))
+    for turn in turns:
+        outcome = evaluate(args, tasks, turn=turn)
+        assert (outcome.is_complete, outcome.missing) == (False, ["refusion_math_500"])
+    assert caplog.text.count("refusion_math_500 is left out: no test rows of math_500; tried") == 1
+    assert [sample.key.task for sample in read(run_dir)[0]] == ["refusion_gsm8k"]
+    (_, line), notes = summary(run_measurements([run_dir])), notes_of(run_measurements([run_dir]))
+    assert (line.task, line.measurement("accuracy").n) == ("refusion_math_500", 0)
+    assert any(
+        note.startswith(f"refusion_math_500 was not asked, because there are no rows of it: {advice}") for note in notes
+    )
+    assert "ReFusion [no rows]" in summary_table([line]).markdown()
+    rows_of("math_500")
+    outcomes = [evaluate(args, tasks, turn=turn) for turn in turns]
+    assert all(outcome.is_complete for outcome in outcomes)
+    first, second = summary(run_measurements([run_dir]))[:2]
+    assert [first.any_measurement.n, second.any_measurement.n] == [1, 1]
+    assert "no rows" not in summary_table([first, second]).markdown()
+
+
+def test_a_run_that_leaves_a_task_out_says_so_at_its_end_and_by_its_status(checkpoint, tmp_path, rows_of):
+    options = ["--set", "gen_length=8", "--warmup", "0", "--run-dir", str(tmp_path / "run"), "--data", rows_of("gsm8k")]
+    tasks = ["--tasks", "refusion_gsm8k,refusion_math_500"]
+    done = CliRunner().invoke(app, ["run", "--model", checkpoint, "--decoder", "autoregressive", *options, *tasks])
+    assert done.exit_code == EXIT_INCOMPLETE
+    assert "error: refusion_math_500: not asked, for want of rows" in done.stderr
+
+
+def test_where_no_task_has_rows_each_is_named_and_nothing_is_recorded(checkpoint, tmp_path, rows_of):
+    args = arguments(checkpoint, tmp_path / "run", data_dir=rows_of("gsm8k"))
+    with pytest.raises(MissingRowsError, match=r"no test rows of math_500; .* And no train rows of gpqa_diamond; "):
+        evaluate(args, ["refusion_math_500", "refusion_gpqa_diamond"])
+    assert not (tmp_path / "run").exists()
 
 
 def test_benchmark_names_mean_mini_tasks_for_the_embedded_checkpoint_only():
@@ -231,7 +297,7 @@ def test_a_sample_does_not_depend_on_batch_order_or_what_else_is_asked(sampled, 
 def test_more_samples_are_added_and_fewer_are_refused(checkpoint, tmp_path, capsys):
     evaluate(drawn(checkpoint, tmp_path, 1), ["mini_gsm8k"], limit=2)
     (task,) = read_facts(tmp_path).tasks
-    assert task.extent == (2, 2, 100)
+    assert task.extent[:3] == (2, 2, 100)
     before = read(tmp_path)[0]
     capsys.readouterr()
     evaluate(drawn(checkpoint, tmp_path, 2), ["mini_gsm8k"], limit=2)
@@ -240,7 +306,7 @@ def test_more_samples_are_added_and_fewer_are_refused(checkpoint, tmp_path, caps
     assert len(after) == 4
     assert "4/4" in capsys.readouterr().err  # progress counts texts
     (task,) = read_facts(tmp_path).tasks
-    assert task.extent == (4, 4, 200)
+    assert task.extent[:3] == (4, 4, 200)
     with pytest.raises(StoreError, match=r"has 2 samples of an item of mini_gsm8k, and 1 are asked for; ask for 2 or"):
         evaluate(drawn(checkpoint, tmp_path, 1), ["mini_gsm8k"], limit=2)
 

@@ -208,6 +208,18 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES_OF_README
 
 
+def test_readme_and_the_first_page_link_every_guide_and_readme_every_explanation() -> None:
+    for page, folders in ((ROOT / "README.md", ("guides", "explanations")), (DOCS / "index.md", ("guides",))):
+        linked = {(page.parent / link[1]).resolve() for link in LINK.finditer(page.read_text("utf-8")) if link[1]}
+        assert {path for folder in folders for path in (DOCS / folder).glob("*.md")} <= linked
+
+
+def test_the_site_has_the_page_of_every_benchmark() -> None:
+    named = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    folders = {path.parent.name for path in (ROOT / "tasks").glob("*/README.md")} - {"settings"}
+    assert [name for name in sorted(folders) if f"- reference/tasks/{name}.md\n" not in named] == []
+
+
 @pytest.fixture(scope="module")
 def site():
     """The module docs/write.py."""
