@@ -35,7 +35,7 @@ HELPS = {
 }
 
 
-@cli.options_from(ModelArgs, " ".join(TO_SERVERS))
+@cli.options_from(ModelArgs, f"{' '.join(TO_SERVERS)} tracker")
 def suite(
     given: dict[str, Any],
     context: typer.Context,

@@ -14,6 +14,7 @@ from refusion_eval.benchmarks import OURS, PUBLISHED, RELEASE, SUITE_TASKS, SUIT
 from refusion_eval.cli import EXIT_INCOMPLETE, names_of, run_command, say
 from refusion_eval.config import check_keys, read_yaml
 from refusion_eval.errors import ConfigError
+from refusion_eval.evaluation.tracking import check_tracker
 from refusion_eval.evaluation.turns import Turn, run_in_turns
 from refusion_eval.paths import EMBEDDED, embedded_systems
 from refusion_eval.protocol.spec import DEFAULT, read_protocol
@@ -62,6 +63,7 @@ class Runs:
     """Runs of several systems, in turns, and their table; each is a command of the package in this process."""
 
     def __init__(self, given: SimpleNamespace) -> None:
+        check_tracker(getattr(given, "tracker", None))
         self.given = given
         self.run_dirs: list[str] = []
         self.status = 0
@@ -77,11 +79,12 @@ class Runs:
 
     def options(self, *names: str) -> list[str]:
         """Those of these options that the user gave, with their values."""
-        values = ((name.replace("_", "-"), getattr(self.given, name.replace("-", "_"))) for name in names)
+        values = ((name.replace("_", "-"), getattr(self.given, name.replace("-", "_"), None)) for name in names)
         return [word for name, value in values if value not in (None, "auto", "") for word in (f"--{name}", str(value))]
 
     def step(self, *words: str) -> int:
         """Prints and runs one command of the package; returns 0 if it finished, even with failed samples."""
+        words = (*words, *(self.options("tracker") if words[0] == "run" else ()))
         # With --json the standard output is that of the table alone.
         shown = sys.stdout if words[0] == "table" else self._progress
         print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True, file=self._progress)

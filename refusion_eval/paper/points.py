@@ -182,7 +182,8 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
         x, y = by_metric["tpf"].interval, score.interval
         point = _point(run.measurements, score.benchmark, x, y, metric=score.metric, mark=run.mark)
         # Neither axis is a time.
-        points.append(replace(point, hardware="", num_rounds=0, slowed_by="", attention=""))
+        untimed = replace(point, hardware="", num_rounds=0, slowed_by="", attention="")
+        points.append(replace(untimed, scored_on=score.hardware))
     if not points:
         raise DataError(f"{folders[0]}: no run of {task} has a score and tokens per forward")
     return sorted(points, key=lambda point: (point.series, point.x, point.y))

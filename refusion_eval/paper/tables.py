@@ -314,7 +314,8 @@ def _emphasise(line: list[_Figure], column: int, emphasis: Emphasis) -> None:
 def _cell(measurement: Measurement | None, printed: Mapping[MeasurementKey, str]) -> TableCell:
     if measurement is None or math.isnan(measurement.value):
         return EMPTY if measurement is None else TableCell(text="-", dagger=True)
-    return _interval_cell(measurement.interval, printed.get(measurement.key), dagger=not measurement.complete)
+    cell = _interval_cell(measurement.interval, printed.get(measurement.key), dagger=not measurement.complete)
+    return replace(cell, spread=f"{measurement.seed_sd:.1f}" if measurement.seed_sd else "")
 
 
 def _interval_cell(interval: Interval, printed: str | None = None, *, dagger: bool) -> TableCell:
@@ -337,6 +338,9 @@ def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]
     incomplete = any(not entry.complete for entry in measured)
     sentences = [
         f"Here: n = {items}, in brackets 95% intervals.",
+        "±: standard deviation of the scores that each have one sample of every item, or one seed."
+        if any(entry.seed_sd for entry in measured)
+        else "",
         f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
         *notes_of(measured),
         mini_sentence(measured),

@@ -16,9 +16,11 @@ from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import (
     MEAN_TASK,
     METRIC_ORDER,
+    SCORES,
     SLOWED,
     SPEED_METRICS,
     Measurement,
+    card_notes,
     is_cost,
     notes_of,
     speed_notes,
@@ -237,7 +239,11 @@ def collect(
         "speed": list(SPEED_METRICS),
         "costs": [name for name in metrics if is_cost(name)],
         "states": {state: look.name for state, look in LOOKS.items()},
-        "warnings": [*cautions, *speed_notes(entry.conditions for entry in measurements)],
+        "warnings": [
+            *cautions,
+            *card_notes(entry.hardware for entry in measurements if entry.metric in SCORES),
+            *speed_notes(entry.conditions for entry in measurements),
+        ],
     }
     return ReportData(index, chunks, [*cautions, *notes_of(measurements)])
 

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +61,7 @@ class TaskComparison:
     speed: Interval | None = None  # TPS of B over TPS of A on the same items; None if there is no such ratio
     no_speed: str = ""
     parts: "Sequence[TaskComparison]" = ()
+    by_sample: Sequence[Sequence[float]] = ((), ())  # of A and of B: accuracy of each sample number in percent
 
     @property
     def accuracies(self) -> tuple[float, float]:
@@ -67,6 +69,14 @@ class TaskComparison:
         pairs = [part.accuracies for part in self.parts] or [(100 * i.before, 100 * i.after) for i in self.items]
         before, after = zip(*pairs, strict=True)
         return float(np.mean(before)), float(np.mean(after))
+
+    @property
+    def spreads(self) -> tuple[float, float]:
+        """Standard deviation over the samples of each accuracy; NaN where a task has one sample of an item."""
+        columns = zip(*(part.by_sample for part in self.parts or [self]), strict=True)
+        scores = ([fmean(of_sample) for of_sample in zip(*of_run, strict=False)] for of_run in columns)
+        before, after = (stdev(of_run) if len(of_run) > 1 else math.nan for of_run in scores)
+        return before, after
 
     @property
     def flips(self) -> dict[str, list[str]]:
@@ -223,7 +233,13 @@ def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metri
         settings=differences(_without_none(before.settings), _without_none(after.settings), ("A", "B")),
         speed=speed,
         no_speed=no_speed,
+        by_sample=[_by_sample([of_run[item] for item in common], metric) for of_run in (items_a, items_b)],
     )
+
+
+def _by_sample(items: Sequence[Sequence[SampleFacts]], metric: str) -> list[float]:
+    """The accuracy of each sample number that every item has, in percent."""
+    return [100 * fmean(sample.scores[metric].value for sample in samples) for samples in zip(*items, strict=False)]
 
 
 def _detectable(items: Sequence[ItemChange], difference: Interval) -> float:
@@ -294,7 +310,10 @@ def comparison_table(comparison: Comparison) -> Table:
         (
             task.task,
             str(len(task.items)),
-            *(f"{accuracy:.1f}" for accuracy in task.accuracies),
+            *(
+                f"{accuracy:.1f}" if math.isnan(spread) else f"{accuracy:.1f} ± {spread:.1f}"
+                for accuracy, spread in zip(task.accuracies, task.spreads, strict=True)
+            ),
             interval_text(task.difference),
             "" if math.isnan(task.detectable) else f"{task.detectable:.2f}",
             f"{task.p_value:.2g}",
@@ -313,6 +332,9 @@ def comparison_table(comparison: Comparison) -> Table:
         if several
         else "",
         "Gained, lost: items that only B, only A has right (of several samples: more often).",
+        "±: standard deviation of the accuracies that each have one sample of every item."
+        if not all(math.isnan(spread) for task in comparison.tasks for spread in task.spreads)
+        else "",
     ]
     notes += [f"No speed ratio: {reason}." for reason in sorted({task.no_speed for task in comparison.tasks} - {""})]
     notes += comparison.notes
@@ -360,6 +382,7 @@ def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]
         before, after = task.accuracies
         row = {"before": comparison.before, "after": comparison.after, "task": task.task, "mini": task.mini}
         row |= {"n": len(task.items), "left_out": task.left_out, "accuracy_before": before, "accuracy_after": after}
+        row |= dict(zip(("sd_before", "sd_after"), task.spreads, strict=True))
         row |= interval_cells("difference", task.difference) | {"detectable": task.detectable}
         row |= {name.replace(" ", "_"): len(items) for name, items in task.flips.items()}
         row |= interval_cells("speed_ratio", task.speed)

@@ -95,7 +95,7 @@ class Measure(NamedTuple):
     samples: Sequence[SampleFacts]
     note: str = ""
     scores: ArrayLike = ()  # share of right samples of each item, [items]
-    by_sample: Sequence[float] = ()  # of avg@n: the score of each sample number over all items
+    by_sample: Sequence[float] = ()  # of a score of several samples: that of each sample number over all items
 
 
 def read_measurements(
@@ -218,7 +218,9 @@ def _measurement(
     samples = [sample for measure in measures for sample in measure.samples]
     settings = _common_settings(tasks)
     is_mean, hashes = len(tasks) > 1, [task.records for task in tasks]
-    by_sample = [fmean(scores) for scores in zip(*(measure.by_sample for measure in measures), strict=True)]
+    columns = [measure.by_sample for measure in measures]
+    are_even = len(set(map(len, columns))) == 1  # tasks may have other numbers of samples
+    by_sample = [fmean(scores) for scores in zip(*columns, strict=True)] if are_even else []
     return Measurement(
         origin="measured",
         system=system_key(manifest.system, manifest.backbone, settings, generate=manifest.decoder == STOCK_GENERATE),
@@ -245,7 +247,7 @@ def _measurement(
         command=run.command,
         scored=not any(task.num_unscored for task in tasks),
         isolated=all(task.isolated for task in tasks),
-        num_seeds=max(1, len(by_sample)),
+        num_seeds=max(1, len(by_sample)) if measures[0].metric.startswith(AVG_AT) else 1,
         seed_sd=stdev(by_sample) if by_sample else 0.0,
         num_rounds=min(len({sample.round for sample in task.samples} or {1}) for task in tasks),
         batch_size="|".join(map(str, sorted({sample.batch_size for sample in samples}))),
@@ -380,14 +382,14 @@ def _accuracy(
         share = metrics.accuracy(values, seed=seed_of(task.task)).scaled(100)
         return Measure(metric, _PERCENT, share, judged, note, values)
 
-    yield percent(task.score_name, means)
-    yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])
     num_samples = min(map(len, verdicts))
+    columns = np.array([item[:num_samples] for item in passed])
+    by_sample = (100 * columns.mean(axis=0)).tolist() if num_samples > 1 else ()
+    yield percent(task.score_name, means)._replace(by_sample=by_sample)
+    yield percent("extracted", [np.mean([answer is not None for answer in item]) for item in answers])
     if num_samples == 1:
         return
-    columns = np.array([item[:num_samples] for item in passed])
-    average = percent(f"{AVG_AT}{num_samples}", columns.mean(axis=1))
-    yield average._replace(by_sample=(100 * columns.mean(axis=0)).tolist())
+    yield percent(f"{AVG_AT}{num_samples}", columns.mean(axis=1))._replace(by_sample=by_sample)
     sizes, hits = [len(item) for item in passed], [sum(item) for item in passed]
     for k in metrics.reported_ks(num_samples):
         yield percent(f"{PASS_AT}{k}", metrics.pass_at_k(sizes, hits, k))

@@ -242,7 +242,9 @@ class Measurement:
     num_cut: int = 0
     num_rounds: int = 1
     num_seeds: int = 1
-    seed_sd: float = 0.0  # of a mean over several seeds, or the samples of avg@n, the standard deviation over them
+    seed_sd: float = (
+        0.0  # of a mean over several seeds, or a score of several samples, the standard deviation over them
+    )
     same_decode_as: str = ""  # run of a sweep, of other settings, with the same tokens and forwards for every item
     slowed_by: str = ""  # what made the speed lower than it need be, sentences joined by `|`
     server_notes: str = ""  # sentences about a server's answers joined by `|`

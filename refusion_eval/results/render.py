@@ -75,11 +75,15 @@ def latex_text(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """One cell, with the bounds of its 95% interval as text; with a dagger if a note below the table is about it."""
+    """One cell, with its spread over samples or seeds and the bounds of its 95% interval, as texts.
+
+    It has a dagger if a note below the table is about it.
+    """
 
     text: str = ""
     low: str = ""
     high: str = ""
+    spread: str = ""
     n: int = 0
     emphasis: Emphasis = ""
     dagger: bool = False
@@ -90,8 +94,9 @@ class TableCell:
 
     @property
     def bounds(self) -> str:
-        """The interval in brackets after a space; empty for none."""
-        return f" [{self.low}, {self.high}]" if self.low else ""
+        """The spread and the interval in brackets, each after a space; empty for none."""
+        interval = f" [{self.low}, {self.high}]" if self.low else ""
+        return f" ± {self.spread}{interval}" if self.spread else interval
 
     def marked(self, escape: Callable[[str], str], italic: bool, marks: Mapping[str, str], dagger: str) -> str:
         """The escaped text inside the marks of its emphasis and of italics, and the dagger; empty without a text."""
@@ -246,7 +251,7 @@ class Table:
         """The line of a row, and below it the line of its intervals if it has any."""
         italic, dagger = self._is_italic(row), r"$^\dagger$"
         cells = [cell.marked(self._latex_text, italic, _LATEX_MARKS, dagger) for cell in row.shown]
-        bounds = [rf"{{\scriptsize {latex_text(cell.bounds.strip())}}}" if cell.low else "" for cell in row.shown]
+        bounds = [rf"{{\scriptsize {latex_text(cell.bounds.strip())}}}" if cell.bounds else "" for cell in row.shown]
         lines = [cells, *([bounds] if intervals and any(bounds) else [])]
         return [" & ".join(line) + r" \\" for line in lines]
 
@@ -258,15 +263,18 @@ class Table:
         lines = self.lines
         with_origin = any(line.origin for line in lines)
         bounded = [any(line.cells[at].low or line.cells[at].n for line in lines) for at in range(len(self.columns))]
+        spread = [any(line.cells[at].spread for line in lines) for at in range(len(self.columns))]
         head = ["origin"] if with_origin else []
-        for name, has_bounds in zip(self.columns, bounded, strict=True):
+        for name, has_bounds, has_spread in zip(self.columns, bounded, spread, strict=True):
             head += [name, *(f"{name} {suffix}" for suffix in ("ci_low", "ci_high", "n") if has_bounds)]
+            head += [f"{name} sd"] if has_spread else []
         rows = []
         for line in lines:
             texts: list[str] = [line.origin] if with_origin else []
-            for cell, has_bounds in zip(line.cells, bounded, strict=True):
+            for cell, has_bounds, has_spread in zip(line.cells, bounded, spread, strict=True):
                 texts.append(cell.text + (DAGGER if cell.dagger else ""))
                 texts += [cell.low, cell.high, str(cell.n or "")] if has_bounds else []
+                texts += [cell.spread] if has_spread else []
             rows.append(texts)
         return csv_text(head, rows)
 

@@ -253,10 +253,14 @@ class System:
             resolved = model_args.resolve_task(
                 task, self.args, generation_kwargs, self.tables, self.checkpoint_settings
             )
+            if has_budget(resolved.settings) and self.args.loop != "engine":
+                by = "a server" if self.args.loop == SERVER else f"loop={self.args.loop}"
+                raise ConfigError(
+                    f"{task}: thought_budget={resolved.settings.thought_budget} is for this project's own engine, and "
+                    f"{by} ends no thoughts; leave thought_budget out, or decode by the engine"
+                )
             api.decoder_settings(self.model, self.args.decoder, resolved.settings)
             self._check_samples(task, resolved.settings)
-            if has_budget(resolved.settings) and self.args.loop != "engine":
-                raise ConfigError(f"{task}: loop={self.args.loop} ends no thoughts; leave thought_budget out")
             if announce:
                 before = next(iter(self._resolved.values()), None)
                 if before is None:

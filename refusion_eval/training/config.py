@@ -258,6 +258,7 @@ class OutputConfig:
         save_every: steps between two checkpoints, a multiple of `log_every`; the end of a run is saved in any case.
         keep: number of newest checkpoints that are kept.
         tensorboard: write the log for TensorBoard too.
+        tracker: experiment tracker that the log goes to as well: wandb, trackio or mlflow, through transformers.
     """
 
     run_dir: str
@@ -265,6 +266,7 @@ class OutputConfig:
     save_every: PositiveInt = 500
     keep: PositiveInt = 1
     tensorboard: bool = False
+    tracker: Literal["wandb", "trackio", "mlflow"] | None = None
 
     def __post_init__(self) -> None:
         if self.save_every % self.log_every:

@@ -55,11 +55,13 @@ def process_from_environment(parallelism: Parallelism) -> ProcessRank:
 def check_run(config: RunConfig, world_size: int) -> str:
     """Checks that a run can start here, without reading whole files; returns a sentence about the memory it needs."""
     config.check_world(world_size)
+    tracker = config.output.tracker
     choose_device("auto")  # refuses to train on the CPU of a machine whose GPU torch cannot use
     for package, is_needed, setting, other in (
         ("deepspeed", config.parallelism == "zero2", "parallelism=zero2", "set parallelism=fsdp"),
         ("flash-attn", config.attention == "flash", "attention=flash", "set attention=auto"),
         ("tensorboard", config.output.tensorboard, "output.tensorboard=true", "read log.csv"),
+        (tracker or "", tracker is not None, f"output.tracker={tracker}", "leave it out"),
     ):
         if is_needed and importlib.util.find_spec(package.replace("-", "_")) is None:
             raise ConfigError(f"{setting} needs the package {package}, which is not installed; install it, or {other}")

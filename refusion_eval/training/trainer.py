@@ -106,7 +106,7 @@ def training_arguments(config: RunConfig, world_size: int) -> TrainingArguments:
         logging_nan_inf_filter=False,  # a loss of NaN must be visible
         save_strategy="steps",
         save_steps=output.save_every,
-        report_to=["tensorboard"] if output.tensorboard else [],
+        report_to=[*(["tensorboard"] if output.tensorboard else []), *([output.tracker] if output.tracker else [])],
         disable_tqdm=True,
         remove_unused_columns=False,
         ddp_timeout=TIMEOUT_SECONDS,

@@ -119,6 +119,19 @@ def test_samples_and_settings_reach_the_runs_of_a_suite_without_systems_too():
     assert all("--samples 4" in run and "--set temperature=0.8" in run for run in runs)
 
 
+@pytest.mark.parametrize("options", [[], ["--model", "some/model", "--no-baseline"], ["--system", "qwen3,refusion"]])
+def test_a_tracker_reaches_every_run_and_is_asked_for_before_any(options, monkeypatch):
+    monkeypatch.setattr(suite_runs, "check_tracker", lambda name: None)
+    runs = runs_of("--tracker", "trackio", *options)
+    assert runs
+    assert all(run.endswith("--tracker trackio") for run in runs)
+    monkeypatch.undo()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = suite("--dry-run", "--tracker", "trackio", *options)
+    assert done.exit_code == 2
+    assert "tracker=trackio needs the package trackio: pip install 'refusion-eval[trackio]'" in done.stderr
+
+
 def test_a_baseline_is_checked_before_the_first_run():
     lines = commands("--model", "GSAI-ML/ReFusion", "--baseline", "some/model")
     (checked,) = (number for number, line in enumerate(lines) if line.startswith("check --model some/model"))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
@@ -67,6 +68,18 @@ def test_an_ample_budget_records_what_no_budget_does(run):
     assert [sample.tokens for sample in plain] == [sample.tokens for sample in ample]
     assert [sample.num_forced_tokens for sample in (*plain, *ample)] == [None] * 4
     assert all(sample.cut_in_thought for sample in ample)
+
+
+def test_transformers_own_loop_takes_no_budget_and_says_so(tmp_path):
+    given = {
+        "pretrained": "embedded",
+        "decoder": "autoregressive",
+        "loop": "generate",
+        "run_dir": str(tmp_path / "run"),
+    }
+    message = "mini_gsm8k: thought_budget=4 is for this project's own engine, and loop=generate ends no thoughts; leave"
+    with pytest.raises(ConfigError, match=message):
+        evaluate(parse_model_args(given | {"thought_budget": 4}), ["mini_gsm8k"], limit=1)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,20 @@ def test_published_figures_keep_their_printed_digits_and_stand_beside_measured_o
     assert not any(entry.low for line in table.lines if line.origin == "published" for entry in line.cells)
 
 
+def test_scores_of_several_samples_or_seeds_have_their_spread_in_every_form(made):
+    cells = made["system"]("refusion", 80.0, 90.0, tasks=("gsm8k",))
+    cells = [replace(one, seed_sd=1.26) if one.metric == "accuracy" else one for one in cells]
+    table = paper_table(1, cells)
+    assert r"80.0 ± 1.3 \[79.0, 81.0\]" in table.markdown()
+    assert r"$\pm$ 1.3 {[}79.0, 81.0{]}" in table.latex()
+    columns, *rows = csv.reader(io.StringIO(table.csv()))
+    assert "1.3" in {row[columns.index("GSM8K sd")] for row in rows}
+    assert "\u00b1: standard deviation of the scores" in table.caption
+    without = paper_table(1, made["system"]("refusion", 80.0, 90.0, tasks=("gsm8k",)))
+    assert "\u00b1" not in without.markdown()
+    assert " sd" not in without.csv()
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_without_measurements_every_published_cell_is_there_and_nothing_else(number):
     artefact = {1: "table1", 2: "table2_v2", 3: "table3", 4: "table4"}[number]

@@ -9,6 +9,7 @@ from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import Asked, collect
 from refusion_eval.report.sample import find_sample
+from refusion_eval.results.measurement import CARDS_NOTE
 from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_store import RunStore
 
@@ -213,6 +214,17 @@ def test_samples_of_several_machines_are_marked(tmp_path):
     data = collect([run], LetterSources())
     assert "mixed hardware" in marks(data)
     assert any("2 machines" in warning for warning in data.index["warnings"])
+
+
+def test_scores_of_several_cards_have_a_caution(tmp_path):
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for run, gpu in zip(runs, ("GPU A", "GPU B"), strict=True):
+        with RunStore.open(run, make_manifest()) as store:
+            card = store.register_process(Hardware(cpu="CPU", cores=2, threads=1, gpu=gpu))
+            store.append(sample := make_sample("1", process_id=card))
+            store.append_scores([make_score(sample)])
+    assert CARDS_NOTE in collect(runs, LetterSources()).index["warnings"]
+    assert CARDS_NOTE not in collect(runs[:1], LetterSources()).index["warnings"]
 
 
 def test_programs_without_isolation_are_marked(tmp_path):

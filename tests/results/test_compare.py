@@ -3,6 +3,7 @@
 import csv
 import itertools
 import math
+from statistics import stdev
 
 import numpy as np
 import pytest
@@ -12,9 +13,16 @@ from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
-from refusion_eval.results.compare import compare_runs, comparison_table, details, detectable_difference, mcnemar
-from refusion_eval.store.records import Hardware
-from refusion_eval.store.run_store import Run
+from refusion_eval.results.compare import (
+    compare_runs,
+    comparison_cells,
+    comparison_table,
+    details,
+    detectable_difference,
+    mcnemar,
+)
+from refusion_eval.store.records import Hardware, ScoreRow
+from refusion_eval.store.run_store import Run, RunStore
 from tests.results.conftest import sample
 
 
@@ -105,6 +113,32 @@ def test_several_samples_of_an_item_count_as_shares(write_run):
     b = write_run("b", twice, right=right(0, 1))
     (task,) = compare_runs(a, b).tasks
     assert [(item.before, item.after) for item in task.items] == [(1, 1), (0, 1), (0, 0)]
+
+
+def test_accuracies_of_several_samples_have_their_spread(write_run):
+    def drawn(task):
+        return [sample(i, task=task, number=number) for i in range(2) for number in range(2)]
+
+    def of_samples(name):
+        run_dir = write_run(name, [*drawn("mini_gsm8k"), *drawn("mini_math")])
+        with RunStore.open(run_dir) as store:
+            for one in drawn("mini_math"):
+                first = float(not one.key.sample)
+                store.append_scores([ScoreRow(key=one.key, item_id=one.item_id, scorer="test", value=first)])
+        return run_dir
+
+    comparison = compare_runs(of_samples("a"), of_samples("b"))
+    assert [line.spreads for line in comparison.lines] == [
+        (0, 0),
+        pytest.approx((stdev([100, 0]),) * 2),
+        pytest.approx((stdev([50, 0]),) * 2),
+    ]
+    table = comparison_table(comparison)
+    assert [row[2] for row in table.rows] == ["0.0 \u00b1 0.0", "50.0 \u00b1 70.7", "25.0 \u00b1 35.4"]
+    assert "\u00b1: standard deviation" in table.caption
+    assert dict(zip(comparison_cells(comparison)[0], comparison_cells(comparison)[1][1], strict=True))["sd_after"] > 70
+    alone = compare_runs(write_run("c", ten()), write_run("d", ten()))
+    assert "\u00b1" not in comparison_table(alone).markdown()
 
 
 def test_runs_without_a_flip_have_an_interval_with_a_width(write_run):

@@ -171,6 +171,7 @@ def test_samples_have_their_mean_with_its_spread_pass_at_k_and_a_majority(write_
     assert (average.value, average.n, average.samples) == (50.0, 2, 8)
     assert average.interval == of_samples["accuracy"].interval
     assert (average.num_seeds, average.seed_sd) == (4, pytest.approx(stdev([50, 0, 100, 50])))
+    assert (of_samples["accuracy"].num_seeds, of_samples["accuracy"].seed_sd) == (1, average.seed_sd)
     assert of_samples["pass@2"].value == pytest.approx((1.0 + 0.5) * 50)
     assert of_samples["pass@4"].value == 100.0
     assert of_samples["majority@4"].value == 50.0  # the second item's most frequent answer, 0, is wrong
@@ -186,6 +187,13 @@ def test_a_mean_over_tasks_has_the_spread_of_that_mean(write_run, make_sample):
     scores = [score_of(one, one.key.sample == 0 or one.key.task == tasks[0]) for one in samples]
     mean = figures(run_measurements([write_run("refusion", samples, scores)]), "mean")["avg@2"]
     assert (mean.value, mean.num_seeds, mean.seed_sd) == (75.0, 2, pytest.approx(stdev([100, 50])))
+
+
+def test_a_mean_over_tasks_with_other_numbers_of_samples_has_no_spread(write_run, make_sample):
+    samples = [make_sample(1, task="mini_gsm8k", sample=n) for n in range(2)] + [make_sample(1, task="mini_mbpp")]
+    scores = [score_of(one, one.key.sample == 0) for one in samples]
+    mean = figures(run_measurements([write_run("refusion", samples, scores)]), "mean")["accuracy"]
+    assert (mean.value, mean.seed_sd) == (75.0, 0.0)
 
 
 def test_code_has_pass_at_k_and_other_tasks_a_majority(write_run, make_sample):

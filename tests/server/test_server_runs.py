@@ -63,6 +63,14 @@ def text_of(table):
     return table.markdown()
 
 
+def test_a_server_takes_no_budget_of_thoughts_and_is_asked_nothing(tmp_path):
+    with serving(Peer(answer)) as peer:
+        result = run(peer, tmp_path / "a", "--thought-budget", "4")
+    assert result.exit_code == 1
+    assert "thought_budget=4 is for this project's own engine, and a server ends no thoughts" in str(result.exception)
+    assert peer.bodies == []
+
+
 def test_a_record_holds_what_the_server_told_and_tables_keep_its_speed_apart(tmp_path):
     timings = {"prompt_ms": 1, "predicted_ms": 3, "draft_n": 6, "draft_n_accepted": 4}
     with serving(Peer(lambda number, body: answer(number, body, timings=timings))) as peer:

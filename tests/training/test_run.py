@@ -139,6 +139,7 @@ def test_adapters_and_muon_go_on_too(folder: Path, setting: str, module: str) ->
         (["backbone.tokenizer=no/such/folder"], "no/such/folder"),
         (["data.max_length=100000"], "positions"),
         (["output.tensorboard=true"], "needs the package tensorboard"),
+        (["output.tracker=mlflow"], "output.tracker=mlflow needs the package mlflow, which is not installed"),
         (["attention=flash", "optimisation.compute_dtype=bfloat16"], "needs the package flash-attn"),
         (["parallelism=zero2"], "needs the package deepspeed"),
     ],
@@ -146,7 +147,7 @@ def test_adapters_and_muon_go_on_too(folder: Path, setting: str, module: str) ->
 def test_what_cannot_be_run_is_refused_by_the_check(
     settings: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hidden = {"deepspeed": None, "flash_attn": None, "tensorboard": None}
+    hidden = {"deepspeed": None, "flash_attn": None, "tensorboard": None, "mlflow": None}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: hidden.get(name))
     assert main(["--config", "tiny", "--check", "1", *(part for s in settings for part in ("--set", s))]) == 2
     error = capsys.readouterr().err

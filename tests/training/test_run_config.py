@@ -8,6 +8,7 @@ import pytest
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.config import RunConfig, config_names, read_run_config
 from refusion_eval.training.run import process_from_environment
+from refusion_eval.training.trainer import training_arguments
 
 DATA = "data.files=rows.jsonl"
 ZERO2_WEIGHTS = ("backbone.dtype=bfloat16", "optimisation.compute_dtype=bfloat16", "parallelism=zero2")
@@ -27,6 +28,18 @@ def test_the_papers_training() -> None:
     assert (optimisation.micro_batch_size, optimisation.warmup_steps, optimisation.weight_decay) == (4, 0, 0)
     assert config.parallelism == "zero2"
     config.check_world(128)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ((), []),
+        (("output.tracker=trackio",), ["trackio"]),
+        (("output.tracker=wandb", "output.tensorboard=true"), ["tensorboard", "wandb"]),
+    ],
+)
+def test_the_log_goes_to_the_trackers_that_are_named_and_to_no_other(overrides: tuple[str, ...], told: list) -> None:
+    assert training_arguments(tiny(*overrides), 1).report_to == told
 
 
 def test_the_controlled_comparison_differs_in_the_objective_only() -> None:
