@@ -7,7 +7,7 @@ import typer
 
 from refusion_eval import cli
 from refusion_eval.errors import ConfigError
-from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.model_args import ModelArgs, choose_systems
 from refusion_eval.store.atomic_write import write_output
 
 
@@ -101,13 +101,13 @@ def flips(
 
     from refusion_eval.results.flips import flips_between, flips_cells, flips_table
     from refusion_eval.runs.terminal import Interruption
-    from refusion_eval.sweep.configurations import configurations, spec_of, systems_of
+    from refusion_eval.sweep.configurations import configurations, spec_of
     from refusion_eval.sweep.run import run_sweep
 
     cli.log_to_stderr()
     has_gpu = torch.cuda.is_available()
     named = configurations(batch_size, with_graphs=has_gpu)
-    systems = systems_of(cli.names_of(system), model)
+    systems = choose_systems(cli.names_of(system), model)
     spec = spec_of(systems, named, tasks=tuple(cli.names_of(tasks)), limit=limit)
     to_continue = f"the runs that are finished are in {out}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):

@@ -22,10 +22,10 @@ from refusion_eval.results.measured import AUTOREGRESSIVE
 from refusion_eval.runs.model_args import (
     TO_SERVERS,
     choose_preset,
+    choose_systems,
     decoder_of_system,
     own_table,
     published_systems,
-    system_arguments,
 )
 from refusion_eval.store.records import SERVER
 
@@ -129,6 +129,7 @@ class Suite(Runs):
         # The tables that a clone comes with stay as they are.
         self.tables = str(given.results or given.root / "results" / "local")
         self.names: list[str] = []
+        self._arguments: dict[str, dict[str, str]] = {}
         if self._systems:
             self._choose_systems()
         elif given.adapter or self.model == ALL_PUBLISHED or (given.preset and not own_table(given.preset)):
@@ -206,18 +207,11 @@ class Suite(Runs):
         else:
             self.names = names_of(self._systems)
         self.model = self.model or ALL_PUBLISHED
-        for name in self.names:
-            if _is_server(name):
-                continue
-            if self.model == EMBEDDED and name not in embedded_systems():
-                raise ConfigError(f"--model embedded: there is no embedded checkpoint of '{name}'")
-            if self.model != EMBEDDED:
-                system_arguments(name, None if self.model == ALL_PUBLISHED else self.model)
-        if self.model in (EMBEDDED, ALL_PUBLISHED):
-            if self._adapter:
-                raise ConfigError("--adapter needs --model with its checkpoint")
-        elif len([name for name in self.names if not _is_server(name)] or self.names) != 1:
-            raise ConfigError(f"--model {self.model} is one checkpoint, and --system names {len(self.names)} systems")
+        decoded_here = [name for name in self.names if not _is_server(name)]
+        if chosen := decoded_here or (self.names if self.model != EMBEDDED else []):
+            self._arguments = choose_systems(chosen, "" if self.model == ALL_PUBLISHED else self.model)
+        if self.model in (EMBEDDED, ALL_PUBLISHED) and self._adapter:
+            raise ConfigError("--adapter needs --model with its checkpoint")
         self._check_preset([AUTOREGRESSIVE if _is_server(name) else decoder_of_system(name) for name in self.names])
         if not any(map(_is_server, self.names)) and (given := self.options(*TO_SERVERS)):
             raise ConfigError(f"{given[0]} is for --system server")
@@ -295,14 +289,13 @@ class Suite(Runs):
     def _folder_and_arguments(self, name: str) -> tuple[str, list[str]]:
         if _is_server(name):
             return self._of_server(name)
-        if self.model == EMBEDDED:
-            checkpoint, decoder = embedded_systems()[name]
-            model = EMBEDDED if decoder == checkpoint else f"{EMBEDDED}:{checkpoint}"
-            return self._with_preset(f"embedded-{name}", ["--model", model, "--decoder", decoder], decoder)
-        folder, arguments = name, ["--system", name]
-        if self.model != ALL_PUBLISHED:
-            folder = f"{Path(self.model).name}-{name}"
-            arguments += ["--model", self.model, *(("--adapter", self._adapter) if self._adapter else ())]
+        given = self._arguments[name]
+        named = [(f"--{'model' if key == 'pretrained' else key}", value) for key, value in given.items()]
+        arguments = [word for pair in named for word in pair]
+        if "decoder" in given:
+            return self._with_preset(f"{EMBEDDED}-{name}", arguments, given["decoder"])
+        folder = f"{Path(given['model']).name}-{name}" if "model" in given else name
+        arguments += ["--adapter", self._adapter] if self._adapter else []
         return self._with_preset(folder, arguments, published_systems()[name].decoder, name)
 
     def _with_preset(self, folder: str, arguments: list[str], decoder: str, system: str = "") -> tuple[str, list[str]]:

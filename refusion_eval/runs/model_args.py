@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from functools import cache
@@ -30,7 +30,7 @@ from refusion_eval.config import (
 )
 from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.errors import ConfigError
-from refusion_eval.paths import embedded_name, embedded_path, tasks_path
+from refusion_eval.paths import EMBEDDED, embedded_name, embedded_path, embedded_systems, tasks_path
 from refusion_eval.store.records import SERVER
 
 log = logging.getLogger(__name__)
@@ -329,6 +329,26 @@ def system_arguments(name: str, model: str | None) -> dict[str, str | bool | Non
     for name_here in ("name", "label", "serve", "source"):
         del arguments[name_here]
     return arguments if model is None else arguments | {"pretrained": model, "adapter": None}
+
+
+def choose_systems(names: Sequence[str], model: str = "") -> dict[str, dict[str, str]]:
+    """Name -> model arguments of systems: published ones, one of them on the checkpoint `model`, or embedded ones.
+
+    They are of the embedded family for the model `embedded`, and, all of it, without names and a model.
+    """
+    if model == EMBEDDED or not (names or model):
+        family = embedded_systems()
+        check_keys(names, family, f"--model {EMBEDDED}", what="system")
+        chosen = {name: family[name] for name in names or family}
+        return {
+            name: {"pretrained": EMBEDDED if decoder == one else f"{EMBEDDED}:{one}", "decoder": decoder}
+            for name, (one, decoder) in chosen.items()
+        }
+    if model and len(names) != 1:
+        raise ConfigError(f"--model {model} is one checkpoint, and --system names {len(names)} systems")
+    for name in names:
+        system_arguments(name, model or None)  # refuses a name, or a system without a checkpoint
+    return {name: {"system": name, **({"model": model} if model else {})} for name in names}
 
 
 _TABLE_KEYS = ("decoder", "source", "common", "benchmarks")

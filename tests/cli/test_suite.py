@@ -438,7 +438,10 @@ def test_a_system_may_run_another_checkpoint():
         (["--system", "all", "--preset", "official"], "no settings table of these systems is called 'official'"),
         (["--model", "published"], "need --system"),
         (["--prompts", "release"], "--model embedded runs the mini tasks"),
-        (["--system", "llama3", "--model", "embedded"], "there is no embedded checkpoint of 'llama3'"),
+        (
+            ["--system", "llama3", "--model", "embedded"],
+            "--model embedded: unknown system 'llama3'; did you mean llada?",
+        ),
         (["--system", "d2f_llada", "--adapter", "some/lora"], "--adapter needs --model"),
         (["--artefacts", "--system", "llada", "--model", "some/copy"], "name refusion among --system"),
     ],

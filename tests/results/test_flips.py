@@ -10,8 +10,9 @@ from refusion_eval.results.flips import flips_between, flips_cells, flips_table
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import CARDS_NOTE
 from refusion_eval.results.tables import summary, summary_table
+from refusion_eval.runs.model_args import choose_systems
 from refusion_eval.store.records import Hardware
-from refusion_eval.sweep.configurations import configurations, spec_of, systems_of
+from refusion_eval.sweep.configurations import configurations, spec_of
 from tests.results.conftest import sample
 
 REFERENCE, OTHER = "float32-b1", "bfloat16-b1"
@@ -78,7 +79,7 @@ def test_the_embedded_family_is_decoded_under_every_configuration():
     named = configurations(8, with_graphs=True)
     assert len(named) == 8
     assert next(iter(named)) == REFERENCE
-    spec = spec_of(systems_of([], ""), configurations(8, with_graphs=False), limit=2)
+    spec = spec_of(choose_systems([]), configurations(8, with_graphs=False), limit=2)
     assert len(spec.systems) == 4 * len(embedded_systems())
     first = spec.systems[0]
     assert first.name == f"{next(iter(embedded_systems()))}-{REFERENCE}"
@@ -89,13 +90,13 @@ def test_the_embedded_family_is_decoded_under_every_configuration():
 
 
 def test_systems_are_published_ones_or_one_on_a_checkpoint():
-    (arguments,) = {one.arguments["pretrained"] for one in spec_of(systems_of(["dream"], ""), {"a": {}}).systems}
+    (arguments,) = {one.arguments["pretrained"] for one in spec_of(choose_systems(["dream"]), {"a": {}}).systems}
     assert arguments == "Dream-org/Dream-v0-Instruct-7B"
-    assert systems_of(["llada"], "my/copy") == {"llada": {"system": "llada", "model": "my/copy"}}
-    assert systems_of(["llada"], "embedded")["llada"]["pretrained"] == "embedded:llada"
+    assert choose_systems(["llada"], "my/copy") == {"llada": {"system": "llada", "model": "my/copy"}}
+    assert choose_systems(["llada"], "embedded") == {"llada": {"pretrained": "embedded", "decoder": "llada"}}
     for names, model in ((["lada"], "embedded"), (["llada", "dream"], "my/copy")):
         with pytest.raises(ConfigError):
-            systems_of(names, model)
+            choose_systems(names, model)
 
 
 def test_an_accuracy_of_another_card_says_so(write_run):
