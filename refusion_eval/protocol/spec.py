@@ -107,7 +107,7 @@ class Protocol:
         """Some of the tasks, or the first items of each; another protocol where it has not these tasks or items."""
         asked = self.changed(tasks=tasks, limit=limit)
         is_part = (asked.limit or math.inf) <= (self.limit or math.inf) and all(
-            set(asked.task_names(system)) <= set(self.task_names(system)) for system in self.systems
+            set(asked.tasks_of(system)) <= set(self.tasks_of(system)) for system in self.systems
         )
         return replace(asked, whole=self) if is_part and asked is not self else asked
 

@@ -176,6 +176,8 @@ def test_fewer_tasks_or_items_are_a_part_of_a_protocol(tmp_path):
         part = whole.part(tasks, limit)
         assert (part.label, part.content()) == (whole.label, whole.content())
         assert (part.limit, part.task_names("ar")) == (limit or 3, [task])
+    every = read_protocol("eval")
+    assert every.part(("parts",), None).label == every.part(("mini_parts", "math"), 2).label == every.label
     assert whole.part((), 4).label != whole.label
     assert whole.part(("math",), None).label != whole.label
     # One item is decoded in one round, whatever the protocol's number of rounds is.
