@@ -324,12 +324,15 @@ def sweep(
     changes: dict[str, Any] = {"tasks": tuple(cli.names_of(tasks)), "limit": limit}
     read = dataclasses.replace(read, **{name: value for name, value in changes.items() if value})
     cli.log_to_stderr()
-    from refusion_eval.sweep.run import plan_sweep, planned_points, run_sweep
+    from refusion_eval.sweep.run import plan_entries, plan_sweep, planned_points, run_sweep
 
     out = out or Path("results/sweeps") / read.name
     if dry_run:  # refuses what the sweep would refuse
-        plan_sweep(read, out, include_path, data=data, sandbox=sandbox, batch_size=batch_size)
-        print("\n".join(planned_points(read)))
+        plan = plan_sweep(read, out, include_path, data=data, sandbox=sandbox, batch_size=batch_size)
+        if as_json:
+            cli.print_value(list(plan_entries(read, plan)))
+        else:
+            print("\n".join(planned_points(read)))
         return
     to_continue = f"the points that are finished are in {out}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):

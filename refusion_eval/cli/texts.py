@@ -1,5 +1,6 @@
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -8,6 +9,7 @@ from refusion_eval.benchmarks import get_task
 from refusion_eval.errors import ConfigError
 from refusion_eval.results.render import csv_text
 from refusion_eval.store.atomic_write import prepare_output, write_output
+from refusion_eval.store.records import ScoreRow
 
 
 def score(
@@ -47,32 +49,30 @@ def score(
         texts = read_outputs(Path(outputs), benchmark, ids)
     target = prepare_output(csv or scoring.default_csv_path(task, outputs))
     kept = scoring.VerdictFile(target, f"sandbox {sandbox}")
-    scores = scoring.score_texts(
-        benchmark, rows, texts, filter_name=filter_name, workers=workers, sandbox=sandbox, kept=kept
-    )
+    judging: dict[str, Any] = {"workers": workers, "sandbox": sandbox, "kept": kept}
+    scores = scoring.score_texts(benchmark, rows, texts, filter_name=filter_name, **judging)
+    stated = scoring.stated_scores(benchmark, rows, texts, **judging)
     cells = scoring.score_cells(scores, allow_partial=allow_partial)
     write_output(target, csv_text(scoring.COLUMNS, cells, line_end="\r\n"))
     kept.remove()
     if as_json:
-        items = scoring.scored_items(scores, allow_partial=allow_partial)
-        shares = [scoring.right(of_item) / len(of_item) for of_item in items]
-        mean = scoring.mean_percent(shares)
-        columns = ("task", "filter", "metric", "value", "ci_low", "ci_high", "n")
-        facts = (
-            task,
-            filter_name or benchmark.default_filter,
-            benchmark.metric,
-            mean.value,
-            mean.low,
-            mean.high,
-            mean.n,
-        )
-        (score_of_task,) = cli.objects(columns, [facts])
-        cli.print_value(score_of_task | {"texts": cli.objects(scoring.COLUMNS, cells)})
+        facts: dict[str, Any] = {"task": task, "filter": filter_name or benchmark.default_filter}
+        facts |= {"metric": benchmark.metric, **_mean_cells(scores, allow_partial), "unit": "%"}
+        facts |= scoring.Counts.of(scores, stated)._asdict()
+        facts["stated"] = _mean_cells(stated, allow_partial) if stated else None
+        cli.print_value(facts | {"texts": cli.objects(scoring.COLUMNS, cells)})
         return
     name = f"{'mini ' if of_task.mini else ''}{benchmark.name} (filter {filter_name or benchmark.default_filter})"
-    cli.tell("\n".join(scoring.summary_lines(name, benchmark, scores, allow_partial=allow_partial)))
+    cli.tell("\n".join(scoring.summary_lines(name, benchmark, scores, stated, allow_partial=allow_partial)))
     print(f"  one line a text: {target}")
+
+
+def _mean_cells(scores: Sequence[ScoreRow], allow_partial: bool) -> dict[str, Any]:
+    from refusion_eval.scoring.score import mean_score
+
+    mean = mean_score(scores, allow_partial=allow_partial)
+    (cells,) = cli.objects(("value", "ci_low", "ci_high", "n"), [(mean.value, mean.low, mean.high, mean.n)])
+    return cells
 
 
 def rescore(

@@ -5,9 +5,9 @@ import math
 from collections import Counter, UserDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-from refusion_eval.benchmarks import Benchmark, Row
+from refusion_eval.benchmarks import BENCHMARKS, Benchmark, Row
 from refusion_eval.benchmarks.extract.formulas import normal_form
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Interval, accuracy, majority_passed, pass_at_k, reported_ks
@@ -101,17 +101,74 @@ def right(of_item: Sequence[ScoreRow]) -> int:
     return sum(score.value > 0 for score in of_item)
 
 
-def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *, allow_partial: bool) -> list[str]:
-    """The lines to print: the score, which is the mean over rows of the share of right texts, and its limits."""
-    counts = Counter(score.verdict for score in scores)
-    num_texts, num_missing = len(scores) - counts[MISSING], counts[MISSING]
+class Counts(NamedTuple):
+    """The rows and texts that a score rests on, and the texts of which something must be known."""
+
+    num_rows: int
+    num_texts: int
+    num_missing: int  # rows without a text
+    num_unanswered: int  # texts that nothing was extracted from
+    num_unjudged: int  # they count as wrong
+    num_unisolated: int  # programs whose verdicts can be forged
+    num_unstated: int  # texts without a box or a stated answer, under a rule that reads any formula; else 0
+    num_right_unstated: int  # those of them that are right
+
+    @classmethod
+    def of(cls, scores: Sequence[ScoreRow], stated: Sequence[ScoreRow]) -> Self:
+        """The counts of some scores and of those of the same texts by `stated_scores`."""
+        verdicts = Counter(score.verdict for score in scores)
+        unstated = [score for score, other in zip(scores, stated, strict=bool(stated)) if other.verdict == NO_ANSWER]
+        return cls(
+            num_rows=len({score.item_id for score in scores}),
+            num_texts=len(scores) - verdicts[MISSING],
+            num_missing=verdicts[MISSING],
+            num_unanswered=verdicts[NO_ANSWER],
+            num_unjudged=verdicts[ERROR],
+            num_unisolated=sum(score.tier == NO_ISOLATION for score in scores),
+            num_unstated=len(unstated),
+            num_right_unstated=right(unstated),
+        )
+
+
+def stated_scores(
+    benchmark: Benchmark, rows: Sequence[Row], texts: Mapping[str, Sequence[str]], **options: Any
+) -> list[ScoreRow]:
+    """The scores by this project's rule beside a rule that takes any formula in a text, as in runs; else none."""
+    if not benchmark.prompts.reads_solution:
+        return []
+    return score_texts(BENCHMARKS[benchmark.name], rows, texts, **options)
+
+
+def mean_score(scores: Sequence[ScoreRow], *, allow_partial: bool) -> Interval:
+    """The mean over rows of the share of right texts, in percent."""
+    items = scored_items(scores, allow_partial=allow_partial)
+    return mean_percent(right(of_item) / len(of_item) for of_item in items)
+
+
+def summary_lines(
+    name: str,
+    benchmark: Benchmark,
+    scores: Sequence[ScoreRow],
+    stated: Sequence[ScoreRow] = (),
+    *,
+    allow_partial: bool,
+) -> list[str]:
+    """The lines to print: the score and its limits; `stated` are those of `stated_scores`."""
+    counts = Counts.of(scores, stated)
     items = scored_items(scores, allow_partial=allow_partial)
     drawn, num_right = list(map(len, items)), list(map(right, items))
-    share_right = _percent(of_item / count for of_item, count in zip(num_right, drawn, strict=True))
-    num_rows = len({score.item_id for score in scores})
+    share_right = _in_words(mean_score(scores, allow_partial=allow_partial))
     fewest = min(drawn)
     average = f" (avg@{fewest})" if fewest == max(drawn) > 1 else ""
-    lines = [f"{name}: {benchmark.metric} {share_right} over {len(items)} of {num_rows} rows{average}"]
+    lines = [f"{name}: {benchmark.metric} {share_right} over {len(items)} of {counts.num_rows} rows{average}"]
+    if stated:
+        by_rule = _in_words(mean_score(stated, allow_partial=allow_partial))
+        lines.append(f"  {by_rule} if the last box or stated answer counts (this project's rule), not any formula")
+    if counts.num_unstated:
+        lines.append(
+            f"  warning: {counts.num_unstated} of {counts.num_texts} texts have neither a box nor a stated answer; "
+            f"{counts.num_right_unstated} of them count as right by another formula"
+        )
     lines += [f"  pass@{k} {_percent(pass_at_k(drawn, num_right, k))}" for k in reported_ks(fewest)]
     if benchmark.kind == "instructions":
         flags = [flag for texts in items for score in texts for flag in score.followed]
@@ -120,15 +177,15 @@ def summary_lines(name: str, benchmark: Benchmark, scores: Sequence[ScoreRow], *
         answers = ([normal_form(benchmark.kind, score.extracted) for score in texts] for texts in items)
         votes = map(majority_passed, answers, ([score.value > 0 for score in texts] for texts in items))
         lines.append(f"  majority vote {_percent(map(float, votes))}")
-    share = counts[NO_ANSWER] / num_texts if num_texts else 0.0
-    lines.append(f"  nothing extracted from {counts[NO_ANSWER]} of {num_texts} texts ({share:.1%})")
+    share = counts.num_unanswered / counts.num_texts if counts.num_texts else 0.0
+    lines.append(f"  nothing extracted from {counts.num_unanswered} of {counts.num_texts} texts ({share:.1%})")
     if fewest != max(drawn):
         lines.append(f"  rows have {fewest} to {max(drawn)} texts each; every row counts alike")
-    if num_missing:
+    if counts.num_missing:
         how = "left out" if allow_partial else "counted as wrong (--allow-partial leaves them out)"
-        lines.append(f"  {num_missing} rows have no text: {how}")
-    if num_unisolated := sum(score.tier == NO_ISOLATION for score in scores):
-        lines.append(f"  {num_unisolated} programs ran without isolation, so their verdicts can be forged")
+        lines.append(f"  {counts.num_missing} rows have no text: {how}")
+    if counts.num_unisolated:
+        lines.append(f"  {counts.num_unisolated} programs ran without isolation, so their verdicts can be forged")
     if unjudged := [f"{score.item_id} ({score.reason})" for score in scores if score.verdict == ERROR]:
         more = f" and {len(unjudged) - _NUM_NAMED} more" if len(unjudged) > _NUM_NAMED else ""
         named = ", ".join(unjudged[:_NUM_NAMED])
@@ -149,7 +206,10 @@ def mean_percent(shares: Iterable[float]) -> Interval:
 
 
 def _percent(shares: Iterable[float]) -> str:
-    mean = mean_percent(shares)
+    return _in_words(mean_percent(shares))
+
+
+def _in_words(mean: Interval) -> str:
     if math.isnan(mean.low):
         return f"{mean.value:.2f}% (one row gives no interval)"
     return f"{mean.value:.2f}% (95% interval {mean.low:.2f} to {mean.high:.2f})"

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -212,6 +212,24 @@ def planned_points(spec: SweepSpec) -> Iterator[str]:
         if system.frontier is not None:
             end = system.frontier
             yield f"{system.name}: {end.points} values of {end.setting} from {end.low:g} to {end.high:g} (frontier)"
+
+
+def plan_entries(spec: SweepSpec, plan: SweepPlan) -> Iterator[dict[str, Any]]:
+    """What `planned_points` lists, for programs: `run_dir` is the run that has the point, `settings` outrank the table.
+
+    A frontier is one entry without point and run, because the results choose its values.
+    """
+    for system in spec.systems:
+        common = {"system": system.name, "decoder": system.arguments["decoder"]}
+        jobs = [job for job in plan.jobs if job.system.name == system.name]
+        for job in jobs:
+            if job.point.origin != "frontier":
+                point = {"point": f"{system.name}-{job.point.name}", "run_dir": str(job.run_dir), **common}
+                settings = {"settings": {**system.settings, **job.point.settings}, "varied": dict(job.point.settings)}
+                yield point | {"origin": job.point.origin, "tasks": job.tasks, **settings, "frontier": None}
+        if system.frontier is not None:
+            point = {"point": None, "run_dir": None, **common, "origin": "frontier", "tasks": jobs[0].tasks}
+            yield point | {"settings": dict(system.settings), "varied": {}, "frontier": asdict(system.frontier)}
 
 
 def _frontier_jobs(spec: SweepSpec, job_of: Callable[[SweptSystem, SweepPoint], _Job]) -> Iterator[_Job]:

@@ -203,3 +203,31 @@ def test_programs_that_ran_without_isolation_are_told(tmp_path: Path) -> None:
 
 def test_a_mini_task_says_so() -> None:
     assert run(None, "gold", "mini_gsm8k").startswith("mini gsm8k (filter last)")
+
+
+@pytest.fixture
+def of_math(tmp_path: Path) -> tuple[Path, str]:
+    """Two problems, and one text that is right by a formula in it but states no answer."""
+    folder = tmp_path / "data" / "math"
+    folder.mkdir(parents=True)
+    rows = [{"problem": "p", "level": "1", "type": "t", "solution": f"It is $\\boxed{{{n}}}$."} for n in (2, 3)]
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "data", outputs(tmp_path, [{"id": 0, "text": "Noise $1$ noise $2$ noise."}])
+
+
+def test_both_rules_of_math_and_a_warning_stand_in_the_summary(of_math: tuple[Path, str]) -> None:
+    printed = run(*of_math, "refusion_math_release").splitlines()
+    assert printed[0].startswith("math (filter math_verify): acc 50.00%")
+    assert re.match(r"  0\.00% \(95% .*\) if the last box or stated answer counts \(this project's rule\)", printed[1])
+    assert printed[2] == (
+        "  warning: 1 of 1 texts have neither a box nor a stated answer; 1 of them count as right by another formula"
+    )
+    assert not re.search("warning|stated", run(*of_math, "math"))  # the rule of this project reads nothing else
+
+
+def test_a_program_reads_what_a_score_rests_on(of_math: tuple[Path, str]) -> None:
+    read = json.loads(run(*of_math, "refusion_math_release", as_json=True))
+    assert (read["value"], read["unit"], read["n"]) == (50, "%", 2)
+    assert (read["num_rows"], read["num_texts"], read["num_missing"]) == (2, 1, 1)
+    assert (read["stated"]["value"], read["num_unstated"], read["num_right_unstated"]) == (0, 1, 1)
+    assert json.loads(run(*of_math, "math", as_json=True))["stated"] is None

@@ -84,6 +84,32 @@ def test_a_program_reads_the_figures_of_a_sweep_and_of_a_repeated_run(
     assert not any(found["differing"].values())
 
 
+def test_a_program_reads_the_points_of_a_dry_run(tmp_path: Path) -> None:
+    frontier: dict[str, object] = {"setting": "tau_token", "low": 0.1, "high": 0.9, "points": 3}
+    _spec(tmp_path, around={"tau_slot": [0.9, 0.1]}, frontier=frontier)
+    options = ["--out", str(tmp_path / "out"), "--dry-run", "--json"]
+    done = CliRunner().invoke(app, ["sweep", str(tmp_path / "mine.yaml"), *options])
+    points = json.loads(done.stdout)
+    assert [(point["point"], point["origin"], point["varied"]) for point in points] == [
+        ("refusion-settings", "settings", {}),
+        ("refusion-tau_slot=0.9", "around", {"tau_slot": 0.9}),
+        ("refusion-tau_slot=0.1", "around", {"tau_slot": 0.1}),
+        (None, "frontier", {}),
+    ]
+    assert [Path(point["run_dir"] or "").name for point in points] == [
+        *("refusion-settings", "refusion-settings", "refusion-tau_slot=0.1"),  # the first two have equal settings
+        "",
+    ]
+    assert points[2]["settings"] == {"block_size": 32, "tau_slot": 0.1}
+    assert (points[0]["decoder"], points[0]["tasks"]) == ("refusion", ["mini_parts"])
+    assert [point["frontier"] for point in points] == [
+        None,
+        None,
+        None,
+        {**frontier, "scale": "linear", "multiple_of": 0},
+    ]
+
+
 def test_a_low_threshold_takes_fewer_forwards(swept: tuple[SweepSpec, Path]) -> None:
     _, out = swept
     first, low = (_tokens(out / "runs" / name) for name in ("refusion-settings", "refusion-tau_slot=0.1"))
