@@ -1,5 +1,6 @@
 import csv
 import json
+import logging
 import os
 import re
 import subprocess
@@ -66,7 +67,8 @@ def test_quiet_leaves_out_progress_and_verbose_shows_where_an_error_comes_from(r
     with pytest.raises(StoreError):
         refusal("--verbose", "table", str(tmp_path))
     assert refusal("table", str(tmp_path))[0] == 1
-    assert "exclude each other" in refusal("--verbose", "--quiet", "doctor")[1]
+    for words in (["--verbose", "--quiet", "doctor"], ["--quiet", "doctor", "-v"], ["doctor", "--verbose", "--quiet"]):
+        assert "exclude each other" in " ".join(refusal(*words)[1].replace("│", " ").split())
 
 
 def test_windows_gets_one_line_about_wsl_and_the_help(refusal, monkeypatch):
@@ -109,6 +111,12 @@ def test_a_command_that_is_silent_says_what_it_does(option, monkeypatch, tmp_pat
     assert ("reading the records of the runs ..." in said) == (option == [])
     handler.has_spoken = True
     assert "reading" not in RUNNER.invoke(app, [*option, "table", str(tmp_path)]).stderr
+
+
+def test_loudness_is_set_after_the_name_of_a_command():
+    for option, level in (("--quiet", "WARNING"), ("-v", "DEBUG"), ("--no-such", "INFO")):
+        RUNNER.invoke(app, ["version", option])
+        assert logging.getLevelName(cli.LOGGER.level) == level
 
 
 def test_runs_suites_checks_and_claims_are_printed_as_json(checkpoint, tmp_path):

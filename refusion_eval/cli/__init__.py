@@ -4,6 +4,7 @@ None of the files loads torch before a command runs.
 """
 
 import contextlib
+import copy
 import errno
 import importlib
 import inspect
@@ -103,7 +104,13 @@ class _Commands(TyperGroup):
             rich_help_panel=group,
             short_help=re.split(r"(?<=\.)\s", inspect.getdoc(function) or "", maxsplit=1)[0],
         )(function)
-        return get_command(single)
+        command = get_command(single)
+        if not takes_all:  # options of loudness work on both sides of the name
+            loudness = [copy.copy(option) for option in self.params if option.name in ("verbose", "quiet")]
+            for option in loudness:
+                option.hidden, option.expose_value, option.callback = True, False, _after_the_name
+            command.params += loudness
+        return command
 
 
 app = typer.Typer(
@@ -114,6 +121,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=HELP_NAMES,
 )
+
+
+def _after_the_name(context: Any, option: Any, wanted: bool) -> None:
+    if wanted:
+        of_root = context.find_root().params
+        of_root[option.name] = True
+        _set_loudness(verbose=of_root.get("verbose", False), quiet=of_root.get("quiet", False))
+
+
+def _set_loudness(*, verbose: bool, quiet: bool) -> None:
+    if verbose and quiet:
+        raise typer.BadParameter("--verbose and --quiet exclude each other; give one of them")
+    LOGGER.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
 
 
 def _print_version(wanted: bool) -> None:
@@ -134,11 +154,9 @@ def _root(
     ] = False,
 ) -> None:
     """Measure accuracy and batch-1 speed of ReFusion and of its competitors."""
-    if verbose and quiet:
-        raise typer.BadParameter("--verbose and --quiet exclude each other; give one of them")
+    _set_loudness(verbose=verbose, quiet=quiet)
     if sys.platform == "win32":
         raise ConfigError("records are locked by calls of Unix, which Windows lacks; run refusion-eval in WSL there")
-    LOGGER.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
     if doing := _BEFORE_FIRST_LINE.get(context.invoked_subcommand or ""):
         context.with_resource(_told_if_silent(doing))
 

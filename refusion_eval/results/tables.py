@@ -23,6 +23,7 @@ from refusion_eval.results.measurement import (
     OF_SAMPLES,
     PASS_AT_1,
     REFUSED_NOTE,
+    SPEED_METRICS,
     UNISOLATED,
     UNSTATED,
     UNTEMPLATED,
@@ -251,7 +252,8 @@ def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> 
         key=lambda metric: (OF_SAMPLES.index(f"{metric.partition('@')[0]}@"), int(metric.partition("@")[2]))
     )
     shown = [column for column in SUMMARY_COLUMNS if not metrics or column.metric in metrics]
-    shown += [SERVER_TPS] if any(line.measurement(SERVER_TPS.metric) for line in lines) else []
+    with_speed = any(column.metric in SPEED_METRICS for column in shown)
+    shown += [SERVER_TPS] if with_speed and any(line.measurement(SERVER_TPS.metric) for line in lines) else []
     shown += [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in (*of_samples, *by_filter)]
     shown += [column for column in THOUGHT_COLUMNS if any(line.measurement(column.metric) for line in lines)]
     machines = list(dict.fromkeys(line.machine for line in lines if line.machine))
@@ -261,8 +263,9 @@ def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> 
     fewer = _have_fewer((line.task, line.any_measurement.n) for line in lines)
     letters = _letters_of_items(lines)
     notes = {
-        _caption(lines): True,
-        f"Speeds compare within one machine and number of threads only. {listed}.": several,
+        _caption(lines, shown): True,
+        "Speeds compare within one machine and number of threads only.": several and with_speed,
+        f"Machine {listed}.": several,
         _FEWER_NOTE: any(fewer),
         _OTHER_ITEMS_NOTE: any(letters),
     }
@@ -274,7 +277,12 @@ def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> 
         begins_group = number > 0 and line.task != lines[number - 1].task
         rows.append(TableRow(cells=text_cells(*cells), begins_group=begins_group))
     columns = ("Task", "System", "n", *(column.heading for column in shown), *(["Machine"] if several else []))
-    title = "Scores and speeds of one request at a time"
+    parts = {
+        "scores": any(column.metric not in {*SPEED_METRICS, "tpf"} for column in shown),
+        "tokens per forward": not with_speed and any(column.metric == "tpf" for column in shown),
+        "speeds of one request at a time": with_speed,
+    }
+    title = " and ".join(that_hold(parts)).capitalize()
     return Table(columns=columns, rows=rows, num_left=2, notes=that_hold(notes), caption_title=title)
 
 
@@ -288,7 +296,7 @@ def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
     return [sets[group][items] if len(sets[group]) > 1 else "" for group, items in keys]
 
 
-def _caption(lines: Sequence[SummaryLine]) -> str:
+def _caption(lines: Sequence[SummaryLine], shown: Sequence[Column]) -> str:
     tasks = [line for line in lines if line.task != MEAN_TASK]
     num_refused = sum(line.any_measurement.num_refused for line in tasks)
     num_errors = sum(line.errors for line in tasks) - num_refused
@@ -296,9 +304,10 @@ def _caption(lines: Sequence[SummaryLine]) -> str:
     cut, mini = (any(getattr(entry, name) for entry in every) for name in ("num_cut", "mini"))
     seeds = any(entry.num_seeds > 1 for entry in every)
     release, other = RELEASE in {entry.prompts for entry in every}, any(OTHER in entry.prompts for entry in every)
-    known = notes_of(entry for line in lines for entry in line.measurements.values())
-    untimed = any(not line.hardware for line in lines)
-    served = any(line.measurement(SERVER_TPS.metric) for line in lines)
+    in_columns = [entry for line in lines for column in shown if (entry := line.measurement(column.metric)) is not None]
+    known = notes_of([*in_columns, *every])
+    untimed = "tps" in {column.metric for column in shown} and any(not line.hardware for line in lines)
+    served = SERVER_TPS in shown
     unstated = [
         f"{line.system} {share.value:.1f} % of {line.task}"
         for line in tasks

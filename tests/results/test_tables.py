@@ -1,6 +1,7 @@
 """Fair speed: every factor by hand, and both autoregressive loops."""
 
 import csv
+import re
 from dataclasses import replace
 from itertools import cycle
 
@@ -235,6 +236,26 @@ def test_a_caption_says_whether_intervals_of_speed_cover_rounds(write_run, monke
     monkeypatch.setattr(Run, "round", lambda *_: next(turns))
     assert "also cover the rounds" in caption()
     assert "of one round" not in caption()
+
+
+def test_a_table_without_speeds_says_nothing_of_speed(write_run):
+    samples = [sample(i) for i in range(3)]
+    machine = {"cpu": "Test CPU", "cores": 2}
+    runs = [write_run(f"on {n}", samples, hardware=Hardware(**machine, threads=n)) for n in (1, 2)]
+    tables = {
+        metrics: summary_table(summary(run_measurements(runs)), metrics.split(","))
+        for metrics in ("accuracy,tps", "accuracy,tpf", "accuracy")
+    }
+    assert {metrics: table.caption_title for metrics, table in tables.items()} == {
+        "accuracy,tps": "Scores and speeds of one request at a time",
+        "accuracy,tpf": "Scores and tokens per forward",
+        "accuracy": "Scores",
+    }
+    assert ["A speed of one round" in table.caption for table in tables.values()] == [True, False, False]
+    assert [bool(re.search("speed|TPS", table.caption, re.IGNORECASE)) for table in tables.values()] == [
+        *(True, False, False)
+    ]
+    assert all("Machine 1: Test CPU, 1 threads; 2: Test CPU, 2 threads." in table.caption for table in tables.values())
 
 
 def test_runs_with_equally_many_other_items_have_letters_at_n(write_run):
