@@ -250,9 +250,12 @@ def test_a_prompt_that_is_too_long_is_told_as_such_and_not_to_be_tried_again(che
 
 def test_doctor_names_versions_device_attention_sandbox_tasks_and_data(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("REFUSION_EVAL_DATA", raising=False)
     text = RUNNER.invoke(app, ["doctor"]).output
     for word in ("torch: ", "cuda", "attention: ", "sandbox", "tasks: ", "lm_eval hook: ", "data gsm8k: "):
         assert word in text
+    assert "data gsm8k: hub dataset openai/gsm8k\n" in text
+    assert re.search(r"^data humaneval_plus\w*: file https://", text, re.MULTILINE)  # and not the hub's
     assert re.search(r"^load: .*\nmemory: \d+ GiB\ndisk: \d+ GiB free .*\nhub token: found$", text, re.MULTILINE)
     assert "hf_secret" not in text
     (metric,) = (line for line in text.splitlines() if line.startswith("code metric"))

@@ -106,7 +106,7 @@ class _Commands(TyperGroup):
         )(function)
         command = get_command(single)
         if not takes_all:  # options of loudness work on both sides of the name
-            loudness = [copy.copy(option) for option in self.params if option.name in ("verbose", "quiet")]
+            loudness: list[Any] = [copy.copy(option) for option in self.params if option.name in ("verbose", "quiet")]
             for option in loudness:
                 option.hidden, option.expose_value, option.callback = True, False, _after_the_name
             command.params += loudness

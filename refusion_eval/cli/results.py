@@ -217,6 +217,7 @@ def _from_prompt(prompt: str | None) -> tuple[str, Replay, Speller]:
     system = System(parse_model_args({"pretrained": EMBEDDED, "decoder": "refusion"}))
     turn = [{"role": "user", "content": prompt or ""}]
     ids = system.model.tokenizer.encode(system.model.tokenizer.render_chat(turn))
+    cli.LOGGER.info("decoding the prompt; its steps are shown once the text is there ...")
     decoded = api.generate(system.model, ids, "refusion", **REPLAYED)
     steps = replay_of(decoded.trace, slot_size=REPLAYED["slot_size"])
     return "ReFusion · embedded model", steps, Speller(system.detokenizer.spelled)

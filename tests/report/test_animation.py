@@ -5,7 +5,9 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
+from refusion_eval import api
 from refusion_eval.cli import app
+from refusion_eval.cli.results import _from_prompt
 from refusion_eval.errors import ConfigError
 from refusion_eval.report.frames import LOOKS, NEW, frames, play
 from refusion_eval.report.picture import write_animation
@@ -99,3 +101,15 @@ def test_no_token_and_no_title_acts_on_a_terminal():
 def test_replay_wants_a_run_or_a_prompt():
     with pytest.raises(ConfigError, match="one of the two"):
         CliRunner().invoke(app, ["replay"], catch_exceptions=False)
+
+
+def test_replay_says_that_it_decodes_a_prompt_before_it_does(monkeypatch, caplog):
+    def generate(*_arguments, **_settings):
+        said.extend(caplog.messages)
+        raise ConfigError("not decoded")
+
+    said = []
+    monkeypatch.setattr(api, "generate", generate)
+    with caplog.at_level("INFO", "refusion_eval"), pytest.raises(ConfigError, match="not decoded"):
+        _from_prompt("2 + 2")
+    assert said[-1].startswith("decoding the prompt")

@@ -2,14 +2,18 @@ import base64
 import gzip
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
+from refusion_eval.report import assemble
 from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import Asked, collect
 from refusion_eval.report.sample import find_sample
-from refusion_eval.results.measurement import CARDS_NOTE
+from refusion_eval.results.measured import _COUNTED, _OF_THOUGHTS, _SERVED
+from refusion_eval.results.measurement import CARDS_NOTE, METRIC_ORDER, PASS_AT_1, UNSTATED
+from refusion_eval.results.tables import THOUGHT_COLUMNS
 from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_store import RunStore
 
@@ -293,3 +297,17 @@ def test_a_run_says_when_it_was_made_and_how_long_it_took(tmp_path):
     samples = [make_sample(item, created=f"2026-11-0{item}T10:00:00+00:00", seconds=1.5) for item in "21"]
     about = collect([write_run(tmp_path / "run", samples)], LetterSources()).index["runs"][0]
     assert (about["began"][:10], about["ended"][:10], about["seconds"]) == ("2026-11-01", "2026-11-02", 3.0)
+
+
+def test_every_metric_has_a_title_in_the_menus_of_the_page():
+    script = (Path(assemble.__file__).parent / "page" / "js" / "format.js").read_text(encoding="utf-8")
+    titled = set(re.findall(r"(\w+): \"", script.partition("LABELS = {")[2].partition("};")[0]))
+    named = {
+        *METRIC_ORDER,
+        *_COUNTED,
+        *_SERVED,
+        *_OF_THOUGHTS,
+        UNSTATED,
+        *(column.metric for column in THOUGHT_COLUMNS),
+    }
+    assert named - {PASS_AT_1} - titled == set()  # pass@1 shares the column of accuracy
