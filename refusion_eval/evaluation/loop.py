@@ -146,6 +146,9 @@ def evaluate(
         texts = {task: session.version_of(task.name, versions[task.name]) for task in items}
         for task in items:
             session.check_samples(task.name)
+        assert session.store is not None
+        # Before anything else takes time, so that a run that is killed at any moment says how much was asked for.
+        session.store.expect(totals, whole)
         requests = [
             (_job(session.system, task, item, texts[task], sample), task, item)
             for task in items
@@ -153,13 +156,10 @@ def evaluate(
             for sample in range(args.samples)
         ]
         questions = {job.key: (task, item.row) for job, task, item in requests}
-        assert session.store is not None
         with ScoreWriter(session.store, sandbox=sandbox, waits=session.decodes_on_cpu) as scores:
             session.run(
                 [job for job, _, _ in requests],
                 lambda job, sample: scores.judge(*questions[job.key], sample),
-                expected=totals,
-                whole=whole,
                 score_of=scores.running_score,
             )
     return Outcome(session.failed, scores.num_unscored, list(missing))
@@ -355,8 +355,6 @@ class Session:
         jobs: Sequence[Job],
         on_sample: Callable[[Job, Sample], None],
         *,
-        expected: Mapping[str, int] | None = None,
-        whole: Mapping[str, int] | None = None,
         check_all: bool = False,
         score_of: Callable[[str], RunningScore] | None = None,
     ) -> None:
@@ -365,14 +363,12 @@ class Session:
         Args:
             on_sample: called with each job and its record: with recorded ones first, then as decoding ends. A record
                 is in the run store before that.
-            expected: samples of each task, those of later turns included; the jobs by default.
-            whole: samples of each task without a limit, where that is known.
             check_all: refuse the whole run if one prompt cannot be decoded, instead of recording a failure.
         """
         totals = Counter(job.key.task for job in jobs)
         store = self.store
         if store:
-            store.expect(totals if expected is None else expected, whole)
+            store.expect(totals)  # those of later turns are expected already
         interruption = Interruption(lambda: resume_hint(self.args.run_dir), finish_first=True)
         display = ProgressDisplay(self.args.system_name, dict(totals), score_of=score_of)
         with interruption, display as progress:

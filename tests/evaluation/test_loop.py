@@ -246,6 +246,17 @@ def test_two_runs_of_one_command_have_equal_tpf_and_intervals_of_speed_and_the_s
     assert figures[0]["tps"].num_rounds == 2
 
 
+def test_a_run_stopped_before_its_first_decoding_says_how_many_were_asked_for(checkpoint, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(system.System, "resolve", stop)  # which logs the settings
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(arguments(checkpoint, tmp_path), ["mini_gsm8k"], limit=8)
+    (task,) = read_facts(tmp_path).tasks
+    assert (task.extent.unfinished, task.extent.limited) == ("0 of 8", "8 of 100")
+
+
 def test_a_busy_machine_and_a_run_that_goes_on_elsewhere_are_told(checkpoint, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
     with caplog.at_level(logging.WARNING):
