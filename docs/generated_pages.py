@@ -22,8 +22,9 @@ from refusion_eval.config import CheckpointOptions
 from refusion_eval.data_frame import evaluate
 from refusion_eval.decoders import DECODERS
 from refusion_eval.results import data_frames
+from refusion_eval.results.compare import COMPARISON_COLUMNS
 from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
-from refusion_eval.results.measurement import Measurement
+from refusion_eval.results.render import column_meanings
 from refusion_eval.runs.model_args import ModelArgs, published_systems
 from refusion_eval.sandbox.result import CheckResult, Program
 from refusion_eval.store import records
@@ -198,19 +199,27 @@ def record_fields() -> Iterator[str]:
         yield _fields_table(cls)
     yield "## Columns of the CSV of figures\n"
     yield (
-        "`refusion-eval table RUN --csv FILE` and `results.figures` have one row for each figure. The columns are "
-        "fields of a figure, and `setting_NAME` for each setting of the decoder. `system` is the label.\n"
+        "`refusion-eval table RUN --csv FILE`, `table RUN --json` and `results.figures` have one row for each figure. "
+        "Columns from `prompts` on are there only where a figure of the file has another value than the usual one. In "
+        "CSV files yes and no stand for true and false.\n"
     )
-    yield _fields_table(Measurement)
-    yield f"`results.figures` adds {', '.join(f'`{name}`' for name in FIGURE_FACTS)}.\n"
+    yield _meanings_table(column_meanings())
+    names = ", ".join(f"`{name}`" for name in FIGURE_FACTS)
+    yield f"`results.figures` adds {names} ([Python](python.md#figures)).\n"
+    yield "## Columns of the CSV of two runs\n"
+    yield "`refusion-eval compare A B --csv FILE` and `compare A B --json` have a row for each task and their mean.\n"
+    yield _meanings_table(COMPARISON_COLUMNS)
     yield "## Columns of `results.load`, and keys of `refusion-eval export`\n"
     yield ", ".join(f"`{name}`" for name in SAMPLE_COLUMNS) + "\n"
 
 
 def _fields_table(cls: type) -> str:
     meanings = descriptions(cls)
-    rows = [(f"`{each.name}`", _plain(meanings.get(each.name, ""))) for each in fields(cls)]
-    return table_of(("Field", "Meaning"), rows, 2)
+    return _meanings_table({each.name: meanings.get(each.name, "") for each in fields(cls)}, "Field")
+
+
+def _meanings_table(meanings: Mapping[str, str], what: str = "Column") -> str:
+    return table_of((what, "Meaning"), [(f"`{name}`", _plain(meaning)) for name, meaning in meanings.items()], 2)
 
 
 # --- Python ---

@@ -49,6 +49,15 @@ def count(counts: Iterable[int], unit: str = "items a point") -> str:
     return f"n = {' to '.join(dict.fromkeys((str(stated[0]), str(stated[-1]))))} {unit}"
 
 
+def _by_system(points: Sequence[Point], name: str) -> list[str]:
+    """The texts that points have under a name; where these differ, with the systems that have each."""
+    systems: dict[str, dict[str, None]] = {}
+    for point in points:
+        systems.setdefault(getattr(point, name), {})[point.label] = None
+    systems.pop("", None)
+    return [f"{text} ({', '.join(systems[text])})" if len(systems) > 1 else text for text in sorted(systems)]
+
+
 def caption(points: Sequence[Point]) -> list[str]:
     """Sentences about intervals, pairing, hardware, and what is incomplete, of measured points."""
     if not points:
@@ -56,8 +65,7 @@ def caption(points: Sequence[Point]) -> list[str]:
     with_bars = any(not math.isnan(point.y_low) for point in points)
     machines = sorted({point.hardware for point in points if point.hardware})
     notes = sorted({point.note for point in points if point.note})
-    limited = sorted({point.limited for point in points if point.limited})
-    pairings = sorted({point.pairing for point in points if point.pairing})
+    limited, pairings = _by_system(points, "limited"), _by_system(points, "pairing")
     return [
         "Bars: 95% intervals." if with_bars else "",
         f"Differences are {'; '.join(pairings)}." if pairings else "",

@@ -13,7 +13,7 @@ from refusion_eval.paper.formulas import setting_number
 from refusion_eval.paper.names import benchmark_of, system_label, task_title
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, read_records
 from refusion_eval.results.differences import Difference, difference
-from refusion_eval.results.measured import read_measurements
+from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.measurement import (
     AVERAGE,
     SCORES,
@@ -58,11 +58,7 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
     if not sources:
         return points
     measured = read_measurements(sources)
-    measurements = [
-        beside_published(entry)
-        for entry in measured
-        if task in (entry.benchmark, entry.task) and entry.metric in (*SCORES, "tps")
-    ]
+    measurements = _timed_scores(measured, task)
     if not measurements:
         tasks = ", ".join(sorted({entry.task for entry in measured if not entry.is_mean}))
         raise DataError(f"the sources have no figures of {task}; their tasks are {tasks}: name one as --task")
@@ -81,6 +77,7 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
         generated = any(entry.generate for entry in measurements)
         engine = " by this engine (transformers' generate is not a baseline)" if generated else ""
         raise DataError(f"no autoregressive run of {task}{engine} lies among the sources; add one")
+    run_dirs = {source.resolve().name: source for source in sources if source.is_dir()}
     for system, group in by_system.items():
         if not _is_timed(group):
             continue
@@ -88,11 +85,33 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
             zero = Interval(0, math.nan, math.nan, group[0].n)
             points.append(_point(group, "measured", zero, zero, metric=DELTA_SCORE, mark=BASELINE))
         else:
-            tps, score = _deltas(group, by_system[baseline])
-            pairing = _pairing(score=score.paired, speed=tps.paired)
-            point = _point(group, "measured", tps.interval, score.interval, metric=DELTA_SCORE)
+            parts, items = [group, by_system[baseline]], _other_items(group, by_system[baseline])
+            directories = [run_dirs[part[0].run_id] for part in parts if part[0].run_id in run_dirs]
+            if items and len(directories) == len(parts):
+                common = _timed_scores(run_measurements(directories, common_items=True), task)
+                of_runs = [[entry for entry in common if entry.run_id == part[0].run_id] for part in parts]
+                if all(map(_is_timed, of_runs)):
+                    parts, items = of_runs, ", on the items that both have"
+            tps, score = _deltas(*parts)
+            pairing = _pairing(score=score.paired, speed=tps.paired) + items
+            point = _point(parts[0], "measured", tps.interval, score.interval, metric=DELTA_SCORE)
             points.append(replace(point, pairing=pairing))
     return points
+
+
+def _timed_scores(measurements: Sequence[Measurement], task: str) -> list[Measurement]:
+    """The scores and throughputs of a benchmark, by the systems that they stand beside."""
+    return [
+        beside_published(entry)
+        for entry in measurements
+        if task in (entry.benchmark, entry.task) and entry.metric in (*SCORES, "tps")
+    ]
+
+
+def _other_items(measurements: Sequence[Measurement], baseline: Sequence[Measurement]) -> str:
+    """Words for scores of other items than the baseline's, as far as the items, or their numbers, are known."""
+    one, other = (next((e for e in part if e.metric in SCORES), part[0]) for part in (measurements, baseline))
+    return "" if (one.items, one.n) == (other.items, other.n) else ", over different items"
 
 
 def _pairing(**parts: bool) -> str:
@@ -159,10 +178,11 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
             if math.isnan(value):
                 continue  # the system does not have this setting
             deltas = _deltas(run.measurements, baseline.measurements)
+            items = _other_items(run.measurements, baseline.measurements)
             for metric, (y, paired) in zip((DELTA_TPS, DELTA_SCORE), deltas, strict=True):
                 x = Interval(value, math.nan, math.nan, y.n)
                 point = _point(run.measurements, name, x, y, metric=metric, mark=run.mark)
-                points[name, point.series, metric, value] = replace(point, pairing=_pairing(**{metric: paired}))
+                points[name, point.series, metric, value] = replace(point, pairing=_pairing(**{metric: paired}) + items)
     if not points:
         advice = "figures 4 and 8 are drawn from such sweeps"
         raise DataError(f"{folders[0]}: no run of {task} varies one setting; {advice}")
@@ -183,7 +203,7 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
         point = _point(run.measurements, score.benchmark, x, y, metric=score.metric, mark=run.mark)
         # Neither axis is a time.
         untimed = replace(point, hardware="", num_rounds=0, slowed_by="", attention="")
-        points.append(replace(untimed, scored_on=score.hardware))
+        points.append(replace(untimed, scored_on=score.card))
     if not points:
         raise DataError(f"{folders[0]}: no run of {task} has a score and tokens per forward")
     return sorted(points, key=lambda point: (point.series, point.x, point.y))

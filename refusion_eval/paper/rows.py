@@ -49,7 +49,7 @@ class Point:
     slowed_by: str = ""
     attention: str = ""
     protocol: str = ""
-    scored_on: str = ""  # machine of the score of a point that shows no speed
+    scored_on: str = ""  # card of the score of a point that shows no speed
 
     @property
     def conditions(self) -> Conditions:

@@ -241,7 +241,7 @@ def collect(
         "states": {state: look.name for state, look in LOOKS.items()},
         "warnings": [
             *cautions,
-            *card_notes(entry.hardware for entry in measurements if entry.metric in SCORES),
+            *card_notes(entry.card for entry in measurements if entry.metric in SCORES),
             *speed_notes(entry.conditions for entry in measurements),
         ],
     }

@@ -144,7 +144,7 @@ def compare_runs(
                 for facts in (run_a, run_b)
                 for task in facts.tasks
             ),
-            *card_notes(machine for tasks in (tasks_a, tasks_b) for name in names for machine in tasks[name].hardware),
+            *card_notes(card for tasks in (tasks_a, tasks_b) for name in names for card in tasks[name].cards),
             *speed_notes(Conditions(protocol=tasks[name].protocol) for tasks in (tasks_a, tasks_b) for name in names),
             *speed_notes(
                 Conditions(
@@ -375,6 +375,38 @@ def comparison_markdown(comparison: Comparison) -> str:
     return f"{comparison_table(comparison).markdown()}\n### What differs\n\n{lines}"
 
 
+# Columns of the CSV of two runs, with what they mean; `before` is run A and `after` run B.
+COMPARISON_COLUMNS = {
+    "before": "run A",
+    "after": "run B",
+    "task": f"the task; `{MEAN_TASK}` for the mean over tasks",
+    "mini": f"whether the task is a {MINI_NOTE}",
+    "n": "items that are compared",
+    "left_out": "items that are in one run only, and in no figure",
+    "accuracy_before": "accuracy of A on the compared items, in percent",
+    "accuracy_after": "accuracy of B on the same items",
+    "sd_before": "standard deviation of the accuracy of A over samples; empty for one sample of an item",
+    "sd_after": "standard deviation of the accuracy of B over samples",
+    "difference": "accuracy of B minus that of A, in points",
+    "difference_ci_low": "lower bound of its 95% interval, paired by item",
+    "difference_ci_high": "upper bound of that interval",
+    "detectable": "true difference in points that such a sample finds significant (5%) four times out of five",
+    "gained": "number of items that B has right more often",
+    "lost": "number of items that B has right less often",
+    "other_prompts": "number of items whose prompts differ",
+    "speed_ratio": "TPS of B over that of A on the same items; empty for none",
+    "speed_ratio_ci_low": "lower bound of its 95% interval",
+    "speed_ratio_ci_high": "upper bound of that interval",
+    "unfinished_before": "`26 of 40` samples that were asked for are in A; empty for all",
+    "limited_before": "`40 of 100` samples of the task were asked for in A; empty for all",
+    "unfinished_after": "the same as `unfinished_before`, of B",
+    "limited_after": "the same as `limited_before`, of B",
+    "no_speed": "why there is no ratio of speeds",
+    "p_value": "two-sided p value of McNemar's exact test for the items gained and lost",
+    "p_holm": "the p value adjusted for the number of tasks (Holm); that of the mean, one hypothesis, is not adjusted",
+}
+
+
 def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
     """Column names, and the values of every task in their order, and of their mean."""
     rows = []
@@ -389,7 +421,7 @@ def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]
         for run, extent in zip(("before", "after"), task.extents or (None, None), strict=True):
             row |= {f"{name}_{run}": getattr(extent, name, "") for name in ("unfinished", "limited")}
         rows.append(row | {"no_speed": task.no_speed, "p_value": task.p_value, "p_holm": adjusted})
-    return list(rows[0]), [list(row.values()) for row in rows]
+    return list(COMPARISON_COLUMNS), [[row[name] for name in COMPARISON_COLUMNS] for row in rows]
 
 
 def item_cells(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple]]:

@@ -85,7 +85,8 @@ def figures(run_dirs: RunDirs, *, baseline: str | None = None) -> pd.DataFrame:
         - batch_size, dtype, device, setting_NAME (one column for each decoder setting, as text): how. The batch size is
           a number; if a figure rests on samples of several sizes, or on none, the column is text, such as `1|8`.
         - forwards, tokens, seconds, samples, errors: totals over the samples; failed ones are in no figure.
-        - benchmark, mini, attention, hardware, note, task_version: the rest, as `Measurement` documents it.
+        - benchmark, mini, attention, hardware, note, task_version: the rest; the reference page of records has
+          the meaning of each.
         - system_key, decoder: key in systems.toml, and name of the decoder.
         - unfinished, limited: `26 of 40` samples are there, `40 of 100` samples of the task were asked for; empty for
           all of them.

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -118,6 +118,7 @@ class TaskFacts:
     num_errors: int = 0
     num_refused: int = 0  # errors that recur at every attempt
     hardware: set[str] = field(default_factory=set)
+    cards: set[str] = field(default_factory=set)  # empty names, of servers, left out
     extent: Extent = UNKNOWN
     prompts: set[str] = field(default_factory=set)
     num_cut: int = 0  # good samples that reached the length of the settings, and so may lack their end
@@ -204,6 +205,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
             task.asked.add(sample.key.doc_hash)
             task.protocols.update([sample.protocol] if sample.protocol else [])
             task.hardware.add(labels[sample.process_id])
+            task.cards.update(filter(None, [machines[sample.process_id].card]))
             task.prompts.add(sample.prompts if sample.benchmark in BENCHMARKS else OWN)
             task.slowed_by.update(slowed_by[sample.process_id])
             if sample.error is not None:
@@ -229,6 +231,20 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
         task.items = digest(str(sample.item) for sample in task.samples)
         task.extent = extents[row]
     return RunFacts(run, [tasks[key] for key in sorted(tasks)])
+
+
+def on_common_items(runs: Sequence[RunFacts]) -> list[RunFacts]:
+    """The runs with those items of each task only that every run with the task has judged."""
+    common: dict[str, set[Hashable]] = {}
+    for task in (task for facts in runs for task in facts.tasks):
+        judged = {sample.item for sample in task.samples if sample.verdict is not None}
+        common[task.task] = common.get(task.task, judged) & judged
+    return [facts._replace(tasks=[_restricted(task, common[task.task]) for task in facts.tasks]) for facts in runs]
+
+
+def _restricted(task: TaskFacts, items: Container[Hashable]) -> TaskFacts:
+    samples = [sample for sample in task.samples if sample.item in items]
+    return replace(task, samples=samples, items=digest(str(sample.item) for sample in samples))
 
 
 def extents_of(reader: RunReader) -> dict[RowKey, Extent]:

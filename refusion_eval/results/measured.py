@@ -16,7 +16,7 @@ from refusion_eval import metrics
 from refusion_eval.benchmarks.extract.formulas import normal_form
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import RESAMPLES, Bootstrap
-from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, read_facts
+from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, on_common_items, read_facts
 from refusion_eval.results.measurement import (
     ACCURACY,
     AVERAGE,
@@ -115,11 +115,18 @@ def read_measurements(
 
 
 def run_measurements(
-    run_dirs: Iterable[str | os.PathLike[str]], *, baseline: str | None = None, hash_records: bool = False
+    run_dirs: Iterable[str | os.PathLike[str]],
+    *,
+    baseline: str | None = None,
+    hash_records: bool = False,
+    common_items: bool = False,
 ) -> list[Measurement]:
-    """`measurements_of` for directories. Raises StoreError also if a directory cannot be read."""
+    """`measurements_of` for directories, on the items that all have judged if those are asked for.
+
+    Raises StoreError also if a directory cannot be read.
+    """
     runs = [read_facts(run_dir, hash_records=hash_records) for run_dir in run_dirs]
-    return measurements_of(runs, baseline=baseline)
+    return measurements_of(on_common_items(runs) if common_items else runs, baseline=baseline)
 
 
 def measurements_of(runs: Sequence[RunFacts], *, baseline: str | None = None) -> list[Measurement]:
@@ -252,6 +259,7 @@ def _measurement(
         num_rounds=min(len({sample.round for sample in task.samples} or {1}) for task in tasks),
         batch_size="|".join(map(str, sorted({sample.batch_size for sample in samples}))),
         hardware=" | ".join(sorted({label for task in tasks for label in task.hardware})),
+        card=" | ".join(sorted({card for task in tasks for card in task.cards})),
         forwards=sum(sample.forwards or 0 for sample in samples),
         tokens=sum(sample.tokens for sample in samples),
         seconds=math.fsum(sample.seconds for sample in samples),

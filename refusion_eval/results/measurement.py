@@ -59,8 +59,8 @@ NO_PROTOCOL = "no protocol"  # in the place of a protocol, of samples beside oth
 # Sentences, or parts of them, that both `Measurement.notes` and tables have.
 MINI_NOTE = "synthetic look-alike, not the real benchmark"
 CARDS_NOTE = (
-    "Scores were measured on several cards or machines, and a score moves with these: a row that was measured on "
-    "another card differs by that too (the command flips shows how far)."
+    "Scores were measured on several cards (GPUs or processors), and a score moves with the card: a row that was "
+    "measured on another card differs by that too (the command flips shows how far)."
 )
 SLOWED = "lower than need be: "
 REFUSED_NOTE = "prompts were refused, for example as too long for the context, and are in no figure"
@@ -146,15 +146,15 @@ def notes_of(measurements: Iterable["Measurement"]) -> list[str]:
     measured = [entry for entry in measurements if entry.origin == "measured"]
     return [
         *extent_notes_of(measured),
-        *card_notes(entry.hardware for entry in measured if entry.metric in SCORES),
+        *card_notes(entry.card for entry in measured if entry.metric in SCORES),
         *speed_notes(entry.conditions for entry in measured),
         *tpf_notes(entry for entry in measured if entry.metric == "tpf" and entry.samples),
     ]
 
 
-def card_notes(machines: Iterable[str]) -> list[str]:
-    """A sentence where scores were measured on several machines, by their labels."""
-    several = len({machine for machine in machines if machine}) > 1
+def card_notes(cards: Iterable[str]) -> list[str]:
+    """A sentence where scores were measured on several cards, by their names; an empty one is not known."""
+    several = len({card for card in cards if card}) > 1
     return [CARDS_NOTE] if several else []
 
 
@@ -229,6 +229,7 @@ class Measurement:
     device: str = ""
     attention: str = ""
     hardware: str = ""
+    card: str = ""  # GPU, else CPU, without threads; several joined by ` | `; empty where it is not known
     forwards: int = 0
     tokens: int = 0
     seconds: float = 0.0

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from refusion_eval.benchmarks import OURS
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
-from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, MINI_NOTE, Measurement, Origin, system_key
+from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, MINI_NOTE, VARIES, Measurement, Origin, system_key
 from refusion_eval.runs.model_args import decoder_of_system
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.untrusted import parse_json, read_plain, visible
@@ -379,22 +379,80 @@ def _fitted(columns: Sequence[Sequence[str]], width: int | None) -> list[int | N
 
 
 SETTING_PREFIX = "setting_"
-# Columns of the CSV file of measurements before and after those of the settings. `system` is the label.
-_BEFORE_SETTINGS = (
-    *("run_id", "system", "backbone", "task", "n", "metric", "value", "ci_low", "ci_high", "unit"),
-    *("batch_size", "dtype", "device"),
-)
-_AFTER_SETTINGS = (
-    *("forwards", "tokens", "seconds", "benchmark", "mini", "samples", "errors", "attention", "hardware", "note"),
-    "task_version",
-)
+# Columns of the CSV file of measurements, with what they mean, before and after those of the settings.
+_BEFORE_SETTINGS = {
+    "run_id": "name of the run directory",
+    "system": "label of the system in tables",
+    "backbone": "model that the system was made from",
+    "task": f"the task; `{MEAN_TASK}` for a mean over tasks",
+    "n": "items that the figure rests on",
+    "metric": "name of the metric ([Metrics](metrics.md))",
+    "value": "the figure; empty where nothing could be computed",
+    "ci_low": "lower bound of the 95% interval by item; empty for none",
+    "ci_high": "upper bound of that interval",
+    "unit": "unit of the value and its bounds; empty for a plain ratio",
+    "batch_size": "requests decoded at the same time; several joined by a vertical line",
+    "dtype": "type of weights and cache",
+    "device": "`cpu` or `cuda`",
+}
+_OF_A_SETTING = f"the decoder setting NAME in force; `{VARIES}` for a mean over tasks that differ in it"
+_AFTER_SETTINGS = {
+    "forwards": "forwards of all samples together",
+    "tokens": "tokens kept of all samples together",
+    "seconds": "decoding time of all samples together",
+    "benchmark": "the benchmark that the task asks; empty for a mean",
+    "mini": f"whether the task is a {MINI_NOTE}",
+    "samples": "samples that the figure rests on",
+    "errors": "samples that failed and are in no figure",
+    "attention": "attention backend",
+    "hardware": "machine with its threads, or name of a server; several joined by a vertical line",
+    "note": "all that a reader must know of the figure, in sentences",
+    "task_version": "version of the task; several joined by a vertical line",
+}
 _COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
-# Columns that are there where a measurement has another value than this: those of files and data frames, ...
-_WHERE_USED = {"prompts": OURS, "num_cut": 0, "num_rounds": 1, "num_refused": 0}
+
+
+class _Fact(NamedTuple):
+    """A column that is there where a measurement has another value than the usual one."""
+
+    usual: Any
+    meaning: str
+
+
+# Those of files and data frames, ...
+_WHERE_USED = {
+    "prompts": _Fact(OURS, "wording of the prompts: of this project (`ours`), of the release (`release`), or `other`"),
+    "num_cut": _Fact(0, "responses that reached the length of the settings, and so may lack their end"),
+    "num_rounds": _Fact(1, "rounds in which the systems took turns"),
+    "num_refused": _Fact(0, "those of the errors that recur at every attempt, such as a prompt beyond the context"),
+    "card": _Fact("", "GPU, else processor, without threads; empty for a server, whose card is not known"),
+}
 # ... and those of files alone, after all others.
-_USUAL_FACTS: dict[str, Any] = {"num_tasks": 1, "finished": True, "scored": True, "isolated": True, "generate": False}
-_USUAL_FACTS |= {"slowed_by": "", "same_decode_as": "", "unfinished": "", "limited": "", "missing": ""}
-_USUAL_FACTS |= {"num_seeds": 1, "seed_sd": 0.0, "server_notes": "", "protocol": "", "records": ""}
+_USUAL_FACTS = {
+    "num_tasks": _Fact(1, "tasks that the figure is a mean over"),
+    "finished": _Fact(True, "whether all samples that were asked for are there"),
+    "scored": _Fact(True, "whether all samples have a verdict"),
+    "isolated": _Fact(True, "whether all programs ran in isolation, so that no verdict can be forged"),
+    "generate": _Fact(False, "whether transformers' own `generate` decoded"),
+    "slowed_by": _Fact("", "what made speeds lower than need be, sentences joined by a vertical line"),
+    "same_decode_as": _Fact("", "run of a sweep, of other settings, with the same tokens and forwards for every item"),
+    "unfinished": _Fact("", "`26 of 40` samples that were asked for are there; empty for all"),
+    "limited": _Fact("", "`40 of 100` samples of the task were asked for; empty for all"),
+    "missing": _Fact("", "of a task without rows, and so without samples: what to do"),
+    "num_seeds": _Fact(1, "seeds, or samples of an item, that the figure is a mean over"),
+    "seed_sd": _Fact(0.0, "standard deviation over these seeds or samples"),
+    "server_notes": _Fact("", "what a reader must know of a server's answers, sentences joined by a vertical line"),
+    "protocol": _Fact("", "NAME@HASH of the protocol of the samples"),
+    "records": _Fact("", "SHA-256 of the records that the figure is from"),
+}
+
+
+def column_meanings() -> dict[str, str]:
+    """Every column that a results file may have, in order, with its meaning."""
+    optional = {name: fact.meaning for name, fact in (_WHERE_USED | _USUAL_FACTS).items()}
+    decoder = "name of the decoder, where `system` does not say it"
+    settings = {f"{SETTING_PREFIX}NAME": _OF_A_SETTING}
+    return {**_BEFORE_SETTINGS, **settings, **_AFTER_SETTINGS, **optional, "decoder": decoder}
 
 
 def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
@@ -403,8 +461,8 @@ def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
     return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS, *_unusual(_WHERE_USED, measurements)]
 
 
-def _unusual(usual: Mapping[str, Any], measurements: Sequence[Measurement]) -> list[str]:
-    return [name for name, value in usual.items() if any(getattr(one, name) != value for one in measurements)]
+def _unusual(facts: Mapping[str, _Fact], measurements: Sequence[Measurement]) -> list[str]:
+    return [name for name, fact in facts.items() if any(getattr(one, name) != fact.usual for one in measurements)]
 
 
 def csv_values(measurement: Measurement) -> dict[str, Any]:
@@ -466,11 +524,11 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
         )
         raise StoreError(f"{path} is no file of results, {lacks}; name a run, or a CSV file of the table command")
     values: dict[str, Any] = {name: record[name] for name in _COLUMNS}
-    usual = _WHERE_USED | _USUAL_FACTS
+    optional = _WHERE_USED | _USUAL_FACTS
     try:
         values |= {name: int(record[name]) for name in ("n", "forwards", "tokens", "samples", "errors")}
         values |= {name: float(record[name] or "nan") for name in ("value", "ci_low", "ci_high", "seconds")}
-        values |= {name: _fact(record[name], usual[name]) for name in usual if record.get(name)}
+        values |= {name: _fact(record[name], fact.usual) for name, fact in optional.items() if record.get(name)}
     except ValueError as error:
         raise StoreError(f"{path}: {error}; write it with the table command") from error
     in_force = {name: cell for name, cell in record.items() if cell and name.startswith(SETTING_PREFIX)}

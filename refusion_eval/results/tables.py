@@ -257,6 +257,8 @@ def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> 
     shown += [Column(name, f"{name.removeprefix(BY_FILTER)} %", with_bounds=True) for name in (*of_samples, *by_filter)]
     shown += [column for column in THOUGHT_COLUMNS if any(line.measurement(column.metric) for line in lines)]
     machines = list(dict.fromkeys(line.machine for line in lines if line.machine))
+    cards = [line.any_measurement.card for line in lines]
+    first_card = next(filter(None, cards), "")
     numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}
     several = len(machines) > 1  # then no speed stands above another machine's without a word
     listed = "; ".join(f"{number}: {machine}" for machine, number in numbers.items())
@@ -271,7 +273,7 @@ def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> 
     }
     rows = []
     for number, line in enumerate(lines):
-        elsewhere = bool(line.machine) and line.machine != machines[0]
+        elsewhere = bool(cards[number]) and cards[number] != first_card
         cells = line.texts(shown, fewer=fewer[number], letter=letters[number], elsewhere=elsewhere)
         cells += (numbers.get(line.machine, "-"),) if several else ()
         begins_group = number > 0 and line.task != lines[number - 1].task

@@ -37,6 +37,10 @@ REFUSED = "refused"
 
 MOST = 2**53  # limit of whole numbers in records: all of them are exact as floats, and fit every column of a data frame
 LONGEST_SLOT = 4096  # a slot is never longer; a larger one would only make readers slow
+NO_CACHE = (
+    "every forward computed the whole text again, without a cache (backend=transformers), so that the times measure no "
+    "decoder"
+)
 BUSY = "busy machine"  # begins the sentence about a machine whose other programs took time from a run
 
 # Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward, and of those by a server.
@@ -355,6 +359,11 @@ class Hardware:
         if not self.server:
             del fields["server"]
         return hashlib.sha256(dump(fields).encode("ascii")).hexdigest()[:12]
+
+    @property
+    def card(self) -> str:
+        """What computes, whose kernels scores may differ by: the GPU, else the CPU; empty for a server, or unknown."""
+        return "" if self.server else self.gpu or self.cpu
 
     def label(self) -> str:
         if self.server:

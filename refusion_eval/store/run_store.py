@@ -30,7 +30,18 @@ from typing import Any, Self, TypeVar
 from refusion_eval.errors import StoreError
 from refusion_eval.store import records
 from refusion_eval.store.atomic_write import open_own, write_atomically
-from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow, checking, dump, from_fields
+from refusion_eval.store.records import (
+    NO_CACHE,
+    STOCK_GENERATE,
+    Hardware,
+    Manifest,
+    Sample,
+    SampleKey,
+    ScoreRow,
+    checking,
+    dump,
+    from_fields,
+)
 from refusion_eval.untrusted import LARGEST, kind_of, open_plain, parse_json
 
 # Strings that are compared or stored verbatim are in ASCII JSON (`body`), so that any Python string survives, including
@@ -110,12 +121,15 @@ class Run:
         return int(self.processes[process_id].get("round", 1))
 
     def slowed_by(self, process_id: str) -> list[str]:
+        """A sentence for each thing that makes the times of a process longer than they need be."""
         process, hardware = self.processes[process_id], self.hardware(process_id)
         before, after = (process.get(name, {}).get("load") for name in ("before", "after"))
         own = 1 if hardware.gpu else hardware.threads * hardware.num_processes
         loads = [load for load in (before, None if after is None else after - own) if load is not None]
         weights = process.get("roofline", {}).get("weight_bytes", 0)
-        return hardware.slowed_by(max(loads, default=None), weights)
+        # The loop of transformers' `generate` has a cache of its own.
+        is_slow = self.manifest.arguments.get("backend") == "transformers" and self.manifest.decoder != STOCK_GENERATE
+        return [*hardware.slowed_by(max(loads, default=None), weights), *([NO_CACHE] if is_slow else [])]
 
     def to_json(self) -> dict[str, Any]:
         return {

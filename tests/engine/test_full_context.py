@@ -24,6 +24,7 @@ from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.paths import embedded_path
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.store.records import NO_CACHE
 from refusion_eval.types import ForwardDone
 from tests.models import tiny
 
@@ -132,6 +133,7 @@ def test_a_run_says_what_it_costs_and_is_recorded_as_what_it_is(tmp_path, caplog
     figures = {figure.metric: figure for figure in run_measurements([tmp_path / "run"])}
     assert figures["tpf"].value == 1
     assert figures["tps"].attention == "transformers"
+    assert NO_CACHE in figures["tps"].slowed_by.split("|")
     assert "mbu" not in figures
 
 

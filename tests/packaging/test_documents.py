@@ -318,6 +318,17 @@ def test_the_table_of_gpus_is_made_of_their_results(tables, tmp_path: Path, monk
     assert tables.NO_GPU in tables.regenerated(block)
 
 
+def test_every_column_of_a_results_file_and_no_field_of_a_record_is_without_a_meaning() -> None:
+    text = (DOCS / "reference" / "records.md").read_text(encoding="utf-8")
+    meanings = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|$", text, re.MULTILINE))
+    assert [name for name, meaning in meanings.items() if not meaning.strip()] == []
+    with (ROOT / "results/embedded/artefacts/results.csv").open(encoding="utf-8", newline="") as file:
+        columns = next(csv.reader(file))
+    assert {"note", "setting_slot_size"} <= set(columns)
+    assert {re.sub("^setting_.*", "setting_NAME", name) for name in columns} - meanings.keys() == set()
+    assert {"p_holm", "speed_ratio_ci_low"} <= meanings.keys()
+
+
 def test_every_metric_of_a_results_file_is_defined() -> None:
     defined = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     with (ROOT / "results/embedded/artefacts/results.csv").open(encoding="utf-8", newline="") as file:

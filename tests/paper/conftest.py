@@ -63,6 +63,7 @@ def make_row(run_id, metric, value, *, decoder_label="ReFusion", settings=(), ha
         errors=0,
         attention="sdpa",
         hardware=hardware,
+        card=hardware,
         notes=(note,) if note else (),
         unfinished="1 of 2" if note.startswith("unfinished") else "",
         settings=dict(settings),

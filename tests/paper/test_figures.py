@@ -288,6 +288,34 @@ def swept_runs(write_run, folder, gained, lost, num_items):
     return folder
 
 
+def test_figure_1_compares_runs_on_the_items_that_both_have(write_run, tmp_path):
+    def run(name, system, decoder, items, right):
+        samples = [sample(item, seconds=0.5 if item < 12 else 0.3) for item in items]
+        return write_run(name, samples, right={str(item) for item in right}, system=system, decoder=decoder)
+
+    # The first twelve items are the slow ones, and all right answers are among them.
+    whole = run("whole", "AR", "autoregressive", range(40), range(10))
+    part = run("part", "ReFusion", "refusion", range(12), [*range(9), 11])
+    (task,) = compare_runs(whole, part, common_items=True).tasks
+    point = next(one for one in rows_of("figure1", [whole, part], task="gsm8k") if one.label == "ReFusion")
+    found = task.difference
+    assert (point.y, point.y_low, point.y_high) == pytest.approx((found.value, found.low, found.high))
+    assert (point.x, point.n) == (0, 12)
+    assert "Differences are paired by item, on the items that both have." in caption([point])
+    write_csv(run_measurements([whole, part]), tmp_path / "results.csv")
+    (point,) = (one for one in rows_of("figure1", [tmp_path / "results.csv"], task="gsm8k") if one.label == "ReFusion")
+    assert point.pairing == "unpaired, over different items"
+
+
+def test_figure_1_of_runs_without_a_common_item_says_so(write_run):
+    runs = [
+        write_run("one", [sample(i) for i in range(4)], system="AR", decoder="autoregressive"),
+        write_run("two", [sample(i) for i in range(4, 8)]),
+    ]
+    (point,) = (one for one in rows_of("figure1", runs, task="gsm8k") if one.label == "ReFusion")
+    assert point.pairing == "unpaired, over different items"
+
+
 def test_a_sweep_with_its_runs_is_paired_as_compare_is_and_its_files_alone_are_not(write_run, tmp_path):
     folder = swept_runs(write_run, tmp_path / "sweep", gained=2, lost=5, num_items=40)
     points = rows_of("figure4", [folder])

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
+from refusion_eval.store.records import NO_CACHE, STOCK_GENERATE
 from tests.results.conftest import sample
 
 WHOLE = {"mini_mbpp": 5, "mini_gsm8k": 5}
@@ -122,7 +123,7 @@ def test_figures_tables_and_claims_of_the_paper_say_so_below(runs, tmp_path):
     claims = output("claims", *runs, "--out", tmp_path / "claims")
     (caption,) = text_of(tmp_path / "figures", "txt").values()
     assert "cut lacks samples (2 of 4)" in caption
-    assert "Limited: mini_mbpp 3 of 5, mini_mbpp 4 of 5" in caption
+    assert "Limited: mini_mbpp 3 of 5 (LLaDA), mini_mbpp 4 of 5 (ReFusion) samples" in caption
     assert ONE_ROUND in caption
     notes = text_of(tmp_path / "tables", "txt", "md")
     for text in (claims, *notes.values(), text_of(tmp_path / "claims", "md")["claims.md"]):
@@ -147,6 +148,25 @@ def test_a_run_stopped_before_its_first_sample_is_unfinished_in_every_view(runs,
     assert said in str(CliRunner().invoke(app, ["speed", str(early)]).exception)
     assert "no sample yet" in str(CliRunner().invoke(app, ["compare", str(early), str(runs[0])]).exception)
     assert "early is unfinished" in text_of_table(runs[0], early, tmp_path)
+
+
+def test_a_speed_without_a_cache_says_so_wherever_it_stands(runs, write_run, tmp_path):
+    samples = [sample(item, task="mini_mbpp", benchmark="mbpp") for item in range(5)]
+    arguments = {"backend": "transformers"}
+    mine = write_run("mine", samples, system="Mine", decoder="autoregressive", arguments=arguments)
+    stock = write_run("stock", samples, system="Stock", decoder=STOCK_GENERATE, arguments=arguments)
+    files = ("--markdown", tmp_path / "a.md", "--csv", tmp_path / "a.csv", "--latex", tmp_path / "a.tex")
+    shown = [output("table", mine, *files), output("speed", mine), output("compare", runs[0], mine)]
+    shown += [output(command, mine, "--json") for command in ("table", "speed")]
+    output("paper-table", "1", mine, "--out", tmp_path / "paper")
+    output("plot", "figure1", mine, "--out", tmp_path / "figures")
+    output("report", mine, "--out", tmp_path / "page.html")
+    written = text_of(tmp_path, "md", "csv", "txt", "html")
+    captions = [text_of(tmp_path / folder, "txt") for folder in ("figures", "paper")]
+    shown += [written[name] for name in ("a.md", "a.csv", "a.txt", "page.html")]
+    for text in (*shown, *(text for of_folder in captions for text in of_folder.values())):
+        assert NO_CACHE in text
+    assert NO_CACHE not in output("table", stock)  # its loop is that of transformers, which has a cache
 
 
 def text_of_table(*words):

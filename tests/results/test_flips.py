@@ -6,9 +6,11 @@ import pytest
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_systems
+from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.flips import flips_between, flips_cells, flips_table
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import CARDS_NOTE
+from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import choose_systems
 from refusion_eval.store.records import Hardware
@@ -112,3 +114,22 @@ def test_an_accuracy_of_another_card_says_so(write_run):
     assert CARDS_NOTE in table.caption
     alone = summary_table(summary(run_measurements([here])))
     assert CARDS_NOTE not in alone.caption
+
+
+def test_the_same_processor_with_other_threads_or_a_server_is_no_other_card(write_run):
+    answers = {"samples": ten(), "right": {"1"}}
+    one = write_run("one", **answers, hardware=Hardware(cpu="Test CPU", cores=2, threads=1))
+    two = write_run("two", **answers, hardware=Hardware(cpu="Test CPU", cores=2, threads=2))
+    served = write_run("served", **answers, hardware=Hardware(cpu="Client CPU", server="server x at h"))
+    found = run_measurements([one, two, served])
+    text = summary_table(summary(found)).markdown()
+    assert "another card" not in text
+    assert all(f"Test CPU, {threads} threads" in text for threads in (1, 2))  # speeds keep the comparison with threads
+    assert {entry.card for entry in found} == {"Test CPU", ""}
+    assert "another card" not in " ".join(compare_runs(one, two).notes)
+
+
+def test_the_card_is_in_the_csv(write_run, tmp_path):
+    runs = [write_run(name, ten(), hardware=Hardware(cpu=f"CPU {name}", threads=1)) for name in "ab"]
+    write_csv(run_measurements(runs), tmp_path / "results.csv")
+    assert CARDS_NOTE in summary_table(summary(read_csv(tmp_path / "results.csv"))).caption
