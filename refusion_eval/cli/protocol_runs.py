@@ -51,7 +51,8 @@ class ProtocolRuns(Runs):
         is_same = given.rounds == min(protocol.rounds, given.limit or protocol.rounds)
         protocol = protocol.changed(rounds=None if is_same else given.rounds)
         self.protocol = protocol.part(tuple(names_of(given.tasks)), given.limit)
-        folder = out or Path("results/protocols") / self.protocol.label.replace("@", "-")
+        self.label = self.protocol.label
+        folder = out or Path("results/protocols") / self.label.replace("@", "-")
         self.runs, self.tables = shared or (f"{folder}/runs", str(folder))
 
     def run(self) -> None:
@@ -81,9 +82,9 @@ class ProtocolRuns(Runs):
             if (Path(self.runs) / folder / RUN_JSON).exists():
                 with RunReader.open(Path(self.runs) / folder) as reader:
                     recorded |= reader.protocols()
-        own = self.protocol.label.rpartition("@")[2]  # the file may have been renamed
+        own = self.label.rpartition("@")[2]  # the file may have been renamed
         if others := sorted(label or NO_PROTOCOL for label in recorded if label.rpartition("@")[2] != own):
-            found = f"{self.runs} has records of {', '.join(others)}, and this is {self.protocol.label}"
+            found = f"{self.runs} has records of {', '.join(others)}, and this is {self.label}"
             if not self._is_shared:
                 raise ConfigError(f"{found}: numbers of several protocols are never merged; {advice}")
             say(f"note: {found}: each has rows of its own, without the samples of the others. To have all, {advice}")

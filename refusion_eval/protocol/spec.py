@@ -8,7 +8,7 @@ table that gets another value does.
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -161,8 +161,7 @@ class Protocol:
             tasks = self.tasks_of(system)
             versions |= {task.name: task.benchmark.prompts.version for task in tasks}
             args = self.arguments(system)
-            settings = {task.name: self._settings(args, task) for task in tasks}
-            systems[system] = {"arguments": _deciding_arguments(args), "settings": settings}
+            systems[system] = {"arguments": _deciding_arguments(args), "settings": self._settings(args, tasks)}
         # With more rounds than items, the suite makes as many rounds as there are items.
         rounds = min(self.rounds, self.limit or self.rounds)
         return as_json(
@@ -171,35 +170,46 @@ class Protocol:
             | {"tasks": versions, "systems": systems}
         )
 
-    def _settings(self, args: ModelArgs, task: Task) -> dict[str, Any]:
-        """Stop strings, and the settings of a task but the tokens of the checkpoint and the seed."""
+    def _settings(self, args: ModelArgs, tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
+        """Stop strings, and the settings of each task but the tokens of the checkpoint and the seed."""
         known = {"mask_id": 0, "eos_ids": (1,)}  # stand for the checkpoint's
         settings_type = find_decoder(args.decoder).Settings
         tokens = {name: value for name, value in known.items() if name in settings_type.__dataclass_fields__}
-        until = {"until": list(task.benchmark.prompts.stop_strings)}
+        settings: dict[str, dict[str, Any]] = {}
         try:
-            resolved = resolve_task(task.name, args, until, load_tables(args, tokens), tokens)
+            tables = load_tables(args, tokens)
+            for task in tasks:
+                until = {"until": list(task.benchmark.prompts.stop_strings)}
+                resolved = resolve_task(task.name, args, until, tables, tokens)
+                decided = {name for name, source in resolved.sources.items() if source != "checkpoint"} - {"seed"}
+                kept = {name: value for name, value in resolved.values.items() if name in decided}
+                settings[task.name] = kept | {"until": list(resolved.until)}
         except ConfigError as error:
             raise ConfigError(f"protocol {self.name}: {error}") from error
-        sources = resolved.sources
-        kept = {name: value for name, value in resolved.values.items() if sources[name] != "checkpoint"}
-        return {name: value for name, value in kept.items() if name != "seed"} | {"until": list(resolved.until)}
+        return settings
 
     @property
     def hash(self) -> str:
-        return hashlib.sha256(dump(self.content()).encode("ascii")).hexdigest()
+        return _hash(self.content())
 
     @property
     def label(self) -> str:
         """Name and short hash, as records, tables and figures have them."""
-        return f"{self.name}@{self.hash[:12]}"
+        return self._label(self.hash)
+
+    def _label(self, digest: str) -> str:
+        return f"{self.name}@{digest[:12]}"
 
     def stamped(self, system: str, seed: int | None = None) -> ModelArgs:
         """The model arguments of one run, which its records then say to be of this protocol."""
         args, content = self.arguments(system, seed), self.content()
-        own = {**content, "systems": {system: content["systems"][system]}}
-        stamp = {"label": self.label, "hash": self.hash, "system": system, "content": own}
+        own, digest = {**content, "systems": {system: content["systems"][system]}}, _hash(content)
+        stamp = {"label": self._label(digest), "hash": digest, "system": system, "content": own}
         return replace(args, protocol=stamp)
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(dump(content).encode("ascii")).hexdigest()
 
 
 def deciding(values: Mapping[str, Any]) -> dict[str, Any]:
