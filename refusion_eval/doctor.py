@@ -89,5 +89,5 @@ def _data(directory: Path | None) -> Iterator[tuple[str, str]]:
         if not place and source.package is not None and importlib.util.find_spec(source.package[0]):
             place = f"package {source.package[0]}"
         gated = ", gated: accept its licence and log in" if source.gated else ""
-        published = f"{'file' if '://' in str(source.hub) else 'hub dataset'} {source.hub}{gated}"
+        published = f"{'file' if source.is_address else 'hub dataset'} {source.hub}{gated}"
         yield f"data {benchmark.name}", place or published

@@ -96,6 +96,11 @@ class Source:
     is_file: bool = False
     longest_row: int = LONGEST_LINE
 
+    @property
+    def is_address(self) -> bool:
+        """Whether `hub` is the address of a file and no dataset of the hub."""
+        return "://" in (self.hub or "")
+
 
 def read_rows(path: Path, longest: int = LONGEST_LINE) -> list[dict[str, Any]]:
     """Reads JSON lines. Raises DataError, with the line's number, where one is not an object; and for no row at all."""
@@ -200,14 +205,14 @@ def _published_rows(source: Source, split: str, tried: list[str]) -> tuple[list[
         tried.append(f"the package {module} (not installed, or without {inside})")
     if source.hub is not None:
         try:
-            if not source.hub.startswith("https:"):
+            if not source.is_address:
                 return _hub_rows(source, split), source.hub
             import datasets  # takes a second
 
             return read_rows(Path(datasets.DownloadManager().download_and_extract(source.hub))), source.hub
         except (OSError, ValueError) as problem:
             told = f"{type(problem).__name__}: {str(problem).splitlines()[0][:200]}".removesuffix(f": {source.hub}")
-            tried.append(f"{'' if source.hub.startswith('https:') else 'the hub dataset '}{source.hub} ({told})")
+            tried.append(f"{'' if source.is_address else 'the hub dataset '}{source.hub} ({told})")
     return None
 
 

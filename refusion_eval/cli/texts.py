@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +8,6 @@ from refusion_eval.benchmarks import get_task
 from refusion_eval.errors import ConfigError
 from refusion_eval.results.render import csv_text
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.store.records import ScoreRow
 
 
 def score(
@@ -57,22 +55,16 @@ def score(
     kept.remove()
     if as_json:
         facts: dict[str, Any] = {"task": task, "filter": filter_name or benchmark.default_filter}
-        facts |= {"metric": benchmark.metric, **_mean_cells(scores, allow_partial), "unit": "%"}
-        facts |= scoring.Counts.of(scores, stated)._asdict()
-        facts["stated"] = _mean_cells(stated, allow_partial) if stated else None
+        means = [scoring.mean_score(of_rule, allow_partial=allow_partial) for of_rule in (scores, stated) if of_rule]
+        columns = ("value", "ci_low", "ci_high", "n")
+        cells_of_rule, *of_stated = cli.objects(columns, [(one.value, one.low, one.high, one.n) for one in means])
+        facts |= {"metric": benchmark.metric, **cells_of_rule, "unit": "%"}
+        facts |= scoring.Counts.of(scores, stated)._asdict() | {"stated": of_stated[0] if of_stated else None}
         cli.print_value(facts | {"texts": cli.objects(scoring.COLUMNS, cells)})
         return
     name = f"{'mini ' if of_task.mini else ''}{benchmark.name} (filter {filter_name or benchmark.default_filter})"
     cli.tell("\n".join(scoring.summary_lines(name, benchmark, scores, stated, allow_partial=allow_partial)))
     print(f"  one line a text: {target}")
-
-
-def _mean_cells(scores: Sequence[ScoreRow], allow_partial: bool) -> dict[str, Any]:
-    from refusion_eval.scoring.score import mean_score
-
-    mean = mean_score(scores, allow_partial=allow_partial)
-    (cells,) = cli.objects(("value", "ci_low", "ci_high", "n"), [(mean.value, mean.low, mean.high, mean.n)])
-    return cells
 
 
 def rescore(

@@ -125,7 +125,7 @@ def _source(task: ExportedTask) -> dict[str, Any]:
         kind = {"additional_details": {"synthetic": "a look-alike, not the real benchmark"}} if task.facts.mini else {}
         return {"dataset_name": plain(task.facts.task), "source_type": "other", **kind}
     source = known.benchmark.source
-    if "://" in str(source.hub):
+    if source.is_address:
         return {"dataset_name": known.benchmark.title, "source_type": "url", "url": [source.hub]}
     return {
         "dataset_name": known.benchmark.title,

@@ -243,9 +243,7 @@ class Measurement:
     num_cut: int = 0
     num_rounds: int = 1
     num_seeds: int = 1
-    seed_sd: float = (
-        0.0  # of a mean over several seeds, or a score of several samples, the standard deviation over them
-    )
+    seed_sd: float = 0.0  # standard deviation over the seeds of a mean, or over the samples of a score
     same_decode_as: str = ""  # run of a sweep, of other settings, with the same tokens and forwards for every item
     slowed_by: str = ""  # what made the speed lower than it need be, sentences joined by `|`
     server_notes: str = ""  # sentences about a server's answers joined by `|`
@@ -339,12 +337,11 @@ def by_key(measurements: Iterable[Measurement]) -> dict[MeasurementKey, Measurem
     for measurement in measurements:
         other = result.setdefault(measurement.key, measurement)
         if other is not measurement:
-            entries, under = (other, measurement), other.protocol != measurement.protocol
-            sources = " and ".join(
-                sorted(
-                    (one.run_id or one.artefact) + f"{_UNDER}{one.protocol or NO_PROTOCOL}" * under for one in entries
-                )
-            )
+            names = [entry.run_id or entry.artefact for entry in (other, measurement)]
+            if other.protocol != measurement.protocol:
+                protocols = [entry.protocol or NO_PROTOCOL for entry in (other, measurement)]
+                names = [f"{name}{_UNDER}{protocol}" for name, protocol in zip(names, protocols, strict=True)]
+            sources = " and ".join(sorted(names))
             raise StoreError(f"{' '.join(measurement.key)} is there twice ({sources}); leave one of them out")
     return result
 
