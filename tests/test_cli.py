@@ -80,6 +80,16 @@ def test_windows_gets_one_line_about_wsl_and_the_help(refusal, monkeypatch):
     assert RUNNER.invoke(app, ["--help"]).exit_code == 0
 
 
+ROOT = Path(__file__).parents[1]
+PAGES = "".join((ROOT / f"docs/reference/{name}.md").read_text() for name in ("json", "metrics"))
+
+
+def assert_on_a_page(keys):
+    # The page of JSON says how bounds are named.
+    told = [key for key in keys for name in (key, re.sub("_ci_(low|high)$", "", key)) if f"`{name}`" in PAGES]
+    assert [key for key in keys if key not in told] == []
+
+
 def test_json_has_the_same_figures_as_the_files(tmp_path):
     run_dir = str(tmp_path / "run")
     with RunStore.open(run_dir, make_manifest()) as store:
@@ -93,6 +103,8 @@ def test_json_has_the_same_figures_as_the_files(tmp_path):
         assert said.exit_code == 0, said.output
         assert [list(row) for row in json.loads(said.stdout)] == [list(row) for row in rows]
         assert [str(row["n"]) for row in json.loads(said.stdout)] == [row["n"] for row in rows]
+        if command[0] == "speed":
+            assert_on_a_page(rows[0])
 
 
 class _ElapsedTimer:
@@ -133,8 +145,15 @@ def test_runs_suites_checks_and_claims_are_printed_as_json(checkpoint, tmp_path)
     assert {row["metric"] for row in made} >= {"accuracy", "tpf"}
     checked = printed("check", "--model", checkpoint, "--decoder", "autoregressive")
     assert (checked["decoder"], checked["settings"].keys()) == ("autoregressive", {"eos_ids"})
+    assert_on_a_page(checked)
     judged = printed("claims", str(tmp_path / "run"))
     assert {claim["verdict"] for claim in judged["claims"]} >= {"not measured"}
+    for key in ("claims", "averages"):
+        assert_on_a_page(judged[key][0])
+    planned = printed("suite", *options, "--results", str(tmp_path), "--dry-run")
+    assert [entry["command"][:2] for entry in planned[:-1]] == [["refusion-eval", "run"]] * (len(planned) - 1)
+    assert planned[-1]["command"][1] == "table"
+    assert len(planned) > 2
     assert printed("claims", str(tmp_path / "run"), "--only-measured")["claims"] == []
 
 
@@ -206,6 +225,7 @@ def test_score_of_the_gold_answers_is_perfect(tmp_path, monkeypatch):
     verdicts = json.loads(RUNNER.invoke(app, ["score", "--task", "mini_gsm8k", "--outputs", "gold", "--json"]).stdout)
     assert (verdicts["value"], verdicts["ci_high"], verdicts["n"]) == (100, 100, 100)
     assert [list(text) for text in verdicts["texts"]] == [columns] * 100
+    assert_on_a_page([*verdicts, *columns])
 
 
 def test_run_and_table_write_csv_and_markdown(checkpoint, tmp_path):

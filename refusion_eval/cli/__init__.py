@@ -93,9 +93,11 @@ class _Commands(TyperGroup):
         group = next((group for group, names in GROUPS.items() if cmd_name in names), None)
         if group is None:
             return None
+        takes_all = cmd_name == TAKES_ALL_ARGUMENTS
+        if not takes_all:  # progress bars of libraries; tqdm reads this when the module below imports it
+            os.environ.setdefault("TQDM_DISABLE", "1")
         module = importlib.import_module(f"refusion_eval.cli.{group.split()[-1].lower()}")
         function = getattr(module, cmd_name.replace("-", "_"))
-        takes_all = cmd_name == TAKES_ALL_ARGUMENTS
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         single.command(
             cmd_name,
@@ -501,8 +503,7 @@ class _StderrHandler(logging.Handler):
 
 
 def log_to_stderr() -> None:
-    """Shows the log of this project on stderr; of lm-eval only errors, and none of its many progress bars."""
-    os.environ.setdefault("TQDM_DISABLE", "1")
+    """Shows the log of this project on stderr, and of lm-eval only errors."""
     if not any(isinstance(handler, _StderrHandler) for handler in LOGGER.handlers):  # of a command before this one
         LOGGER.addHandler(_StderrHandler())  # without a formatter, a line is the message
     logging.getLogger("lm_eval").setLevel(logging.INFO if LOGGER.isEnabledFor(logging.DEBUG) else logging.ERROR)

@@ -135,6 +135,7 @@ def suite(
         runs.run()
         if artefacts and isinstance(runs, Suite):
             Artefacts(runs).make()
+    runs.print_plan()
     raise typer.Exit(runs.status)
 
 

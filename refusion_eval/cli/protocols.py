@@ -67,4 +67,5 @@ def protocol(
         return
     with Interruption(lambda: SUITE_CONTINUES, finish_first=False):
         runs.run()
+    runs.print_plan()
     raise typer.Exit(runs.status)

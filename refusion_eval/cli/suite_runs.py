@@ -11,7 +11,7 @@ from typing import NamedTuple, TextIO
 from urllib.parse import urlsplit
 
 from refusion_eval.benchmarks import OURS, PUBLISHED, RELEASE, SUITE_TASKS, SUITES
-from refusion_eval.cli import EXIT_INCOMPLETE, names_of, run_command, say
+from refusion_eval.cli import EXIT_INCOMPLETE, names_of, print_value, run_command, say
 from refusion_eval.config import check_keys, read_yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tracking import check_tracker
@@ -67,6 +67,7 @@ class Runs:
         self.given = given
         self.run_dirs: list[str] = []
         self.status = 0
+        self._planned: list[list[str]] = []  # by --dry-run
 
     @property
     def reference(self) -> list[str]:
@@ -88,12 +89,20 @@ class Runs:
         # With --json the standard output is that of the table alone.
         shown = sys.stdout if words[0] == "table" else self._progress
         print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True, file=self._progress)
+        if self.given.dry_run:
+            self._planned.append(["refusion-eval", *words])
+            return 0
         with contextlib.redirect_stdout(shown):
-            status = 0 if self.given.dry_run else run_command(*words)
+            status = run_command(*words)
         if status == EXIT_INCOMPLETE:
             self.status = status
             return 0
         return status
+
+    def print_plan(self) -> None:
+        """Prints the commands of --dry-run as JSON, if that is asked for."""
+        if self.given.dry_run and self.given.as_json:
+            print_value([{"command": words} for words in self._planned])
 
     def go_on_without(self, status: int, what: str) -> None:
         """Remembers a failure and goes on, because what is there is worth its table. An interruption ends the suite."""

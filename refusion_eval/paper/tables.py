@@ -34,6 +34,7 @@ from refusion_eval.results.measurement import (
     without_protocol,
 )
 from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, markdown_text, text_cells
+from refusion_eval.results.tables import have_fewer
 from refusion_eval.runs.model_args import load_table
 
 NUMBERS = tuple(range(1, 8))
@@ -334,6 +335,13 @@ def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]
     items = ", ".join(f"{number} ({', '.join(tasks)})" for number, tasks in counts.items())
     if len(counts) == 1:
         items = f"{next(iter(counts))} items a task"
+    scores = [entry for entry in measured if entry.metric in SCORES and entry.benchmark in columns]
+    num_items = have_fewer((entry.benchmark, entry.n) for entry in scores)
+    fewer = [
+        f"{system_label(entry)} ({BENCHMARKS[entry.benchmark].title})"
+        for entry, is_less in zip(scores, num_items, strict=True)
+        if is_less
+    ]
     machines = sorted({entry.hardware for entry in measured if entry.metric == "tps" and entry.hardware})
     incomplete = any(not entry.complete for entry in measured)
     sentences = [
@@ -341,6 +349,7 @@ def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]
         "±: standard deviation of the scores that each have one sample of every item, or one seed."
         if any(entry.seed_sd for entry in measured)
         else "",
+        f"Fewer items than in another row: {', '.join(fewer)}." if fewer else "",
         f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
         *notes_of(measured),
         mini_sentence(measured),

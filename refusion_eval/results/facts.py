@@ -36,9 +36,8 @@ class SampleFacts(Timing):
     thought_tokens: int = 0
     cut_in_thought: bool = False  # whether the text ends inside a thinking block
     forced: int | None = None  # tokens that ended a thought at its budget; None without a budget
-    bytes_read: float | None = None  # by all forwards together
-    weight_bytes: float | None = None  # read by one forward
-    copy_bytes_per_second: float | None = None
+    least_seconds: float | None = None  # that the device needs to read what all forwards read
+    serial_seconds: float | None = None  # that it needs to read the weights once for each token
     joules: float | None = None
     apart: bool = False  # whether its times are of a server on a machine that is not known
     completion_tokens: int | None = None  # of a server, as it counts them; None where it tells nothing of the kind
@@ -358,6 +357,7 @@ def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, floa
         facts["tpf_release"] = tpf_release(trace, sample.slot_size)
     if roofline:
         sizes = {name: roofline[name] for name in ("weight_bytes", "cache_bytes_per_row")}
-        facts |= {name: roofline[name] for name in ("weight_bytes", "copy_bytes_per_second")}
-        facts["bytes_read"] = bytes_read(trace, **sizes)
+        bandwidth = roofline["copy_bytes_per_second"]
+        facts["least_seconds"] = bytes_read(trace, **sizes) / bandwidth
+        facts["serial_seconds"] = sample.num_decoded * roofline["weight_bytes"] / bandwidth
     return facts

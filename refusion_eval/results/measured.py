@@ -454,17 +454,13 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
     quantiles = metrics.latencies(alone, (0.5, 0.95), seed=seed)
     for name, quantile in zip(("latency_p50", "latency_p95"), quantiles, strict=True):
         yield Measure(f"server_{name}" if apart else name, "s", quantile, alone)
-    bandwidth, *others = {sample.copy_bytes_per_second for sample in alone}
-    if others or not bandwidth or not all(sample.bytes_read for sample in alone):
-        return
-    used = metrics.rate(alone, "bytes_read", "seconds", seed=seed, timed=True)
-    yield Measure("mbu", _PERCENT, used.scaled(100 / bandwidth), alone)
-    weight_bytes, *others = {sample.weight_bytes for sample in alone}
-    if not others and weight_bytes:
+    if all(sample.least_seconds for sample in alone):
+        used = metrics.rate(alone, "least_seconds", "seconds", seed=seed, timed=True)
+        yield Measure("mbu", _PERCENT, used.scaled(100), alone)
         # TPS divided by the memory-bound TPS at one token per forward (bandwidth / weight bytes). Reading the cache,
         # which would only lower that limit, is left out.
-        tps = metrics.rate(alone, "tokens", "seconds", seed=seed, timed=True)
-        yield Measure("one_token_share", _PERCENT, tps.scaled(100 * weight_bytes / bandwidth), alone)
+        share = metrics.rate(alone, "serial_seconds", "seconds", seed=seed, timed=True)
+        yield Measure("one_token_share", _PERCENT, share.scaled(100), alone)
 
 
 def _thoughts(task: TaskFacts) -> Iterator[Measure]:

@@ -145,7 +145,7 @@ def run_marks(measurement: Measurement) -> dict[str, object]:
     }
 
 
-def _have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
+def have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
     """Whether a line, of a task and a number of items, has fewer items than another one of its task."""
     lines = list(lines)
     most: dict[Hashable, int] = {}
@@ -262,7 +262,7 @@ def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> 
     numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}
     several = len(machines) > 1  # then no speed stands above another machine's without a word
     listed = "; ".join(f"{number}: {machine}" for machine, number in numbers.items())
-    fewer = _have_fewer((line.task, line.any_measurement.n) for line in lines)
+    fewer = have_fewer((line.task, line.any_measurement.n) for line in lines)
     letters = _letters_of_items(lines)
     notes = {
         _caption(lines, shown): True,
@@ -368,7 +368,7 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     shown = [key for key, entry in of.items() if not {*_TIMED}.isdisjoint(groups[key]) or not entry.samples]
     for mini in (False, True):
         require_comparable([entry for key in shown for entry in groups[key].values() if entry.mini == mini])
-    fewer = _have_fewer((key[:2], of[key].n) for key in shown)
+    fewer = have_fewer((key[:2], of[key].n) for key in shown)
     rows = [SpeedRow(of[key], groups[key], has_fewer) for key, has_fewer in zip(shown, fewer, strict=True)]
     return sorted(rows, key=lambda row: (row.of.mini, row.of.is_mean, row.of.benchmark))
 

@@ -129,6 +129,8 @@ def test_figures_tables_and_claims_of_the_paper_say_so_below(runs, tmp_path):
     for text in (claims, *notes.values(), text_of(tmp_path / "claims", "md")["claims.md"]):
         assert_all(text)
         assert ONE_ROUND in text
+    for text in notes.values():
+        assert "Fewer items than in another row: LLaDA (MBPP), ReFusion (MBPP)." in text
 
 
 def test_every_exported_sample_has_the_extent_of_its_task(runs, tmp_path):

@@ -102,6 +102,15 @@ def test_bandwidth_utilisation_needs_a_measured_roofline(write_run, make_sample)
     assert with_roofline["mbu"].value == 50.0
 
 
+def test_a_continued_run_is_divided_by_the_bandwidth_of_each_process(write_run, make_sample):
+    roofline = {"weight_bytes": 1e6, "cache_bytes_per_row": 0}
+    trace = [["forward", 0, "plan", 1, 0]]
+    for item, bandwidth in ((1, 2e6), (2, 4e6)):
+        of_process = {"roofline": roofline | {"copy_bytes_per_second": bandwidth}}
+        run_dir = write_run("refusion", [make_sample(item, seconds=1.0, trace=trace)], **of_process)
+    assert figures(run_measurements([run_dir]))["mbu"].value == pytest.approx(100 * (0.5 + 0.25) / 2)
+
+
 def test_errors_are_counted_and_never_scored_as_wrong(write_run, make_sample):
     good, bad = make_sample(1), make_sample(2, text="", error="out of memory")
     rows = figures(run_measurements([write_run("refusion", [good, bad], [score_of(good, True)])]))
