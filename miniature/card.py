@@ -16,6 +16,8 @@ _TITLES = {
     "autoregressive_sft": "Embedded autoregressive fine-tune",
     "llada": "Embedded LLaDA fine-tune",
     "bd3lm": "Embedded BD3-LM fine-tune",
+    "idlm": "Embedded I-DLM fine-tune",
+    "wedlm": "Embedded WeDLM fine-tune",
 }
 _TEXTS = {
     "autoregressive": "Next-token training on the answers of the mini tasks and of drills of single steps.",
@@ -36,6 +38,16 @@ _TEXTS = {
         "Block diffusion, BD3-LM's objective (masked blocks, each given the clean blocks before it, all blocks in one "
         "forward), on the same data, from the embedded autoregressive backbone. For the decoder bd3lm with the "
         "`block_size` below as block_length."
+    ),
+    "idlm": (
+        "I-DLM's objective (next tokens of the text, and of blocks of masks that continue it, with causal attention) "
+        "on the same data: in its last course, from the embedded autoregressive fine-tune. For the decoder idlm with "
+        "up to one more than the `block_size` below as gen_block_size."
+    ),
+    "wedlm": (
+        "WeDLM's objective (next tokens of the text, and masked blocks with their known tokens first, with causal "
+        "attention) on the same data: in its last course, from the embedded autoregressive fine-tune. For the decoder "
+        "wedlm with up to the `block_size` below as window_size."
     ),
 }
 _VARIANT_TEXT = (

@@ -70,6 +70,7 @@ EMBEDDED = Family(
         Course(seed=2512, num_items=15_000, num_drills=dict.fromkeys(DRILLS, 20_000)),
         Course(seed=2513, num_items=5000, num_drills={"calculations": 35_000}),
         Course(seed=2514, num_items=5000, num_drills={"calculations": 35_000}),
+        Course(seed=2515, num_items=5000, num_drills={"calculations": 35_000}),
     ),
     configs=Path(__file__).parent / "configs",
     gen_length=96,
@@ -79,6 +80,7 @@ EMBEDDED = Family(
         bd3lm_blocks=(4, 8, 16),
         llada_blocks=(8, 32),
         fast_dllm_blocks=(8, 16, 32),
+        wedlm_windows=(4, 8, 16),
         refusion_blocks={4: (4, 16, 32, 96), 8: (8, 16, 32, 96), 16: (16, 32, 96)},
     ),
 )

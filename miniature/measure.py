@@ -21,6 +21,8 @@ PLAIN: Mapping[str, Mapping[str, Any]] = {
     "refusion": {"slot_size": 8, "block_size": 8},
     "llada": {"block_length": 8},
     "bd3lm": {"block_length": 8},
+    "idlm": {"gen_block_size": 4, "temperature": 0.0},
+    "wedlm": {"window_size": 8},
 }
 
 

@@ -66,6 +66,7 @@ def systems(
     bd3lm_blocks: Sequence[int],
     llada_blocks: Sequence[int],
     fast_dllm_blocks: Sequence[int],
+    wedlm_windows: Sequence[int],
     refusion_blocks: Mapping[int, Sequence[int]],
 ) -> tuple[System, ...]:
     """The systems of a family, with their variants.
@@ -75,6 +76,7 @@ def systems(
         bd3lm_blocks: block lengths of BD3-LM.
         llada_blocks: block lengths of LLaDA, each tried at one, two and four tokens a forward.
         fast_dllm_blocks: block lengths of Fast-dLLM.
+        wedlm_windows: window sizes of WeDLM.
         refusion_blocks: slot size -> block sizes.
     """
     steps = (gen_length, gen_length // 2, gen_length // 4)
@@ -115,5 +117,19 @@ def systems(
             name="ReFusion, verifier",
             grid=[point | {"completion": "verifier"} for point in _refusion(refusion_blocks, (0.4, 0.9))],
             variant=VERIFIER,
+        ),
+        # Greedy, so that the tokens are those of the next-token head whatever the stride is.
+        System(
+            model="idlm", decoder="idlm", name="I-DLM", grid=_products(gen_block_size=range(1, 9), temperature=(0.0,))
+        ),
+        System(
+            model="wedlm",
+            decoder="wedlm",
+            name="WeDLM",
+            grid=_products(
+                window_size=wedlm_windows,
+                entropy_threshold=(None, 0.05, 0.1, 0.2, 0.4),
+                pos_penalty_factor=(0.0, 0.02),
+            ),
         ),
     )

@@ -1,12 +1,14 @@
 """`python -m miniature.train`: trains the embedded models, from nothing and on any machine.
 
     tokenizer, training rows, initial weights  ->  autoregressive  ->  refusion, autoregressive_sft, llada, bd3lm
+                                                                             autoregressive_sft  ->  idlm, wedlm
 
 Each stage is a training run (`miniature.run`) with a configuration of its own, followed by a measurement on held-out
 draws. All fine-tunes start from the backbone and see the same samples, so that they are comparable and can be trained
-in any order. They have two later runs on the rows of the second and the third course, of which nearly half are drills
-of calculations. Every command is printed. The same command continues an interrupted training, and what is finished is
-not made again.
+in any order. They have three later runs on the rows of the later courses, of which nearly half are drills of
+calculations. I-DLM and WeDLM continue trained autoregressive models, so the last run alone is theirs, and the samples
+are still the same. Every command is printed. The same command continues an interrupted training, and what is finished
+is not made again.
 """
 
 import argparse
@@ -39,10 +41,15 @@ from refusion_eval.training.config import read_run_config
 
 BACKBONE = "autoregressive"
 ROWS, TWICE = "train.jsonl", "results_twice.jsonl"
-LATER = ("second", "third")  # courses after the first: the names of their rows and the ends of the names of their runs
+LATER = (
+    "second",
+    "third",
+    "fourth",
+)  # courses after the first: the names of their rows and the ends of the names of their runs
 COURSE_ROWS = (ROWS, *(f"{name}.jsonl" for name in LATER))
 LATER_SETTINGS = ("optimisation.epochs=1", "optimisation.lr=2e-3")
-STAGES = (BACKBONE, "refusion", "autoregressive_sft", "llada", "bd3lm")
+STAGES = (BACKBONE, "refusion", "autoregressive_sft", "llada", "bd3lm", "idlm", "wedlm")
+CONTINUES: Mapping[str, str] = dict.fromkeys(("idlm", "wedlm"), "autoregressive_sft")  # in the last course
 
 # Changes of the release's recipe that are tried on a part of the samples (`trials`); for the last one the rows differ.
 TRIALS: Mapping[str, Sequence[str]] = {
@@ -63,7 +70,9 @@ TRIAL_SETTINGS = (
 
 
 def runs_of(stage: str) -> tuple[str, ...]:
-    """The training runs of a stage, of which each starts from the one before; fine-tunes have three."""
+    """The training runs of a stage, of which each starts from the one before; fine-tunes have one in each course."""
+    if stage in CONTINUES:
+        return (*runs_of(CONTINUES[stage])[:-1], stage)
     return (stage, *(f"{stage}_{name}" for name in LATER)) if stage in STAGES and stage != BACKBONE else (stage,)
 
 

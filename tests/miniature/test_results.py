@@ -20,7 +20,7 @@ OTHERS = {
 def work_dir(tmp_path: Path) -> Path:
     """A folder with a record of each training run, of 10 steps of 4 samples."""
     facts = {"steps": 10, "config": {"optimisation": {"global_batch_size": 4}}}
-    for run in (run for stage in (*STAGES, *VARIANTS) for run in runs_of(stage)):
+    for run in {run for stage in (*STAGES, *VARIANTS) for run in runs_of(stage)}:
         (tmp_path / run).mkdir()
         (tmp_path / run / "run.json").write_text(json.dumps(facts))
     return tmp_path
@@ -40,7 +40,7 @@ def test_every_file_of_the_family_is_made_by_a_command(work_dir: Path) -> None:
 def test_the_scaling_counts_the_samples_of_all_courses(work_dir: Path) -> None:
     (command,) = (command for command in tables(work_dir) if "plots/scaling.py" in command)
     samples = [word.partition("=")[0] for word in command if "=" in word]
-    assert samples == ["40", "40", "40", "40", "120"]
+    assert samples == ["40", "40", "40", "40", "160"]
 
 
 def test_a_dry_run_prints_the_commands(

@@ -22,6 +22,7 @@ from miniature.frontier import measured
 from miniature.run import MiniatureConfig
 from miniature.train import (
     BACKBONE,
+    CONTINUES,
     STAGES,
     VARIANTS,
     config_of,
@@ -56,7 +57,7 @@ FEW_EMBEDDED = replace(
     EMBEDDED,
     vocabulary_size=400,
     num_tokenizer_items=50,
-    courses=tuple(replace(FEW_ROWS, seed=seed) for seed in (1, 2, 3)),
+    courses=tuple(replace(FEW_ROWS, seed=seed) for seed in (1, 2, 3, 4)),
 )
 
 
@@ -82,7 +83,7 @@ def trained_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ReFusion stage of three runs of 20 steps, from a backbone that was not trained."""
+    """A ReFusion stage of four runs of 20 steps, from a backbone that was not trained."""
     folder = tmp_path_factory.mktemp("work")
     prepare(FEW_EMBEDDED, folder, SMALL)
     (folder / BACKBONE).mkdir()
@@ -118,8 +119,13 @@ def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "b2047463c29a2d22cd64054da556fd09643d41aa3032dbb3d964ab9626bd257e",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            EMBEDDED.courses[3],
+            "0f181272520d390bb59972cfe567466c5fce038c7d0ed34bb058b05437a2f604",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["few", "first", "second", "third"],
+    ids=["few", "first", "second", "third", "fourth"],
 )
 def test_the_training_rows_stay_as_they_are(tmp_path: Path, course: Course, digest: str) -> None:
     write_rows(EMBEDDED, course, tmp_path / "rows.jsonl")
@@ -154,13 +160,13 @@ def test_a_checkpoint_is_exported_in_bfloat16_with_its_card_and_decodes(work_dir
         (work_dir / BACKBONE / name).write_bytes((work_dir / "refusion" / name).read_bytes())
     export(FEW_EMBEDDED, "refusion", work_dir, tmp_path)
     target = tmp_path / "refusion"
-    trained = load_file(work_dir / "refusion_third" / "model" / "model.safetensors")
+    trained = load_file(work_dir / "refusion_fourth" / "model" / "model.safetensors")
     written = load_file(target / "model.safetensors")
     assert all(torch.equal(value, trained[name].to(torch.bfloat16)) for name, value in written.items())
     assert trained.keys() == written.keys()
     readme = (target / "README.md").read_text()
     assert "# Embedded ReFusion fine-tune" in readme
-    assert "- Data: 1920 synthetic conversations after the backbone's 640, disjoint from `tasks/mini/*/test" in readme
+    assert "- Data: 2560 synthetic conversations after the backbone's 640, disjoint from `tasks/mini/*/test" in readme
     for run in runs_of("refusion"):
         assert f"| {run} | refusion | muon | 20 | 32 | 0.01 | 2514 |" in readme
     sizes = pandas.read_csv(target / "loss.csv").groupby("stage").size().to_dict()
@@ -194,7 +200,7 @@ def test_a_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.Capture
     rows = curve.measured(two_tasks, work, ["refusion"], 1, out)
     assert out.read_bytes() == before
     assert rows[["step", "samples", "task"]].values.tolist() == [
-        [step, 32 * step, task] for step in range(1, 7) for task in two_tasks.draws
+        [step, 32 * step, task] for step in range(1, 9) for task in two_tasks.draws
     ]
     curve.draw(two_tasks, rows, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
@@ -202,9 +208,9 @@ def test_a_family_is_trained_and_measured(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_curve_measures_the_weights_of_each_checkpoint(work_dir: Path) -> None:
     found = {step: (samples, model) for step, samples, model in curve.models(work_dir, "refusion", [])}
-    assert {step: samples for step, (samples, _) in found.items()} == {step: step * 32 for step in range(10, 61, 10)}
-    last = found[60][1]
-    model = api.load_model(str(work_dir / "refusion_third" / "model"))
+    assert {step: samples for step, (samples, _) in found.items()} == {step: step * 32 for step in range(10, 81, 10)}
+    last = found[80][1]
+    model = api.load_model(str(work_dir / "refusion_fourth" / "model"))
     assert api.generate(last, [1, 2, 3], gen_length=8).tokens == api.generate(model, [1, 2, 3], gen_length=8).tokens
 
 
@@ -217,27 +223,35 @@ def test_the_shape_of_the_models_and_the_objectives_of_the_stages() -> None:
     objectives = {stage: config(stage).objective for stage in FINE_TUNES}
     assert objectives["refusion"].slot_sizes == (4, 8, 16)
     assert {stage: one.eos_multiple for stage, one in objectives.items()} == {
-        "refusion": 32, "autoregressive_sft": 0, "llada": 96, "bd3lm": 32,
+        "refusion": 32, "autoregressive_sft": 0, "llada": 96, "bd3lm": 32, "idlm": 0, "wedlm": 32,
     }  # fmt: skip
     assert config(BACKBONE).optimisation.epochs == 0.5
     assert {config(stage).optimisation.optimizer for stage in STAGES} == {"muon"}
 
 
 def test_all_fine_tunes_take_the_same_samples_in_the_same_steps_from_the_backbone() -> None:
-    assert FINE_TUNES == ["refusion", "autoregressive_sft", "llada", "bd3lm"]
-    first, *others = configs = [config(stage) for stage in FINE_TUNES]
-    later = [[config(runs_of(stage)[course]) for stage in FINE_TUNES] for course in (1, 2)]
+    own = [stage for stage in FINE_TUNES if stage not in CONTINUES]
+    assert own == ["refusion", "autoregressive_sft", "llada", "bd3lm"]
+    first, *others = configs = [config(stage) for stage in own]
+    later = [[config(runs_of(stage)[course]) for stage in own] for course in (1, 2, 3)]
     assert 0 < (first.optimisation.epochs or 0) <= 1  # no sample is seen twice
     assert [one.objective.objective for one in configs] == ["refusion", "sft", "llada", "bd3lm"]
     assert first.backbone.model == str(Path("work", BACKBONE, "model"))
     for other in others:
         assert (other.data, other.optimisation, other.backbone) == (first.data, first.optimisation, first.backbone)
     for before, course in enumerate(later):
-        for stage, one, other in zip(FINE_TUNES, configs, course, strict=True):
+        for stage, one, other in zip(own, configs, course, strict=True):
             assert other.backbone.model == str(Path("work", runs_of(stage)[before], "model"))
             assert (other.objective, other.data) == (one.objective, course[0].data)
             assert other.optimisation == course[0].optimisation
-    assert [course[0].data.files for course in later] == [(f"work/{name}.jsonl",) for name in ("second", "third")]
+    assert [course[0].data.files for course in later] == [
+        (f"work/{name}.jsonl",) for name in ("second", "third", "fourth")
+    ]
+    for stage, before_it in CONTINUES.items():
+        last = config(stage)
+        assert last.backbone.model == str(Path("work", runs_of(before_it)[-2], "model"))
+        assert (last.data, last.optimisation) == (later[-1][0].data, later[-1][0].optimisation)
+        assert last.objective.objective == stage
     assert config(BACKBONE).backbone.model == str(Path("work", "initial"))
 
 
