@@ -6,7 +6,7 @@ A table is between `<!-- NAME:begin WORDS -->` and `<!-- NAME:end -->`; NAME is 
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from statistics import median
@@ -25,7 +25,7 @@ from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.models.device import weight_bytes
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.measurement import VERIFIER, read_published
+from refusion_eval.results.measurement import read_published
 from refusion_eval.results.render import read_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.sandbox.jail import PROFILES
@@ -226,10 +226,14 @@ def tiers(_: Sequence[str]) -> str:
     return table_of(("Tier", "Profile", "Layers"), rows, 3)
 
 
+def _csv_rows(name: str) -> list[dict[str, str]]:
+    with (RESULTS / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def scaling(_: Sequence[str]) -> str:
     """Accuracy and speed by training samples."""
-    with (RESULTS / "scaling.csv").open(encoding="utf-8", newline="") as file:
-        means = [row for row in csv.DictReader(file) if row["task"] == "average"]
+    means = [row for row in _csv_rows("scaling.csv") if row["task"] == "average"]
     values = {
         (row["samples"], row["metric"]): interval(*(float(row[name]) for name in ("value", "ci_low", "ci_high")))
         for row in means
@@ -250,20 +254,33 @@ def slot_sizes(_: Sequence[str]) -> str:
     return table_of(("Slot size", "Accuracy, %", "TPF"), rows, 0)
 
 
-def verifier(_: Sequence[str]) -> str:
-    """The verifier's token against the paper's rule, by task: accuracy, the paired difference, and TPF."""
-    with (RESULTS / "verifier_compare.csv").open(encoding="utf-8", newline="") as file:
-        compared = list(csv.DictReader(file))
-    figures = read_csv(RESULTS / "verifier.csv")
-    tpf = {(row.task, VERIFIER in row.variants, row.decoded_fused): row.value for row in figures if row.metric == "tpf"}
-    rows = []
-    for row in compared:
+def _verifier_rows(rows: Iterable[Mapping[str, str]], of: Mapping[str, Callable[[Mapping[str, str]], str]]) -> str:
+    """Accuracy by each rule, the paired difference and TPF, after columns of the table's own."""
+    lines = []
+    for row in rows:
         difference = interval(*(float(row[f"difference{end}"]) for end in ("", "_ci_low", "_ci_high")))
-        accuracies = [f"{float(row[name]):.1f}" for name in ("accuracy_before", "accuracy_after")]
-        counts = [f"{tpf[row['task'], kept, fused]:.2f}" for fused in (False, True) for kept in (False, True)]
-        rows.append((row["task"], *accuracies, difference, f"{float(row['p_value']):.2g}", *counts))
-    columns = ("Task", "Paper %", "Verifier %", "Difference", "p", "TPF, paper", "TPF, verifier")
-    return table_of((*columns, "fused: paper", "fused: verifier"), rows)
+        accuracies = [f"{float(row[f'accuracy_{rule}']):.1f}" for rule in ("paper", "verifier")]
+        counts = [f"{float(row[f'tpf_{rule}{way}']):.2f}" for way in ("", "_fused") for rule in ("paper", "verifier")]
+        own = [text(row) for text in of.values()]
+        lines.append((*own, *accuracies, difference, f"{float(row['p_value']):.2g}", *counts))
+    columns = ("Paper %", "Verifier %", "Difference", "p", "TPF, paper", "TPF, verifier")
+    return table_of((*of, *columns, "fused: paper", "fused: verifier"), lines, len(of))
+
+
+def verifier(_: Sequence[str]) -> str:
+    """The verifier's token against the paper's rule, by task, on the test items and the shipped checkpoint."""
+    rows = _csv_rows("verifier.csv")
+    last = max(int(row["samples"]) for row in rows)
+    shipped = [row for row in rows if int(row["samples"]) == last and row["items"] == "test items"]
+    return _verifier_rows(shipped, {"Task": lambda row: row["task"]})
+
+
+def verifier_courses(_: Sequence[str]) -> str:
+    """The same over all tasks, by checkpoint and kind of items."""
+    means = [row for row in _csv_rows("verifier.csv") if row["task"] == "mean"]
+    return _verifier_rows(
+        means, {"Training samples": lambda row: f"{int(row['samples']):,}", "Items": lambda row: row["items"]}
+    )
 
 
 def training_memory_table(_: Sequence[str]) -> str:
@@ -306,6 +323,7 @@ MAKERS: dict[str, Maker] = {
     "artefact": artefact,
     "csv": csv_table,
     "verifier": verifier,
+    "verifier_courses": verifier_courses,
     "bench_train": bench_train,
     "soak": soak,
     "sandbox": sandbox,

@@ -28,11 +28,16 @@ PLAIN: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The share of right answers in percent, and the forwards and tokens that all answers took."""
+    """Which answers are right, and the forwards and tokens that all of them took."""
 
-    accuracy: float
+    passed: Sequence[bool]
     forwards: int
     tokens: int
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers in percent."""
+        return 100 * sum(self.passed) / len(self.passed)
 
     @property
     def tpf(self) -> float:
@@ -65,9 +70,8 @@ def measure(
     asked = [benchmark.prompts.user(item.prompt_row) for item in chosen]
     decoded = api.generate_many(model, asked, decoder, **settings)
     answers = [(dict(item.prompt_row), one.text or "") for item, one in zip(chosen, decoded, strict=True)]
-    verdicts = judge_texts(benchmark, answers)
     return Measured(
-        accuracy=100 * sum(verdict.passed for verdict in verdicts) / len(chosen),
+        passed=[verdict.passed for verdict in judge_texts(benchmark, answers)],
         forwards=sum(one.num_forwards for one in decoded),
         tokens=sum(len(one.tokens) for one in decoded),
     )

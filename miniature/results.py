@@ -17,25 +17,31 @@ from pathlib import Path
 
 from miniature.card import num_samples, read_record
 from miniature.family import EMBEDDED
-from miniature.train import VARIANTS, runs_of
+from miniature.train import VARIANTS, runs_of, stage_of
 from refusion_eval.paths import embedded_systems
 
 OUT = Path("results/embedded")
 PACKAGE = (sys.executable, "-m", "refusion_eval")
 SLOT_SETTINGS = ("block_size=32", "tau_slot=0.6", "tau_token=0.3")  # of the variants with one slot size
 BACKBONE_RUN, REFUSION_RUNS = "embedded-autoregressive", ("embedded-refusion-unfused", "embedded-refusion-fused")
-# eval.sh makes the first of these; no table of the paper needs the second.
-VERIFIER_RUNS = ("embedded-refusion-verifier", "verifier-fused")
-MERGED_RUN = "embedded-bd3lm-merged"
+VERIFIER_RUN, MERGED_RUN = "embedded-refusion-verifier", "embedded-bd3lm-merged"
+
+
+def _num_samples(work_dir: Path, run: str) -> int:
+    """The samples of a training run and of the earlier ones of its stage."""
+    runs = runs_of(stage_of(run))
+    return sum(num_samples(read_record(work_dir / part)) for part in runs[: runs.index(run) + 1])
 
 
 def choices(work_dir: Path) -> Iterator[Sequence[str]]:
-    """The commands of the frontiers, which choose the settings, and of the letters."""
+    """The commands of the frontiers, which choose the settings, and of what else needs no speed."""
     module = (sys.executable, "-m")
-    frontiers = work_dir / "frontiers.csv"
+    frontiers, verifier = work_dir / "frontiers.csv", work_dir / "verifier.csv"
     yield (*module, "miniature.frontier", "--out", str(frontiers), "--settings", "tasks/settings")
-    for ending in (".csv", ".png"):
-        yield ("cp", str(frontiers.with_suffix(ending)), str(OUT))
+    courses = [f"{_num_samples(work_dir, run)}={work_dir / run / 'model'}" for run in runs_of("refusion")[-3:]]
+    yield (*module, "miniature.verifier", *courses, "--out", str(verifier))
+    for made in (frontiers, frontiers.with_suffix(".png"), verifier):
+        yield ("cp", str(made), str(OUT))
     yield (*module, "miniature.letters", "--models", "embedded:", "--items", "40", "--out", f"{OUT}/letters.csv")
 
 
@@ -49,9 +55,6 @@ def speeds(work_dir: Path) -> Iterator[Sequence[str]]:
         model = ("--model", str(work_dir / "out" / name), "--decoder", "refusion")
         tasks = ("--tasks", ",".join(f"mini_{task}" for task in EMBEDDED.draws))
         yield (*PACKAGE, "run", *model, *tasks, "--run-dir", str(results / "runs" / name), *settings)
-    both = ("--set", "completion=verifier", "--set", "fuse=true")
-    run_dir = ("--run-dir", str(results / "runs" / VERIFIER_RUNS[1]))
-    yield (*PACKAGE, "run", "--model", "embedded", "--decoder", "refusion", *both, *run_dir)
     yield (*PACKAGE, "sweep", f"{OUT}/orders.yaml", "--out", str(work_dir / "orders"))
 
 
@@ -61,22 +64,17 @@ def tables(work_dir: Path) -> Iterator[Sequence[str]]:
     family = [str(runs / f"embedded-{name}") for name in embedded_systems() if name != "refusion"]
     refusion = [str(runs / name) for name in REFUSION_RUNS]
     baseline = ("--baseline", BACKBONE_RUN)
-    verifier = [str(runs / name) for name in VERIFIER_RUNS]
+    verifier = str(runs / VERIFIER_RUN)
     for csv, markdown, of in (
-        ("family", "family", [*family, str(runs / MERGED_RUN), *refusion, verifier[0]]),
-        ("results", "table", [*refusion, verifier[0], str(runs / BACKBONE_RUN)]),
+        ("family", "family", [*family, str(runs / MERGED_RUN), *refusion, verifier]),
+        ("results", "table", [*refusion, verifier, str(runs / BACKBONE_RUN)]),
     ):
         files = ("--csv", f"{OUT}/{csv}.csv", "--markdown", f"{OUT}/{markdown}.md")
         yield (*PACKAGE, "table", *of, *files, *baseline)
-    yield (*PACKAGE, "table", *refusion, *verifier, "--csv", f"{OUT}/verifier.csv")
-    yield (*PACKAGE, "compare", refusion[0], verifier[0], "--csv", f"{OUT}/verifier_compare.csv")
     slots = [str(runs / name) for name in VARIANTS if "_slots_" in name]
     yield (*PACKAGE, "table", *slots, "--csv", f"{OUT}/slot_sizes.csv")
     points = {runs / name: name for name in VARIANTS if "_data_" in name} | {runs / REFUSION_RUNS[0]: "refusion"}
-    entries = [
-        f"{sum(num_samples(read_record(work_dir / part)) for part in runs_of(stage))}={run}"
-        for run, stage in points.items()
-    ]
+    entries = [f"{_num_samples(work_dir, runs_of(stage)[-1])}={run}" for run, stage in points.items()]
     yield (sys.executable, "plots/scaling.py", *entries, "--out", f"{OUT}/scaling.csv")
     yield (sys.executable, "plots/orders.py", str(work_dir / "orders" / "sweep.csv"), "--out", f"{OUT}/orders.csv")
     yield (sys.executable, "plots/overview.py", f"{OUT}/family.csv", "--out", f"{OUT}/overview.png")

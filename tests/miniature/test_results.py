@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from miniature.results import VERIFIER_RUNS, choices, main, speeds, tables
+from miniature.results import choices, main, speeds, tables
 from miniature.train import STAGES, VARIANTS, runs_of
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +29,8 @@ def work_dir(tmp_path: Path) -> Path:
 def test_every_file_of_the_family_is_made_by_a_command(work_dir: Path) -> None:
     words = {word for part in (choices, speeds, tables) for command in part(work_dir) for word in command}
     made = {Path(word).name for word in words if word.startswith("results/embedded/")}
-    # A picture stands beside the file that its command names.
-    made |= {"frontiers.csv", "frontiers.png", "overview.txt"}
+    # Files that are copied from the folder of the runs, and the text beside a picture.
+    made |= {"frontiers.csv", "frontiers.png", "verifier.csv", "overview.txt"}
     assert {path.name for path in (ROOT / "results/embedded").iterdir()} - OTHERS <= made
     scripts = {word for word in words if word.startswith(("plots/", "docs/", "eval.sh", "tasks/"))}
     assert all((ROOT / script).exists() for script in scripts)
@@ -52,5 +52,5 @@ def test_a_dry_run_prints_the_commands(
     assert len(printed) == sum(1 for part in (choices, speeds, tables) for _ in part(work_dir))
     assert all(line.startswith("$ ") for line in printed)
     variants = [line for line in printed if " run --model " in line]
-    assert len(variants) == len(VARIANTS) + len(VERIFIER_RUNS[1:])
+    assert len(variants) == len(VARIANTS)
     assert sum("slot_size=16" in line for line in variants) == 1

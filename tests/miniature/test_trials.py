@@ -71,7 +71,9 @@ def test_a_csv_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(trials, "prepare", lambda family, work_dir: None)
     monkeypatch.setattr(trials, "train_stage", train_stage)
     monkeypatch.setattr(trials.api, "load_model", lambda path: path)
-    monkeypatch.setattr(trials, "measure", lambda *given, **settings: Measured(accuracy=50.0, forwards=10, tokens=30))
+    monkeypatch.setattr(
+        trials, "measure", lambda *given, **settings: Measured(passed=[True, False], forwards=10, tokens=30)
+    )
     out = tmp_path / "trials.csv"
     command = ["trials", "--work-dir", str(tmp_path), "--out", str(out), "--held-out", "2"]
     for names in ("release", "release,exact_masking"):
