@@ -17,6 +17,7 @@ from refusion_eval.results.tables import summary
 
 AR, AR_SFT, BD3LM, REFUSION = "AR", "AR-SFT", "BD3-LM", "ReFusion"
 MERGED, VERIFIER = f"{BD3LM}, merged", f"{REFUSION}, verifier"
+CAUSAL = (REFUSION, VERIFIER, "WeDLM", "I-DLM")
 
 Rows = Mapping[str, Mapping[str, Measurement]]  # task -> system -> measurement
 
@@ -169,14 +170,45 @@ def equal_parallelism(_: Sequence[str]) -> str:
     return f"{table_of(columns, lines)}\n{_listed(counted)}.\n"
 
 
+def equal_accuracy(_: Sequence[str]) -> str:
+    """Forwards a token of the causal diffusion models at an accuracy that all of them reach."""
+    rows = _frontiers()
+    rows = rows[rows.system.isin(CAUSAL)]
+    lines, fewest = [], dict.fromkeys(CAUSAL, 0)
+    for task, points in rows.groupby("task", sort=False):
+        reached = points.groupby("system").accuracy.max().min()
+        tpf = points[points.accuracy >= reached].groupby("system").tpf.max()
+        fewest[tpf.idxmax()] += 1
+        lines.append((_title(f"mini_{task}"), f"{reached:.0f}", *(f"{1 / tpf[system]:.2f}" for system in CAUSAL)))
+    columns = ("Task", "Accuracy at least, %", *CAUSAL)
+    counted = [f"{system} has the fewest on {number} of {len(lines)} tasks" for system, number in fewest.items()]
+    return f"{table_of(columns, lines)}\n{_listed(counted)}.\n"
+
+
+def _course_ends() -> list[int]:
+    """The optimiser steps of the fine-tunes at the end of each course."""
+    log = pandas.read_csv(EMBEDDED_FOLDER / "refusion" / "loss.csv")
+    return log[log.stage != "autoregressive"].groupby("stage", sort=False).step.max().cumsum().tolist()
+
+
+def _samples_after() -> dict[int, int]:
+    rows = pandas.read_csv(RESULTS / "learning_curves.csv")
+    return dict(zip(rows.step, rows.samples, strict=True))
+
+
+def training(_: Sequence[str]) -> str:
+    """In which courses the fine-tunes were trained."""
+    ends, samples_of = _course_ends(), _samples_after()
+    begins = _listed([f"{samples_of[step]:,}" for step in ends[:-1]])
+    return f"All fine-tunes saw the same samples in {len(ends)} courses. The later ones begin after {begins} samples.\n"
+
+
 def courses(_: Sequence[str]) -> str:
     """Mean accuracy of each fine-tune at the end of each course."""
     rows = pandas.read_csv(RESULTS / "learning_curves.csv")
     names = {"autoregressive_sft": AR_SFT, "bd3lm": BD3LM, "refusion": REFUSION, "llada": "LLaDA"}
     means = rows.groupby(["stage", "step"]).accuracy.mean()
-    log = pandas.read_csv(EMBEDDED_FOLDER / "refusion" / "loss.csv")
-    steps = log[log.stage != "autoregressive"].groupby("stage", sort=False).step.max().cumsum()
-    samples_of = dict(zip(rows.step, rows.samples, strict=True))
+    steps, samples_of = _course_ends(), _samples_after()
     return table_of(
         ("Samples", *(f"{samples_of[step]:,}" for step in steps)),
         [(name, *(f"{means[stage, step]:.1f}" for step in steps)) for stage, name in names.items()],
@@ -222,6 +254,8 @@ TEXTS = {
     "grid": grid,
     "most_accurate": most_accurate,
     "equal_parallelism": equal_parallelism,
+    "equal_accuracy": equal_accuracy,
+    "training": training,
     "courses": courses,
     "orders": orders,
     "letters": letters,
