@@ -4,13 +4,15 @@ The response of each held-out draw is given to the model as it is, token by toke
 next token is compared with the true one. Results are what stands behind "=" and in the last sentence. This moves long
 before the accuracy of whole responses does. Models with a next-token head only: the backbone, AR-SFT and ReFusion.
 
-    python -m miniature.digits --models embedded:refusion,embedded:autoregressive_sft
+    python -m miniature.digits --models embedded:refusion,embedded:autoregressive_sft --out digits.csv
 """
 
 import argparse
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
+import pandas
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -21,6 +23,7 @@ from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS
 
 TASKS = ("gsm8k", "math")
+COLUMNS = ("checkpoint", "task", "n", "digits", "wrong", "percent")
 _RESULT = re.compile(r"(?<==)\d+|(?<=The answer is )\d+|(?<=boxed\{)\d+")
 
 
@@ -41,22 +44,30 @@ def wrong_digits(model: api.LoadedModel, task: str, chosen: Sequence[Item]) -> t
     return wrong, total
 
 
-def errors(family: Family, name: str, num_items: int) -> dict[str, float]:
-    """Share of wrong digits of results in percent, by task."""
-    model = api.load_model(name)
-    counts = {task: wrong_digits(model, task, draws(family, task, num_items)) for task in TASKS}
-    return {task: 100 * wrong / total for task, (wrong, total) in counts.items()}
+def errors(family: Family, name: str, folder: str, num_items: int) -> list[dict[str, str | int | float]]:
+    """A row for each task: the digits of results, and the share of wrong ones in percent."""
+    model, rows = api.load_model(folder), []
+    for task in TASKS:
+        chosen = draws(family, task, num_items)
+        wrong, total = wrong_digits(model, task, chosen)
+        rows.append(dict(zip(COLUMNS, (name, task, len(chosen), total, wrong, 100 * wrong / total), strict=True)))
+    return rows
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m miniature.digits", description="Errors at digits of results.")
-    parser.add_argument("--models", required=True, help="checkpoints, separated by commas")
+    parser.add_argument("--models", required=True, help="checkpoints, separated by commas, each perhaps as NAME=FOLDER")
     parser.add_argument("--items", type=int, default=100, help="held-out draws of each task: %(default)s")
+    parser.add_argument("--out", type=Path, help="CSV")
     given = parser.parse_args()
-    for name in given.models.split(","):
-        found = errors(EMBEDDED, name, given.items)
-        print(f"{name}: {', '.join(f'{task} {share:.2f} %' for task, share in found.items())}", flush=True)
+    rows = []
+    for model in given.models.split(","):
+        name, _, folder = model.rpartition("=")
+        rows += errors(EMBEDDED, name or folder, folder, given.items)
+        print(pandas.DataFrame(rows).tail(len(TASKS)).to_string(index=False, header=False), flush=True)
+    if given.out:
+        pandas.DataFrame(rows).to_csv(given.out, index=False, float_format="%.4g")
 
 
 if __name__ == "__main__":
