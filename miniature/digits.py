@@ -44,7 +44,7 @@ def wrong_digits(model: api.LoadedModel, task: str, chosen: Sequence[Item]) -> t
     return wrong, total
 
 
-def errors(family: Family, name: str, folder: str, num_items: int) -> list[dict[str, str | int | float]]:
+def errors(family: Family, name: str, folder: str, num_items: int) -> list[dict[str, object]]:
     """A row for each task: the digits of results, and the share of wrong ones in percent."""
     model, rows = api.load_model(folder), []
     for task in TASKS:

@@ -41,11 +41,8 @@ from refusion_eval.training.config import read_run_config
 
 BACKBONE = "autoregressive"
 ROWS, TWICE = "train.jsonl", "results_twice.jsonl"
-LATER = (
-    "second",
-    "third",
-    "fourth",
-)  # courses after the first: the names of their rows and the ends of the names of their runs
+# Courses after the first: the names of their rows and the ends of the names of their runs.
+LATER = ("second", "third", "fourth")
 COURSE_ROWS = (ROWS, *(f"{name}.jsonl" for name in LATER))
 LATER_SETTINGS = ("optimisation.epochs=1", "optimisation.lr=2e-3")
 STAGES = (BACKBONE, "refusion", "autoregressive_sft", "llada", "bd3lm", "idlm", "wedlm")

@@ -11,8 +11,8 @@ from miniature.train import STAGES, VARIANTS, runs_of
 ROOT = Path(__file__).parents[2]
 # What else is there: files of training, of the machine, and what the commands read.
 OTHERS = {
-    "bench_0.6B_inflated.json", "bench_train.json", "digits.csv", "learning_curves.csv", "learning_curves.png", "orders.yaml",
-    "sandbox.json", "scaleout.csv", "soak.json", "trials.csv",
+    "bench_0.6B_inflated.json", "bench_train.json", "digits.csv", "learning_curves.csv", "learning_curves.png",
+    "orders.yaml", "sandbox.json", "scaleout.csv", "soak.json", "trials.csv",
 }  # fmt: skip
 
 
