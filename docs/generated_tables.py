@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import torch
 import yaml
 from generated_common import RESULTS, ROOT, interval, table_of
-from generated_text import TEXTS, front
+from generated_text import TEXTS, front, systems_of
 
 from refusion_eval.bench.checkpoints import SHAPES, config_of
 from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, results_rows
@@ -112,22 +112,19 @@ def _paper_block(number: int) -> Maker:
 
 
 def equal_data(systems: Sequence[str]) -> str:
-    """TPF and accuracy of systems of the embedded family by task, and what they show; the TPF of AR-SFT is always 1.
-
-    The systems are named as tables name them, with a plus sign before a variant: ReFusion+verifier.
-    """
-    systems = [system.replace("+", ", ") for system in systems]
+    """TPF and accuracy of systems of the embedded family by task, and what they show; the TPF of AR-SFT is always 1."""
+    systems = systems_of(systems)
     rows = []
     for task, lines in groupby(summary(read_csv(RESULTS / "family.csv")), key=lambda line: line.task):
         by_system = {line.system: line for line in lines}
         tpf = [by_system[system].measurement("tpf") for system in systems if system != "AR-SFT"]
         scores = [by_system[system].measurement("accuracy") for system in systems]
         title = f"**mean of {scores[0].num_tasks}**" if scores[0].is_mean else task
-        numbers = [(row, 1) for row in tpf] + [(row, 0) for row in scores]
-        rows.append((title, *(interval(row.value, row.ci_low, row.ci_high, digits) for row, digits in numbers)))
+        cells = [f"{row.value:.1f}" for row in tpf]
+        rows.append((title, *cells, *(interval(row.value, row.ci_low, row.ci_high, 0) for row in scores)))
     parallel = [f"{system}: TPF" for system in systems if system != "AR-SFT"]
     table = table_of(("Task", *parallel, *(f"{system}: accuracy %" for system in systems)), rows)
-    return f"{front()}\n{table}"
+    return f"{front(systems)}\n{table}"
 
 
 def memory_bound(_: Sequence[str]) -> str:

@@ -28,6 +28,11 @@ def _listed(parts: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def systems_of(words: Sequence[str]) -> list[str]:
+    """The systems that the words of a block name, with a plus sign before a variant: ReFusion+verifier."""
+    return [word.replace("+", ", ") for word in words]
+
+
 def _by_task(metric: str) -> tuple[Rows, Mapping[str, Measurement]]:
     """The measurements of a metric in family.csv by task and system, and those of the mean by system."""
     tasks: dict[str, dict[str, Measurement]] = {}
@@ -50,15 +55,18 @@ def _overlaps(one: Measurement, other: Measurement) -> bool:
     return one.ci_low <= other.ci_high and other.ci_low <= one.ci_high
 
 
-def front() -> str:
-    """What the first table of the README shows."""
+def front(systems: Sequence[str]) -> str:
+    """What the first table of the README shows of these systems beside AR-SFT."""
     accuracies, _means = _by_task("accuracy")
     _tasks, tpf = _by_task("tpf")
-    same = [_title(task) for task, rows in accuracies.items() if _overlaps(rows[REFUSION], rows[AR_SFT])]
-    best = max((REFUSION, BD3LM, AR_SFT), key=lambda system: tpf[system].value)
+    others = [system for system in systems if system != AR_SFT]
+    same = [
+        f"{sum(_overlaps(rows[system], rows[AR_SFT]) for rows in accuracies.values())} tasks for {system}"
+        for system in others
+    ]
     return (
-        f"{best} has the highest TPF. The intervals of ReFusion's accuracy and AR-SFT's overlap on {_listed(same)}, "
-        "and on no other task ([why](docs/results.md)).\n"
+        f"{max(others, key=lambda system: tpf[system].value)} has the highest TPF over all tasks. Of {len(accuracies)} "
+        f"tasks, the interval of the accuracy overlaps that of AR-SFT on {_listed(same)} ([why](docs/results.md)).\n"
     )
 
 
@@ -127,10 +135,11 @@ def _frontiers() -> pandas.DataFrame:
 def grid(_: Sequence[str]) -> str:
     """How many settings of each system were tried."""
     rows = _frontiers()
-    counts = rows.groupby("system", sort=False).settings.nunique()
+    counts = rows.groupby("system", sort=False).agg({"settings": "nunique", "n": "max"})
+    fewer = "".join(f", those of {system} on {row.n}" for system, row in counts.iterrows() if row.n < rows.n.max())
     return (
-        f"For each task the settings are {_listed([f'{number} of {system}' for system, number in counts.items()])}, "
-        f"each on {rows.n.max()} draws.\n"
+        f"For each task the settings are {_listed([f'{row.settings} of {name}' for name, row in counts.iterrows()])}, "
+        f"each on {rows.n.max()} draws{fewer}.\n"
     )
 
 
@@ -149,11 +158,13 @@ def most_accurate(_: Sequence[str]) -> str:
     )
 
 
-def equal_parallelism(_: Sequence[str]) -> str:
-    """The best accuracy of ReFusion among settings that are at least as parallel as a setting of BD3-LM."""
+def equal_parallelism(words: Sequence[str]) -> str:
+    """The best accuracy of systems among settings that are at least as parallel as the best one of the first system.
+
+    The systems are named as in `equal_data`.
+    """
+    reference, *others = systems_of(words)
     rows = _frontiers()
-    reference = MERGED if (rows.system == MERGED).any() else BD3LM
-    others = [system for system in (REFUSION, VERIFIER) if (rows.system == system).any()]
     lines, ahead = [], dict.fromkeys(others, 0)
     for task, points in rows.groupby("task", sort=False):
         best = points[(points.system == reference) & points.parallel].nlargest(1, ["accuracy", "tpf"]).iloc[0]
@@ -164,10 +175,12 @@ def equal_parallelism(_: Sequence[str]) -> str:
             ahead[system] += bool(fitting.accuracy.max() > best.accuracy)
         lines.append(line)
     columns = ("Task", "TPF at least", f"{reference} %", *(f"{system} %" for system in others))
+    reached = {system: sum(line[3 + at] != "-" for line in lines) for at, system in enumerate(others)}
     counted = [
-        f"{system} is ahead of {reference} on {number} of {len(lines)} tasks" for system, number in ahead.items()
+        f"{system} is so parallel on {reached[system]} of {len(lines)} tasks and ahead of {reference} on {number}"
+        for system, number in ahead.items()
     ]
-    return f"{table_of(columns, lines)}\n{_listed(counted)}.\n"
+    return f"{table_of(columns, lines)}\n{'; '.join(counted)}.\n"
 
 
 def equal_accuracy(_: Sequence[str]) -> str:

@@ -3,7 +3,8 @@
 The items come from the test stream with another seed than the committed test items, and none of them is a test item, so
 no setting is chosen on what it is later measured on. A system's choice on a task is the setting with most tokens a
 forward among those whose accuracy is within `TOLERANCE` of the system's best. All systems get the same number of
-tokens, and ReFusion decodes as in the paper, without fused forwards.
+tokens, and ReFusion decodes as in the paper, without fused forwards. Its settings in reading order, which are ablations
+of the paper's algorithm, have points of their own and are never the choice.
 
     python -m miniature.frontier --out results/embedded/frontiers.csv --settings tasks/settings
 
@@ -29,6 +30,7 @@ from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.paper.style import style_of
 
 TOLERANCE = 1.0  # percentage points of accuracy
+IN_READING_ORDER = {"order", "serial"}  # settings of ReFusion without slots chosen by certainty
 COLUMNS = ("system", "task", "settings", "n", "accuracy", "tpf", "forwards", "tokens")
 
 
@@ -48,8 +50,9 @@ def measured(
     rows = pandas.read_csv(out) if out.exists() else pandas.DataFrame(columns=COLUMNS)
     done = set(rows[["system", "task", "settings"]].itertuples(index=False, name=None))
     for benchmark in tasks:
-        chosen = draws(family, benchmark, count)
+        all_draws = draws(family, benchmark, count)
         for system in systems:
+            chosen = all_draws[: system.most_draws]
             open_points = [
                 point for point in system.grid if (system.name, benchmark, json.dumps(dict(point))) not in done
             ]
@@ -77,7 +80,8 @@ def measured(
 
 def choices(rows: pandas.DataFrame) -> Iterator[pandas.Series]:
     """The chosen row of each system and task."""
-    for _, points in rows.groupby(["system", "task"], sort=False):
+    can_be_chosen = [IN_READING_ORDER.isdisjoint(json.loads(settings)) for settings in rows.settings]
+    for _, points in rows[can_be_chosen].groupby(["system", "task"], sort=False):
         near = points[points.accuracy >= points.accuracy.max() - TOLERANCE]
         yield near.sort_values(["tpf", "accuracy"]).iloc[-1]
 

@@ -21,6 +21,7 @@ class System:
         grid: settings that are tried, as dictionaries without what all systems share.
         variant: the variant of the decoder that the whole grid is of, as tables name it; such a system runs with the
             settings that were chosen for the plain one, so that a difference between the two is that of the variant.
+        most_draws: the most draws that it is measured on, for a system whose every forward computes the whole sequence.
     """
 
     model: str
@@ -28,6 +29,7 @@ class System:
     name: str
     grid: Sequence[Mapping[str, Any]]
     variant: str = ""
+    most_draws: int | None = None
 
     @property
     def series(self) -> str:
@@ -98,6 +100,7 @@ def systems(
             decoder="llada",
             name="LLaDA",
             grid=_products(block_length=llada_blocks, steps=steps),
+            most_draws=40,
         ),
         System(
             model="llada",

@@ -156,7 +156,7 @@ def test_every_decoder_has_a_case_or_records_of_public_code() -> None:
 
 def test_texts_get_the_stored_texts() -> None:
     records = {}
-    for decoder in ("autoregressive", "bd3lm", "fast_dllm_llada", "llada", "refusion"):
+    for decoder in ("autoregressive", "bd3lm", "fast_dllm_llada", "idlm", "llada", "refusion", "wedlm"):
         place = str(embedded_path({"fast_dllm_llada": "llada"}.get(decoder, decoder)))
         embedded = load_model(place, dtype="float32", device="cpu", attention="sdpa")
         out = generate(embedded, "Ann has 3 apples and buys 4 more. How many has she?", decoder, gen_length=32)

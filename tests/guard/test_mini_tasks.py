@@ -116,7 +116,7 @@ def test_a_batch_gives_the_same_records(suite: Path, tmp_path: Path) -> None:
     assert len(batched) == 4
 
 
-@pytest.mark.parametrize("decoder", ["autoregressive", "bd3lm", "fast_dllm_llada", "llada"])
+@pytest.mark.parametrize("decoder", ["autoregressive", "bd3lm", "fast_dllm_llada", "idlm", "llada", "wedlm"])
 def test_the_records_of_the_other_embedded_decoders_are_the_stored_ones(decoder: str, tmp_path: Path) -> None:
     model = {"fast_dllm_llada": "embedded:llada"}.get(decoder, "embedded")
     run_dir = run(tmp_path / "run", model, decoder, "mini_gsm8k,mini_parts", limit=1)

@@ -32,6 +32,9 @@ def test_the_fastest_setting_near_the_best_accuracy_is_chosen() -> None:
     )
     (chosen,) = choices(rows)
     assert (chosen.accuracy, chosen.tpf) == (89.5, 3.0)
+    rows.loc[1, "settings"] = json.dumps({"serial": True})  # an ablation, which is never the choice
+    (chosen,) = choices(rows)
+    assert (chosen.accuracy, chosen.tpf) == (89.2, 2.0)
 
 
 def test_a_grid_holds_each_setting_once_and_every_setting_is_valid() -> None:
@@ -49,14 +52,14 @@ def test_a_csv_is_continued_and_settings_are_written_for_each_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = next(system for system in EMBEDDED.systems if system.name == "BD3-LM")
-    two = System(model=system.model, decoder=system.decoder, name=system.name, grid=system.grid[-2:])
+    two = System(model=system.model, decoder=system.decoder, name=system.name, grid=system.grid[-2:], most_draws=2)
     out = tmp_path / "frontiers.csv"
-    first = measured(EMBEDDED, "embedded:", [two], ["gsm8k"], 2, out)
-    assert len(first) == 2
+    first = measured(EMBEDDED, "embedded:", [two], ["gsm8k"], 4, out)
+    assert first.n.tolist() == [2, 2]
     assert set(first.accuracy) <= {0.0, 50.0, 100.0}
     assert (first.tpf > 1).all()
     monkeypatch.setattr(frontier, "measure", None)  # nothing is measured a second time
-    again = measured(EMBEDDED, "embedded:", [two], ["gsm8k"], 2, out)
+    again = measured(EMBEDDED, "embedded:", [two], ["gsm8k"], 4, out)
     assert again.settings.tolist() == first.settings.tolist()
     write_settings(EMBEDDED, again, tmp_path)
     written = (tmp_path / "mini_bd3lm.yaml").read_text()
