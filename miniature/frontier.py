@@ -124,7 +124,15 @@ def draw(family: Family, rows: pandas.DataFrame, target: Path) -> None:
             style = style_of(series[system])
             best = points[points.accuracy.cummax() <= points.accuracy]
             axes.scatter(points.tpf, points.accuracy, s=4, color=style.colour, alpha=0.25, linewidths=0)
-            axes.plot(best.tpf, best.accuracy, color=style.colour, marker=style.marker, markersize=3, label=system)
+            axes.plot(
+                best.tpf,
+                best.accuracy,
+                color=style.colour,
+                marker=style.marker,
+                linestyle=style.line,
+                markersize=3,
+                label=system,
+            )
             if (system, task) in chosen:
                 ring = chosen[system, task]
                 axes.scatter([ring.tpf], [ring.accuracy], s=60, facecolors="none", edgecolors=style.colour)

@@ -18,7 +18,7 @@ from pathlib import Path
 from miniature.card import num_samples, read_record
 from miniature.family import EMBEDDED
 from miniature.train import VARIANTS, runs_of, stage_of
-from refusion_eval.paths import embedded_systems
+from refusion_eval.paths import embedded_path, embedded_systems
 
 OUT = Path("results/embedded")
 PACKAGE = (sys.executable, "-m", "refusion_eval")
@@ -38,7 +38,10 @@ def choices(work_dir: Path) -> Iterator[Sequence[str]]:
     module = (sys.executable, "-m")
     frontiers, verifier = work_dir / "frontiers.csv", work_dir / "verifier.csv"
     yield (*module, "miniature.frontier", "--out", str(frontiers), "--settings", "tasks/settings")
-    courses = [f"{_num_samples(work_dir, run)}={work_dir / run / 'model'}" for run in runs_of("refusion")[-3:]]
+    # The last one as it is shipped, in bfloat16.
+    *earlier, last = runs_of("refusion")[-3:]
+    places = {run: work_dir / run / "model" for run in earlier} | {last: embedded_path("refusion")}
+    courses = [f"{_num_samples(work_dir, run)}={place}" for run, place in places.items()]
     yield (*module, "miniature.verifier", *courses, "--out", str(verifier))
     for made in (frontiers, frontiers.with_suffix(".png"), verifier):
         yield ("cp", str(made), str(OUT))

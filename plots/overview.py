@@ -13,11 +13,12 @@ from matplotlib.axes import Axes
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.paper import style
-from refusion_eval.paper.names import mini_sentence, task_title
+from refusion_eval.paper.names import mini_sentence, system_label, task_title
 from refusion_eval.results.measurement import Measurement, notes_of
 from refusion_eval.results.render import read_csv
 from refusion_eval.store.atomic_write import prepare_output, write_output
 
+VARIANT = "+"  # stands before a variant in the key of a system
 PANELS = (
     (("accuracy", "pass@1"), "Accuracy (%)"),
     (("tps",), "Tokens/s, batch 1"),
@@ -33,7 +34,7 @@ def draw(rows: Sequence[Measurement], target: Path) -> None:
     ]  # means come last, under no task's name
     named = {(row.is_mean, order.index(row.benchmark), row.task): _title(row) for row in rows}
     tasks = {task: named[place, number, task] for place, number, task in sorted(named)}
-    by_label = {row.label: row.system for row in rows}
+    by_label = {system_label(row): row.system for row in rows}
     in_order = style.in_order(by_label.values())
     labels = sorted(by_label, key=lambda label: (in_order.index(by_label[label]), label))
     with style.paper_style():
@@ -41,15 +42,16 @@ def draw(rows: Sequence[Measurement], target: Path) -> None:
         panels = figure.subplots(1, len(PANELS), sharey=True)
         for axes, (metrics, title) in zip(panels, PANELS, strict=True):
             for number, label in enumerate(labels):
-                by_task = {row.task: row for row in rows if row.label == label and row.metric in metrics}
+                by_task = {row.task: row for row in rows if system_label(row) == label and row.metric in metrics}
                 look = style.style_of(by_label[label], list(by_label.values()))
-                _bars(axes, list(tasks), by_task, (number, len(labels)), label, look)
+                hatch = "//////" if VARIANT in by_label[label] else ""
+                _bars(axes, list(tasks), by_task, (number, len(labels)), label, look, hatch)
             axes.set_xlabel(title)
             axes.set_xlim(left=0)
             axes.grid(visible=False, axis="y")
         panels[0].set_yticks(range(len(tasks)), list(tasks.values()))
         panels[0].invert_yaxis()
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(len(labels), 6))
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(len(labels), 5))
         prepare_output(target)
         figure.savefig(target, metadata={"Software": None})
     write_output(target.with_suffix(".txt"), f"{_caption(rows)}\n")
@@ -66,8 +68,9 @@ def _bars(
     place: tuple[int, int],
     label: str,
     look: style.Style,
+    hatch: str,
 ) -> None:
-    """Draws the bars of one system, the `place[0]`th of `place[1]`."""
+    """Draws the bars of one system, the `place[0]`th of `place[1]`; those of a variant are hatched."""
     number, count = place
     height = 0.8 / count
     shown = [(at - 0.4 + height * (number + 0.5), rows[task]) for at, task in enumerate(tasks) if task in rows]
@@ -82,6 +85,7 @@ def _bars(
         xerr=errors,
         label=style.in_legend(label),
         color=look.colour,
+        hatch=hatch,
         edgecolor="white",
         linewidth=0.4,
         error_kw={"elinewidth": 0.6, "capsize": 1.2, "ecolor": style.GREY},

@@ -8,6 +8,7 @@ coloured, published ones hollow and grey.
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -43,6 +44,9 @@ _STYLES: Mapping[str, Style] = {
     "refusion+slots_in_order": Style(BLUE, "<", ":"),
     "refusion+slots_at_random": Style(BLUE, "v", ":"),
     "refusion+recompute_kv": Style(SKY, "H", "--"),
+    "refusion+fused": Style(BLUE, "X", (0, (5, 1.5))),
+    "refusion+verifier": Style(SKY, "*", (0, (5, 1.5))),
+    "bd3lm+merged": replace(DECODERS["bd3lm"].style, marker="X", line=(0, (5, 1.5))),
     "qwen3_4b": Style(BLACK, "s", ":"),
     "qwen3_1.7b": Style(BLACK, "s", ":"),
     "qwen3_0.6b": Style(BLACK, "s", ":"),
