@@ -69,7 +69,7 @@ chats = [[{"role": "user", "content": f"{question} {INSTRUCTION}"}] for question
 inputs = tokenizer.apply_chat_template(
     chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
 )
-sequences = stock.generate(**inputs, custom_generate=refusion_generate, max_new_tokens=96, slot_size=4, block_size=16)
+sequences = stock.generate(**inputs, custom_generate=refusion_generate, max_new_tokens=96, slot_size=8, block_size=8)
 for question, sequence in zip(QUESTIONS, sequences, strict=True):
     print(question)
     print(f"  {tokenizer.decode(sequence[inputs['input_ids'].shape[1] :], skip_special_tokens=True)}")
