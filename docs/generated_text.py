@@ -166,17 +166,17 @@ def equal_parallelism(words: Sequence[str]) -> str:
     """
     reference, *others = systems_of(words)
     rows = _frontiers()
-    lines, ahead = [], dict.fromkeys(others, 0)
+    lines, ahead, reached = [], dict.fromkeys(others, 0), dict.fromkeys(others, 0)
     for task, points in rows.groupby("task", sort=False):
         best = points[(points.system == reference) & points.parallel].nlargest(1, ["accuracy", "tpf"]).iloc[0]
         line = [_title(f"mini_{task}"), f"{best.tpf:.1f}", f"{best.accuracy:.0f}"]
         for system in others:
             fitting = points[(points.system == system) & (points.tpf >= best.tpf)]
             line.append("-" if fitting.empty else f"{fitting.accuracy.max():.0f}")
+            reached[system] += not fitting.empty
             ahead[system] += bool(fitting.accuracy.max() > best.accuracy)
         lines.append(line)
     columns = ("Task", "TPF at least", f"{reference} %", *(f"{system} %" for system in others))
-    reached = {system: sum(line[3 + at] != "-" for line in lines) for at, system in enumerate(others)}
     counted = [
         f"{system} is so parallel on {reached[system]} of {len(lines)} tasks and ahead of {reference} on {number}"
         for system, number in ahead.items()

@@ -18,7 +18,6 @@ from refusion_eval.results.measurement import Measurement, notes_of
 from refusion_eval.results.render import read_csv
 from refusion_eval.store.atomic_write import prepare_output, write_output
 
-VARIANT = "+"  # stands before a variant in the key of a system
 PANELS = (
     (("accuracy", "pass@1"), "Accuracy (%)"),
     (("tps",), "Tokens/s, batch 1"),
@@ -34,7 +33,10 @@ def draw(rows: Sequence[Measurement], target: Path) -> None:
     ]  # means come last, under no task's name
     named = {(row.is_mean, order.index(row.benchmark), row.task): _title(row) for row in rows}
     tasks = {task: named[place, number, task] for place, number, task in sorted(named)}
-    by_label = {system_label(row): row.system for row in rows}
+    of_label: dict[str, list[Measurement]] = {}
+    for row in rows:
+        of_label.setdefault(system_label(row), []).append(row)
+    by_label = {label: of_system[0].system for label, of_system in of_label.items()}
     in_order = style.in_order(by_label.values())
     labels = sorted(by_label, key=lambda label: (in_order.index(by_label[label]), label))
     with style.paper_style():
@@ -42,9 +44,9 @@ def draw(rows: Sequence[Measurement], target: Path) -> None:
         panels = figure.subplots(1, len(PANELS), sharey=True)
         for axes, (metrics, title) in zip(panels, PANELS, strict=True):
             for number, label in enumerate(labels):
-                by_task = {row.task: row for row in rows if system_label(row) == label and row.metric in metrics}
+                by_task = {row.task: row for row in of_label[label] if row.metric in metrics}
                 look = style.style_of(by_label[label], list(by_label.values()))
-                hatch = "//////" if VARIANT in by_label[label] else ""
+                hatch = "//////" if of_label[label][0].variants else ""
                 _bars(axes, list(tasks), by_task, (number, len(labels)), label, look, hatch)
             axes.set_xlabel(title)
             axes.set_xlim(left=0)

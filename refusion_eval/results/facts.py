@@ -355,9 +355,8 @@ def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, floa
         facts["later_seconds"] = sample.seconds - sample.prefill_seconds
     if sample.slot_size is not None:
         facts["tpf_release"] = tpf_release(trace, sample.slot_size)
-    if roofline:
+    if roofline and (bandwidth := roofline["copy_bytes_per_second"]):
         sizes = {name: roofline[name] for name in ("weight_bytes", "cache_bytes_per_row")}
-        bandwidth = roofline["copy_bytes_per_second"]
         facts["least_seconds"] = bytes_read(trace, **sizes) / bandwidth
         facts["serial_seconds"] = sample.num_decoded * roofline["weight_bytes"] / bandwidth
     return facts
