@@ -18,7 +18,7 @@ from tests.models.tiny import save_word_tokenizer
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "data" / "parity" / "baselines" / "checkpoints"
 # Fields of records and columns of tables that hold times, places, or the machine.
 OF_A_SAMPLE = ("seconds", "prefill_seconds", "created", "process_id", "joules", "warm")
-OF_A_ROW = ("seconds", "hardware", "note", "run_id")
+OF_A_ROW = ("seconds", "hardware", "card", "slowed_by", "note", "run_id")
 TIMED = {
     "tps",
     "tps_mean",
