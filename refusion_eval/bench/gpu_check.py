@@ -29,7 +29,6 @@ from refusion_eval.engine.recorded import Record, recorder
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, synchronize, weight_bytes
-from refusion_eval.models.fused import Overlap, overlap_on
 from refusion_eval.paths import embedded_decoders, embedded_path
 from refusion_eval.runs.system import collect_hardware
 from refusion_eval.store.atomic_write import write_atomically
@@ -56,7 +55,6 @@ CHECKS: Mapping[str, float] = {
     "speed": 50,
     "kernels": 45,
     "products": 30,
-    "overlap": 60,
     "plain-loops": 150,
     "batches": 130,
     "bfloat16-tokens": 80,
@@ -124,7 +122,7 @@ class GpuCheck:
         failure = ""
         for way, record in ways.items():
             try:
-                curves[way] = self._curve(model, WIDTHS, record)
+                curves[way] = self._curve(model, record)
             except ConfigError as error:  # of forwards that cannot be recorded; those launched one by one are known
                 failure = f"{error}; "
         best = curves.get("recorded", curves["eager"])
@@ -171,16 +169,6 @@ class GpuCheck:
             for name, speeds in figures.items()
         )
         return Result(None, f"TB/s of weights at widths {', '.join(map(str, LEAST_MBU))}: {text}", figures)
-
-    def overlap(self) -> Result:
-        """Times recorded forwards with and without prefetched weights and small kernels that are launched early."""
-        model = self._model(self._inflated("refusion"), "bfloat16")
-        ways = {"recorded": Overlap(), "overlapping": overlap_on(self._device) if self._on_gpu else Overlap()}
-        record, widths = recorder(self._device), tuple(LEAST_MBU)
-        curves = {way: self._curve(model, widths, record, overlap) for way, overlap in ways.items()}
-        gains = {width: curves["recorded"][width] / curves["overlapping"][width] for width in LEAST_MBU}
-        text = ", ".join(f"{gain:.2f} times as fast at width {width}" for width, gain in gains.items())
-        return Result(None, f"with both, forwards are {text}", {"curves": curves, "gains": gains})
 
     def kernels(self) -> Result:
         """Profiles decodings, counts their kernels by name, and refuses those of cuDNN."""
@@ -282,17 +270,11 @@ class GpuCheck:
         text = f"{compared - len(different)} of {compared} decodings have the tokens of the CPU"
         return Result(not different, text, {"compared": compared, "different": different})
 
-    def _curve(
-        self,
-        model: api.LoadedModel,
-        widths: Sequence[int],
-        record: Record | None,
-        overlap: Overlap = Overlap(),  # noqa: B008
-    ) -> dict[int, float]:
+    def _curve(self, model: api.LoadedModel, record: Record | None) -> dict[int, float]:
         """Median seconds of forwards by width after 300 rows; ConfigError if they cannot be recorded."""
-        engine = Engine(model.engine.model, model.attention, record=record, overlap=overlap)
+        engine = Engine(model.engine.model, model.attention, record=record)
         rounds = 30 if self._on_gpu else 2
-        timed = time_forwards(engine.model, model.attention, widths, 300, rounds, math.inf, engine.recorded)
+        timed = time_forwards(engine.model, model.attention, WIDTHS, 300, rounds, math.inf, engine.recorded)
         return {width: statistics.median(seconds) for width, seconds in timed.items()}
 
     def _seconds_of(self, replay: Callable[[], None]) -> float:

@@ -18,7 +18,6 @@ from refusion_eval.errors import DecodeError
 from refusion_eval.models import device
 from refusion_eval.models.attention import Backend, check_attention, is_causal
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.fused import Overlap
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import (
     NOTHING,
@@ -156,7 +155,6 @@ class Engine:
         kv_budget: int | None = None,  # bytes for the keys and values of a batch; None is what is free
         record: Record | None = None,  # on CUDA as graphs; None computes every forward anew
         num_threads: int | None = None,  # of the forwards on a CPU; None is the number of the process
-        overlap: Overlap = Overlap(),  # noqa: B008 - of recorded forwards on CUDA
     ) -> None:
         self.model, self.attention = model, attention
         self.kv_budget, self.num_threads = kv_budget, num_threads
@@ -164,8 +162,7 @@ class Engine:
         if attention == "native":
             _ = model.native  # compiles before any request waits for it and before any time is taken
         self._cache = self._new_cache(1, FIRST_CAPACITY)
-        self._overlap = overlap
-        self.recorded = self._recorded(self._cache)
+        self.recorded = None if record is None else RecordedForwards(model, self._cache, record)
         self._batch: RecordedForwards | None = None  # of the last batch: recording takes longer than many batches
 
     @property
@@ -220,7 +217,7 @@ class Engine:
         else:
             recorded = None  # its memory is free before the next buffer takes some
             cache = self._new_cache(batch_size, capacity)
-            recorded = self._recorded(cache)
+            recorded = None if self._record is None else RecordedForwards(self.model, cache, self._record)
         if recorded is not None:
             recorded.prepare()
         shared = _SharedPrefix()
@@ -278,9 +275,6 @@ class Engine:
         del batch[num_sequences:]
         cache.resize(num_sequences, min(max(needed, 2 * cache.capacity), max_rows // num_sequences))
         return preempted
-
-    def _recorded(self, cache: KVCache) -> RecordedForwards | None:
-        return None if self._record is None else RecordedForwards(self.model, cache, self._record, self._overlap)
 
     def _new_cache(self, num_sequences: int, capacity: int) -> KVCache:
         return KVCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)

@@ -22,7 +22,7 @@ from refusion_eval.engine.readout import ReadPlan, fetch, hidden_of, read_out
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.fused import Overlap, fused_hidden, read_rows
+from refusion_eval.models.fused import fused_hidden, read_rows
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Forward, Read, Readout, causal, groups
 
@@ -131,8 +131,8 @@ def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray, torc
 
 
 class RecordedForwards:
-    def __init__(self, model: Transformer, cache: KVCache, record: Record, overlap: Overlap = Overlap()) -> None:  # noqa: B008
-        self._model, self.cache, self._record, self._overlap = model, cache, record, overlap
+    def __init__(self, model: Transformer, cache: KVCache, record: Record) -> None:
+        self._model, self.cache, self._record = model, cache, record
         cache.defers_moves = True
         self._staging = Staging(model.device)
         self._tables = model.rotary.grow(model.config.max_positions)
@@ -206,16 +206,14 @@ class RecordedForwards:
     def _hidden(self, width: int, words: int) -> tuple[Tensor, Tensor]:
         # The residual stream of the rows in the staging buffer and its final norm, both [W, C].
         rows_6W, bits_WB = self._staging.columns(width)[:6], self._staging.bits(width, words)
-        buffers = (self.cache.keys, self.cache.values)
-        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, *buffers, self._overlap)
+        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, self.cache.keys, self.cache.values)
 
     def _compute(self, width: int) -> None:
         _, normed_WC = self._hidden(width, num_words(width))
         logits_WV = torch.mm(normed_WC, self._model.weights.head.t(), out=self._logits[:width])
         logits_WV = logits_WV[:, : self._model.config.vocab_size]
         rows_W, given_W, _, suppressed_W = self._staging.columns(width)[6:]
-        answers_3W = self._answers[: 3 * width].view(3, width)
-        read_rows(logits_WV, rows_W, given_W, suppressed_W, answers_3W, self._overlap.early)
+        read_rows(logits_WV, rows_W, given_W, suppressed_W, self._answers[: 3 * width].view(3, width))
 
     def _check(self) -> None:
         """Compares a forward of every width, and a wider forward of a batch, with the same forwards unrecorded."""

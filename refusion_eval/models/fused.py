@@ -11,9 +11,8 @@ Shapes: W rows, C residual width, H query heads, G key-value heads, D head width
 S sequences, K rows of the KV buffer, L layers, B 64-bit words a row of the visibility pattern, N rows that are read.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +22,9 @@ from refusion_eval.models import transformer
 from refusion_eval.models.attention import BITS, grouped_attention
 from refusion_eval.models.transformer import Transformer, linear, rms_norm, rotate
 
-# Most bytes of a matrix that are prefetched: the L2 cache of an H100 holds 50 MB, and a small kernel takes as long as
-# reading about 10 MB.
-LONG_PREFETCH, SHORT_PREFETCH = 32 << 20, 8 << 20
-
 
 @custom_op("refusion_eval::add_rms_norm", mutates_args=())
-def add_rms_norm(
-    x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float, early: bool = False
-) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     total_WC = x_WC + added_WC
     return total_WC, rms_norm(total_WC, weight_C, eps)
 
@@ -46,7 +39,6 @@ def rotate_and_store(
     keys_SGKD: Tensor,
     values_SGKD: Tensor,
     eps: float,
-    early: bool = False,
 ) -> Tensor:
     """Writes the rotated keys and the values of the rows to the KV buffer; returns the rotated queries, [W, H, D].
 
@@ -70,18 +62,13 @@ def rotate_and_store(
 
 
 @custom_op("refusion_eval::swiglu", mutates_args=())
-def swiglu(gate_up_WI: Tensor, early: bool = False) -> Tensor:
+def swiglu(gate_up_WI: Tensor) -> Tensor:
     return transformer.swiglu(gate_up_WI)
 
 
 @custom_op("refusion_eval::attend_rows", mutates_args=())
 def attend_rows(
-    queries_WHD: Tensor,
-    keys_SGKD: Tensor,
-    values_SGKD: Tensor,
-    places_4W: Tensor,
-    bits_WB: Tensor,
-    early: bool = False,
+    queries_WHD: Tensor, keys_SGKD: Tensor, values_SGKD: Tensor, places_4W: Tensor, bits_WB: Tensor
 ) -> Tensor:
     """Attention of each row over the rows of its sequence in the KV buffer, [W, H, D].
 
@@ -103,9 +90,7 @@ def attend_rows(
 
 
 @custom_op("refusion_eval::read_rows", mutates_args=("out_3N",))
-def read_rows(
-    logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: Tensor, out_3N: Tensor, early: bool = False
-) -> None:
+def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: Tensor, out_3N: Tensor) -> None:
     """Finds the tokens with the largest logits, their probabilities, and the probabilities of the given tokens.
 
     Args:
@@ -125,7 +110,7 @@ def read_rows(
 
 # For tensors without storage: a result of the right shape.
 add_rms_norm.register_fake(lambda x_WC, *_: (torch.empty_like(x_WC), torch.empty_like(x_WC)))
-swiglu.register_fake(lambda gate_up_WI, *_: gate_up_WI.new_empty(len(gate_up_WI), gate_up_WI.shape[1] // 2))
+swiglu.register_fake(lambda gate_up_WI: gate_up_WI.new_empty(len(gate_up_WI), gate_up_WI.shape[1] // 2))
 attend_rows.register_fake(lambda queries_WHD, *_: torch.empty_like(queries_WHD))
 read_rows.register_fake(lambda *_: None)
 
@@ -157,62 +142,21 @@ for _name, _operation in OPERATIONS.items():
     _operation.register_kernel("cuda", _kernel(_name))
 
 
-class Overlap(NamedTuple):
-    """What runs at the same time on CUDA; nothing by default, because no GPU has shown yet what it gains."""
-
-    # Whether small kernels are launched before the kernel before them has ended.
-    early: bool = False
-    # Given a matrix and most bytes of it: brings these to the L2 cache while the body of the context runs.
-    prefetch: Callable[[Tensor, int], AbstractContextManager[object]] = lambda *_: nullcontext()
-
-
-def overlap_on(device: torch.device) -> Overlap:
-    """All that can run at the same time on a CUDA device, for recordings."""
-    side, prefetch = torch.cuda.Stream(device), _kernel("prefetch")
-
-    @contextmanager
-    def while_running(matrix: Tensor, most_bytes: int) -> Iterator[None]:
-        main = torch.cuda.current_stream(device)
-        side.wait_stream(main)  # the recording forks here
-        with torch.cuda.stream(side):
-            prefetch(matrix, most_bytes)
-        yield
-        main.wait_stream(side)  # the product reads what is there, and does not compete for what is not
-
-    # Before compute capability 9 a GPU has no programmatic launch.
-    return Overlap(torch.cuda.get_device_capability(device) >= (9, 0), while_running)
-
-
 def fused_hidden(
-    model: Transformer,
-    tables: Tensor,
-    rows_6W: Tensor,
-    bits_WB: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    overlap: Overlap = Overlap(),  # noqa: B008 - a constant
+    model: Transformer, tables: Tensor, rows_6W: Tensor, bits_WB: Tensor, keys: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The residual stream of all rows of a forward and its final norm, both [W, C]; keys are [L, S, G, K, D]."""
-    early, prefetch = overlap
     tokens_W, positions_W, places_4W = rows_6W[0], rows_6W[1], rows_6W[2:]
     weights, eps = model.weights, model.config.rms_norm_eps
     x_WC = model.embed(tokens_W)
     normed_WC = rms_norm(x_WC, weights.layers[0].input_norm, eps)
     # A sum and the norm after it are one kernel, so the norm of the next layer belongs to the end of this one.
-    following = [(layer.input_norm, layer.qkv) for layer in weights.layers[1:]] + [(weights.final_norm, weights.head)]
-    for layer, (next_norm, next_matrix), *cached in zip(weights.layers, following, keys, values, strict=True):
+    next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
+    for layer, next_norm, *cached in zip(weights.layers, next_norms, keys, values, strict=True):
         qkv_WO = linear(normed_WC, layer.qkv, layer.qkv_bias)
-        with prefetch(layer.out, LONG_PREFETCH):
-            rotated = (layer.qk_norm, tables, positions_W, places_4W, *cached, eps, early)
-            queries_WHD = rotate_and_store(qkv_WO, *rotated)
-            attended_WHD = attend_rows(queries_WHD, *cached, places_4W, bits_WB, early)
-        out_WC = linear(attended_WHD.flatten(1), layer.out)
-        with prefetch(layer.gate_up, SHORT_PREFETCH):
-            x_WC, normed_WC = add_rms_norm(x_WC, out_WC, layer.mlp_norm, eps, early)
-        gate_up_WI = linear(normed_WC, layer.gate_up)
-        with prefetch(layer.down, SHORT_PREFETCH):
-            inner_WI = swiglu(gate_up_WI, early)
-        mlp_WC = linear(inner_WI, layer.down)
-        with prefetch(next_matrix, SHORT_PREFETCH):
-            x_WC, normed_WC = add_rms_norm(x_WC, mlp_WC, next_norm, eps, early)
+        queries_WHD = rotate_and_store(qkv_WO, layer.qk_norm, tables, positions_W, places_4W, *cached, eps)
+        attended_WHD = attend_rows(queries_WHD, *cached, places_4W, bits_WB)
+        x_WC, normed_WC = add_rms_norm(x_WC, linear(attended_WHD.flatten(1), layer.out), layer.mlp_norm, eps)
+        mlp_WC = linear(swiglu(linear(normed_WC, layer.gate_up)), layer.down)
+        x_WC, normed_WC = add_rms_norm(x_WC, mlp_WC, next_norm, eps)
     return x_WC, normed_WC

@@ -10,48 +10,25 @@ Types and shapes of the functions are those of the operations of the same names 
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 KEYS_A_STEP = {2: 64, 4: 32}  # by bytes of a number: keys that one step of attention reads into shared memory
-NUM_WARPS = {16: 4, 32: 4, 64: 8}  # by rows of a block of attention: with fewer, its sums do not fit in the registers
+# By bytes of a number and rows of a block of attention. With 4 warps a block of 64 rows of bfloat16 does not quite fit
+# in the registers, but on an H200 8 warps took 1.4 to 1.6 times as long (40 and 64 rows after 300 and 1,200).
+NUM_WARPS = {2: {16: 4, 32: 4, 64: 4}, 4: {16: 4, 32: 4, 64: 8}}
 VOCABULARY_SPLITS = 32  # programs that share the logits of a row
 NUM_PARTS = 4  # numbers that each of them finds
 MAX_FOLDED = 64  # query rows times query heads of a group that one program of attention holds
 MAX_SPLITS = 16  # programs that share the keys of a query row
 ENOUGH_PROGRAMS = 256  # about two for each multiprocessor: with more, splitting gains nothing
-CACHE_LINE = 128  # bytes
-PREFETCHING_PROGRAMS = 8  # enough for the memory's speed, and few beside the kernels that they run with
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr):
-    # A kernel that was launched early waits here until the kernel before it has written its results, and then lets the
-    # next one begin, which waits in the same way. Nothing but weights may be read before, and nothing written.
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
-
-
-@triton.jit
-def prefetch_kernel(weights, num_lines, LINE: tl.constexpr, BLOCK: tl.constexpr):
-    # Lines of memory are brought to the L2 cache and to no register. What the instruction returns is not used.
-    offsets = tl.arange(0, BLOCK)
-    for start in range(tl.program_id(0) * BLOCK, num_lines, tl.num_programs(0) * BLOCK):
-        lines = tl.minimum(start + offsets, num_lines - 1)
-        places = weights.to(tl.pointer_type(tl.int8)) + lines.to(tl.int64) * LINE
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
-        )
-
-
-@triton.jit
-def add_rms_norm_kernel(x, added, weight, total, normed, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def add_rms_norm_kernel(x, added, weight, total, normed, width, eps, BLOCK: tl.constexpr):
     # One program a row.
     first = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    begin(EARLY)
     summed = tl.load(x + first + columns, mask=inside, other=0.0).to(tl.float32)
     summed += tl.load(added + first + columns, mask=inside, other=0.0).to(tl.float32)
     rounded = summed.to(total.dtype.element_ty)
@@ -80,10 +57,8 @@ def rotate_and_store_kernel(
     HEAD: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One program for each row and head: norm and rotation of queries and keys; keys and values go to the KV buffer."""
-    begin(EARLY)
     row, head = tl.program_id(0), tl.program_id(1)
     entries = tl.arange(0, BLOCK)
     inside = entries < HEAD
@@ -114,9 +89,8 @@ def rotate_and_store_kernel(
 
 
 @triton.jit
-def swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr):
     # One program for each row and block of columns.
-    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -162,14 +136,12 @@ def attend_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One program for each key-value head, block of query rows, and share of the keys of each sequence in the block."""
     # The query heads of a group are folded into the rows: row m of a block is query row m // SHARED of head m % SHARED.
     # A block may hold rows of several sequences: it reads the keys of one after the other, and only the rows of that
     # sequence count them. Products of float32 run on the tensor cores in three parts each, which together have the
     # precision of float32.
-    begin(EARLY)
     group, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     folded = block * BLOCK_M + tl.arange(0, BLOCK_M)
     rows, heads = folded // SHARED, group * SHARED + folded % SHARED
@@ -236,10 +208,8 @@ def join_splits_kernel(
     HEAD: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One program for each row and head: the mean of the splits, each weighted by its share of the softmax."""
-    begin(EARLY)
     place = tl.program_id(0)
     splits, entries = tl.arange(0, SPLITS), tl.arange(0, BLOCK)
     log_sum = tl.load(log_sums + splits * num_places + place)
@@ -254,12 +224,9 @@ def join_splits_kernel(
 
 
 @triton.jit
-def read_part_kernel(
-    logits, rows, suppressed, parts, vocab_size, stride, share, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):
+def read_part_kernel(logits, rows, suppressed, parts, vocab_size, stride, share, BLOCK: tl.constexpr):
     # One program for each row and share of the vocabulary. It stores the largest logit, the sum of exp(logit - largest)
     # and, among the ids that are not suppressed, the largest logit and the lowest id of it.
-    begin(EARLY)
     read, split = tl.program_id(0), tl.program_id(1)
     offsets = tl.arange(0, BLOCK)
     ids = split * share + offsets
@@ -282,11 +249,8 @@ def read_part_kernel(
 
 
 @triton.jit(do_not_specialize=["num_reads"])
-def read_whole_kernel(
-    logits, rows, given, parts, out, vocab_size, stride, num_reads, SPLITS: tl.constexpr, EARLY: tl.constexpr
-):
+def read_whole_kernel(logits, rows, given, parts, out, vocab_size, stride, num_reads, SPLITS: tl.constexpr):
     # One program a row: the chosen token, its probability, and the probability of the given token.
-    begin(EARLY)
     read = tl.program_id(0)
     places = parts + (read * SPLITS + tl.arange(0, SPLITS)) * 4
     largest = tl.load(places)
@@ -303,27 +267,16 @@ def read_whole_kernel(
     tl.store(out + 2 * num_reads + read, given_prob)
 
 
-def _launch(early):
-    """Options of a kernel that may begin before the one before it has ended, or may not; from sm_90 on."""
-    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
-
-
-def prefetch(matrix, most_bytes):
-    """Brings the first bytes of a matrix to the L2 cache."""
-    lines = triton.cdiv(min(matrix.nbytes, most_bytes), CACHE_LINE)
-    prefetch_kernel[(PREFETCHING_PROGRAMS,)](matrix, lines, LINE=CACHE_LINE, BLOCK=1024, num_warps=4)
-
-
-def add_rms_norm(x_WC, added_WC, weight_C, eps, early=False):
+def add_rms_norm(x_WC, added_WC, weight_C, eps):
     num_rows, width = x_WC.shape
     total, normed = torch.empty_like(x_WC), torch.empty_like(x_WC)
     block = triton.next_power_of_2(width)
     tensors, num_warps = (x_WC, added_WC, weight_C, total, normed), max(1, min(16, block // 512))
-    add_rms_norm_kernel[(num_rows,)](*tensors, width, eps, BLOCK=block, num_warps=num_warps, **_launch(early))
+    add_rms_norm_kernel[(num_rows,)](*tensors, width, eps, BLOCK=block, num_warps=num_warps)
     return total, normed
 
 
-def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD, values_SGKD, eps, early=False):
+def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD, values_SGKD, eps):
     _, num_groups, _, head = keys_SGKD.shape
     num_rows = qkv_WO.shape[0]
     num_heads = qkv_WO.shape[1] // head - 2 * num_groups
@@ -335,15 +288,14 @@ def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD,
         **sizes,
         HAS_NORM=norm_PD is not None,
         num_warps=1,
-        **_launch(early),
     )
     return queries
 
 
-def swiglu(gate_up_WI, early=False):
+def swiglu(gate_up_WI):
     num_rows, width = gate_up_WI.shape[0], gate_up_WI.shape[1] // 2
     out = gate_up_WI.new_empty(num_rows, width)
-    swiglu_kernel[(num_rows, triton.cdiv(width, 1024))](gate_up_WI, out, width, BLOCK=1024, **_launch(early))
+    swiglu_kernel[(num_rows, triton.cdiv(width, 1024))](gate_up_WI, out, width, BLOCK=1024)
     return out
 
 
@@ -354,7 +306,7 @@ def num_splits(num_rows: int, num_heads: int, num_groups: int) -> int:
     return 1 << (splits.bit_length() - 1)
 
 
-def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB, early=False):
+def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB):
     num_rows, num_heads, head = queries_WHD.shape
     num_groups = keys_SGKD.shape[1]
     shared = num_heads // num_groups
@@ -372,18 +324,17 @@ def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB, early=F
         BLOCK_M=block_rows,
         BLOCK_N=KEYS_A_STEP[keys_SGKD.itemsize],
         BLOCK_D=max(16, triton.next_power_of_2(head)),  # the least that a product of blocks takes
-        num_warps=NUM_WARPS[block_rows],
+        num_warps=NUM_WARPS[keys_SGKD.itemsize][block_rows],
         num_stages=2 if keys_SGKD.itemsize == 2 else 1,  # blocks in shared memory at once, of which GPUs have 99 KiB
-        **_launch(early),
     )
     if splits > 1:
         sizes = {"HEAD": head, "BLOCK": triton.next_power_of_2(head), "SPLITS": splits}
         num_places = num_rows * num_heads
-        join_splits_kernel[(num_places,)](parts, log_sums, out, num_places, **sizes, num_warps=1, **_launch(early))
+        join_splits_kernel[(num_places,)](parts, log_sums, out, num_places, **sizes, num_warps=1)
     return out
 
 
-def read_rows(logits_WV, rows_N, given_N, suppressed_N, out_3N, early=False):
+def read_rows(logits_WV, rows_N, given_N, suppressed_N, out_3N):
     num_reads, vocab_size, stride = len(rows_N), logits_WV.shape[1], logits_WV.stride(0)
     share = triton.cdiv(vocab_size, 16 * VOCABULARY_SPLITS) * 16
     parts = logits_WV.new_empty(num_reads, VOCABULARY_SPLITS, NUM_PARTS, dtype=torch.float32)
@@ -391,11 +342,9 @@ def read_rows(logits_WV, rows_N, given_N, suppressed_N, out_3N, early=False):
         *(logits_WV, rows_N, suppressed_N, parts, vocab_size, stride, share),
         BLOCK=triton.next_power_of_2(share),
         num_warps=8,
-        **_launch(early),
     )
     read_whole_kernel[(num_reads,)](
         *(logits_WV, rows_N, given_N, parts, out_3N, vocab_size, stride, num_reads),
         SPLITS=VOCABULARY_SPLITS,
         num_warps=1,
-        **_launch(early),
     )

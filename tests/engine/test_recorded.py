@@ -6,7 +6,6 @@ A recording on a CPU is the computation itself, run again on the same buffers.
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from refusion_eval.engine.readout import ReadPlan
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.fused import Overlap
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.paths import tasks_path
 from refusion_eval.types import Forward, Readout, Trace, causal
@@ -183,26 +181,6 @@ def test_a_request_that_outgrows_the_buffer_goes_on_without_recordings(engines, 
     expected = free.run(endless, PROMPT, 1100).tokens  # a number has no num_positions
     assert replayed.run(endless, PROMPT, 1100).tokens == expected
     assert len(log["recorded"]) == len(WIDTHS)
-
-
-def test_weights_are_prefetched_before_the_product_that_reads_them(record) -> None:
-    model, prefetched = random_transformer(), []
-
-    @contextmanager
-    def prefetch(matrix, most_bytes):
-        assert most_bytes > 0
-        prefetched.append(matrix.data_ptr())
-        yield
-
-    free = Engine(model, "sdpa")
-    replayed = Engine(model, "sdpa", record=record, overlap=Overlap(early=True, prefetch=prefetch))
-    greedy = AutoregressiveSettings(gen_length=4)
-    expected = free.run(autoregressive.decode, PROMPT, greedy).tokens
-    assert replayed.run(autoregressive.decode, PROMPT, greedy).tokens == expected
-    first, second = model.weights.layers
-    order = [first.out, first.gate_up, first.down, second.qkv, second.out, second.gate_up, second.down]
-    order = [matrix.data_ptr() for matrix in (*order, model.weights.head)]
-    assert prefetched == order * (len(prefetched) // len(order))
 
 
 def test_padding_of_the_output_head_is_neither_chosen_nor_counted(engines, record) -> None:

@@ -27,21 +27,16 @@ VARIANTS = [
     (kernels.rotate_and_store_kernel, {**HEADS, "BLOCK": 128, "HAS_NORM": True}, 1),
     (kernels.rotate_and_store_kernel, {**HEADS, "BLOCK": 128, "HAS_NORM": False}, 1),
     (kernels.swiglu_kernel, {"BLOCK": 1024}, 4),
-    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 16, "SPLITS": 16}, kernels.NUM_WARPS[16]),
-    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 32, "SPLITS": 16}, kernels.NUM_WARPS[32]),
-    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 8}, kernels.NUM_WARPS[64]),
-    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 1}, kernels.NUM_WARPS[64]),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 16, "SPLITS": 16}, kernels.NUM_WARPS[2][16]),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 32, "SPLITS": 16}, kernels.NUM_WARPS[2][32]),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 8}, kernels.NUM_WARPS[2][64]),
+    (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 1}, kernels.NUM_WARPS[2][64]),
     (kernels.join_splits_kernel, {"HEAD": 128, "BLOCK": 128, "SPLITS": 16}, 1),
     (kernels.read_part_kernel, {"BLOCK": 8192}, 8),
     (kernels.read_whole_kernel, {"SPLITS": kernels.VOCABULARY_SPLITS}, 1),
 ]
-PREFETCH = (kernels.prefetch_kernel, {"LINE": kernels.CACHE_LINE, "BLOCK": 1024}, 4)
-FROM_HERE_LAUNCHED_EARLY = 90
 # What an instruction of the machine code does.
 INSTRUCTIONS = {
-    "waits for the kernel before": r"ACQBULK",
-    "lets the next begin": r"PREEXIT",
-    "prefetches": r"CCTL\.E\.PF2",
     "loads 16 bytes": r"LDG\.E\.128|LDGSTS\.E\.BYPASS\.128",
     "loads 2 bytes": r"LDG\.E\.U16",
 }
@@ -52,7 +47,6 @@ POINTERS = (
     "x",
     "added",
     "weight",
-    "weights",
     "total",
     "normed",
     "qkv",
@@ -111,18 +105,15 @@ def inspect(cubin):
 def main(capabilities):
     """Compiles; a kernel that does not compile ends the program with its error."""
     for capability in capabilities:
-        ways = (False, True) if int(capability) >= FROM_HERE_LAUNCHED_EARLY else (False,)
-        variants = [(kernel, {**own, "EARLY": early}, warps) for early in ways for kernel, own, warps in VARIANTS]
-        for kernel, constants, num_warps in (*variants, PREFETCH):
+        for kernel, constants, num_warps in VARIANTS:
             types = signature(kernel, constants)
             source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned(kernel, types))
             target = GPUTarget("cuda", int(capability), 32)
             compiled = compile_kernel(source, target=target, options={"num_warps": num_warps, "num_stages": 2})
             registers, spilled, deeds = inspect(compiled.asm["cubin"])
             shared = f"{compiled.metadata.shared} bytes shared"
-            way = "early" if constants.get("EARLY") else "plain"
             needs = f"{registers} registers, {spilled} spilled, {shared}: {', '.join(deeds)}"
-            print(capability, kernel.fn.__name__, way, needs, flush=True)
+            print(capability, kernel.fn.__name__, needs, flush=True)
 
 
 if __name__ == "__main__":
