@@ -128,7 +128,7 @@ def equal_data(systems: Sequence[str]) -> str:
 
 
 def memory_bound(_: Sequence[str]) -> str:
-    """Speed where reading the weights takes most of the time of a forward."""
+    """Speed with weights that do not fit into the processor's cache."""
     measured = json.loads((RESULTS / "bench_0.6B_inflated.json").read_text(encoding="utf-8"))
     ratios = measured["ratios"]
     rows = []

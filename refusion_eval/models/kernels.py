@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 KEYS_A_STEP = {2: 64, 4: 32}  # by bytes of a number: keys that one step of attention reads into shared memory
-# By bytes of a number and rows of a block of attention. With 4 warps a block of 64 rows of bfloat16 does not quite fit
-# in the registers, but on an H200 8 warps took 1.4 to 1.6 times as long (40 and 64 rows after 300 and 1,200).
+# By bytes of a number and rows of a block of attention. With 4 warps the sums of a block of 64 rows do not all fit in
+# the registers: in bfloat16 up to 48 bytes of a thread lie in memory on an H100, and 264 on a B200. On an H200, 8 warps
+# still took 1.4 to 1.6 times as long, for 40 and 64 rows after 300 and after 1,200 keys. Float32 was not timed there.
 NUM_WARPS = {2: {16: 4, 32: 4, 64: 4}, 4: {16: 4, 32: 4, 64: 8}}
 VOCABULARY_SPLITS = 32  # programs that share the logits of a row
 NUM_PARTS = 4  # numbers that each of them finds

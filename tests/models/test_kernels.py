@@ -247,6 +247,7 @@ def test_every_kernel_compiles_for_the_gpus_that_it_is_for_and_spills_little():
     assert done.stdout.count("attend_kernel") == 4 * 3
     for line in done.stdout.splitlines():
         capability, kernel, *_ = line.split()
-        assert int(re.search(r"(\d+) spilled", line)[1]) <= (320 if capability == "100" else 128), line
+        most = 320 if capability == "100" else 128
+        assert int(re.search(r"(\d+) spilled", line)[1]) <= (most if kernel == "attend_kernel" else 0), line
         # Of one number, the given token's logit, alone.
         assert ("loads 2 bytes" in line) == (kernel == "read_whole_kernel"), line
