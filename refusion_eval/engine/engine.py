@@ -162,7 +162,7 @@ class Engine:
         if attention == "native":
             _ = model.native  # compiles before any request waits for it and before any time is taken
         self._cache = self._new_cache(1, FIRST_CAPACITY)
-        self.recorded = None if record is None else RecordedForwards(model, self._cache, record)
+        self.recorded = self._recorded(self._cache)
         self._batch: RecordedForwards | None = None  # of the last batch: recording takes longer than many batches
 
     @property
@@ -217,7 +217,7 @@ class Engine:
         else:
             recorded = None  # its memory is free before the next buffer takes some
             cache = self._new_cache(batch_size, capacity)
-            recorded = None if self._record is None else RecordedForwards(self.model, cache, self._record)
+            recorded = self._recorded(cache)
         if recorded is not None:
             recorded.prepare()
         shared = _SharedPrefix()
@@ -275,6 +275,9 @@ class Engine:
         del batch[num_sequences:]
         cache.resize(num_sequences, min(max(needed, 2 * cache.capacity), max_rows // num_sequences))
         return preempted
+
+    def _recorded(self, cache: KVCache) -> RecordedForwards | None:
+        return None if self._record is None else RecordedForwards(self.model, cache, self._record)
 
     def _new_cache(self, num_sequences: int, capacity: int) -> KVCache:
         return KVCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)

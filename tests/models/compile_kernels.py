@@ -113,7 +113,8 @@ def main(capabilities):
             registers, spilled, deeds = inspect(compiled.asm["cubin"])
             shared = f"{compiled.metadata.shared} bytes shared"
             needs = f"{registers} registers, {spilled} spilled, {shared}: {', '.join(deeds)}"
-            print(capability, kernel.fn.__name__, needs, flush=True)
+            rows = constants.get("BLOCK_M", 1)
+            print(capability, kernel.fn.__name__, f"{rows} rows", needs, flush=True)
 
 
 if __name__ == "__main__":

@@ -246,8 +246,8 @@ def test_every_kernel_compiles_for_the_gpus_that_it_is_for_and_spills_little():
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("attend_kernel") == 4 * 3
     for line in done.stdout.splitlines():
-        capability, kernel, *_ = line.split()
-        most = 320 if capability == "100" else 128
-        assert int(re.search(r"(\d+) spilled", line)[1]) <= (most if kernel == "attend_kernel" else 0), line
+        capability, kernel, num_rows, *_ = line.split()
+        most = {"80": 16, "90": 0, "100": 0} if num_rows != "64" else {"80": 128, "90": 64, "100": 320}
+        assert int(re.search(r"(\d+) spilled", line)[1]) <= most[capability], line
         # Of one number, the given token's logit, alone.
         assert ("loads 2 bytes" in line) == (kernel == "read_whole_kernel"), line
