@@ -8,6 +8,7 @@ from refusion_eval.results.render import Table, markdown_source
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "embedded"
+GPU_RESULTS = ROOT / "results" / "gpu"
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[Any]], num_left: int = 1) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import torch
 import yaml
-from generated_common import RESULTS, ROOT, interval, table_of
+from generated_common import GPU_RESULTS, RESULTS, ROOT, interval, table_of
 from generated_text import TEXTS, front, systems_of
 
 from refusion_eval.bench.checkpoints import SHAPES, config_of
@@ -30,7 +30,6 @@ from refusion_eval.results.render import read_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.sandbox.jail import PROFILES
 
-GPU_RESULTS = ROOT / "results" / "gpu"
 NO_GPU = "No result of a GPU is in this repository: every speed and every memory need of one is an estimate.\n"
 BLOCK = re.compile(r"(<!-- (\w+):begin ?([^>]*?) ?-->\n).*?(<!-- \2:end -->\n)", re.DOTALL)
 

@@ -1,13 +1,14 @@
-"""Sentences and tables about the embedded family that state numbers or an order, made from the files of results.
+"""Sentences and tables about the embedded family and GPUs that state numbers or an order, made from results.
 
 Each is a maker like those of `generated_tables`.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas
-from generated_common import RESULTS, interval, table_of
+from generated_common import GPU_RESULTS, RESULTS, interval, table_of
 
 from refusion_eval.paper.names import task_title
 from refusion_eval.paths import EMBEDDED_FOLDER
@@ -261,6 +262,59 @@ def letters(_: Sequence[str]) -> str:
     return f"Without reasoning, of the letters of a task, {_listed(parts)} are right.\n"
 
 
+def _of_gpu(folder: str, file: str) -> Any:
+    return json.loads((GPU_RESULTS / folder / file).read_text(encoding="utf-8"))
+
+
+def _figures(folder: str) -> dict[str, Any]:
+    """The figures of each check of a GPU."""
+    return {check["name"]: check["result"]["figures"] for check in _of_gpu(folder, "checks.json")["checks"]}
+
+
+def gpu_forwards(words: Sequence[str]) -> str:
+    """Milliseconds of recorded forwards: the words are the folder of a GPU and the widths."""
+    folder, *widths = words
+    seconds = _figures(folder)["width-curve"]["seconds"]["recorded"]
+    times = _listed([f"{1e3 * seconds[width]:.2f} ms at width {width}" for width in widths])
+    device = _of_gpu(folder, "checks.json")["conditions"]["device"]
+    return f"On an {device} a recorded forward of an 8B model in bfloat16 took {times}.\n"
+
+
+def gpu_speed(words: Sequence[str]) -> str:
+    """Fused ReFusion beside the autoregressive decoder on a GPU."""
+    (folder,) = words
+    speed = _figures(folder)["speed"]
+    fused, plain = (speed["standings"][name]["num_forwards"] for name in ("refusion fused", "autoregressive"))
+    ratio = speed["ratios"]["refusion fused / our autoregressive"]
+    return (
+        f"There fused ReFusion decoded {ratio:.1f} times as many tokens per second as the autoregressive decoder, with "
+        f"{fused} forwards where that needed {plain}.\n"
+    )
+
+
+def gpu_variants(words: Sequence[str]) -> str:
+    """What other ways to compute a forward gained on a GPU; rows are those of `LEAST_MBU`."""
+    (folder,) = words
+    gains = _figures(folder)["overlap"]["gains"]
+    slower = {width: 100 / gain - 100 for width, gain in gains.items()}
+    forward = _of_gpu(folder, "variants.json")["forward_ms"]
+    before = forward["as before"]
+
+    def longer(name: str) -> list[float]:
+        return [100 * (forward[name][width] / before[width] - 1) for width in before]
+
+    prefetched = longer("4 MiB prefetched") + longer("8 MiB prefetched")
+    early, warps = longer("kernels launched early"), longer("attention with 4 warps")[-1]
+    return (
+        f"With both, as the check `overlap` measured them, a forward of one row took {slower['1']:.0f} % longer and "
+        f"one of 40 rows {slower['40']:.0f} % longer. Alone, bringing the weights of the next product to the L2 cache "
+        f"inside the small kernels made forwards slower by {min(prefetched):.1f} to {max(prefetched):.1f} %, and "
+        "launching small kernels before the kernel before them has ended made them faster by "
+        f"{-max(early):.1f} to {-min(early):.1f} %. The table was measured before attention got half as many warps, "
+        f"which saves {-warps:.1f} % of a forward of 40 rows (`results/gpu/{folder}/variants.json`).\n"
+    )
+
+
 TEXTS = {
     "family": family,
     "speed_range": speed_range,
@@ -273,4 +327,7 @@ TEXTS = {
     "courses": courses,
     "orders": orders,
     "letters": letters,
+    "gpu_forwards": gpu_forwards,
+    "gpu_speed": gpu_speed,
+    "gpu_variants": gpu_variants,
 }
