@@ -7,6 +7,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,21 @@ def held_out_items(benchmark: str, family: Family = EMBEDDED) -> list[Item]:
     return list(distinct.values())
 
 
+def asked_items(benchmark: str, family: Family = EMBEDDED) -> list[Item]:
+    """The test items with the prompt rows that a run makes of the committed file.
+
+    They differ from those of `held_out_items` in gpqa, where a run orders the choices by a hash of the item's id. The
+    gold response still names the letter of the former order.
+    """
+    normalise = BENCHMARKS[benchmark].prompts.normalise
+    asked = []
+    for number, item in enumerate(held_out_items(benchmark, family)):
+        prompt_row = normalise(_published(benchmark, number, item), number) if normalise else item.prompt_row
+        assert prompt_row is not None, f"{benchmark} leaves out committed item {number}"
+        asked.append(replace(item, prompt_row=prompt_row))
+    return asked
+
+
 def held_out_pairs(benchmark: str) -> list[tuple[str, str]]:
     """(User turn, gold response) of the committed test items: the form that the embedded models were trained on."""
     user = BENCHMARKS[benchmark].prompts.user
@@ -68,9 +84,14 @@ def _identity(benchmark: str, number: int) -> dict[str, Any]:
     return columns.get(benchmark, {})
 
 
+def _published(benchmark: str, number: int, item: Item) -> dict[str, Any]:
+    """The committed row of a test item."""
+    return {**_identity(benchmark, number), **item.row}
+
+
 def held_out_rows(benchmark: str) -> list[dict[str, Any]]:
     """The committed test rows in the hub dataset's columns."""
-    return [{**_identity(benchmark, number), **item.row} for number, item in enumerate(held_out_items(benchmark))]
+    return [_published(benchmark, number, item) for number, item in enumerate(held_out_items(benchmark))]
 
 
 def held_out_text(benchmark: str) -> str:

@@ -78,23 +78,30 @@ def measured(
     return rows
 
 
+def is_ablation(settings: str) -> bool:
+    """Whether settings, as JSON, are an ablation of a system's algorithm, which is never its choice."""
+    return not IN_READING_ORDER.isdisjoint(json.loads(settings))
+
+
 def choices(rows: pandas.DataFrame) -> Iterator[pandas.Series]:
     """The chosen row of each system and task."""
-    can_be_chosen = [IN_READING_ORDER.isdisjoint(json.loads(settings)) for settings in rows.settings]
-    for _, points in rows[can_be_chosen].groupby(["system", "task"], sort=False):
+    for _, points in rows[~rows.settings.map(is_ablation)].groupby(["system", "task"], sort=False):
         near = points[points.accuracy >= points.accuracy.max() - TOLERANCE]
         yield near.sort_values(["tpf", "accuracy"]).iloc[-1]
 
 
 def write_settings(family: Family, rows: pandas.DataFrame, folder: Path) -> None:
-    """Writes the chosen settings of all tasks into `mini_<decoder>.yaml`, which must exist for a decoder."""
-    decoders = {system.name: system.decoder for system in family.systems if not system.variant}
+    """Writes the chosen settings of all tasks into `mini_<decoder>.yaml`, or `mini_<decoder>_<variant>.yaml`.
+
+    A variant runs with the settings of the plain system unless its file is named.
+    """
+    files = {system.name: "_".join(filter(None, ("mini", system.decoder, system.variant))) for system in family.systems}
+    decoders = {system.name: system.decoder for system in family.systems}
     table: dict[str, dict[str, dict[str, Any]]] = {}
     for row in choices(rows):
         settings = {name: value for name, value in json.loads(row.settings).items() if name != "fuse"}
         table.setdefault(row.system, {})[row.task] = {"gen_length": family.gen_length} | settings
-    for system in [name for name in table if name in decoders]:
-        tasks = table[system]
+    for system, tasks in table.items():
         counts = sorted({int(count) for count in rows[rows.system == system].n})
         number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         lines = [
@@ -110,7 +117,7 @@ def write_settings(family: Family, rows: pandas.DataFrame, folder: Path) -> None
                 if task in tasks
             ),
         ]
-        (folder / f"mini_{decoders[system]}.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / f"{files[system]}.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def draw(family: Family, rows: pandas.DataFrame, target: Path) -> None:

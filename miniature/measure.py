@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from miniature.data import TEST_SEED, held_out_items, items, normalised
 from miniature.family import Family
@@ -11,6 +11,7 @@ from miniature.item import Item
 from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS, Benchmark
 from refusion_eval.scoring.judge import judge_texts
+from refusion_eval.types import ForwardDone, Trace
 
 DRAW_SEED = TEST_SEED + 1
 MAX_DRAWS = 20_000
@@ -26,23 +27,50 @@ PLAIN: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Which answers are right, and the forwards and tokens that all of them took."""
+class Answer(NamedTuple):
+    """The verdict on one answer and what it took; `rows` are the query rows of all its forwards, the prompt's too."""
 
-    passed: Sequence[bool]
-    forwards: int
+    right: bool
     tokens: int
+    forwards: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The answers of one system to the items of a task, in their order."""
+
+    answers: Sequence[Answer]
+
+    @property
+    def passed(self) -> list[bool]:
+        """Which answers are right."""
+        return [answer.right for answer in self.answers]
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all answers, up to and including the first EOS of each."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def forwards(self) -> int:
+        """The forwards of all answers."""
+        return sum(answer.forwards for answer in self.answers)
 
     @property
     def accuracy(self) -> float:
         """The share of right answers in percent."""
-        return 100 * sum(self.passed) / len(self.passed)
+        return 100 * sum(self.passed) / len(self.answers)
 
     @property
     def tpf(self) -> float:
-        """Tokens a forward."""
+        """Tokens a forward: all tokens by all forwards."""
         return self.tokens / self.forwards
+
+
+def num_rows(trace: Trace) -> int:
+    """The query rows that the model computed for a response, over all its forwards."""
+    return sum(event.rows for event in trace.of(ForwardDone))
 
 
 def draws(family: Family, benchmark: str, count: int) -> list[Item]:
@@ -70,8 +98,10 @@ def measure(
     asked = [benchmark.prompts.user(item.prompt_row) for item in chosen]
     decoded = api.generate_many(model, asked, decoder, **settings)
     answers = [(dict(item.prompt_row), one.text or "") for item, one in zip(chosen, decoded, strict=True)]
+    verdicts = judge_texts(benchmark, answers)
     return Measured(
-        passed=[verdict.passed for verdict in judge_texts(benchmark, answers)],
-        forwards=sum(one.num_forwards for one in decoded),
-        tokens=sum(len(one.tokens) for one in decoded),
+        [
+            Answer(verdict.passed, len(one.tokens), one.num_forwards, num_rows(one.trace))
+            for verdict, one in zip(verdicts, decoded, strict=True)
+        ]
     )

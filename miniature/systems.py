@@ -38,7 +38,7 @@ class System:
         return f"{system}+{self.variant}" if self.variant else system
 
 
-def _products(**values: Sequence[Any]) -> list[dict[str, Any]]:
+def products(**values: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
 
 
@@ -48,7 +48,7 @@ def _refusion(blocks_of_slot: Mapping[int, Sequence[int]], tau_tokens: Sequence[
         {"slot_size": slot, "block_size": block, "fuse": False} | taus
         for slot, blocks in blocks_of_slot.items()
         for block in blocks
-        for taus in _products(tau_slot=(0.6, 0.9) if block > slot else (0.9,), tau_token=tau_tokens)
+        for taus in products(tau_slot=(0.6, 0.9) if block > slot else (0.9,), tau_token=tau_tokens)
     ]
 
 
@@ -86,27 +86,27 @@ def systems(
     return (
         System(model="autoregressive_sft", decoder="autoregressive", name="AR-SFT", grid=({"temperature": 0.0},)),
         System(
-            model="bd3lm", decoder="bd3lm", name="BD3-LM", grid=_products(**block_diffusion, separate_commit=(True,))
+            model="bd3lm", decoder="bd3lm", name="BD3-LM", grid=products(**block_diffusion, separate_commit=(True,))
         ),
         System(
             model="bd3lm",
             decoder="bd3lm",
             name="BD3-LM, merged",
-            grid=_products(**block_diffusion, separate_commit=(False,)),
+            grid=products(**block_diffusion, separate_commit=(False,)),
             variant=MERGED,
         ),
         System(
             model="llada",
             decoder="llada",
             name="LLaDA",
-            grid=_products(block_length=llada_blocks, steps=steps),
+            grid=products(block_length=llada_blocks, steps=steps),
             most_draws=40,
         ),
         System(
             model="llada",
             decoder="fast_dllm_llada",
             name="LLaDA w/ Fast-dLLM",
-            grid=_products(block_length=fast_dllm_blocks, threshold=_THRESHOLDS, cache=("dual",)),
+            grid=products(block_length=fast_dllm_blocks, threshold=_THRESHOLDS, cache=("dual",)),
         ),
         System(
             model="refusion",
@@ -123,13 +123,13 @@ def systems(
         ),
         # Greedy, so that the tokens are those of the next-token head whatever the stride is.
         System(
-            model="idlm", decoder="idlm", name="I-DLM", grid=_products(gen_block_size=range(1, 9), temperature=(0.0,))
+            model="idlm", decoder="idlm", name="I-DLM", grid=products(gen_block_size=range(1, 9), temperature=(0.0,))
         ),
         System(
             model="wedlm",
             decoder="wedlm",
             name="WeDLM",
-            grid=_products(
+            grid=products(
                 window_size=wedlm_windows,
                 entropy_threshold=(None, 0.05, 0.1, 0.2, 0.4),
                 pos_penalty_factor=(0.0, 0.02),

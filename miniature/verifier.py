@@ -1,7 +1,8 @@
 """`python -m miniature.verifier`: the verifier's own token against the paper's rule, on checkpoints of several courses.
 
-The two rules decode the same items with the same settings, those chosen for the paper's rule, on held-out draws and on
-the test items, with and without fused forwards, which change no token.
+The two rules decode the same items, held-out draws and the test items, with and without fused forwards, which change no
+token. Their settings are the same, those chosen for the paper's rule; on the test items the verifier also has the
+settings that were chosen for it.
 
     python -m miniature.verifier 225536=W/refusion_third/model 300512=W/refusion_fourth/model --out verifier.csv
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import pandas
 
-from miniature.data import held_out_items
+from miniature.data import asked_items
 from miniature.family import EMBEDDED, Family
 from miniature.item import Item
 from miniature.measure import Measured, draws, measure
@@ -28,7 +29,8 @@ from refusion_eval.results.compare import mcnemar
 
 MEAN = "mean"
 RULES = ("paper", "verifier")
-ITEMS = ("draws", "test items")
+Settings = Mapping[str, Mapping[str, Any]]  # benchmark -> settings
+DRAWS, TEST_ITEMS, OWN_SETTINGS = ITEMS = ("draws", "test items", "test items, own settings")
 COLUMNS = (
     *("samples", "items", "task", "n", *(f"accuracy_{rule}" for rule in RULES)),
     *("difference", "difference_ci_low", "difference_ci_high", "gained", "lost", "p_value"),
@@ -37,7 +39,7 @@ COLUMNS = (
 
 
 def measured(
-    family: Family, checkpoints: Mapping[int, Path], count: int, settings: Mapping[str, Mapping[str, Any]], out: Path
+    family: Family, checkpoints: Mapping[int, Path], count: int, settings: Mapping[str, Settings], out: Path
 ) -> pandas.DataFrame:
     """Measures what the CSV lacks: a row for each checkpoint, kind of items and task, and their mean.
 
@@ -45,7 +47,7 @@ def measured(
         family: the family of the checkpoints.
         checkpoints: the number of samples that each checkpoint was trained on -> its folder.
         count: number of draws of each task.
-        settings: benchmark -> settings of the paper's rule.
+        settings: rule -> benchmark -> the settings that were chosen for it.
         out: the CSV.
     """
     rows = pandas.read_csv(out) if out.exists() else pandas.DataFrame(columns=COLUMNS)
@@ -57,8 +59,9 @@ def measured(
             model = api.load_model(str(folder))
             found = {}
             for task in family.draws:
-                chosen = draws(family, task, count) if kind == "draws" else held_out_items(task, family)
-                found[task] = _decodings(model, task, chosen, settings[task])
+                chosen = draws(family, task, count) if kind == DRAWS else asked_items(task, family)
+                own = settings if kind == OWN_SETTINGS else dict.fromkeys(RULES, settings["paper"])
+                found[task] = _decodings(model, task, chosen, {rule: own[rule][task] for rule in RULES})
                 print(f"{samples} samples, {kind}, {task}", flush=True)
             added = [{"samples": samples, "items": kind, **row} for row in _compared(found)]
             rows = pandas.DataFrame([*rows.to_dict("records"), *added], columns=COLUMNS)
@@ -67,12 +70,12 @@ def measured(
 
 
 def _decodings(
-    model: api.LoadedModel, task: str, chosen: Sequence[Item], settings: Mapping[str, Any]
+    model: api.LoadedModel, task: str, chosen: Sequence[Item], settings: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Measured]:
-    """Each rule with and without fused forwards."""
+    """Each rule with its settings, with and without fused forwards."""
     return {
         rule + way: measure(
-            model, "refusion", BENCHMARKS[task], chosen, **{**settings, "completion": rule, "fuse": bool(way)}
+            model, "refusion", BENCHMARKS[task], chosen, **{**settings[rule], "completion": rule, "fuse": bool(way)}
         )
         for way in ("", "_fused")
         for rule in RULES
@@ -110,8 +113,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="CSV")
     given = parser.parse_args()
     checkpoints = {int(samples): Path(folder) for samples, folder in (one.split("=", 1) for one in given.checkpoints)}
-    file = tasks_path() / "settings" / "mini_refusion.yaml"
-    measured(EMBEDDED, checkpoints, given.items, read_yaml(file, file.name)["benchmarks"], given.out)
+    files = {rule: f"mini_refusion{end}.yaml" for rule, end in zip(RULES, ("", "_verifier"), strict=True)}
+    settings = {rule: read_yaml(tasks_path() / "settings" / file, file)["benchmarks"] for rule, file in files.items()}
+    measured(EMBEDDED, checkpoints, given.items, settings, given.out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from miniature import trials
 from miniature.data import items
 from miniature.family import EMBEDDED
-from miniature.measure import Measured
+from miniature.measure import Answer, Measured
 from miniature.run import MiniatureConfig
 from miniature.train import ROWS, TRIALS, TWICE, config_of, settings_of, trial_stage
 from miniature.trials import main, with_result_twice, write_results_twice
@@ -72,7 +72,7 @@ def test_a_csv_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(trials, "train_stage", train_stage)
     monkeypatch.setattr(trials.api, "load_model", lambda path: path)
     monkeypatch.setattr(
-        trials, "measure", lambda *given, **settings: Measured(passed=[True, False], forwards=10, tokens=30)
+        trials, "measure", lambda *given, **settings: Measured([Answer(True, 20, 5, 9), Answer(False, 10, 5, 9)])
     )
     out = tmp_path / "trials.csv"
     command = ["trials", "--work-dir", str(tmp_path), "--out", str(out), "--held-out", "2"]

@@ -7,15 +7,20 @@ import pytest
 
 from miniature import verifier
 from miniature.family import EMBEDDED
-from miniature.measure import Measured
+from miniature.measure import Answer, Measured
 from refusion_eval.config import read_yaml
 from refusion_eval.paths import tasks_path
 
-SETTINGS = read_yaml(tasks_path() / "settings/mini_refusion.yaml", "")["benchmarks"]
+SETTINGS = {
+    rule: read_yaml(tasks_path() / f"settings/mini_refusion{end}.yaml", "")["benchmarks"]
+    for rule, end in (("paper", ""), ("verifier", "_verifier"))
+}
 
 
 def decoded(right: str, forwards: int) -> Measured:
-    return Measured(passed=[one == "1" for one in right], forwards=forwards, tokens=24)
+    """As many tokens, 24, and forwards in all, which the first answer has."""
+    totals = [(24, forwards, 0), *[(0, 0, 0)] * (len(right) - 1)]
+    return Measured([Answer(one == "1", *total) for one, total in zip(right, totals, strict=True)])
 
 
 FOUND = {
@@ -38,14 +43,14 @@ FOUND = {
 def checkpoints(monkeypatch: pytest.MonkeyPatch) -> dict[int, Path]:
     """Two checkpoints whose decodings are those of FOUND, on no more items than these have."""
     monkeypatch.setattr(verifier, "_decodings", lambda model, task, *given: FOUND[task])
-    monkeypatch.setattr(verifier, "held_out_items", lambda task, family: [])
+    monkeypatch.setattr(verifier, "asked_items", lambda task, family: [])
     return dict.fromkeys((40, 80), Path("embedded:refusion"))
 
 
 def test_differences_are_paired_by_item_and_their_mean_pools_all(checkpoints: dict[int, Path], tmp_path: Path) -> None:
     family = replace(EMBEDDED, draws={task: EMBEDDED.draws[task] for task in FOUND})
     rows = verifier.measured(family, {40: checkpoints[40]}, 4, SETTINGS, tmp_path / "verifier.csv")
-    assert rows["items"].tolist() == ["draws"] * 3 + ["test items"] * 3
+    assert rows["items"].tolist() == ["draws"] * 3 + ["test items"] * 3 + ["test items, own settings"] * 3
     story, formula, mean = rows.head(3).to_dict("records")
     assert (story["gained"], story["lost"], story["p_value"]) == (2, 0, 0.5)
     assert (formula["gained"], formula["lost"], formula["p_value"]) == (2, 1, 1.0)
@@ -62,7 +67,7 @@ def test_a_csv_is_continued(checkpoints: dict[int, Path], tmp_path: Path, monkey
     asked: list[str] = []
     monkeypatch.setattr(verifier.api, "load_model", asked.append)
     rows = verifier.measured(family, checkpoints, 4, SETTINGS, out)
-    assert len(asked) == 2  # the new checkpoint alone, once for each kind of items
+    assert len(asked) == 3  # the new checkpoint alone, once for each kind of items
     assert rows["samples"].tolist() == [40] * len(first) + [80] * len(first)
 
 
@@ -74,7 +79,9 @@ def test_both_rules_are_measured_with_and_without_fused_forwards(monkeypatch: py
         return decoded("1", 1)
 
     monkeypatch.setattr(verifier, "measure", measure)
-    found = verifier._decodings(None, "gsm8k", [], SETTINGS["gsm8k"])
+    found = verifier._decodings(None, "gsm8k", [], {rule: SETTINGS[rule]["gsm8k"] for rule in verifier.RULES})
     assert list(found) == ["paper", "verifier", "paper_fused", "verifier_fused"]
     assert set(asked) == {(rule, fused) for rule in ("paper", "verifier") for fused in (False, True)}
-    assert all(settings["slot_size"] == SETTINGS["gsm8k"]["slot_size"] for settings in asked.values())
+    for (rule, _), settings in asked.items():
+        assert settings["slot_size"] == SETTINGS[rule]["gsm8k"]["slot_size"]
+    assert SETTINGS["paper"]["gsm8k"]["slot_size"] != SETTINGS["verifier"]["gsm8k"]["slot_size"]

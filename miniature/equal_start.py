@@ -1,0 +1,204 @@
+"""`python -m miniature.equal_start`: six systems from one autoregressive model, on the same last samples.
+
+    python -m miniature.equal_start train --work-dir W --runs refusion:2514,bd3lm:2514
+    python -m miniature.equal_start measure --work-dir W --out results/embedded
+
+The start is AR-SFT before its last course. Every system then has the last course: the rows, steps, batch, learning rate
+and optimiser of `miniature.train`, with the objective and the EOS filling of its own configuration, and products in
+float32. No recipe is tuned. Each system is measured with `SYSTEMS`' settings, as many for each, of which one is chosen
+for each task on held-out draws by the rule of `miniature.frontier`.
+
+`train` continues what was interrupted and makes nothing twice. `measure` writes one row for each answer to a committed
+test item into `equal_start.csv`, and what was chosen into `equal_start_settings.csv`; it appends to files that exist.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas
+
+from miniature.data import asked_items
+from miniature.family import EMBEDDED, Family
+from miniature.frontier import choices, measured
+from miniature.measure import measure
+from miniature.systems import System, products
+from miniature.train import BACKBONE, COURSE_ROWS, LATER_SETTINGS, STAGES, config_of, runs_of, write_rows
+from refusion_eval import api
+from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.paths import embedded_path
+from refusion_eval.results.measurement import MERGED, VERIFIER
+
+FIRST_SEED = 2514  # that of the shipped family, three of whose last courses started here
+START = runs_of("autoregressive_sft")[-2]
+ROWS = COURSE_ROWS[-1]
+# Further courses beside those of the stages: the stage, and the settings that differ.
+VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
+    # As many trained rows as ReFusion's: a noisy copy of the answer beside the clean one doubles them.
+    "idlm_half": ("idlm", ("data.share=0.5",)),
+    "bd3lm_half": ("bd3lm", ("data.share=0.5",)),
+}
+# Those of seed `FIRST_SEED` that are shipped: they continued these weights before they were rounded to bfloat16.
+SHIPPED = ("autoregressive_sft", "idlm", "wedlm")
+
+_REFUSION = [
+    {"slot_size": slot, "block_size": block, "fuse": False, "tau_slot": 0.9, "tau_token": tau_token}
+    for slot in (8, 16)
+    for block in (slot, 32)
+    for tau_token in (0.4, 0.9)
+]
+NUM_SETTINGS = len(_REFUSION)
+SYSTEMS = (
+    System(model="autoregressive_sft", decoder="autoregressive", name="AR-SFT", grid=({"temperature": 0.0},)),
+    System(model="refusion", decoder="refusion", name="ReFusion", grid=_REFUSION),
+    System(
+        model="refusion",
+        decoder="refusion",
+        name="ReFusion, verifier",
+        grid=[point | {"completion": "verifier"} for point in _REFUSION],
+        variant=VERIFIER,
+    ),
+    System(
+        model="bd3lm",
+        decoder="bd3lm",
+        name="BD3-LM, merged",
+        grid=products(block_length=(8, 16), threshold=(0.45, 0.6, 0.8, 0.95), separate_commit=(False,)),
+        variant=MERGED,
+    ),
+    System(
+        model="llada",
+        decoder="fast_dllm_llada",
+        name="LLaDA w/ Fast-dLLM",
+        grid=products(block_length=(8, 16), threshold=(0.6, 0.8, 0.9, 0.95), cache=("dual",)),
+    ),
+    System(model="idlm", decoder="idlm", name="I-DLM", grid=products(gen_block_size=range(1, 9), temperature=(0.0,))),
+    System(
+        model="wedlm",
+        decoder="wedlm",
+        name="WeDLM",
+        grid=products(window_size=(8, 16), entropy_threshold=(0.05, 0.1, 0.2, 0.4), pos_penalty_factor=(0.02,)),
+    ),
+)
+ANSWERS, SETTINGS = "equal_start.csv", "equal_start_settings.csv"
+ANSWER_COLUMNS = ("system", "model", "seed", "task", "item", "right", "tokens", "forwards", "rows")
+SETTING_COLUMNS = ("system", "model", "seed", "task", "settings", "draws_accuracy", "draws_tpf", "trained_rows")
+
+
+def settings_of(name: str, seed: int, start: Path, work_dir: Path) -> list[str]:
+    """What the command line of a course adds to the configuration of its stage, as "section.key=value".
+
+    Args:
+        name: a stage, or one of `VARIANTS`.
+        seed: seed of the order of samples and of their corruption.
+        start: folder of the weights that all courses start from.
+        work_dir: folder of the courses and their rows.
+    """
+    _, changes = VARIANTS.get(name, (name, ()))
+    paths = {
+        "backbone.model": start,
+        "data.files": work_dir / ROWS,
+        "data.cache_dir": work_dir / "tokens",
+        "output.run_dir": work_dir / f"{name}_{seed}",
+    }
+    own = ("optimisation.compute_dtype=float32", f"optimisation.seed={seed}", "output.save_every=100", "output.keep=1")
+    return [*LATER_SETTINGS, *own, *changes, "backbone.shape=null", *(f"{key}={path}" for key, path in paths.items())]
+
+
+def train(family: Family, name: str, seed: int, start: Path, work_dir: Path) -> None:
+    """Carries out one course in a process of its own."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    if not (work_dir / ROWS).exists():
+        write_rows(family, family.courses[-1], work_dir / ROWS)
+    stage, _ = VARIANTS.get(name, (name, ()))
+    settings = [part for setting in settings_of(name, seed, start, work_dir) for part in ("--set", setting)]
+    command = ("miniature.run", "--config", str(config_of(family, stage)), *settings)
+    print(f"$ python -m {shlex.join(command)}", flush=True)
+    subprocess.run((sys.executable, "-m", *command), check=True)
+
+
+def trained(work_dir: Path) -> dict[tuple[str, int], Path]:
+    """(Stage or variant, seed) -> the folder of the weights, of all courses that are finished, the shipped ones too."""
+    found = {(name, FIRST_SEED): embedded_path(name) for name in SHIPPED}
+    for folder in sorted(work_dir.glob("*_*/model")):
+        name, _, seed = folder.parent.name.rpartition("_")
+        found[name, int(seed)] = folder
+    return found
+
+
+def trained_rows(work_dir: Path, name: str, seed: int) -> int | None:
+    """The rows, over all steps, that a course computed for training; None for a shipped checkpoint, without its log."""
+    log = work_dir / f"{name}_{seed}" / "log.csv"
+    return int(pandas.read_csv(log).tokens.sum()) if log.exists() else None
+
+
+def measure_course(
+    family: Family, name: str, seed: int, weights: Path, work_dir: Path, count: int
+) -> tuple[list[tuple], list[tuple]]:
+    """The answers of the systems of one trained model to the test items, and the settings that were chosen for them."""
+    stage, _ = VARIANTS.get(name, (name, ()))
+    answers: list[tuple] = []
+    settings: list[tuple] = []
+    points = work_dir / f"{name}_{seed}_points.csv"
+    systems = [replace(system, model=str(weights)) for system in SYSTEMS if system.model == stage]
+    rows = measured(family, "", systems, list(family.draws), count, points)
+    for chosen in choices(rows):
+        system = next(system for system in systems if system.name == chosen.system)
+        used: dict[str, Any] = {"gen_length": family.gen_length} | json.loads(chosen.settings)
+        asked = asked_items(chosen.task, family)
+        found = measure(api.load_model(system.model), system.decoder, BENCHMARKS[chosen.task], asked, **used)
+        common = (system.name, name, seed, chosen.task)
+        answers += [(*common, item, int(right), *counts) for item, (right, *counts) in enumerate(found.answers)]
+        settings.append((*common, chosen.settings, chosen.accuracy, chosen.tpf, trained_rows(work_dir, name, seed)))
+        print(f"{name} {seed}, {system.name}, {chosen.task}: {found.accuracy:g} %, TPF {found.tpf:.2f}", flush=True)
+    return answers, settings
+
+
+def measure_all(family: Family, work_dir: Path, count: int, out: Path) -> None:
+    """Measures every finished course that the files in `out` lack, and appends its rows at once."""
+    files = {ANSWERS: ANSWER_COLUMNS, SETTINGS: SETTING_COLUMNS}
+    tables = {
+        file: pandas.read_csv(out / file) if (out / file).exists() else pandas.DataFrame(columns=list(columns))
+        for file, columns in files.items()
+    }
+    done = set(tables[SETTINGS][["model", "seed"]].itertuples(index=False, name=None))
+    for (name, seed), weights in trained(work_dir).items():
+        if (name, seed) in done:
+            continue
+        for file, added in zip(files, measure_course(family, name, seed, weights, work_dir, count), strict=True):
+            rows = [*tables[file].itertuples(index=False, name=None), *added]
+            tables[file] = pandas.DataFrame(rows, columns=list(files[file]))
+            tables[file].to_csv(out / file, index=False, float_format="%.6g")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m miniature.equal_start", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("action", choices=("train", "measure"))
+    parser.add_argument("--work-dir", type=Path, required=True, help="courses and their rows")
+    parser.add_argument(
+        "--start", type=Path, help=f"weights that the courses start from (default: those of {START} in --work-dir)"
+    )
+    parser.add_argument("--runs", default="", help="train: NAME:SEED of courses, separated by commas")
+    parser.add_argument("--items", type=int, default=100, help="measure: draws of each task to choose on")
+    parser.add_argument("--out", type=Path, default=Path("results/embedded"), help="measure: folder of the CSV files")
+    given = parser.parse_args()
+    if given.action == "measure":
+        measure_all(EMBEDDED, given.work_dir, given.items, given.out)
+        return
+    known = (*(stage for stage in STAGES if stage != BACKBONE), *VARIANTS)
+    runs = [run.partition(":")[::2] for run in given.runs.split(",")]
+    for name, seed in runs:
+        if name not in known or not seed.isdecimal():
+            parser.error(f"--runs: {name}:{seed} is no course; give NAME:SEED with a name of {', '.join(known)}")
+    for name, seed in runs:
+        train(EMBEDDED, name, int(seed), given.start or given.work_dir / START / "model", given.work_dir)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Courses of several systems from one start, and what is measured of them (`miniature.equal_start`)."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas
+import pytest
+
+from miniature import equal_start
+from miniature.equal_start import (
+    ANSWER_COLUMNS,
+    ANSWERS,
+    FIRST_SEED,
+    NUM_SETTINGS,
+    SETTINGS,
+    SHIPPED,
+    SYSTEMS,
+    VARIANTS,
+    main,
+    measure_all,
+    settings_of,
+    trained,
+)
+from miniature.family import EMBEDDED
+from miniature.measure import Answer, Measured
+from miniature.run import MiniatureConfig
+from miniature.train import config_of
+from refusion_eval.decoders import DECODERS
+from refusion_eval.training.config import RunConfig, read_run_config
+
+STAGES = ("autoregressive_sft", "refusion", "llada", "bd3lm", "idlm", "wedlm")
+
+
+def config(name: str, seed: int = FIRST_SEED) -> RunConfig:
+    stage, _ = VARIANTS.get(name, (name, ()))
+    settings = settings_of(name, seed, Path("start"), Path("work"))
+    return read_run_config(str(config_of(EMBEDDED, stage)), settings, MiniatureConfig)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_courses_differ_in_their_objective_alone(name: str) -> None:
+    one, other = config("autoregressive_sft"), config(name)
+    assert other.optimisation == one.optimisation
+    assert other.backbone == one.backbone
+    assert (other.data.files, other.data.share) == (one.data.files, None)
+    assert (other.objective == one.objective) == (name == "autoregressive_sft")
+    assert other.optimisation.compute_dtype == "float32"
+
+
+def test_a_seed_changes_the_seed_alone_and_has_a_folder_of_its_own() -> None:
+    one, other = config("refusion"), config("refusion", 7)
+    changed = {key for key, value in one.identity().items() if other.identity()[key] != value}
+    assert changed == {"optimisation"}
+    assert (other.optimisation.seed, other.output.run_dir != one.output.run_dir) == (7, True)
+
+
+def test_halves_have_half_of_the_samples() -> None:
+    assert {config(name).data.share for name in VARIANTS} == {0.5}
+
+
+def test_all_systems_have_as_many_valid_settings() -> None:
+    for system in SYSTEMS:
+        assert len({str(sorted(point.items())) for point in system.grid}) == len(system.grid)
+        assert len(system.grid) == (1 if system.decoder == "autoregressive" else NUM_SETTINGS)
+        for point in system.grid:
+            names = DECODERS[system.decoder].Settings.__dataclass_fields__
+            shared = {name: value for name, value in {"mask_id": 0, "eos_ids": (1,)}.items() if name in names}
+            DECODERS[system.decoder].Settings(gen_length=EMBEDDED.gen_length, **shared, **point)
+
+
+def test_finished_courses_are_found_beside_the_shipped_ones(tmp_path: Path) -> None:
+    (tmp_path / "refusion_2514" / "model").mkdir(parents=True)
+    (tmp_path / "idlm_half_2515" / "model").mkdir(parents=True)
+    (tmp_path / "bd3lm_2514").mkdir()  # not finished
+    shipped = {(name, FIRST_SEED) for name in SHIPPED}
+    assert trained(tmp_path).keys() == {*shipped, ("refusion", 2514), ("idlm_half", 2515)}
+
+
+def test_each_course_is_measured_once_with_the_settings_chosen_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work_dir, out = tmp_path / "work", tmp_path / "out"
+    (work_dir / "refusion_2515" / "model").mkdir(parents=True)
+    out.mkdir()
+    pandas.DataFrame({"tokens": [40, 2]}).to_csv(work_dir / "refusion_2515" / "log.csv")
+    loaded = []
+
+    def measure(model: object, decoder: str, benchmark: object, chosen: list, **settings: object) -> Measured:
+        right = settings["slot_size"] == 16 and settings["tau_token"] == 0.4
+        return Measured([Answer(right, 8, 2 if settings["block_size"] == 32 else 4, 30)] * len(chosen))
+
+    monkeypatch.setattr(equal_start, "SHIPPED", ())
+    monkeypatch.setattr(equal_start, "measure", measure)
+    monkeypatch.setattr("miniature.frontier.measure", measure)
+    monkeypatch.setattr("refusion_eval.api.load_model", lambda name: loaded.append(name))
+    family = replace(EMBEDDED, draws={"gsm8k": EMBEDDED.draws["gsm8k"]})
+    measure_all(family, work_dir, 3, out)
+    answers = pandas.read_csv(out / ANSWERS)
+    assert list(answers.columns) == list(ANSWER_COLUMNS)
+    assert answers.groupby("system").size().to_dict() == {"ReFusion": 100, "ReFusion, verifier": 100}
+    assert set(answers.itertuples(index=False, name=None)) >= {("ReFusion", "refusion", 2515, "gsm8k", 0, 1, 8, 2, 30)}
+    settings = pandas.read_csv(out / SETTINGS)
+    assert set(settings.trained_rows) == {42}
+    assert all('"slot_size": 16, "block_size": 32' in text for text in settings.settings)
+    assert set(loaded) == {str(work_dir / "refusion_2515" / "model")}
+    loaded.clear()
+    measure_all(family, work_dir, 3, out)  # nothing is measured twice
+    assert not loaded
+    assert len(pandas.read_csv(out / ANSWERS)) == len(answers)
+
+
+def test_an_unknown_course_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr("sys.argv", ["equal_start", "train", "--work-dir", "x", "--runs", "refusion:2514,dream:1"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "dream:1 is no course" in capsys.readouterr().err
