@@ -43,6 +43,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     # As many trained rows as ReFusion's: a noisy copy of the answer beside the clean one doubles them.
     "idlm_half": ("idlm", ("data.share=0.5",)),
     "bd3lm_half": ("bd3lm", ("data.share=0.5",)),
+    # Does the gain of the verifier's token vanish where the state that it avoids was trained?
+    "refusion_half_filled": ("refusion", ("objective.half_filled_share=0.5",)),
 }
 # Those of seed `FIRST_SEED` that are shipped: they continued these weights before they were rounded to bfloat16.
 SHIPPED = ("autoregressive_sft", "idlm", "wedlm")

@@ -157,6 +157,8 @@ class ObjectiveConfig:
             exactly floor(t K) of K, as in the paper ("exact").
         prefix_share: share of the samples whose clean slots begin the answer in reading order, with all masks behind
             them, as when blocks are decoded one after the other (refusion); 0 is the recipe of paper and release.
+        half_filled_share: share of the masked slots that keep 1 to k - 1 of their first tokens, as when a slot is
+            completed (refusion, Eq. 8); 0 is the recipe of paper and release, in which no slot is half filled.
     """
 
     objective: Objective
@@ -167,6 +169,7 @@ class ObjectiveConfig:
     mdm_weight: NonNegativeFloat = 1.0
     masking: Masking = added_setting("bernoulli")
     prefix_share: Annotated[float, Ge(0), Le(1)] = added_setting(0.0)
+    half_filled_share: Annotated[float, Ge(0), Le(1)] = added_setting(0.0)
 
     def __post_init__(self) -> None:
         if not self.slot_sizes:
@@ -189,8 +192,9 @@ class ObjectiveConfig:
             raise ConfigError(f"normalisation={self.normalisation}{unused} its own, so leave it out")
         if self.objective != "refusion" and self.masking != "bernoulli":
             raise ConfigError(f"masking={self.masking}{unused} no slots, so leave it out")
-        if self.objective != "refusion" and self.prefix_share:
-            raise ConfigError(f"prefix_share={self.prefix_share}{unused} no slots, so leave it out")
+        for name in ("prefix_share", "half_filled_share"):
+            if self.objective != "refusion" and getattr(self, name):
+                raise ConfigError(f"{name}={getattr(self, name)}{unused} no slots, so leave it out")
         if self.objective not in ("refusion", *TWO_STREAMS) and self.mdm_weight != 1:
             raise ConfigError(f"mdm_weight={self.mdm_weight}{unused} one term only, so leave it out")
 

@@ -25,9 +25,12 @@ def _oracle(prompt: list[int], answer: list[int], draws: Draws) -> list[tuple[in
         for index in range(first, end):
             label = answer[index + 1] if index + 1 < end else IGNORED
             out.append((answer[index], len(prompt) + index, label, IGNORED))
-    for slot in draws.masked_slots:
-        for index in range(slot * draws.slot_size, min((slot + 1) * draws.slot_size, len(answer))):
-            out.append((MASK, len(prompt) + index, IGNORED, answer[index]))
+    for slot, num_given in zip(draws.masked_slots, draws.num_given or [0] * len(draws.masked_slots), strict=True):
+        first = slot * draws.slot_size
+        for index in range(first, min(first + draws.slot_size, len(answer))):
+            given = index < first + num_given
+            token, label = (answer[index], IGNORED) if given else (MASK, answer[index])
+            out.append((token, len(prompt) + index, IGNORED, label))
     return out
 
 
@@ -36,7 +39,8 @@ def test_arrange_equals_the_definition_on_random_draws() -> None:
     for _ in range(300):
         prompt = rng.integers(0, 50, rng.integers(0, 6)).tolist()
         answer = rng.integers(0, 50, rng.integers(1, 40)).tolist()
-        draws = draw(rng, len(answer), draw_slot_size(rng, (1, 4, 8, 16, 32)))
+        half_filled = float(rng.choice([0.0, 0.5]))
+        draws = draw(rng, len(answer), draw_slot_size(rng, (1, 4, 8, 16, 32)), half_filled_share=half_filled)
         example = arrange(prompt, answer, draws, mask=MASK)
         rows = zip(example.tokens, example.positions, example.ar_labels, example.mdm_labels, strict=True)
         assert [tuple(map(int, row)) for row in rows] == _oracle(prompt, answer, draws)
@@ -107,6 +111,16 @@ def test_a_share_of_the_samples_has_its_clean_slots_first_in_reading_order() -> 
 def test_without_such_a_share_the_draws_are_those_of_the_release() -> None:
     first, again = np.random.default_rng(6), np.random.default_rng(6)
     assert [draw(first, 50, 8) for _ in range(5)] == [draw(again, 50, 8, prefix_share=0.0) for _ in range(5)]
+
+
+def test_a_share_of_the_masked_slots_keeps_some_of_its_first_tokens() -> None:
+    rng = np.random.default_rng(7)
+    drawn = [draw(rng, 40, 4, half_filled_share=0.3) for _ in range(400)]
+    kept = [count for draws in drawn for count in draws.num_given]
+    assert all(len(draws.num_given) == len(draws.masked_slots) for draws in drawn)
+    assert set(kept) == {0, 1, 2, 3}
+    assert np.mean(np.array(kept) > 0) == pytest.approx(0.3, abs=0.05)
+    assert draw(rng, 40, 1, half_filled_share=1.0).num_given == ()  # a slot of one token is whole or masked
 
 
 def test_slot_sizes_are_drawn_uniformly_from_the_setting() -> None:

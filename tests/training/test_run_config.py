@@ -248,3 +248,5 @@ def test_settings_that_were_added_later_count_only_where_they_are_used() -> None
         read_run_config("controlled_sft", ["objective.masking=exact"])
     with pytest.raises(ConfigError, match=r"prefix_share=0.5; objective=sft has no slots"):
         read_run_config("controlled_sft", ["objective.prefix_share=0.5"])
+    with pytest.raises(ConfigError, match=r"half_filled_share=1.0; objective=llada has no slots"):
+        read_run_config("controlled_llada", ["objective.half_filled_share=1.0"])

@@ -24,6 +24,7 @@ class Draws:
     mask_probability: float  # probability q with which each slot was masked; with exact masking their share
     masked_slots: tuple[int, ...]  # in ascending order
     clean_slots: tuple[int, ...]  # in shuffled order, or in reading order where they begin the answer
+    num_given: tuple[int, ...] = ()  # of each masked slot, its first tokens that are not masked; none if empty
 
 
 def draw_slot_size(rng: np.random.Generator, slot_sizes: Sequence[int] = SLOT_SIZES) -> int:
@@ -41,13 +42,15 @@ def draw(
     slot_size: int,
     masking: Masking = "bernoulli",
     prefix_share: float = 0.0,
+    half_filled_share: float = 0.0,
 ) -> Draws:
     """Masks some of the K slots of an answer and shuffles the others.
 
     "bernoulli" masks each slot independently with one probability q, as the release does; "exact" masks floor(t K)
     slots with t uniform in [0, 1), as the paper writes (Sec. 4.3). A `prefix_share` of the samples has as many masked
     slots, but these end the answer and the clean ones begin it in reading order, as when blocks are decoded one after
-    the other.
+    the other. A `half_filled_share` of the masked slots keep 1 to k - 1 of their first tokens, as when a slot is
+    completed (Eq. 8).
     """
     num_slots = -(-answer_length // slot_size)
     uniform = float(rng.random())
@@ -62,11 +65,16 @@ def draw(
     if prefix_share and rng.random() < prefix_share:
         clean_slots = np.arange(len(clean_slots))
         masked = np.arange(num_slots) >= len(clean_slots)
+    num_given: tuple[int, ...] = ()
+    if half_filled_share and slot_size > 1:
+        kept = rng.integers(1, slot_size, size=masked.sum()) * (rng.random(masked.sum()) < half_filled_share)
+        num_given = tuple(kept.tolist())
     return Draws(
         slot_size=slot_size,
         mask_probability=probability,
         masked_slots=tuple(np.flatnonzero(masked).tolist()),
         clean_slots=tuple(clean_slots.tolist()),
+        num_given=num_given,
     )
 
 
@@ -86,15 +94,18 @@ def arrange(prompt: Sequence[int], answer: Sequence[int], draws: Draws, *, mask:
         CE of a clean token  (Eq. 1):  -log P(r_(j+1) | prompt, S^c1 .. S^c(n-1), tokens of slot S^cn up to r_j)
         CE of a masked token (Eq. 2):  -log P(r_i | prompt, all clean slots, masks up to i)
 
-    The last token of a slot has no label. `collate` sums and divides; the divisor is q A, the expected number of masked
-    tokens, as in the release.
+    The last token of a slot has no label, nor has a token that is given in a masked slot. `collate` sums and divides;
+    the divisor is q A, the expected number of masked tokens where none is given, as in the release.
     """
     answer_A = np.asarray(answer, dtype=np.int64)
     slots = np.split(np.arange(len(answer_A)), range(draws.slot_size, len(answer_A), draws.slot_size))
     clean, masked = ([slots[slot] for slot in part] for part in (draws.clean_slots, draws.masked_slots))
     index = np.concatenate([*clean, *masked]) if len(answer_A) else np.empty(0, dtype=np.int64)
     num_clean = sum(map(len, clean))
-    is_mask = np.arange(len(index)) >= num_clean
+    in_masked_slot = np.arange(len(index)) >= num_clean
+    num_given = draws.num_given or (0,) * len(masked)
+    given = [np.arange(len(slot)) < count for slot, count in zip(masked, num_given, strict=True)]
+    is_mask = in_masked_slot & ~np.concatenate([np.zeros(num_clean, dtype=bool), *given])
     ends_slot = np.isin(np.arange(len(index)), np.cumsum([len(slot) for slot in clean]) - 1)
     following = answer_A[np.minimum(index + 1, len(answer_A) - 1)]
 
@@ -103,7 +114,7 @@ def arrange(prompt: Sequence[int], answer: Sequence[int], draws: Draws, *, mask:
     return Example(
         tokens=np.concatenate([prompt_P, np.where(is_mask, mask, answer_A[index])]),
         positions=np.concatenate([np.arange(len(prompt_P)), len(prompt_P) + index]),
-        ar_labels=np.concatenate([prompt_labels, np.where(is_mask | ends_slot, IGNORED, following)]),
+        ar_labels=np.concatenate([prompt_labels, np.where(in_masked_slot | ends_slot, IGNORED, following)]),
         mdm_labels=np.concatenate([prompt_labels, np.where(is_mask, answer_A[index], IGNORED)]),
         mdm_divisors=np.full(len(prompt_P) + len(index), draws.mask_probability * len(answer_A)),
     )

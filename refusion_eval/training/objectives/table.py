@@ -26,7 +26,7 @@ MakeExample = Callable[[TrainingSample, np.random.Generator, ObjectiveConfig, Sp
 def _refusion(sample: TrainingSample, rng: np.random.Generator, config: ObjectiveConfig, ids: SpecialIds) -> Example:
     answer = fill_with_eos(sample.answer, eos=ids.eos, multiple=config.eos_multiple)
     slot_size = draw_slot_size(rng, config.slot_sizes)
-    draws = draw(rng, len(answer), slot_size, config.masking, config.prefix_share)
+    draws = draw(rng, len(answer), slot_size, config.masking, config.prefix_share, config.half_filled_share)
     return arrange(sample.prompt, answer, draws, mask=ids.mask)
 
 
