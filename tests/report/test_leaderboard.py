@@ -3,9 +3,11 @@ import json
 import pytest
 
 from refusion_eval.cli import run_command
+from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import StoreError
 from refusion_eval.exports import every_eval_ever
 from refusion_eval.exports.source import read_exported
+from refusion_eval.paper.style import page_look
 from refusion_eval.report.leaderboard import differing, leaderboard, published_figures, read_placed
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import csv_text, measurement_cells
@@ -32,7 +34,7 @@ def export_csv(run, path, **changes):
 
 def test_a_point_has_its_figures_its_settings_and_the_hash_of_its_records(tmp_path):
     run = fast_run(tmp_path, "run", command=["refusion-eval", "run"], expected={"mini_gsm8k": 8}, load=8.0)
-    index = leaderboard(read_placed([run]), colours={"refusion": "#0072b2"})
+    index = leaderboard(read_placed([run]), look=page_look)
     (cell,) = index["cells"]
     measured = {entry.metric: entry for entry in run_measurements([run], hash_records=True)}
     assert cell["metrics"]["accuracy"]["value"] == 75
@@ -41,7 +43,12 @@ def test_a_point_has_its_figures_its_settings_and_the_hash_of_its_records(tmp_pa
     assert (cell["facts"]["Command"], cell["facts"]["Machine"]) == ("refusion-eval run", "Test CPU, 1 threads")
     assert cell["settings"] == {"slot_size": "2", "tau_slot": "0.6"}
     assert [mark["label"] for mark in cell["marks"]] == ["unfinished 4 of 8", "slowed"]
-    assert index["runs"][cell["run"]]["colour"] == "#0072b2"
+    look = DECODERS["refusion"].style
+    assert {name: index["runs"][cell["run"]][name] for name in ("colour", "marker", "dashes")} == {
+        "colour": look.colour,
+        "marker": look.marker,
+        "dashes": [],
+    }
 
 
 def test_a_point_names_its_protocol(tmp_path):

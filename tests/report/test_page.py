@@ -234,7 +234,7 @@ def test_scores_of_several_cards_have_a_caution(tmp_path):
 def test_programs_without_isolation_are_marked(tmp_path):
     sample = make_sample("1", task="mini_mbpp")
     run = write_run(tmp_path / "run", [sample], [make_score(sample, tier="none")], tasks={"mini_mbpp": "1"})
-    assert "sandbox off" in marks(collect([run], LetterSources()))
+    assert "no isolation" in marks(collect([run], LetterSources()))
 
 
 def test_two_versions_of_a_task_are_named(tmp_path):
