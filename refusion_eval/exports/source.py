@@ -72,7 +72,7 @@ class ExportedTask(NamedTuple):
     @property
     def num_fewshot(self) -> int | None:
         """Examples before a question: none in this project's own tasks; of lm-eval's tasks no record says it."""
-        return None if self.known is None else 0
+        return 0 if self.known is not None and self.known.name == self.facts.task else None
 
     @property
     def notes(self) -> list[str]:

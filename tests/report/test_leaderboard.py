@@ -42,7 +42,7 @@ def test_a_point_has_its_figures_its_settings_and_the_hash_of_its_records(tmp_pa
     assert cell["facts"]["Records"] == measured["tps"].records
     assert (cell["facts"]["Command"], cell["facts"]["Machine"]) == ("refusion-eval run", "Test CPU, 1 threads")
     assert cell["settings"] == {"slot_size": "2", "tau_slot": "0.6"}
-    assert [mark["label"] for mark in cell["marks"]] == ["unfinished 4 of 8", "slowed"]
+    assert [mark["label"] for mark in cell["marks"]] == ["unfinished 4 of 8", "slowed", "cut short 4"]
     look = DECODERS["refusion"].style
     assert {name: index["runs"][cell["run"]][name] for name in ("colour", "marker", "dashes")} == {
         "colour": look.colour,
@@ -93,7 +93,7 @@ def test_a_file_without_hashes_of_records_is_shown_without_one(tmp_path):
 
 def test_a_mean_over_tasks_is_a_point_with_short_marks(tmp_path):
     tasks = {"mini_gsm8k": "1", "mini_math": "1"}
-    samples = [make_sample(item, task=task) for task in tasks for item in "12"]
+    samples = [make_sample(item, task=task, stop="eos") for task in tasks for item in "12"]
     run = write_run(tmp_path / "run", samples, tasks=tasks, expected=dict.fromkeys(tasks, 2), whole={"mini_math": 9})
     mean = next(cell for cell in leaderboard(read_placed([run]))["cells"] if cell["mean"])
     assert (mean["task"], mean["metrics"]["accuracy"]["value"], mean["facts"]["Records"]) == (
