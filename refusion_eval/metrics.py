@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
@@ -306,6 +306,8 @@ class Timing:
     warm: bool = True
     hardware: str = ""
     round: int = 1
+    created: str = ""  # when it was finished, in a form whose order as text is that of time
+    turn_of: str = ""  # the process whose systems took turns, by its number and command; empty for no turn
 
     @property
     def counts(self) -> bool:
@@ -392,10 +394,32 @@ def latencies(samples: Sequence[Timing], quantiles: Sequence[float], *, seed: in
     return bootstrap(statistics, seed=seed, rounds=_rounds(groups))
 
 
+def require_turns(samples: Sequence[Timing], baseline: Sequence[Timing]) -> None:
+    """Raises DataError if two systems did not take turns, by measured samples of each.
+
+    Taking turns, both see the same states of the machine. Without that, slow minutes look like a property of a system.
+    """
+    systems = (samples, baseline)
+    advice = "suite, sweep, protocol run and eval.sh take turns, and so does run --round K/N of one after the other"
+    rounds, base_rounds = (len({sample.round for sample in of_system}) for of_system in systems)
+    if rounds != base_rounds:
+        raise DataError(f"one was timed in {base_rounds} rounds and the other in {rounds}, so not in turns; {advice}")
+    times = sorted((sample.created, number) for number, of_system in enumerate(systems) for sample in of_system)
+    num_changes = sum(one != other for (_, one), (_, other) in pairwise(times))
+    together = set.intersection(*({sample.turn_of for sample in of_system} - {""} for of_system in systems))
+    # Two rounds in turns are A B A B. One round is A B, as is what two commands decode: then the command has to tell.
+    if num_changes < 2 * rounds - 1 or (rounds == 1 and not together):
+        raise DataError(
+            "the two were not measured in turns, so that a ratio of their speeds would also be one of the machine's "
+            f"speeds at two times; {advice}"
+        )
+
+
 def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int = 0) -> tuple[Bootstrap, int]:
     """TPS / TPS of a baseline on the items both answered, and the number of other items.
 
-    It is paired: rounds, and items in them, are drawn for both systems together.
+    It is paired: rounds, and items in them, are drawn for both systems together. Raises DataError if no ratio of them
+    says anything about the systems.
     """
     systems = measured(samples), measured(baseline)
     machines = {sample.hardware for of_system in systems for sample in of_system}
@@ -408,14 +432,7 @@ def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int 
     common = items & base_items
     if not common:
         raise DataError("the two systems have no measured item in common; run both on the same items at batch size 1")
-    # Systems take turns in rounds, so that both see the same states of the machine. Without that, slow minutes of one
-    # system would look like a property of it.
-    rounds, base_rounds = (len({sample.round for sample in of_system}) for of_system in systems)
-    if rounds != base_rounds:
-        raise DataError(
-            f"one was timed in {base_rounds} rounds and the other in {rounds}, so not in turns; run both in as many "
-            "rounds"
-        )
+    require_turns(*systems)
     shared = [by_item([sample for sample in of_system if sample.item in common]) for of_system in systems]
     ratios = [ratio_statistic(_sums(groups, "tokens"), _sums(groups, "seconds")) for groups in shared]
 

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -190,7 +191,10 @@ def tps(samples):
 
 
 def times(seconds, tokens=10, **fields):
-    return [Timing(item=item, tokens=tokens, forwards=1, seconds=s, **fields) for item, s in enumerate(seconds)]
+    return [timing(item, tokens, 1, s, **fields) for item, s in enumerate(seconds)]
+
+
+timing = partial(Timing, turn_of="one command")
 
 
 def test_a_rate_sums_and_a_mean_averages():
@@ -264,15 +268,15 @@ def test_a_speedup_between_identical_samples_is_one_without_spread():
 
 def test_a_speedup_is_paired_by_item():
     base = times(np.linspace(0.1, 50, 40))
-    twice = [Timing(t.item, t.tokens, 1, t.seconds / 2) for t in reversed(base)]
+    twice = [timing(t.item, t.tokens, 1, t.seconds / 2) for t in reversed(base)]
     interval = speedup(twice, base)[0].interval()
     assert interval.value == pytest.approx(2.0)
     assert interval.high - interval.low < 1e-9
 
 
 def test_a_speedup_uses_the_common_items_and_counts_the_others():
-    base = [Timing("a", 10, 1, 1.0), Timing("b", 10, 1, 100.0)]
-    ours = [Timing("a", 10, 1, 0.5), Timing("c", 10, 1, 0.001)]
+    base = [timing("a", 10, 1, 1.0), timing("b", 10, 1, 100.0)]
+    ours = [timing("a", 10, 1, 0.5), timing("c", 10, 1, 0.001)]
     ratio, num_left_out = speedup(ours, base)
     assert ratio.value == 2.0
     assert ratio.n == 1
@@ -282,9 +286,9 @@ def test_a_speedup_uses_the_common_items_and_counts_the_others():
 
 def test_a_speedup_across_machines_or_without_common_items_is_refused():
     with pytest.raises(DataError, match="different machines"):
-        speedup([Timing("a", 1, 1, 1.0, hardware="x")], [Timing("a", 1, 1, 1.0, hardware="y")])
+        speedup([timing("a", 1, 1, 1.0, hardware="x")], [timing("a", 1, 1, 1.0, hardware="y")])
     with pytest.raises(DataError, match="no measured item in common"):
-        speedup([Timing("a", 1, 1, 1.0)], [Timing("b", 1, 1, 1.0)])
+        speedup([timing("a", 1, 1, 1.0)], [timing("b", 1, 1, 1.0)])
 
 
 def iteration(trace, chosen, kinds, fixed):
@@ -383,7 +387,8 @@ def test_shares_of_several_samples_are_resampled():
 def test_intervals_of_speed_cover_rounds_as_well_as_items():
     # Every item takes as long as the others of its round, and the second of three rounds was slow.
     samples = [
-        Timing(item=item, tokens=10, forwards=5, seconds=(1, 3, 1)[item % 3], round=item % 3) for item in range(60)
+        timing(item, tokens=10, forwards=5, seconds=(1, 3, 1)[item % 3], round=item % 3, created=str(item % 3))
+        for item in range(60)
     ]
     by_items, by_rounds = (rate(samples, "tokens", "seconds", timed=timed).interval() for timed in (False, True))
     assert by_items.value == by_rounds.value == pytest.approx(6.0)

@@ -250,7 +250,7 @@ def run(
                 for of in (planned.turns if planned else [share])
             ]
             if turn is None:
-                figures = run_measurements([place])
+                figures = run_measurements([place], hash_records=True)
                 cells, csv, markdown = measurement_cells(figures), place / "results.csv", place / "table.md"
                 cli.show(summary_table(summary(figures)), cells, as_json=as_json, csv=csv, markdown=markdown)
     if sizes:

@@ -7,7 +7,6 @@ import typer
 
 from refusion_eval import cli
 from refusion_eval.config import check_keys, unknown_key
-from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import EMBEDDED
 from refusion_eval.report import leaderboard as boards
@@ -66,7 +65,7 @@ def table(
     columns = cli.names_of(metrics)
     check_keys(columns, [column.metric for column in SUMMARY_COLUMNS], "--metrics", what="metric")
     cli.prepare(csv, markdown, latex)
-    figures = run_measurements(run_dirs, baseline=baseline)
+    figures = run_measurements(run_dirs, baseline=baseline, hash_records=True)
     figures += means_over_seeds(figures)
     shown, cells = summary_table(summary(figures), columns), measurement_cells(figures)
     cli.show(shown, cells, as_json=as_json, csv=csv, markdown=markdown, latex=latex)
@@ -130,11 +129,11 @@ def report(
 ) -> None:
     """Write one HTML page about runs. It has figures, frontiers, and every sample with each step of its decoding."""
     from refusion_eval.cli.sources import FoundSources
+    from refusion_eval.paper.style import page_look
 
     cli.log_to_stderr()
     cli.prepare(out)
-    colours = {name: decoder.style.colour for name, decoder in DECODERS.items()}
-    collected = collect(run_dirs, FoundSources(data), baseline=baseline, colours=colours)
+    collected = collect(run_dirs, FoundSources(data), baseline=baseline, look=page_look)
     for note in collected.notes:
         cli.say(f"note: {note}")
     write_output(out, page(collected.index, collected.chunks))
@@ -150,12 +149,14 @@ def leaderboard(
     baseline: cli.Baseline = None,
 ) -> None:
     """Write a static leaderboard. It has accuracy, TPS and TPF by task and machine, and published figures apart."""
+    from refusion_eval.paper.style import page_look
+
+    cli.log_to_stderr()
     cli.prepare(out / "index.html")
     placed = boards.read_placed(results, baseline=baseline)
-    colours = {name: decoder.style.colour for name, decoder in DECODERS.items()}
     published = read_published("published.csv")
     texts = {
-        "index.html": page(boards.leaderboard(placed, colours=colours), {}),
+        "index.html": page(boards.leaderboard(placed, look=page_look), {}),
         "figures.csv": csv_text(*measurement_cells([one.measurement for one in placed])),
         "published.csv": csv_text(list(published[0]), [list(figure.values()) for figure in published]),
     }

@@ -135,5 +135,5 @@ DECODER = Decoder(
     SdarSettings,
     label="SDAR",
     reads=Reads("block_causal", masked="own"),
-    style=Style("#882255", "d", (0, (5, 1, 1, 1)), order=20),
+    style=Style("#332288", "d", (0, (6, 2)), order=20),
 )

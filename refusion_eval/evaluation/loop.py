@@ -347,7 +347,7 @@ class Session:
         if self.store is None:
             return ""
         process_id = self.store.register_process(hardware, pid=pid)
-        self.store.note(process_id, **self._facts)
+        self.store.note(process_id, driver=os.getpid(), **self._facts)
         return process_id
 
     def run(

@@ -78,7 +78,7 @@ def _figures(task: ExportedTask) -> dict[str, Any]:
         "model_info": {
             "name": plain(manifest.system),
             "id": task.model_id,
-            "inference_engine": {"name": "refusion_eval", "version": manifest.package_version},
+            "inference_engine": dict(zip(("name", "version"), map(plain, task.engine), strict=True)),
             "additional_details": _texts({name: text for name, text in model.items() if text}),
         },
         "evaluation_results": [_figure(task, entry) for entry in task.measurements],

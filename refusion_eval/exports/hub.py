@@ -8,8 +8,8 @@ import yaml
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.exports.source import ExportedTask, file_name, plain, runs_of, safe_name
-from refusion_eval.results.measurement import MINI_NOTE, SCORES, Measurement
-from refusion_eval.results.tables import summary, summary_table
+from refusion_eval.results.measurement import MINI_NOTE, SCORES, SPEED_METRICS, Measurement, that_hold
+from refusion_eval.results.tables import run_marks, summary, summary_table
 from refusion_eval.store.atomic_write import write_output
 
 # The hub's own libraries load in half a second, so they are imported inside the functions that need them.
@@ -41,7 +41,7 @@ def _card(tasks: Sequence[ExportedTask]) -> str:
         EvalResult(
             task_type="text-generation",
             metric_type=entry.metric,
-            metric_name=f"{entry.metric}, {entry.unit}" if entry.unit else entry.metric,
+            metric_name=_metric_name(entry),
             metric_value=entry.value,
             metric_args=_conditions(task, entry),
             **_dataset(task),
@@ -56,13 +56,21 @@ def _card(tasks: Sequence[ExportedTask]) -> str:
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n# {plain(manifest.system)}\n\n{plain(table)}"))
 
 
+def _metric_name(entry: Measurement) -> str:
+    """Metric, unit, and what the hub's page, which shows this name and the value alone, would hide of the number."""
+    marks = {mark: True for mark, holds in run_marks(entry).items() if holds}
+    if entry.metric in SPEED_METRICS:
+        marks |= {"slowed": entry.slowed_by, "one round": entry.num_rounds == 1}
+    return ", ".join(filter(None, (entry.metric, entry.unit, *that_hold(marks))))
+
+
 def _dataset(task: ExportedTask) -> dict[str, Any]:
     known = task.known
     if known is None or known.mini or known.benchmark.source.hub is None:
         note = f" ({MINI_NOTE})" if task.facts.mini else ""
         return {"dataset_type": task.facts.task, "dataset_name": f"{task.facts.task}{note}"}
     source = known.benchmark.source
-    named = {"dataset_config": source.configs[0]} if source.configs[0] else {}
+    named = {"dataset_config": task.config} if task.config else {}
     return {
         "dataset_type": source.hub,
         "dataset_name": known.benchmark.title,

@@ -70,7 +70,8 @@ def _standard_error(entry: Measurement) -> float | None:
 
 
 def _results(tasks: Sequence[ExportedTask]) -> dict[str, Any]:
-    run, manifest = tasks[0].run, tasks[0].run.manifest
+    run, manifest, (engine, _) = tasks[0].run, tasks[0].run.manifest, tasks[0].engine
+    engine = "refusion" if engine == "refusion_eval" else plain(engine)  # lm-eval's name of this project's models
     named = {file_name(task, tasks): task for task in tasks}
     asked = {name: task.facts.extent.expected or len(task.facts.asked) for name, task in named.items()}
     limited = [task.facts.extent.expected for task in tasks if task.facts.extent.limited]
@@ -81,7 +82,7 @@ def _results(tasks: Sequence[ExportedTask]) -> dict[str, Any]:
         "group_subtasks": {name: [] for name in named},
         "configs": {name: _config(task) for name, task in named.items()},
         "versions": {name: task.facts.task_version for name, task in named.items()},
-        "n-shot": dict.fromkeys(named, 0),
+        "n-shot": {name: task.num_fewshot for name, task in named.items() if task.num_fewshot is not None},
         "higher_is_better": {
             name: {_key(task, entry.metric)[0]: not is_cost(entry.metric) for entry in task.measurements}
             for name, task in named.items()
@@ -91,7 +92,7 @@ def _results(tasks: Sequence[ExportedTask]) -> dict[str, Any]:
             for name, task in named.items()
         },
         "config": {
-            "model": "refusion",
+            "model": engine,
             "model_args": dict(manifest.arguments),
             "model_dtype": manifest.dtype,
             "model_revision": manifest.checkpoint_revision,
@@ -104,7 +105,7 @@ def _results(tasks: Sequence[ExportedTask]) -> dict[str, Any]:
         "date": max(task.created for task in tasks).timestamp(),
         "lm_eval_version": manifest.versions.get("lm-eval"),
         "transformers_version": manifest.versions.get("transformers"),
-        "model_source": "refusion",
+        "model_source": engine,
         "model_name": plain(manifest.system),
         "model_name_sanitized": safe_name(run.run_id),
         "total_evaluation_time_seconds": str(sum(sample.seconds for task in tasks for sample in task.facts.samples)),
@@ -122,10 +123,10 @@ def _config(task: ExportedTask) -> dict[str, Any]:
     return {
         "task": task.facts.task,
         "dataset_path": source and source.hub,
-        "dataset_name": source and source.configs[0],
+        "dataset_name": source and task.config,
         "test_split": source and source.split,
         "output_type": "generate_until",
-        "num_fewshot": 0,
+        "num_fewshot": task.num_fewshot,
         "repeats": max((judged.sample.key.sample + 1 for judged in task.samples or ()), default=1),
         "generation_kwargs": dict(task.facts.settings),
         "metadata": {"version": task.facts.task_version},

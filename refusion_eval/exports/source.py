@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from refusion_eval.benchmarks import Task, find_task, is_sealed
 from refusion_eval.report.collect import Asked, Sources
-from refusion_eval.results.facts import RowKey, TaskFacts, natural_order, read_facts, row_of
+from refusion_eval.results.facts import RowKey, TaskFacts, natural_order, read_each, row_of
 from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import Measurement, notes_of
-from refusion_eval.store.records import PASSED, Sample, ScoreRow, checking
+from refusion_eval.store.records import PASSED, SERVER, STOCK_GENERATE, Sample, ScoreRow, checking
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
 
@@ -51,6 +51,28 @@ class ExportedTask(NamedTuple):
     @property
     def settings(self) -> dict[str, str]:
         return {name: setting_text(value) for name, value in self.facts.settings.items() if value is not None}
+
+    @property
+    def engine(self) -> tuple[str, str]:
+        """Name and version of the engine that decoded: this project's, transformers, or a server as it names itself."""
+        manifest = self.run.manifest
+        if manifest.decoder == SERVER:
+            told = manifest.settings.get("server", {})
+            return str(told.get("name") or "unknown server"), str(told.get("version") or "unknown")
+        if manifest.decoder == STOCK_GENERATE or manifest.arguments.get("backend") == "transformers":
+            return "transformers", str(manifest.versions.get("transformers", "unknown"))
+        return "refusion_eval", manifest.package_version
+
+    @property
+    def config(self) -> str | None:
+        """The configuration of the dataset; None where there is no choice, and where rows of several were asked."""
+        configs = self.known.benchmark.source.configs if self.known else ()
+        return configs[0] if len(configs) == 1 else None
+
+    @property
+    def num_fewshot(self) -> int | None:
+        """Examples before a question: none in this project's own tasks; of lm-eval's tasks no record says it."""
+        return 0 if self.known is not None and self.known.name == self.facts.task else None
 
     @property
     def notes(self) -> list[str]:
@@ -99,7 +121,8 @@ def read_exported(
         if sources is not None and sample.error is None and PASSED in scores:
             taken.setdefault(key, []).append((sample, scores))
 
-    runs = [read_facts(run_dir, take, hash_records=True) for run_dir in run_dirs]
+    runs = read_each(run_dirs, take, hash_records=True)
+    log.info("computing the figures and their intervals ...")
     measurements = measurements_of(runs, baseline=baseline)
     for run, tasks in runs:
         for task in tasks:

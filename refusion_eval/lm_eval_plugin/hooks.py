@@ -23,6 +23,10 @@ LOG = logging.getLogger(__name__)
 # texts and documents alone.
 SANDBOX_VARIABLE = "REFUSION_EVAL_SANDBOX"
 
+# The verdict on texts that nothing has judged yet. One that no sandbox could judge (ERROR) counts as wrong instead, in
+# every command.
+UNSCORED = "unscored"
+
 Scored = list[list[dict[str, Any]]]
 
 
@@ -97,7 +101,7 @@ def _judge_guarded(bench: Benchmark, items: list[tuple[Row, str]], filter_name: 
         return judge_texts(bench, items, filter_name=filter_name, sandbox=sandbox)
     except Exception as problem:  # lm-eval loses every text of a run if a filter raises
         LOG.exception("%s is not scored; its texts can be scored later with `refusion-eval score`", bench.name)
-        return [Verdict(None, ERROR, f"{type(problem).__name__}: {problem}")] * len(items)
+        return [Verdict(None, UNSCORED, f"{type(problem).__name__}: {problem}")] * len(items)
 
 
 # Functions, not partials: lm-eval copies what a task file names, and only a function is then still the same object.
@@ -111,8 +115,8 @@ def code_metrics(doc: Row, results: Sequence[Sequence[Mapping[str, Any]]]) -> di
 
 def _metrics(metric: str, responses: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Means over the responses to one document: metric, second filter, extracted (an answer was found), scored."""
-    scored = [entry for entry in responses if entry["verdict"] != ERROR]
-    numbers = {"scored": len(scored) / len(responses)}
+    scored = [entry for entry in responses if entry["verdict"] != UNSCORED]
+    numbers = {"scored": sum(entry["verdict"] != ERROR for entry in scored) / len(responses)}
     if scored:
         numbers[metric] = fmean(entry["passed"] for entry in scored)
         numbers["extracted"] = fmean(entry["extracted"] is not None for entry in scored)

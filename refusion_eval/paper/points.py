@@ -1,14 +1,15 @@
 """Points of Figures 1, 3, 4, 6, 7 and 8, read from runs, sweeps and CSV files."""
 
+import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError
-from refusion_eval.metrics import Interval
+from refusion_eval.metrics import Interval, require_turns
 from refusion_eval.paper.formulas import setting_number
 from refusion_eval.paper.names import benchmark_of, system_label, task_title
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, read_records
@@ -24,6 +25,8 @@ from refusion_eval.results.measurement import (
     require_comparable,
     speeds_of,
 )
+
+log = logging.getLogger(__name__)
 
 TASK = "mbpp"  # benchmark of Figures 1, 4, 6 and 8 in the paper
 DELTA_SCORE, DELTA_TPS = "delta_score", "delta_tps"
@@ -78,12 +81,15 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
         engine = " by this engine (transformers' generate is not a baseline)" if generated else ""
         raise DataError(f"no autoregressive run of {task}{engine} lies among the sources; add one")
     run_dirs = {source.resolve().name: source for source in sources if source.is_dir()}
+    left_out: dict[str, str] = {}
     for system, group in by_system.items():
         if not _is_timed(group):
             continue
         if system == baseline:
             zero = Interval(0, math.nan, math.nan, group[0].n)
             points.append(_point(group, "measured", zero, zero, metric=DELTA_SCORE, mark=BASELINE))
+        elif reason := _not_in_turns(group, by_system[baseline], of_sweep=False):
+            left_out[group[0].run_id] = reason
         else:
             parts, items = [group, by_system[baseline]], _other_items(group, by_system[baseline])
             directories = [run_dirs[part[0].run_id] for part in parts if part[0].run_id in run_dirs]
@@ -96,7 +102,7 @@ def against_baseline(sources: Sequence[Path], task: str = TASK) -> list[Point]:
             pairing = _pairing(score=score.paired, speed=tps.paired) + items
             point = _point(parts[0], "measured", tps.interval, score.interval, metric=DELTA_SCORE)
             points.append(replace(point, pairing=pairing))
-    return points
+    return _without(points, left_out)
 
 
 def _timed_scores(measurements: Sequence[Measurement], task: str) -> list[Measurement]:
@@ -167,6 +173,7 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     if baseline is None:
         raise DataError(f"{folders[0]} has no autoregressive run of {task} to compare with; name one in the sweep")
     points: dict[tuple, Point] = {}
+    left_out: dict[str, str] = {}
     settings = list(dict.fromkeys(name for run in runs for name in run.varied))
     for name in settings:
         # The run of the settings table comes first and is replaced by a run that names the same value.
@@ -177,16 +184,20 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
             value = setting_number(first.settings.get(name, ""), f"{first.run_id}, {name}")
             if math.isnan(value):
                 continue  # the system does not have this setting
+            if reason := _not_in_turns(run.measurements, baseline.measurements, of_sweep=True):
+                left_out[first.run_id] = reason
+                continue
             deltas = _deltas(run.measurements, baseline.measurements)
             items = _other_items(run.measurements, baseline.measurements)
             for metric, (y, paired) in zip((DELTA_TPS, DELTA_SCORE), deltas, strict=True):
                 x = Interval(value, math.nan, math.nan, y.n)
                 point = _point(run.measurements, name, x, y, metric=metric, mark=run.mark)
                 points[name, point.series, metric, value] = replace(point, pairing=_pairing(**{metric: paired}) + items)
-    if not points:
+    if not points and not left_out:
         advice = "figures 4 and 8 are drawn from such sweeps"
         raise DataError(f"{folders[0]}: no run of {task} varies one setting; {advice}")
-    return sorted(points.values(), key=lambda point: (settings.index(point.panel), point.metric, point.x))
+    of_runs = sorted(points.values(), key=lambda point: (settings.index(point.panel), point.metric, point.x))
+    return _without(of_runs, left_out)
 
 
 def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
@@ -279,6 +290,43 @@ def _deltas(measurements: Sequence[Measurement], baseline: Sequence[Measurement]
         for metrics in (("tps",), SCORES)
     )
     return tps, score
+
+
+def _not_in_turns(measurements: Sequence[Measurement], baseline: Sequence[Measurement], *, of_sweep: bool) -> str:
+    """Why the speeds of a run and of the baseline have no difference; empty if they took turns, as far as is known."""
+    parts = [next((entry for entry in part if entry.metric == "tps"), None) for part in (measurements, baseline)]
+    speed, base = parts
+    if speed is None or base is None:
+        return ""  # said elsewhere
+    if speed.by_item is not None and base.by_item is not None:
+        try:
+            require_turns(speed.by_item.timed, base.by_item.timed)
+        except DataError as error:
+            return str(error)
+    # The points of a sweep take turns, so that their file tells it of one round too.
+    elif speed.num_rounds != base.num_rounds or (speed.num_rounds == 1 and not of_sweep):
+        reason = "files of results do not say that the systems took turns, unless each has several rounds, as many"
+        return f"{reason}; name the run directories"
+    return ""
+
+
+def _without(points: list[Point], left_out: Mapping[str, str]) -> list[Point]:
+    """The points, of which the first says in its note, and so in the caption, which runs are left out.
+
+    Raises DataError if no run is left beside the baseline.
+    """
+    if not left_out:
+        return points
+    sentences = [f"{run_id} is left out: {reason}" for run_id, reason in left_out.items()]
+    if all(point.origin == "published" or point.mark == BASELINE for point in points):
+        raise DataError("; ".join(sentences))
+    for sentence in sentences:
+        log.warning("%s", sentence)
+    runs = {reason: [name for name, other in left_out.items() if other == reason] for reason in left_out.values()}
+    noted = [f"{', '.join(names)} left out ({reason.partition(';')[0]})" for reason, names in runs.items()]
+    place = next(number for number, point in enumerate(points) if point.origin != "published")
+    note = "; ".join(filter(None, (points[place].note, *noted)))
+    return [*points[:place], replace(points[place], note=note), *points[place + 1 :]]
 
 
 def _point(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -68,6 +68,13 @@ def style_of(series: str, others: Sequence[str] = ()) -> Style:
     unknown = sorted(name for name in others if name not in _STYLES)
     marker = "*hHdp8"[unknown.index(series) % 6] if series in unknown else "*"
     return Style(GREY, marker, (0, (1, 1)))
+
+
+def page_look(series: str, decoder: str) -> dict[str, Any]:
+    """The style of a system for the report page, that of its decoder where it has none of its own."""
+    style = _STYLES.get(series) or _STYLES.get(decoder) or style_of(series)
+    dashes = {"-": (), ":": (1, 2), "--": (6, 3)}[style.line] if isinstance(style.line, str) else style.line[1]
+    return {"colour": style.colour, "marker": style.marker, "dashes": list(dashes)}
 
 
 def in_order(series: Iterable[str]) -> list[str]:

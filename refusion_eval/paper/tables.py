@@ -27,6 +27,7 @@ from refusion_eval.results.measurement import (
     apart_by_protocol,
     beside_published,
     by_key,
+    have_fewer,
     notes_of,
     published_measurements,
     read_published,
@@ -34,7 +35,6 @@ from refusion_eval.results.measurement import (
     without_protocol,
 )
 from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, markdown_text, text_cells
-from refusion_eval.results.tables import have_fewer
 from refusion_eval.runs.model_args import load_table
 
 NUMBERS = tuple(range(1, 8))

@@ -1,37 +1,53 @@
 """Run directories -> content of the page: figures by task, lists of samples, and chunks of everything else."""
 
+import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from refusion_eval.benchmarks import is_mini, is_sealed
+from refusion_eval.benchmarks import OTHER, is_sealed
 from refusion_eval.report.assemble import ChunkWriter
 from refusion_eval.report.frames import LOOKS
 from refusion_eval.report.replay import Spell, Speller
 from refusion_eval.report.sample import body, list_row, rounded
-from refusion_eval.results.facts import RowKey, RunFacts, TaskFacts, natural_order, read_facts, row_of
+from refusion_eval.results.facts import RowKey, RunFacts, TaskFacts, natural_order, read_each, row_of
 from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import (
+    CUT_NOTE,
+    FEWER_NOTE,
     MEAN_TASK,
     METRIC_ORDER,
+    OTHER_PROMPTS_NOTE,
     SCORES,
     SLOWED,
     SPEED_METRICS,
+    UNISOLATED,
+    UNTEMPLATED,
+    UNTEMPLATED_MARKS,
     Measurement,
     card_notes,
+    have_fewer,
     is_cost,
     notes_of,
     speed_notes,
+    system_key,
     that_hold,
 )
 from refusion_eval.store.records import Sample, ScoreRow
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
 
-_GREY = "#7f7f7f"
+log = logging.getLogger(__name__)
+
+# The colour, marker (matplotlib's name) and dashes of a system, by its key and its decoder, as the page reads them.
+Look = Callable[[str, str], dict[str, Any]]
 _LONGEST_QUESTION, _LONGEST_GOLD = 140, 48  # characters of a list
+
+
+def no_look(key: str, decoder: str) -> dict[str, Any]:
+    return {"colour": "#7f7f7f", "marker": "o", "dashes": []}
 
 
 class Asked(NamedTuple):
@@ -132,15 +148,18 @@ def marks(
     unscored: int | str,
     errors: int,
     batched: bool,
+    num_cut: int,
+    prompts: Iterable[str],
+    server_notes: Iterable[str],
     command: str = "",
 ) -> list[Mark]:
-    """The marks of a task of one run, which a command continues."""
+    """The marks of a task of one run, which a command continues; they are named as in the tables of a terminal."""
     machines, slowed = sorted(hardware), f"Speed is {SLOWED}{', '.join(sorted(slowed_by))}."
     why = f"there are no rows; {missing}" if missing else "the run ended early or is still going"
     ended_early = f"{unfinished} samples: {why}."
     ended_early += f" To continue it: {command}" if command else ""
     statements = {
-        Mark("sandbox off", "Programs ran without isolation, so their verdicts can be forged."): not isolated,
+        Mark("no isolation", _sentence(UNISOLATED)): not isolated,
         Mark("mixed hardware", f"Samples of this task come from several machines: {' | '.join(machines)}."): (
             len(machines) > 1
         ),
@@ -149,6 +168,11 @@ def marks(
         Mark("slowed", slowed, of_speed=True): slowed_by,
         Mark("unscored", f"{unscored} samples have no verdict: the run has not ended.", unscored): unscored,
         Mark("errors", f"{errors} samples failed and are in no figure.", errors): errors,
+        Mark("cut short", _sentence(CUT_NOTE), num_cut): num_cut,
+        Mark("other prompts", _sentence(OTHER_PROMPTS_NOTE)): OTHER in prompts,
+        **dict.fromkeys(
+            (Mark(kind, _sentence(UNTEMPLATED)) for kind in UNTEMPLATED_MARKS), UNTEMPLATED in server_notes
+        ),
         Mark("batched", "Some samples were decoded together; their times are in no speed figure.", of_speed=True): (
             batched
         ),
@@ -156,10 +180,24 @@ def marks(
     return that_hold(statements)
 
 
+def _sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:].rstrip('.')}."
+
+
+def mark_fewer(cells: Sequence[dict[str, Any]]) -> None:
+    """Adds the mark to cells that have fewer items than another one of their task, version and prompts."""
+    alike = [(cell["task"], cell["version"], cell["mini"], str(cell["settings"].get("prompts"))) for cell in cells]
+    fewer = have_fewer(zip(alike, (cell["items"] for cell in cells), strict=True))
+    mark = Mark("fewer items", FEWER_NOTE).encoded()
+    for cell, has_fewer in zip(cells, fewer, strict=True):
+        cell["marks"] += [mark] * (has_fewer and cell["items"] > 0)
+
+
 def _marks_of(task: TaskFacts, command: str) -> list[Mark]:
     extent = task.extent
+    names = ("isolated", "hardware", "slowed_by", "num_cut", "prompts", "server_notes")
     return marks(
-        **{name: getattr(task, name) for name in ("isolated", "hardware", "slowed_by")},
+        **{name: getattr(task, name) for name in names},
         unfinished=extent.unfinished,
         limited=extent.limited,
         missing=extent.missing,
@@ -214,18 +252,21 @@ def collect(
     sources: Sources,
     *,
     baseline: str | None = None,
-    colours: Mapping[str, str] | None = None,
+    look: Look = no_look,
 ) -> ReportData:
     """Reads runs, finished or not. Raises StoreError for a directory without a readable run, or two of one name."""
     collector = _Collector(sources)
-    facts = [read_facts(run_dir, collector.take) for run_dir in run_dirs]
+    facts = read_each(run_dirs, collector.take)
+    log.info("computing the figures and their intervals ...")
     measurements = measurements_of(facts, baseline=baseline)
     runs, cells = [], []
     for number, run_facts in enumerate(facts):
         run = run_facts.run
         own = [measurement for measurement in measurements if measurement.run_id == run.run_id]
         cells += [{**cell, "run": number} for cell in collector.cells(run_facts, own)]
-        runs.append(collector.about(run) | {"colour": (colours or {}).get(run.manifest.decoder, _GREY)})
+        key = system_key(run.manifest.system, run.manifest.backbone, {}, generate=False)
+        runs.append(collector.about(run) | look(key, run.manifest.decoder))
+    mark_fewer(cells)
     metrics = {name for cell in cells for name in cell["metrics"]}
     ordered = [name for name in METRIC_ORDER if name in metrics]
     chunks, questions = collector.chunks()
@@ -281,9 +322,8 @@ class _Collector:
         by_row: dict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
         for entry in measurements:
             by_row[entry.row][entry.metric] = encoded(entry)
-        marks_by_task: dict[str, list[Mark]] = {}
         for task in facts.tasks:
-            marks_by_task.setdefault(task.task, []).extend(task_marks := _marks_of(task, run.command))
+            task_marks = _marks_of(task, run.command)
             if task.row not in part.rows:
                 shown = [mark.encoded() for mark in task_marks]
                 yield page_cell(task=task.task, version=task.task_version, mini=task.mini, marks=shown)
@@ -305,7 +345,7 @@ class _Collector:
                 metrics=by_row[task.row],
                 list=chunk,
             )
-        yield from _means(measurements, marks_by_task)
+        yield from _means(measurements, facts.tasks, run.command)
 
     def about(self, run: Run) -> dict[str, Any]:
         manifest, part = run.manifest, self._part(run)
@@ -349,19 +389,23 @@ def page_cell(**facts: Any) -> dict[str, Any]:
     return empty | facts
 
 
-def _means(entries: Sequence[Measurement], marks_by_task: Mapping[str, Sequence[Mark]]) -> Iterator[dict[str, Any]]:
+def _means(entries: Sequence[Measurement], tasks: Sequence[TaskFacts], command: str) -> Iterator[dict[str, Any]]:
     """Means over tasks, without samples but with the marks of the tasks that they are over."""
-    for mini, protocol in sorted({(entry.mini, entry.protocol) for entry in entries if entry.is_mean}):
-        own = [entry for entry in entries if entry.is_mean and (entry.mini, entry.protocol) == (mini, protocol)]
+    means = [entry for entry in entries if entry.is_mean]
+    for kind in sorted({entry.kind for entry in means}):
+        own = [entry for entry in means if entry.kind == kind]
         sentences: dict[tuple[str, bool], list[str]] = {}
-        for task, task_marks in marks_by_task.items():
-            for mark in task_marks if is_mini(task) == mini else ():
-                sentences.setdefault((mark.kind, mark.of_speed), []).append(f"{task}: {mark.sentence}")
+        for task in tasks:
+            is_of_it = task.kind_of_mean == kind if task.samples else task.mini == kind[0]
+            for mark in _marks_of(task, command) if is_of_it else ():
+                sentences.setdefault((mark.kind, mark.of_speed), []).append(f"{task.task}: {mark.sentence}")
+        mini, prompts, protocol = kind
+        several = len({entry.prompts for entry in means}) > 1
         yield page_cell(
             task=MEAN_TASK,
             mini=mini,
             mean=True,
-            settings=of_protocol(protocol),
+            settings=of_protocol(protocol) | ({"prompts": prompts.replace("|", ", ")} if several else {}),
             metrics={entry.metric: encoded(entry) for entry in own},
             items=own[0].n,
             samples=own[0].samples,

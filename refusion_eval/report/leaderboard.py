@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, is_sealed
 from refusion_eval.errors import StoreError
-from refusion_eval.report.collect import encoded, marks, of_protocol, page_cell, warnings
+from refusion_eval.report.collect import Look, encoded, mark_fewer, marks, no_look, of_protocol, page_cell, warnings
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import (
     METRIC_ORDER,
@@ -17,9 +17,9 @@ from refusion_eval.results.measurement import (
     is_cost,
     notes_of,
     read_published,
+    system_key,
 )
 
-_GREY = "#7f7f7f"
 # Published figures that are shown.
 _PUBLISHED = ("score", "tps", "tpf")
 
@@ -60,7 +60,7 @@ def _point_of(one: Placed) -> tuple[Any, ...]:
     return entry.run_id, entry.label, entry.task, entry.task_version, entry.mini, *made_under
 
 
-def leaderboard(placed: Sequence[Placed], *, colours: Mapping[str, str] | None = None) -> dict[str, Any]:
+def leaderboard(placed: Sequence[Placed], *, look: Look = no_look) -> dict[str, Any]:
     """The JSON value that the page reads when it opens; its runs and cells are as those of a report."""
     points: dict[tuple[Any, ...], list[Placed]] = {}
     for one in placed:
@@ -72,9 +72,10 @@ def leaderboard(placed: Sequence[Placed], *, colours: Mapping[str, str] | None =
         run = {name: getattr(entry, name) for name in ("backbone", "dtype", "device", "attention")}
         run |= {"id": entry.run_id, "system": entry.label, "decoder": entry.decoded_by}
         key = tuple(run.values())
-        colour = (colours or {}).get(entry.decoded_by, _GREY)
-        runs.setdefault(key, {**run, "hardware": [], "colour": colour, "number": len(runs)})
+        shown = look(system_key(entry.label, entry.backbone, {}, generate=False), entry.decoded_by)
+        runs.setdefault(key, {**run, "hardware": [], **shown, "number": len(runs)})
         cells.append(_point(own) | {"run": runs[key]["number"]})
+    mark_fewer(cells)
     metrics = {name for cell in cells for name in cell["metrics"]}
     ordered = [name for name in METRIC_ORDER if name in metrics]
     published = published_figures()
@@ -128,6 +129,9 @@ def _point(own: Sequence[Placed]) -> dict[str, Any]:
         unscored="" if entry.scored else "some",
         errors=entry.errors,
         batched=entry.batch_size not in ("", "1"),
+        num_cut=entry.num_cut,
+        prompts=entry.prompts.split("|"),
+        server_notes=entry.server_notes.split("|"),
         command=entry.command,
     )
     return page_cell(

@@ -95,6 +95,7 @@ class Comparison(NamedTuple):
 
     before: str
     after: str
+    systems: tuple[str, str]  # labels of A and of B
     settings: Sequence[str]
     tasks: Sequence[TaskComparison]
     lines: Sequence[TaskComparison]
@@ -130,13 +131,15 @@ def compare_runs(
             advice = f"rescore both runs with --filter {filter_name}"
             raise StoreError(f"{both} have no scores by the filter {filter_name} in common; {advice}")
     tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items, metric) for name in names]
-    has_mean = len(tasks) > 1 and len({task.mini for task in tasks}) == 1
+    kinds = [(tasks_a[name].kind_of_mean, tasks_b[name].kind_of_mean) for name in names]
+    of_kinds = ([task for task, of in zip(tasks, kinds, strict=True) if of == kind] for kind in dict.fromkeys(kinds))
     return Comparison(
         before=run_a.run.run_id,
         after=run_b.run.run_id,
+        systems=(run_a.run.manifest.system, run_b.run.manifest.system),
         settings=differences(_described(run_a), _described(run_b), ("A", "B")),
         tasks=tasks,
-        lines=[*tasks, _mean_of_tasks(tasks)] if has_mean else tasks,
+        lines=[*tasks, *(_mean_of_tasks(of_kind) for of_kind in of_kinds if len(of_kind) > 1)],
         only_in_one=sorted({task.task for task in run_a.tasks} ^ {task.task for task in run_b.tasks}),
         notes=[
             *extent_notes(
@@ -325,7 +328,8 @@ def comparison_table(comparison: Comparison) -> Table:
     ]
     notes = [
         "B - A: points, paired by item, 95% interval. Detectable: true difference in points that a sample like this "
-        "finds significant (5%) about four times out of five. p: McNemar's exact test, which needs six changed items "
+        "finds significant (5%) about four times out of five, at least 1.43 times half the interval's width, however "
+        "few items changed. p: McNemar's exact test, which needs six changed items "
         "to get below 5%.",
         "p (Holm): adjusted for the number of tasks, so that the risk of any false finding among them is 5%. The mean "
         "is one hypothesis of its own, and its p is not adjusted."
@@ -343,7 +347,10 @@ def comparison_table(comparison: Comparison) -> Table:
     measured = ("Task", "n", "A %", "B %", "B - A", "Detectable", *p_columns)
     columns = (*measured, *map(str.capitalize, counted), "Speed B / A")
     title = f"A = {comparison.before}, B = {comparison.after}"
-    caption = f"Accuracy of two runs on the same items, {title}"
+    named = comparison.systems if len(set(comparison.systems)) > 1 else (comparison.before, comparison.after)
+    caption = f"Accuracy of two runs on the same items, A = {named[0]}, B = {named[1]}"
+    limited = {f"{t.task} {e.limited}": None for t in comparison.tasks for e in t.extents or () if e.limited}
+    caption += f" (limited: {', '.join(limited)})" if limited else ""
     return Table(title=title, columns=columns, rows=rows, notes=notes, caption_title=caption)
 
 

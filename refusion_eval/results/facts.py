@@ -1,6 +1,7 @@
 """A run reduced to what measurements need: the samples of each task as numbers, joined with their scores."""
 
 import hashlib
+import logging
 import os
 import re
 from collections import Counter
@@ -11,10 +12,12 @@ from typing import Any, NamedTuple, Self
 from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
-from refusion_eval.results.measurement import UNTEMPLATED
+from refusion_eval.results.measurement import UNTEMPLATED, Kind
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
+
+log = logging.getLogger(__name__)
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -26,7 +29,7 @@ class SampleFacts(Timing):
     item_id: str
     prompt_hash: str
     scores: Mapping[str, ScoreRow]
-    tokens_no_eos: int
+    tokens_no_eos: int | None  # None where a server counted them, maybe without the EOS
     tokens_canvas: int | None = None
     tpf_release: float | None = None
     prefill_seconds: float | None = None  # up to the end of the first forward, which reads the prompt
@@ -150,6 +153,10 @@ class TaskFacts:
         return "|".join(sorted(self.protocols))
 
     @property
+    def kind_of_mean(self) -> Kind:
+        return self.mini, "|".join(sorted(self.prompts)), self.protocol
+
+    @property
     def is_code(self) -> bool:
         return self.kind == "code"
 
@@ -232,6 +239,18 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
     return RunFacts(run, [tasks[key] for key in sorted(tasks)])
 
 
+def read_each(
+    run_dirs: Iterable[str | os.PathLike[str]], visit: Visit | None = None, *, hash_records: bool = False
+) -> list[RunFacts]:
+    """Reads several runs as `read_facts` does, and logs how far it is."""
+    places, runs = list(run_dirs), []
+    for number, run_dir in enumerate(places, start=1):
+        if len(places) > 1:
+            log.info("reading run %d of %d: %s", number, len(places), run_dir)
+        runs.append(read_facts(run_dir, visit, hash_records=hash_records))
+    return runs
+
+
 def on_common_items(runs: Sequence[RunFacts]) -> list[RunFacts]:
     """The runs with those items of each task only that every run with the task has judged."""
     common: dict[str, set[Hashable]] = {}
@@ -295,14 +314,17 @@ def costs(sample: Sample) -> dict[str, Any]:
 def _reduced(
     sample: Sample, run: Run, machine: str, scores: Mapping[str, ScoreRow], trace: Trace | None
 ) -> SampleFacts:
+    by_server = (sample.server or {}).get("tokens") == "usage"
     return SampleFacts(
         **costs(sample),
         hardware=machine,
         round=run.round(sample.process_id),
+        created=sample.created,
+        turn_of=run.turn_of(sample.process_id),
         item_id=sample.item_id,
         prompt_hash=sample.key.prompt_hash,
         scores=scores,
-        tokens_no_eos=sample.num_decoded - (sample.stop == "eos"),
+        tokens_no_eos=None if by_server else sample.num_decoded - (sample.stop == "eos"),
         joules=sample.joules,
         thinks=sample.num_thought_tokens is not None,
         thought_tokens=sample.num_thought_tokens or 0,

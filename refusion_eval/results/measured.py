@@ -16,7 +16,7 @@ from refusion_eval import metrics
 from refusion_eval.benchmarks.extract.formulas import normal_form
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import RESAMPLES, Bootstrap
-from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, on_common_items, read_facts
+from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, on_common_items, read_each
 from refusion_eval.results.measurement import (
     ACCURACY,
     AVERAGE,
@@ -125,7 +125,7 @@ def run_measurements(
 
     Raises StoreError also if a directory cannot be read.
     """
-    runs = [read_facts(run_dir, hash_records=hash_records) for run_dir in run_dirs]
+    runs = read_each(run_dirs, hash_records=hash_records)
     return measurements_of(on_common_items(runs) if common_items else runs, baseline=baseline)
 
 
@@ -170,13 +170,8 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
         for measure in measures:
             yield _measurement(facts.run, [task], [measure], [*notes, measure.note])
     asked = [part for part in measured_tasks if not part[0].extent.missing]
-    for kind in dict.fromkeys(_kind(task) for task, _ in asked):
-        yield from _mean_measurements(facts.run, [part for part in asked if _kind(part[0]) == kind])
-
-
-def _kind(task: TaskFacts) -> tuple[bool, frozenset[str], str]:
-    """In this the tasks of one mean agree."""
-    return task.mini, frozenset(task.prompts), task.protocol
+    for kind in dict.fromkeys(task.kind_of_mean for task, _ in asked):
+        yield from _mean_measurements(facts.run, [part for part in asked if part[0].kind_of_mean == kind])
 
 
 def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> Iterator[Measurement]:
@@ -223,6 +218,7 @@ def _measurement(
         combined = metrics.mean_of([measure.bootstrap for measure in measures])
     interval = combined.interval()
     samples = [sample for measure in measures for sample in measure.samples]
+    counted = [sample.forwards for sample in samples]
     settings = _common_settings(tasks)
     is_mean, hashes = len(tasks) > 1, [task.records for task in tasks]
     columns = [measure.by_sample for measure in measures]
@@ -260,7 +256,7 @@ def _measurement(
         batch_size="|".join(map(str, sorted({sample.batch_size for sample in samples}))),
         hardware=" | ".join(sorted({label for task in tasks for label in task.hardware})),
         card=" | ".join(sorted({card for task in tasks for card in task.cards})),
-        forwards=sum(sample.forwards or 0 for sample in samples),
+        forwards=None if None in counted else sum(filter(None, counted)),
         tokens=sum(sample.tokens for sample in samples),
         seconds=math.fsum(sample.seconds for sample in samples),
         settings=settings,
@@ -284,7 +280,8 @@ def _by_item(tasks: Sequence[TaskFacts], measures: Sequence[Measure], combined: 
         f"{task.task} {sample.item} {sample.round if timed else ''}" for task, part in parts for sample in part.samples
     )
     scores = {task.task: np.asarray(part.scores) for task, part in parts if np.size(part.scores)}
-    return ByItem(items, combined.replicates, scores)
+    samples = [sample for measure in measures for sample in measure.samples] if timed else ()
+    return ByItem(items, combined.replicates, scores, samples)
 
 
 def _reference_run(

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE
 from refusion_eval.errors import DataError, StoreError
-from refusion_eval.metrics import Interval
+from refusion_eval.metrics import Interval, Timing
 from refusion_eval.runs.model_args import decoder_of_system, published_systems, system_of_label
 from refusion_eval.store.records import SERVER, STOCK_GENERATE
 
 Origin = Literal["published", "measured"]
 MeasurementKey = tuple[str, str, str]  # system, benchmark, metric
+Kind = tuple[bool, str, str]  # what the tasks of one mean agree in: mini, prompts, protocol
 _Statement = TypeVar("_Statement")
 
 # The seven benchmarks in the order of the paper's tables.
@@ -64,6 +65,10 @@ CARDS_NOTE = (
 )
 SLOWED = "lower than need be: "
 REFUSED_NOTE = "prompts were refused, for example as too long for the context, and are in no figure"
+CUT_NOTE = "responses that reached the length of the settings, and so may lack their answer."
+OTHER_PROMPTS_NOTE = "neither those of this project nor those of the release."
+FEWER_NOTE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
+UNTEMPLATED_MARKS = ("no chat template", "tokens by server usage")
 UNTEMPLATED = "without --model no chat template was applied, and tokens are the server's own count (usage)"
 UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
 
@@ -179,13 +184,22 @@ def extent_notes_of(measurements: Iterable["Measurement"]) -> list[str]:
     return extent_notes(
         TaskExtent(entry.run_id, entry.command, entry.task, entry.unfinished, entry.limited, entry.missing)
         for entry in measurements
-        if not entry.is_mean  # its tasks say it themselves
+        if not (entry.is_mean or entry.is_mean_of_seeds)  # its tasks or its runs say it themselves
     )
 
 
 def that_hold(statements: Mapping[_Statement, object]) -> list[_Statement]:
     """The statements whose conditions are true, in their order."""
     return [statement for statement, holds in statements.items() if holds]
+
+
+def have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
+    """Whether a line, of a task and a number of items, has fewer items than another one of its task."""
+    lines = list(lines)
+    most: dict[Hashable, int] = {}
+    for task, num_items in lines:
+        most[task] = max(num_items, most.get(task, 0))
+    return [num_items < most[task] for task, num_items in lines]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +209,7 @@ class ByItem:
     items: str  # digest of tasks and items, for a time also of their rounds; equal ones were resampled alike
     replicates: NDArray[Any]  # [RESAMPLES]
     scores: Mapping[str, NDArray[Any]]  # task -> share of right samples of each item, [items]; empty if no score
+    timed: Sequence[Timing] = ()  # of a speed: its samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +245,7 @@ class Measurement:
     attention: str = ""
     hardware: str = ""
     card: str = ""  # GPU, else CPU, without threads; several joined by ` | `; empty where it is not known
-    forwards: int = 0
+    forwards: int | None = 0  # None where a server does not tell them
     tokens: int = 0
     seconds: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)  # in force, or what is published beside the number
@@ -297,6 +312,20 @@ class Measurement:
         return self.benchmark == AVERAGE
 
     @property
+    def is_mean_of_seeds(self) -> bool:
+        return self.num_seeds > 1 and not self.metric.startswith(AVG_AT)
+
+    @property
+    def kind(self) -> Kind:
+        return self.mini, self.prompts, self.protocol
+
+    @property
+    def told_by(self) -> tuple[tuple[str, str], ...]:
+        """What tells apart rows of one task, or means over tasks, of one run: settings, prompts, version, protocol."""
+        told = {**self.settings, "prompts": self.prompts, "protocol": self.protocol}
+        return tuple(sorted((told if self.is_mean else {**told, "version": self.task_version}).items()))
+
+    @property
     def conditions(self) -> Conditions:
         if self.metric in SPEED_METRICS:
             speed = (self.num_rounds, self.slowed_by, self.attention)
@@ -361,11 +390,13 @@ def problems(measurements: Sequence[Measurement]) -> list[str]:
             sentences.append(f"{benchmark} was asked with several prompts ({_listed(prompts)}); run all systems on one")
         if len({entry.mini for entry in group}) > 1:
             sentences.append(f"{benchmark} is there as benchmark and as mini look-alike; show them in two tables")
+    return [*sentences, *_several_machines(measured)]
+
+
+def _several_machines(measured: Iterable[Measurement]) -> list[str]:
     on_known = [entry for entry in measured if entry.metric in SPEED_METRICS and entry.metric not in SERVER_METRICS]
     machines = {entry.hardware: entry.run_id for entry in on_known}
-    if len(machines) > 1:
-        sentences.append(f"{speeds_of(_listed(machines))}; measure all on one")
-    return sentences
+    return [f"{speeds_of(_listed(machines))}; measure all on one"] if len(machines) > 1 else []
 
 
 def speeds_of(machines: str) -> str:
@@ -376,6 +407,11 @@ def speeds_of(machines: str) -> str:
 def require_comparable(measurements: Sequence[Measurement]) -> None:
     if sentences := problems(measurements):
         raise StoreError("; ".join(sentences))
+
+
+def require_one_machine(measured: Iterable[Measurement]) -> None:
+    if sentences := _several_machines(measured):
+        raise StoreError(sentences[0])
 
 
 def _listed(run_ids: Mapping[str, str]) -> str:
@@ -515,5 +551,7 @@ def _keys_by_label() -> Mapping[str, str]:
 
 def _key_of_decoder(label: str, backbone: str) -> str:
     decoder = system_of_label(label)
+    if not backbone:  # not known, so that no published system of the decoder is meant, least of all one without numbers
+        return decoder
     candidates = [name for name, system in published_systems().items() if system.decoder == decoder]
     return next((name for name in candidates if published_backbone(name) == backbone), decoder)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 
-from refusion_eval.results.measurement import Measurement
+from refusion_eval.results.measurement import SPEED_METRICS, Measurement
 
 _SAME = (
     "label",
@@ -30,7 +30,8 @@ def means_over_seeds(measurements: Sequence[Measurement]) -> list[Measurement]:
         settings = tuple(sorted((name, value) for name, value in entry.settings.items() if name != "seed"))
         same = tuple(getattr(entry, name) for name in _SAME)
         of_item = math.ceil(entry.samples / entry.n) if entry.n else 0  # samples; scores of more have a smaller spread
-        key = (*same, entry.task, entry.task_version, entry.metric, settings, of_item)
+        machine = entry.hardware if entry.metric in SPEED_METRICS else ""  # speeds of two machines have no mean
+        key = (*same, entry.task, entry.task_version, entry.metric, settings, of_item, machine)
         if groups.setdefault(key, {}).setdefault(entry.settings.get("seed", ""), entry) is not entry:
             repeated.add(key)  # a run of the same seed again, so that not only seeds differ
     return [
@@ -44,6 +45,17 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
     entries = list(of_seeds.values())
     values = [entry.value for entry in entries]
     first, runs = entries[0], ", ".join(entry.run_id for entry in entries)
+    shared = [note for note in first.notes if all(note in entry.notes for entry in entries)]
+    own = [f"{entry.run_id}: {note}" for entry in entries for note in entry.notes if note not in shared]
+
+    def total(name: str) -> int:
+        return sum(getattr(entry, name) for entry in entries)
+
+    def joined(name: str, separator: str = "|") -> str:
+        return separator.join(
+            sorted({part for entry in entries for part in getattr(entry, name).split(separator) if part})
+        )
+
     return replace(
         first,
         run_id=f"mean of {len(entries)} seeds",
@@ -54,13 +66,16 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
         seed_sd=stdev(values),
         by_item=None,
         settings={name: value for name, value in first.settings.items() if name != "seed"},
-        samples=sum(entry.samples for entry in entries),
-        errors=sum(entry.errors for entry in entries),
-        unfinished="|".join(sorted({entry.unfinished for entry in entries} - {""})),
+        **{name: total(name) for name in ("samples", "errors", "num_refused", "num_cut", "tokens")},
+        **{name: joined(name) for name in ("unfinished", "limited", "slowed_by", "server_notes")},
+        **{name: joined(name, " | ") for name in ("hardware", "card")},
         scored=all(entry.scored for entry in entries),
         isolated=all(entry.isolated for entry in entries),
-        forwards=sum(entry.forwards for entry in entries),
-        tokens=sum(entry.tokens for entry in entries),
+        num_rounds=min(entry.num_rounds for entry in entries),
+        forwards=None if any(entry.forwards is None for entry in entries) else total("forwards"),
         seconds=math.fsum(entry.seconds for entry in entries),
-        notes=(f"mean over the seeds {', '.join(of_seeds)} ({runs})", *first.notes),
+        same_decode_as="",
+        records="",
+        command="",
+        notes=(f"mean over the seeds {', '.join(of_seeds)} ({runs})", *shared, *own),
     )

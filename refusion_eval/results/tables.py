@@ -17,20 +17,26 @@ from refusion_eval.results.measurement import (
     ACCURACY,
     AVG_AT,
     BESIDE,
+    CUT_NOTE,
+    FEWER_NOTE,
     FUSED,
     MEAN_TASK,
     NO_PROTOCOL,
     OF_SAMPLES,
+    OTHER_PROMPTS_NOTE,
     PASS_AT_1,
     REFUSED_NOTE,
     SPEED_METRICS,
     UNISOLATED,
     UNSTATED,
     UNTEMPLATED,
+    UNTEMPLATED_MARKS,
     Measurement,
     extent_notes_of,
+    have_fewer,
     notes_of,
     require_comparable,
+    require_one_machine,
     that_hold,
 )
 from refusion_eval.results.render import Table, TableRow, interval_cells, interval_text, text_cells
@@ -119,7 +125,6 @@ _SAMPLES_NOTE = (
     "sample of every item. pass@k: the chance that one of k samples is right. majority@n: the most frequent of n "
     "answers is right. An interval draws items, each with all its samples."
 )
-_FEWER_NOTE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
 _OTHER_ITEMS_NOTE = (
     "Letters at n: rows of one task with different letters rest on different items, so their figures do not compare; "
     "the command compare --common-items compares the items that two runs share."
@@ -141,17 +146,8 @@ def run_marks(measurement: Measurement) -> dict[str, object]:
     return {
         # A mean leaves the numbers to its tasks.
         **{name if measurement.is_mean else f"{name} {text}": text for name, text in texts.items()},
-        **dict.fromkeys(("no chat template", "tokens by server usage"), is_untemplated),
+        **dict.fromkeys(UNTEMPLATED_MARKS, is_untemplated),
     }
-
-
-def have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
-    """Whether a line, of a task and a number of items, has fewer items than another one of its task."""
-    lines = list(lines)
-    most: dict[Hashable, int] = {}
-    for task, num_items in lines:
-        most[task] = max(num_items, most.get(task, 0))
-    return [num_items < most[task] for task, num_items in lines]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +208,6 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
     """Condenses measurements of runs to one line a task and run, by task; then the means, and tasks without rows."""
     groups: dict[tuple, dict[str, Measurement]] = {}
     run_ids: dict[str, set[str]] = {}
-    settings: dict[tuple, set[tuple]] = {}
     measurements = list(measurements)
     several = len({entry.protocol for entry in measurements}) > 1
     without_rows: dict[str, list[Measurement]] = {}
@@ -220,27 +215,33 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
         if measurement.missing:
             without_rows.setdefault(measurement.task, []).append(measurement)
             continue
-        in_force = tuple(sorted(measurement.settings.items()))
         added = {name: name in measurement.variants for name in BESIDE} | {FUSED: measurement.decoded_fused}
         added[measurement.protocol or NO_PROTOCOL] = several
         label = ", ".join((measurement.label, *that_hold(added)))
-        key = (measurement.mini, measurement.is_mean, measurement.task, label, measurement.run_id, in_force)
+        key = (measurement.mini, measurement.is_mean, measurement.task, label, measurement.run_id, measurement.told_by)
         groups.setdefault(key, {})[measurement.metric] = measurement
         run_ids.setdefault(label, set()).add(measurement.run_id)
-        settings.setdefault(key[:-1], set()).add(in_force)
     lines = []
-    for key in sorted(groups):
-        *_, task, label, run_id, in_force = key
-        marks = [run_id] if len(run_ids[label]) > 1 else []
-        # A task decoded under several settings in one run: say in which of them the lines differ.
-        always = set.intersection(*map(set, settings[key[:-1]]))
-        marks += [f"{name}={value}" for name, value in in_force if (name, value) not in always]
+    ordered = sorted(groups)
+    for key, apart in zip(ordered, _told_apart([(key[:-1], key[-1]) for key in ordered]), strict=True):
+        *_, task, label, run_id, _ = key
+        marks = [*([run_id] if len(run_ids[label]) > 1 else []), *apart]
         system = f"{label} ({', '.join(marks)})" if marks else label
         lines.append(SummaryLine(task=task, system=system, measurements=groups[key]))
     for task, entries in without_rows.items():  # one line for all runs, because nothing else tells them apart
         system = ", ".join(dict.fromkeys(entry.label for entry in entries))
         lines.append(SummaryLine(task=task, system=system, measurements={entries[0].metric: entries[0]}))
     return lines
+
+
+def _told_apart(rows: Sequence[tuple[Hashable, tuple[tuple[str, str], ...]]]) -> list[list[str]]:
+    """For each row, by its group and its `told_by`: the settings and the like in which rows of its group differ."""
+    always: dict[Hashable, set[tuple[str, str]]] = {}
+    for group, told_by in rows:
+        always[group] = always.get(group, set(told_by)) & set(told_by)
+    return [
+        [f"{name}={value}" for name, value in told_by if (name, value) not in always[group]] for group, told_by in rows
+    ]
 
 
 def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> Table:
@@ -268,7 +269,7 @@ def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> 
         _caption(lines, shown): True,
         "Speeds compare within one machine and number of threads only.": several and with_speed,
         f"Machine {listed}.": several,
-        _FEWER_NOTE: any(fewer),
+        FEWER_NOTE: any(fewer),
         _OTHER_ITEMS_NOTE: any(letters),
     }
     rows = []
@@ -299,7 +300,8 @@ def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
 
 
 def _caption(lines: Sequence[SummaryLine], shown: Sequence[Column]) -> str:
-    tasks = [line for line in lines if line.task != MEAN_TASK]
+    # What is counted is counted in the tasks of runs, and not again in means over tasks or seeds.
+    tasks = [line for line in lines if line.task != MEAN_TASK and not line.any_measurement.is_mean_of_seeds]
     num_refused = sum(line.any_measurement.num_refused for line in tasks)
     num_errors = sum(line.errors for line in tasks) - num_refused
     every = [line.any_measurement for line in lines]
@@ -326,13 +328,13 @@ def _caption(lines: Sequence[SummaryLine], shown: Sequence[Column]) -> str:
         f"{num_errors} samples are errors and in no figure; run the same command again to retry them.": num_errors > 0,
         f"{num_refused} {REFUSED_NOTE}.": num_refused > 0,
         f"No isolation: {UNISOLATED}.": not all(line.isolated for line in lines),
-        "Cut short: responses that reached the length of the settings, and so may lack their answer.": cut,
+        f"Cut short: {CUT_NOTE}": cut,
         "Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.": release,
         "last %: the last box or stated answer counts (this project's rule for MATH), not any formula in a text.": any(
             line.measurement(STATED) for line in tasks
         ),
         f"Right by any formula, but without a box or a stated answer: {', '.join(unstated)}.": unstated,
-        "Other prompts: neither those of this project nor those of the release.": other,
+        f"Other prompts: {OTHER_PROMPTS_NOTE}": other,
         "Server TPS: by the client's clock, on a machine whose threads and dtype are not known.": served,
         "No TPS where no sample was decoded alone after a warm-up, or on several machines.": untimed,
     }
@@ -350,14 +352,14 @@ class SpeedRow(NamedTuple):
 def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     """The timed measurements, one row for each task and run, means last; StoreError if they cannot be compared."""
     metrics = {column.metric for column in (*SPEED_COLUMNS, *ENERGY_COLUMNS, *SERVER_COLUMNS)}
-    groups: dict[tuple[bool, str, str], dict[str, Measurement]] = {}
-    first: dict[tuple[bool, str, str], Measurement] = {}
+    groups: dict[tuple[Any, ...], dict[str, Measurement]] = {}
+    first: dict[tuple[Any, ...], Measurement] = {}
     for measurement in measurements:
-        key = (measurement.mini, measurement.benchmark, measurement.run_id)
+        key = (measurement.mini, measurement.benchmark, measurement.run_id, measurement.task, measurement.told_by)
         group, _ = groups.setdefault(key, {}), first.setdefault(key, measurement)
         if measurement.metric in metrics and group.setdefault(measurement.metric, measurement) is not measurement:
-            twice = f"{measurement.run_id} has {measurement.metric} of {measurement.benchmark} twice"
-            raise StoreError(f"{twice}; compare its settings with table")
+            twice = f"{measurement.metric} of {measurement.task} of {measurement.run_id} is there twice"
+            raise StoreError(f"{twice}; name each source once")
     if not any(metric in group for group in groups.values() for metric in _TIMED):
         known = " ".join(extent_notes_of(measurements))
         advice = known or "decode at batch size 1, or some of it with tps_samples"
@@ -366,9 +368,12 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
         key: next((groups[key][name] for name in _TIMED if name in groups[key]), entry) for key, entry in first.items()
     }
     shown = [key for key, entry in of.items() if not {*_TIMED}.isdisjoint(groups[key]) or not entry.samples]
+    entries = [entry for key in shown for entry in groups[key].values()]
+    for kind in dict.fromkeys((entry.mini, entry.prompts) for entry in entries):  # other prompts have rows of their own
+        require_comparable([entry for entry in entries if (entry.mini, entry.prompts) == kind])
     for mini in (False, True):
-        require_comparable([entry for key in shown for entry in groups[key].values() if entry.mini == mini])
-    fewer = have_fewer((key[:2], of[key].n) for key in shown)
+        require_one_machine(entry for entry in entries if entry.mini == mini)
+    fewer = have_fewer(((key[:2], of[key].prompts), of[key].n) for key in shown)
     rows = [SpeedRow(of[key], groups[key], has_fewer) for key, has_fewer in zip(shown, fewer, strict=True)]
     return sorted(rows, key=lambda row: (row.of.mini, row.of.is_mean, row.of.benchmark))
 
@@ -383,10 +388,12 @@ def _columns(rows: Sequence[SpeedRow]) -> tuple[Column, ...]:
 
 def speed_table(rows: Sequence[SpeedRow]) -> Table:
     lines, columns = [], _columns(rows)
-    for row in rows:
+    told = _told_apart([((row.of.mini, row.of.benchmark, row.of.run_id), row.of.told_by) for row in rows])
+    for row, apart in zip(rows, told, strict=True):
         of = row.of
         marks = {
             of.run_id: any(other.of.label == of.label and other.of.run_id != of.run_id for other in rows),
+            **dict.fromkeys(apart, True),
             **run_marks(of),
             "fewer items": row.fewer,
             "fused": of.fused,
@@ -398,7 +405,7 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
     notes = {
         **dict.fromkeys((*_SPEED_NOTES, *notes_of(every)), True),
         **dict.fromkeys(_SERVER_NOTES, SERVER_TPS in columns),
-        _FEWER_NOTE: any(row.fewer for row in rows),
+        FEWER_NOTE: any(row.fewer for row in rows),
         _ENERGY_NOTE: not set(columns).isdisjoint(ENERGY_COLUMNS),
         "Averages are means over tasks, each column by itself, so that TPS is not that product.": any(
             row.of.is_mean for row in rows

@@ -92,7 +92,8 @@ class ModelArgs(CheckpointOptions):
         decoder: Name of the decoder, or the place of your own: FILE.py:DECODER or MODULE:DECODER.
         preset: Settings table of the decoder: the name of one, where the package has several (the default is the
             first), or FILE.yaml with a table of your own, which has a row for each benchmark.
-        batch_size: Requests decoded together, as far as the KV budget allows, or auto. Speed is measured at 1 only.
+        batch_size: Requests decoded together, as far as the KV budget allows, or auto (of a server 1). Speed is
+            measured at 1 only.
         tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
         samples: Texts of every item, each drawn with a seed of its own. More than one need a temperature.
         run_dir: Folder where every sample is recorded as it finishes, and found again by the next run.

@@ -120,6 +120,12 @@ class Run:
         """Which of the rounds, in which several systems take turns, a process belongs to; 1 without rounds."""
         return int(self.processes[process_id].get("round", 1))
 
+    def turn_of(self, process_id: str) -> str:
+        """The process, by its number and command, for which a process took one of its turns; empty without turns."""
+        process = self.processes[process_id]
+        driver = process.get("driver", process.get("pid"))  # a worker decodes for another process
+        return f"{driver} {process.get('command', '')}" if "round" in process else ""
+
     def slowed_by(self, process_id: str) -> list[str]:
         """A sentence for each thing that makes the times of a process longer than they need be."""
         process, hardware = self.processes[process_id], self.hardware(process_id)

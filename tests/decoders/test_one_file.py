@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import refusion_eval
+from refusion_eval.decoders import DECODERS
 
 DECODER_FILE = '''"""Fills masks from left to right, the same number in every forward."""
 
@@ -105,3 +106,13 @@ def test_a_decoder_in_one_file_is_known_everywhere(tmp_path):
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_no_two_methods_share_a_colour_because_curves_and_bars_are_drawn_by_it_alone():
+    # One method on Dream and on LLaDA has one colour; no checkpoint is of both, and marker and line differ.
+    methods = {}
+    for name, decoder in DECODERS.items():
+        methods.setdefault(decoder.style.colour, set()).add(name.removesuffix("_llada").removesuffix("_dream"))
+    assert [names for names in methods.values() if len(names) > 1] == []
+    looks = [(decoder.style.marker, str(decoder.style.line), decoder.style.colour) for decoder in DECODERS.values()]
+    assert len({(marker, colour) for marker, _, colour in looks}) == len({look[1:] for look in looks}) == len(looks)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.evaluation.loop import evaluate
+from refusion_eval.evaluation.loop import Outcome, evaluate
 from refusion_eval.evaluation.rerun import arguments_of, rerun
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import run_arguments
@@ -129,3 +129,12 @@ def test_a_run_that_fused_by_an_option_that_is_gone_says_how_to_go_on(copied: Pa
                         arguments_of(reader.run)
                 else:
                     assert "fuse_by_default" not in arguments_of(reader.run).settings
+
+
+def test_a_repetition_without_the_rows_of_a_task_is_refused(copied: Path, tmp_path: Path, monkeypatch) -> None:
+    def without_rows(*_args: object, **_options: object) -> Outcome:
+        return Outcome([], 0, ["mini_mbpp"])
+
+    monkeypatch.setattr("refusion_eval.evaluation.rerun.evaluate", without_rows)
+    with pytest.raises(ConfigError, match="mini_mbpp: there are no rows to ask again; name their folder with --data"):
+        rerun(copied, tmp_path / "again")

@@ -273,3 +273,56 @@ def test_the_command_prints_the_files_of_a_format(tmp_path, form):
     files = [Path(line) for line in answer.stdout.splitlines()]
     assert files
     assert all(file.is_file() and file.is_relative_to(tmp_path / "out") for file in files)
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [
+        ({}, ("refusion_eval", "0.1")),
+        ({"decoder": "stock_generate", "versions": {"transformers": "5.1"}}, ("transformers", "5.1")),
+        ({"arguments": {"backend": "transformers"}, "versions": {"transformers": "5.1"}}, ("transformers", "5.1")),
+        ({"decoder": "server", "settings": {"server": {"name": "vLLM", "version": "0.9"}}}, ("vLLM", "0.9")),
+    ],
+)
+def test_exports_name_the_engine_that_decoded(tmp_path, changes, engine):
+    run = write_run(tmp_path / "run", [make_sample("1")], **changes)
+    paths = write_all([run], tmp_path)
+    (figures,) = loaded(paths["every-eval-ever"])
+    told = figures["model_info"]["inference_engine"]
+    assert (told["name"], told["version"]) == engine
+    (results,) = loaded(paths["lm-eval"])
+    name = "refusion" if engine[0] == "refusion_eval" else engine[0]
+    assert (results["config"]["model"], results["model_source"]) == (name, name)
+
+
+@pytest.mark.parametrize("task", ["refusion_hendrycks_math", "refusion_bbh", "refusion_mmlu_redux"])
+def test_a_benchmark_of_several_configurations_names_none(tmp_path, task):
+    benchmark = task.removeprefix("refusion_")
+    run = write_run(tmp_path / "run", [make_sample("1", task=task, benchmark=benchmark)], tasks={task: "1"})
+    paths = write_all([run], tmp_path)
+    (card,) = (path for path in paths["hf"] if path.name == "README.md")
+    assert {result.dataset_config for result in ModelCard.load(card).data.eval_results} == {None}
+    (results,) = loaded(paths["lm-eval"])
+    assert results["configs"][task]["dataset_name"] is None
+
+
+def test_examples_before_questions_are_told_of_own_tasks_alone(tmp_path):
+    samples = [make_sample("1"), make_sample("1", task="gsm8k_cot", benchmark="gsm8k_cot")]
+    run = write_run(tmp_path / "run", samples, tasks={"mini_gsm8k": "1", "gsm8k_cot": "1"})
+    (results,) = loaded(lm_eval.write(read_exported([run], LetterSources()), tmp_path / "lm_eval"))
+    assert results["n-shot"] == {"mini_gsm8k": 0}
+    assert {name: config["num_fewshot"] for name, config in results["configs"].items()} == {
+        "mini_gsm8k": 0,
+        "gsm8k_cot": None,
+    }
+
+
+def test_the_name_of_a_speed_on_the_hub_has_its_marks(tmp_path):
+    samples = [make_sample("1")]
+    extents = {"expected": {"mini_gsm8k": 1}, "whole": {"mini_gsm8k": 9}}
+    run = write_run(tmp_path / "run", samples, load=8.0, **extents)
+    hub.write(read_exported([run]), tmp_path / "hf")
+    results = ModelCard.load(tmp_path / "hf" / "run" / "README.md").data.eval_results
+    names = {result.metric_type: result.metric_name for result in results}
+    assert names["tps"] == "tps, tokens/s, limited 1 of 9, slowed, one round"
+    assert names["accuracy"] == "accuracy, percent, limited 1 of 9"

@@ -136,7 +136,13 @@ def test_a_sandbox_that_refuses_costs_no_texts_and_no_score(monkeypatch: pytest.
     assert numbers["scored,first"] == 0.0
     assert "pass@1,first" not in numbers
     entry = results["samples"]["mini_mbpp"][0]["filtered_resps"][0][0]
-    assert (entry["verdict"], entry["reason"]) == ("error", "SandboxError: no isolation here")
+    assert (entry["verdict"], entry["reason"]) == ("unscored", "SandboxError: no isolation here")
+
+
+def test_a_text_that_no_sandbox_could_judge_counts_as_wrong_as_in_every_command() -> None:
+    responses = [{"passed": True, "verdict": "correct", "extracted": "x"}]
+    responses += [{"passed": False, "verdict": "error", "extracted": "y"}]
+    assert task_hooks.code_metrics({}, [responses]) == {"scored": 0.5, "pass@1": 0.5, "extracted": 1.0}
 
 
 def test_several_responses_are_averaged_over_the_document() -> None:

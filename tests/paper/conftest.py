@@ -56,6 +56,7 @@ def make_row(run_id, metric, value, *, decoder_label="ReFusion", settings=(), ha
         device="cpu",
         forwards=10,
         tokens=20,
+        num_rounds=2,
         seconds=1.0,
         benchmark="mbpp",
         mini=mini,

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
+from refusion_eval.paper.style import page_look
 from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import Asked, collect
 from refusion_eval.report.leaderboard import leaderboard, read_placed
@@ -322,7 +323,7 @@ def many(browser, tmp_path_factory):
         facts = {"system": name, "decoder": decoder, "tasks": tasks, "command": COMMAND, "load": 8.0}
         expected, whole = dict.fromkeys(TASKS, 3), dict.fromkeys(TASKS, 100)
         made.append(write_run(folder / name.lower(), samples, None, expected, whole, **facts))
-    data = collect(made, LetterSources(), colours={"refusion": "#0072b2"})
+    data = collect(made, LetterSources(), look=page_look)
     path = folder / "report.html"
     path.write_text(page(data.index, data.chunks), encoding="utf-8")
     return Page(browser, path)
@@ -533,7 +534,7 @@ def board(browser, runs, tmp_path_factory):
     elsewhere = folder / "elsewhere.csv"
     text = csv_text(*measurement_cells(run_measurements([runs[0]], hash_records=True)))
     elsewhere.write_text(text.replace(*MACHINES), encoding="utf-8")
-    index = leaderboard(read_placed([*runs, elsewhere]), colours={"refusion": "#0072b2"})
+    index = leaderboard(read_placed([*runs, elsewhere]), look=page_look)
     path = folder / "index.html"
     path.write_text(page(index, {}), encoding="utf-8")
     return Page(browser, path)
@@ -618,3 +619,23 @@ def test_the_leaderboard_fits_any_width_in_both_colours(board, width, scheme):
         assert (light + 0.05) / (dark + 0.05) > 7, view
         assert (luminance(ground) < luminance(ink)) == (scheme == "dark")
     board.check_clean()
+
+
+def test_the_leaderboard_has_a_matrix_of_tasks_whose_figures_lead_to_their_points(board):
+    board.open(board_at())
+    heads = board.texts("[aria-labelledby=ranking] thead th")
+    assert [text for text in heads if text.startswith("mean")]
+    rows = board.texts("[aria-labelledby=ranking] tbody tr")
+    assert len(rows) == 3
+    assert [MACHINES[1] in row for row in rows].count(True) == 1  # machines are never in one row
+    board.all("[aria-labelledby=ranking] tbody a")[0].click()
+    board.wait("#origin")
+    board.check_clean()
+
+
+def test_systems_have_the_markers_of_the_figures_for_print(board):
+    board.open(board_at())
+    sets = "return Chart.getChart(document.querySelector('canvas')).data.datasets.filter((s) => s.label)"
+    shapes = board.run(f"{sets}.map((s) => [s.label, String(s.pointStyle), s.borderColor])")
+    assert ["refusion", "circle"] in [shape[:2] for shape in shapes]
+    assert len({tuple(shape[1:]) for shape in shapes}) == len(shapes)

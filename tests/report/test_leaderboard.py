@@ -3,9 +3,11 @@ import json
 import pytest
 
 from refusion_eval.cli import run_command
+from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import StoreError
 from refusion_eval.exports import every_eval_ever
 from refusion_eval.exports.source import read_exported
+from refusion_eval.paper.style import page_look
 from refusion_eval.report.leaderboard import differing, leaderboard, published_figures, read_placed
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import csv_text, measurement_cells
@@ -32,7 +34,7 @@ def export_csv(run, path, **changes):
 
 def test_a_point_has_its_figures_its_settings_and_the_hash_of_its_records(tmp_path):
     run = fast_run(tmp_path, "run", command=["refusion-eval", "run"], expected={"mini_gsm8k": 8}, load=8.0)
-    index = leaderboard(read_placed([run]), colours={"refusion": "#0072b2"})
+    index = leaderboard(read_placed([run]), look=page_look)
     (cell,) = index["cells"]
     measured = {entry.metric: entry for entry in run_measurements([run], hash_records=True)}
     assert cell["metrics"]["accuracy"]["value"] == 75
@@ -40,8 +42,13 @@ def test_a_point_has_its_figures_its_settings_and_the_hash_of_its_records(tmp_pa
     assert cell["facts"]["Records"] == measured["tps"].records
     assert (cell["facts"]["Command"], cell["facts"]["Machine"]) == ("refusion-eval run", "Test CPU, 1 threads")
     assert cell["settings"] == {"slot_size": "2", "tau_slot": "0.6"}
-    assert [mark["label"] for mark in cell["marks"]] == ["unfinished 4 of 8", "slowed"]
-    assert index["runs"][cell["run"]]["colour"] == "#0072b2"
+    assert [mark["label"] for mark in cell["marks"]] == ["unfinished 4 of 8", "slowed", "cut short 4"]
+    look = DECODERS["refusion"].style
+    assert {name: index["runs"][cell["run"]][name] for name in ("colour", "marker", "dashes")} == {
+        "colour": look.colour,
+        "marker": look.marker,
+        "dashes": [],
+    }
 
 
 def test_a_point_names_its_protocol(tmp_path):
@@ -86,7 +93,7 @@ def test_a_file_without_hashes_of_records_is_shown_without_one(tmp_path):
 
 def test_a_mean_over_tasks_is_a_point_with_short_marks(tmp_path):
     tasks = {"mini_gsm8k": "1", "mini_math": "1"}
-    samples = [make_sample(item, task=task) for task in tasks for item in "12"]
+    samples = [make_sample(item, task=task, stop="eos") for task in tasks for item in "12"]
     run = write_run(tmp_path / "run", samples, tasks=tasks, expected=dict.fromkeys(tasks, 2), whole={"mini_math": 9})
     mean = next(cell for cell in leaderboard(read_placed([run]))["cells"] if cell["mean"])
     assert (mean["task"], mean["metrics"]["accuracy"]["value"], mean["facts"]["Records"]) == (

@@ -153,10 +153,15 @@ def test_a_record_without_tokens_says_where_but_not_what(tmp_path):
     assert opened(collect([run], LetterSources()))[1]["replay"]["pieces"] == []
 
 
+def ended(item, **changes):
+    """A sample whose text is not cut short."""
+    return make_sample(item, stop="eos", **changes)
+
+
 def test_a_run_that_has_not_ended_says_so(tmp_path):
     tasks = {"mini_gsm8k": "1", "mini_math": "1"}
     expected = dict.fromkeys(tasks, 3)
-    run = write_run(tmp_path / "run", [make_sample("1"), make_sample("2")], [], expected, tasks=tasks)
+    run = write_run(tmp_path / "run", [ended("1"), ended("2")], [], expected, tasks=tasks)
     data = collect([run], LetterSources())
     assert marks(data) == ["unfinished 2 of 3", "unscored 2"]
     assert data.index["cells"][1]["task"] == "mini_math"
@@ -165,7 +170,7 @@ def test_a_run_that_has_not_ended_says_so(tmp_path):
 
 @pytest.mark.parametrize("command", [["python", "limited.py"], ["refusion-eval", "sweep"], ["refusion-eval", "rerun"]])
 def test_a_complete_run_of_some_items_is_limited_whatever_command_limited_it(tmp_path, command):
-    samples = [make_sample("1"), make_sample("2")]
+    samples = [ended("1"), ended("2")]
     run = write_run(tmp_path / "run", samples, expected={"mini_gsm8k": 2}, whole={"mini_gsm8k": 200}, command=command)
     data = collect([run], LetterSources())
     assert marks(data) == ["limited 2 of 200"]
@@ -173,7 +178,7 @@ def test_a_complete_run_of_some_items_is_limited_whatever_command_limited_it(tmp
 
 
 def test_a_mean_over_tasks_has_the_marks_of_its_tasks(tmp_path):
-    samples = [make_sample(number, task=task) for task in ("mini_gsm8k", "mini_math") for number in "123"]
+    samples = [ended(number, task=task) for task in ("mini_gsm8k", "mini_math") for number in "123"]
     tasks = {"mini_gsm8k": "1", "mini_math": "1"}
     run = write_run(
         tmp_path / "run", samples, expected=dict.fromkeys(tasks, 3), whole=dict.fromkeys(tasks, 200), tasks=tasks
@@ -188,7 +193,7 @@ def test_a_mean_over_tasks_has_the_marks_of_its_tasks(tmp_path):
 
 
 def test_a_mark_that_concerns_speeds_alone_says_so_for_tasks_and_for_their_mean(tmp_path):
-    samples = [make_sample("1", task=task) for task in ("mini_gsm8k", "mini_math")]
+    samples = [ended("1", task=task) for task in ("mini_gsm8k", "mini_math")]
     tasks = {"mini_gsm8k": "1", "mini_math": "1"}
     run = write_run(
         tmp_path / "run",
@@ -234,7 +239,7 @@ def test_scores_of_several_cards_have_a_caution(tmp_path):
 def test_programs_without_isolation_are_marked(tmp_path):
     sample = make_sample("1", task="mini_mbpp")
     run = write_run(tmp_path / "run", [sample], [make_score(sample, tier="none")], tasks={"mini_mbpp": "1"})
-    assert "sandbox off" in marks(collect([run], LetterSources()))
+    assert "no isolation" in marks(collect([run], LetterSources()))
 
 
 def test_two_versions_of_a_task_are_named(tmp_path):

@@ -39,9 +39,13 @@ def sample(item, *, task="mini_gsm8k", version="1", prompt=None, number=0, **cha
 
 @pytest.fixture
 def write_run(tmp_path):
-    """Writes a run: samples, the items that are right, how many were asked for, which samples are scored (all)."""
+    """Writes a run: samples, the items that are right, how many were asked for, which samples are scored (all).
 
-    def write(name, samples, right=(), expected=None, scored=None, whole=None, **changes):
+    Its samples are one turn of a command that is this test process, so that all runs of a test took turns; `turn` None
+    is a run in one go.
+    """
+
+    def write(name, samples, right=(), expected=None, scored=None, whole=None, turn=1, **changes):
         fields = {
             "system": "ReFusion",
             "backbone": "tiny",
@@ -60,6 +64,8 @@ def write_run(tmp_path):
         }
         with RunStore.open(tmp_path / name, Manifest(**{**fields, **changes})) as store:
             store.expect(expected or {}, whole)
+            if turn is not None:
+                store.note(store.process_id, round=turn)
             for one in samples:
                 store.append(one)
             store.append_scores(

@@ -23,7 +23,7 @@ def runs(write_run):
     def samples(num):
         return [sample(item, task="mini_mbpp", benchmark="mbpp") for item in range(num)]
 
-    version = {"tasks": {"mini_mbpp": "1"}, "whole": WHOLE}
+    version = {"tasks": {"mini_mbpp": "1"}, "whole": WHOLE, "command": command}
     return [
         write_run("complete", samples(5), expected={"mini_mbpp": 5}, system="AR", decoder="autoregressive", **version),
         write_run("limited", samples(3), expected={"mini_mbpp": 3}, system="LLaDA", decoder="llada", **version),
@@ -31,7 +31,6 @@ def runs(write_run):
             "cut",
             samples(2),
             expected={"mini_mbpp": 4, "mini_gsm8k": 4},
-            command=command,
             **version | {"tasks": {"mini_mbpp": "1", "mini_gsm8k": "1"}},
         ),
     ]
@@ -155,7 +154,9 @@ def test_a_run_stopped_before_its_first_sample_is_unfinished_in_every_view(runs,
 def test_a_speed_without_a_cache_says_so_wherever_it_stands(runs, write_run, tmp_path):
     samples = [sample(item, task="mini_mbpp", benchmark="mbpp") for item in range(5)]
     arguments = {"backend": "transformers"}
-    mine = write_run("mine", samples, system="Mine", decoder="autoregressive", arguments=arguments)
+    mine = write_run(
+        "mine", samples, system="Mine", decoder="autoregressive", arguments=arguments, command=CONTINUES.split()
+    )
     stock = write_run("stock", samples, system="Stock", decoder=STOCK_GENERATE, arguments=arguments)
     files = ("--markdown", tmp_path / "a.md", "--csv", tmp_path / "a.csv", "--latex", tmp_path / "a.tex")
     shown = [output("table", mine, *files), output("speed", mine), output("compare", runs[0], mine)]

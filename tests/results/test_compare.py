@@ -221,6 +221,9 @@ def test_the_statistics_are_written_as_latex_with_their_notes_beside(write_run, 
     assert done.exit_code == 0, done.output
     latex = (tmp_path / "c.tex").read_text(encoding="utf-8")
     assert r"\caption{Accuracy of two runs on the same items, A = a, B = b.}" in latex
+    other = write_run("c", both, right=right(0), system="AR", expected={"mini_math": 5}, whole={"mini_math": 9})
+    caption = comparison_table(compare_runs(a, other)).caption_title
+    assert caption.endswith("items, A = ReFusion, B = AR (limited: mini_math 5 of 9)")
     assert r"Task & n & A \% & B \% & B - A & Detectable & p & p (Holm) & Gained & Lost & Speed B / A \\" in latex
     (task, other, mean) = [line.split(" & ") for line in latex.splitlines() if line.startswith(("mini", "mean"))]
     assert (task[6], task[7], other[7]) == ("0.031", "0.062", "0.25")

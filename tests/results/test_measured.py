@@ -32,6 +32,7 @@ def write_run(tmp_path, make_manifest):
 
     def write(name, samples, scores=(), **changes):
         with RunStore.open(tmp_path / name, make_manifest(**changes)) as store:
+            store.note(store.process_id, round=1)
             for sample in samples:
                 store.append(sample)
             store.append_scores(list(scores))

@@ -342,3 +342,8 @@ def test_what_slowed_a_run_comes_back_from_a_file(tmp_path):
     found = read_measurements([tmp_path / "results.csv"])
     assert [one.slowed_by for one in found] == ["busy machine|8 threads", ""]
     assert "Speed is lower than need be: 8 threads, busy machine." in summary_table(summary(found)).caption
+
+
+@pytest.mark.parametrize(("label", "key"), [("LLaDA", "llada"), ("Dream", "dream")])
+def test_a_system_of_an_unknown_backbone_is_no_published_one_without_numbers(label, key):
+    assert system_key(label, "", {}, generate=False) == key

@@ -189,6 +189,7 @@ def test_the_stock_loop_refuses_what_it_does_not_do(both):
 
 def test_a_run_by_the_stock_loop_says_so(checkpoint, tmp_path):
     options = ["--decoder", "autoregressive", "--set", "gen_length=4", "--warmup", "1", "--limit", "2"]
+    options += ["--round", "1/1"]
     command = ["run", "--model", checkpoint, "--tasks", "mini_gsm8k", *options]
     for name, loop in (("engine", "engine"), ("stock", "generate")):
         result = CliRunner().invoke(app, [*command, "--loop", loop, "--run-dir", str(tmp_path / name)])

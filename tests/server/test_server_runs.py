@@ -19,9 +19,11 @@ from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.paths import embedded_path, tasks_path
+from refusion_eval.results.data_frames import load
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import Conditions, speed_notes
+from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.results.tables import speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.server import _NoTokenizer, forwards
@@ -112,6 +114,11 @@ def test_without_accepted_drafts_tpf_is_empty_and_the_table_says_why(tmp_path):
     assert "tpf" not in {figure.metric for figure in figures}
     assert {sample.num_forwards for sample in samples(tmp_path / "a")} == {0}
     assert "TPF is empty where it does not tell" in text_of(summary_table(summary(figures)))
+    # What was not measured is absent, in frames and files too, and not 0.
+    assert {figure.forwards for figure in figures} == {None}
+    assert load(tmp_path / "a")["forwards"].isna().all()
+    write_csv(figures, tmp_path / "figures.csv")
+    assert {figure.forwards for figure in read_csv(tmp_path / "figures.csv")} == {None}
 
 
 def test_a_diffusion_model_of_a_server_has_no_tpf_whatever_the_server_calls_accepted(tmp_path):
@@ -159,6 +166,8 @@ def test_without_a_tokenizer_the_server_s_usage_counts_and_the_prompt_is_text(tm
     (sample,) = samples(tmp_path / "a")
     assert isinstance(peer.bodies[0]["prompt"], str)
     assert (sample.num_tokens, sample.text, sample.server["tokens"]) == (len(IDS), ANSWER, "usage")
+    # Nobody knows whether the server's count holds the EOS.
+    assert "tokens_no_eos_mean" not in {figure.metric for figure in run_measurements([tmp_path / "a"])}
 
 
 def test_without_a_tokenizer_row_and_record_say_that_no_template_was_applied_and_whose_tokens_count(tmp_path):

@@ -1,4 +1,5 @@
-// The leaderboard: one task on one machine at a time, each figure with the way to its records; published figures apart.
+// The leaderboard: systems by tasks, then one task on one machine at a time, each figure with the way to its records;
+// published figures apart.
 const board = (() => {
   const { index } = store;
   const others = index.published ?? []; // a report has none
@@ -53,10 +54,24 @@ const board = (() => {
       dom.replace(published, isMini ? dom.el("p.empty", {}, "Others measured the benchmark itself, of which a mini task is a synthetic look-alike. ",
         "Choose the benchmark among the tasks to see their figures.") : ofOthers(benchmark));
     };
+    const ranking = dom.el("div.table-place.limited", { tabindex: "0", role: "region", "aria-label": "Ranking" });
+    let [metric, rank] = [COLUMNS[0][0], [matrix.MEAN, -1]];
+    const drawRanking = () => dom.replace(ranking, matrix.table(store.cells, metric, rank, (key, direction) => {
+      rank = [key, direction];
+      drawRanking();
+      ranking.querySelector(`[data-key="${CSS.escape(key)}"]`).focus();
+    }, (cell) => router.link("point", cell.number), format.machine));
+    const choice = filters.select("Metric", COLUMNS, metric, (value) => {
+      [metric, rank] = [value, [matrix.MEAN, -1]];
+      drawRanking();
+    });
     dom.replace(main,
       dom.el("div.headline", {}, dom.el("h1", {}, "Leaderboard"), dom.el("p.lead", {}, lead())),
       index.warnings.length > 0 && dom.el("details.run", {}, dom.el("summary", {}, format.count(index.warnings.length, "note"), " on what compares with what"),
         dom.el("ul.notes", {}, index.warnings.map((note) => dom.el("li", {}, note)))),
+      dom.el("section", { "aria-labelledby": "ranking" },
+        dom.el("div.section-head", {}, dom.el("h2", { id: "ranking" }, "Systems by tasks"), dom.el("div.controls", {}, choice)), ranking,
+        dom.el("p.caption", {}, matrix.CAPTION)),
       dom.el("section", { "aria-labelledby": "measured" },
         dom.el("div.section-head", {}, dom.el("h2", { id: "measured" }, "Measured"), controls), plotted, figures,
         dom.el("p.caption", {}, "Figures of one task on one machine, which are the only ones that compare. In brackets: 95% interval by item. ",
@@ -65,6 +80,7 @@ const board = (() => {
         dom.el("div.section-head", {}, dom.el("h2", { id: "published" }, "Published by others")), published),
       dom.el("p.caption", {}, "Files: ", dom.el("a", { href: "figures.csv", download: true }, "figures.csv"), " (measured), ",
         dom.el("a", { href: "published.csv", download: true }, "published.csv"), "."));
+    drawRanking();
     draw();
     return plots.close;
   }

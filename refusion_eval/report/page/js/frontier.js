@@ -1,14 +1,21 @@
 // Accuracy against parallelism and against speed, one curve for each system, by Chart.js.
 const frontier = (() => {
-  // Systems have the colours of the figures for print, and a shape each: told apart without colour too.
-  const SHAPES = ["circle", "triangle", "rect", "rectRot", "star", "crossRot", "cross", "rectRounded"];
+  // Systems have the colours, markers and lines of the figures for print, by matplotlib's names of markers.
+  const TURNS = { "^": 0, ">": 90, v: 180, "<": 270 };
+  const SHAPES = { o: "circle", s: "rect", D: "rectRot", X: "crossRot", P: "cross", "*": "star", ...Object.fromEntries(Object.keys(TURNS).map((name) => [name, "triangle"])) };
+  const CORNERS = { p: [5, 1], h: [6, 1], H: [6, 1], 8: [8, 1], d: [4, 0.6] }; // and width by height
   const PLANES = [["tpf", "Tokens per forward"], ["tps", "Tokens per second, batch 1"]];
   const LEAST_RANGE = 5; // points of accuracy, so that differences of single items look small
 
   // Runs that differ in settings only are one system here.
   const backbones = new Set(store.index.runs.map((run) => run.backbone));
   const system = ({ about }) => (backbones.size > 1 ? `${about.system} · ${about.backbone}` : about.system);
-  const systems = [...new Map(store.cells.map((cell) => [system(cell), cell.about.colour]))];
+  const systems = [...new Map(store.cells.map((cell) => [system(cell), cell.about]))].reduce((all, [name, { colour, marker, dashes }]) => {
+    // Systems of one decoder that have no style of their own get the markers that are left.
+    const taken = (shape) => all.some(([, other]) => other.colour === colour && other.marker === shape);
+    const own = taken(marker) ? Object.keys(SHAPES).find((shape) => !taken(shape)) ?? marker : marker;
+    return [...all, [name, { colour, dashes, marker: own }]];
+  }, []);
   const BLACK = "#000000"; // the ink of the page, which is light on a dark one
 
   function section(visible) {
@@ -96,14 +103,29 @@ const frontier = (() => {
     ctx.lineTo(x2, y2);
   }
 
+  // What Chart.js draws for a marker: one of its own shapes, or a polygon on a canvas.
+  function drawn(marker, colour) {
+    if (!(marker in CORNERS)) return { pointStyle: SHAPES[marker] ?? "circle", pointRotation: TURNS[marker] ?? 0 };
+    const [[corners, width], radius] = [CORNERS[marker], 7];
+    const canvas = Object.assign(document.createElement("canvas"), { width: 2 * radius + 2, height: 2 * radius + 2 });
+    const ctx = canvas.getContext("2d");
+    ctx.fillStyle = colour;
+    for (let corner = 0; corner < corners; corner += 1) {
+      const angle = (2 * Math.PI * corner) / corners - Math.PI / 2;
+      ctx.lineTo(radius + 1 + width * radius * Math.cos(angle), radius + 1 + radius * Math.sin(angle));
+    }
+    ctx.fill();
+    return { pointStyle: canvas };
+  }
+
   function datasets(points) {
     const curve = (data, more) => ({ label: "", data, showLine: true, pointRadius: 0, pointHitRadius: 0, borderWidth: 1.5, ...more });
-    const sets = systems.flatMap(([name, given], number) => {
+    const sets = systems.flatMap(([name, { colour: given, marker, dashes }]) => {
       const data = points.filter(({ cell }) => system(cell) === name);
       const colour = theme.colour(given === BLACK ? "var(--ink)" : `light-dark(${given}, color-mix(in srgb, ${given}, white 30%))`);
-      const dots = { label: name, data, pointStyle: SHAPES[number % SHAPES.length], borderColor: colour, backgroundColor: colour, hoverBorderColor: colour, hoverBackgroundColor: colour,
+      const dots = { label: name, data, ...drawn(marker, colour), borderColor: colour, backgroundColor: colour, hoverBorderColor: colour, hoverBackgroundColor: colour,
         pointRadius: data.length > 4 ? 4 : 7, pointHoverRadius: 9, borderWidth: 2, clip: 12 };
-      return data.length > 1 ? [dots, curve(best(data), { borderColor: colour })] : data.length ? [dots] : [];
+      return data.length > 1 ? [dots, curve(best(data), { borderColor: colour, borderDash: dashes })] : data.length ? [dots] : [];
     });
     const all = best(points);
     return all.length > 1 ? [...sets, curve(all, { borderColor: theme.colour("var(--muted)"), borderDash: [5, 5] })] : sets;

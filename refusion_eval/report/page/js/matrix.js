@@ -4,11 +4,11 @@ const matrix = (() => {
 
   // One entry for each run, or for each of several settings within a run, with its cells by task.
   // A task without samples is there too, so that its mark is seen.
-  function entries(cells, metric) {
+  function entries(cells, metric, apart) {
     const found = new Map();
     for (const cell of cells) {
       if (!measured(cell, metric) && cell.samples) continue;
-      const key = `${cell.run} ${store.variant(cell)}`;
+      const key = `${cell.run} ${store.variant(cell)} ${apart(cell)}`;
       if (!found.has(key)) found.set(key, { first: cell, byTask: new Map() });
       found.get(key).byTask.set(format.task(cell), cell);
     }
@@ -46,8 +46,10 @@ const matrix = (() => {
       && (!format.isSpeed(metric) || format.machine(other.first) === format.machine(row.first))).length]));
   }
 
-  function table(cells, metric, sort, sortBy) {
-    const rows = entries(cells, metric);
+  // `link` gives the address of a figure; `apart` is what tells apart rows of one run, besides settings.
+  const toTask = (cell) => (cell.mean ? null : `${router.link("task", cell.task)}?system=${cell.number}`);
+  function table(cells, metric, sort, sortBy, link = toTask, apart = () => "") {
+    const rows = entries(cells, metric, apart);
     if (!rows.length) return dom.el("p.empty", {}, "Nothing matches: tick a system and a task.");
     const names = columns(rows, metric);
     const place = ranks(rows, names, metric);
@@ -66,8 +68,8 @@ const matrix = (() => {
       dom.el("tbody", {}, rows.map((row) => dom.el("tr", {},
         dom.el("td.number.rank", { "data-label": "Rank" }, place.get(row) ?? "–"),
         dom.el("th.system", { scope: "row" }, store.title(row.first),
-          format.isSpeed(metric) && machines.size > 1 && dom.el("small", {}, format.machine(row.first))),
-        names.map((name) => entry(row.byTask.get(name), name, metric, scales.get(name)))))));
+          machines.size > 1 && (format.isSpeed(metric) || apart(row.first)) && dom.el("small", {}, format.machine(row.first))),
+        names.map((name) => entry(row.byTask.get(name), name, metric, scales.get(name), link))))));
   }
 
   // The range of a column's intervals, and its best value.
@@ -81,14 +83,17 @@ const matrix = (() => {
     };
   }
 
-  function entry(cell, name, metric, { low, high, best }) {
+  function entry(cell, name, metric, { low, high, best }, link) {
     const attributes = { "data-label": name };
     if (!cell) return dom.el("td.number", attributes, dom.el("span.none", { title: "not measured" }, "–"));
     const figure = measured(cell, metric);
     const shown = overview.figure(cell, metric, figure?.value === best);
-    const body = cell.mean || !figure ? shown : dom.el("a.plain", { href: `${router.link("task", cell.task)}?system=${cell.number}` }, shown);
+    const body = !figure || link(cell) === null ? shown : dom.el("a.plain", { href: link(cell) }, shown);
     return dom.el("td.number", attributes, body, overview.marks(cell, format.isSpeed(metric)), figure && overview.whisker(figure, low, high));
   }
 
-  return { table, MEAN };
+  const CAPTION = "Rank: one more than the number of systems whose whole 95% interval is better in the first column; a system that "
+    + "lacks a task of another has none, and speeds rank within one machine. Bars: the interval, on the range of its column.";
+
+  return { table, MEAN, CAPTION };
 })();
