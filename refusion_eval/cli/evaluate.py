@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import typer
 
@@ -19,7 +18,14 @@ from refusion_eval.evaluation.turns import Turn
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs.model_args import OF_SERVERS, TO_SERVERS, ModelArgs, parse_model_args, system_arguments
+from refusion_eval.runs.model_args import (
+    OF_SERVERS,
+    TO_SERVERS,
+    ModelArgs,
+    parse_model_args,
+    server_place,
+    system_arguments,
+)
 from refusion_eval.runs.terminal import Interruption, resume_hint
 from refusion_eval.store.records import REFUSED, SERVER
 from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
@@ -223,7 +229,8 @@ def run(
     # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
     is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in given_names)
     preset = Path(arguments["preset"]).stem if arguments.get("preset") else None
-    served = f"{SERVER}-{urlsplit(str(arguments.get('base_url'))).netloc}"  # servers of one model are several runs
+    # Servers of one model are several runs.
+    served = f"{SERVER}-{server_place(arguments.get('base_url'), arguments.get('server_name'))}"
     kind = served if str(system).startswith(SERVER) else system or arguments["decoder"]
     parts = (Path(model).name, kind, preset, loop)
     name = "-".join(filter(None, (*parts, RELEASE if is_released else None)))
