@@ -15,6 +15,7 @@ from refusion_eval.cli.protocols import protocol as protocol  # a command of thi
 from refusion_eval.cli.suite_runs import PUBLISHED_BASELINE, Suite
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn
+from refusion_eval.results.gate import failures_of_run, run_conditions
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
@@ -199,6 +200,7 @@ def run(
             help="Run one system of a protocol, which says model, tasks and settings. Its records name the protocol.",
         ),
     ] = None,
+    fail_if: cli.FailIf = None,
     as_json: cli.Json = False,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
@@ -208,6 +210,9 @@ def run(
     from refusion_eval.results.concurrency import run_dir_of
     from refusion_eval.runs.system import ModelCache
 
+    conditions = run_conditions(fail_if or ())
+    if conditions and turn is not None:
+        raise ConfigError("--fail-if is about the table, and --round prints none; give it with the whole run")
     share = None if turn is None else Turn.read(turn)
     planned = None
     if protocol is not None:
@@ -242,7 +247,7 @@ def run(
     if sizes and share is not None:
         raise ConfigError("--concurrency and --round exclude each other: give one of them")
     places = [run_dir_of(run_dir, size) for size in sizes] or [run_dir]
-    outcomes, model_cache = [], ModelCache()
+    outcomes, failures, model_cache = [], [], ModelCache()
     for number, place in enumerate(places):
         of_size = {"batch_size": sizes[number]} if sizes else {}
         args = (
@@ -259,7 +264,10 @@ def run(
             if turn is None:
                 figures = run_measurements([place])
                 cells, csv, markdown = measurement_cells(figures), place / "results.csv", place / "table.md"
-                cli.show(summary_table(summary(figures)), cells, as_json=as_json, csv=csv, markdown=markdown)
+                failed = failures_of_run(conditions, figures) if fail_if else None
+                failures += failed or ()
+                table = summary_table(summary(figures))
+                cli.show(table, cells, as_json=as_json, csv=csv, markdown=markdown, failures=failed)
     if sizes:
         cli.show_load(places, as_json=as_json)
     outcome = Outcome.of(outcomes)
@@ -281,6 +289,8 @@ def run(
                 f"error: {', '.join(outcome.missing)}: not asked, for want of rows; the notes of the table say more"
             )
         raise typer.Exit(cli.EXIT_INCOMPLETE)
+    if failures:
+        raise typer.Exit(cli.EXIT_FAILED)
 
 
 def _is_default(context: typer.Context, name: str) -> bool:
