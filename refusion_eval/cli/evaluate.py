@@ -15,7 +15,7 @@ from refusion_eval.cli.protocols import protocol as protocol  # a command of thi
 from refusion_eval.cli.suite_runs import PUBLISHED_BASELINE, Suite
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn
-from refusion_eval.results.gate import failures_of_run, run_conditions
+from refusion_eval.results.gate import Failure, failures_of_run, run_conditions
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
@@ -247,7 +247,8 @@ def run(
     if sizes and share is not None:
         raise ConfigError("--concurrency and --round exclude each other: give one of them")
     places = [run_dir_of(run_dir, size) for size in sizes] or [run_dir]
-    outcomes, failures, model_cache = [], [], ModelCache()
+    outcomes, model_cache = [], ModelCache()
+    failures: list[Failure] = []
     for number, place in enumerate(places):
         of_size = {"batch_size": sizes[number]} if sizes else {}
         args = (
