@@ -28,6 +28,25 @@ quietly() { # as run, with the output in a log that is shown if the command fail
     }
 }
 
+counted() { # as quietly; says meanwhile how far pip or uv has come
+    local watcher=''
+    $dry_run || { count & watcher=$!; }
+    quietly "$@"
+    [ -z "$watcher" ] || kill "$watcher" 2>/dev/null || true
+}
+
+seconds_between=20
+count() { # ends with the script, which may fail meanwhile
+    local found there
+    while sleep "$seconds_between" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        found=$(grep -c '^Collecting ' "$venv/setup.log") || true
+        there=$(find "$venv" -maxdepth 5 -name '*.dist-info' 2>/dev/null | wc -l)
+        if [ "$there" -lt "$found" ]; then echo "  $found of about 100 libraries found"; else
+            echo "  $((there)) of about 100 libraries installed"
+        fi
+    done
+}
+
 choose_index() { # TORCH==VERSION: says what will be installed; sets index, empty for the one that pip or uv has by itself
     index=${REFUSION_EVAL_TORCH_INDEX:-}
     local cpu_index=https://download.pytorch.org/whl/cpu size="0.5 GB to download, 2 GB on the disk"
@@ -93,9 +112,9 @@ make_environment() { # WHAT...: the virtual environment anew, with PyTorch and w
     run "${PYTHON:-python3}" -m venv "$venv" ||
         fail "no virtual environment could be made; on Debian and Ubuntu install python3-venv"
     echo "  installing $torch"
-    quietly "${install[@]}" "$torch" ${index:+--index-url "$index"}
+    counted "${install[@]}" "$torch" ${index:+--index-url "$index"}
     echo "  installing refusion_eval and what it needs"
-    quietly "${install[@]}" "$@" -c constraints.txt
+    counted "${install[@]}" "$@" -c constraints.txt
     echo "  compiling the forward for this processor"
     quietly "$python" -P -c "from refusion_eval.models.native import compile_forwards; compile_forwards()"
 }
@@ -122,7 +141,7 @@ add_extra() { # one of pyproject.toml's extras, on top of what set_up made
 }
 
 start() { # COMMAND EXTRAS OPTION...: makes the environment and becomes this command of refusion-eval with these options
-    local here=$PWD command=$1 extras=$2 option setup_only=false helping=false
+    local here=$PWD command=$1 extras=$2 option setup_only=false helping=false before=''
     local words=(-m refusion_eval "$command")
     shift 2
     cd "$(dirname "${BASH_SOURCE[0]}")" || exit
@@ -130,7 +149,12 @@ start() { # COMMAND EXTRAS OPTION...: makes the environment and becomes this com
     if [ "$command" = suite ] && [ "$here" != "$PWD" ]; then words+=(--root "$PWD"); fi
     dry_run=false
     for option in "$@"; do
+        if [ "$before" = --extra ]; then
+            grep -q "^$option = \[" pyproject.toml || fail "--extra $option: pyproject.toml has no such extra"
+            before='' extras="$extras $option" && continue
+        fi
         case $command$option in
+            *--extra) before=$option && continue ;;
             *--setup) setup_only=true && continue ;;
             train--deepspeed) extras="$extras deepspeed" && continue ;;
             *--dry-run) dry_run=true ;;
@@ -138,6 +162,7 @@ start() { # COMMAND EXTRAS OPTION...: makes the environment and becomes this com
         esac
         words+=("$option")
     done
+    [ -z "$before" ] || fail "--extra needs the name of an extra of pyproject.toml, such as server"
     find_python
     if $helping; then
         say_help
@@ -159,7 +184,8 @@ say_help() { # the options of the script; those of the command follow once the e
     cat <<TEXT
 Usage: bash $(basename "$0") [OPTION]...
 
-  --setup    Make the environment and stop. Once it is there, --help shows all other options too.
+  --setup         Make the environment and stop. Once it is there, --help shows all other options too.
+  --extra NAME    Also install what this extra of pyproject.toml needs, such as server or train.
 
 Environment: PYTHON (python3), REFUSION_EVAL_VENV (.venv), REFUSION_EVAL_TORCH_INDEX (index of PyTorch's builds;
 \`default\` is that of pip or uv; unset, a Linux machine without an NVIDIA GPU gets the CPU build).

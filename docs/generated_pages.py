@@ -71,10 +71,13 @@ def command_line() -> Iterator[str]:
 
 # Commands that a script of the repository starts, and what else these scripts take.
 SCRIPTS = {"suite": "eval.sh", "train": "train.sh"}
-_SET_UP = ("--setup", "Make the environment and stop (the script only).")
+_SET_UP = (
+    ("--setup", "Make the environment and stop (the script only)."),
+    ("--extra NAME", "Also install an extra of pyproject.toml, such as server (the script only). May be repeated."),
+)
 SCRIPT_OPTIONS = {
-    "suite": [_SET_UP],
-    "train": [_SET_UP, ("--deepspeed", "Install DeepSpeed too, which parallelism=zero2 needs (the script only).")],
+    "suite": [*_SET_UP],
+    "train": [*_SET_UP, ("--deepspeed", "Install DeepSpeed too, which parallelism=zero2 needs (the script only).")],
 }
 
 

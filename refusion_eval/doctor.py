@@ -1,11 +1,14 @@
 """A report of what this machine can do, for people to read."""
 
 import importlib.util
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import torch
 from huggingface_hub import get_token
@@ -16,7 +19,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import choose_backend
 from refusion_eval.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
 from refusion_eval.sandbox import probe
-from refusion_eval.store.records import package_versions
+from refusion_eval.store.records import git_commit, package_versions
 from refusion_eval.types import ONE_THREAD_BYTES
 
 HOOK = "_refusion_eval_autoload"
@@ -24,6 +27,7 @@ HOOK = "_refusion_eval_autoload"
 
 def report(data_dir: Path | None = None) -> Iterator[tuple[str, str]]:
     """Yields a name and what was found, for versions, devices, files and isolation that an evaluation depends on."""
+    yield "package", _copy()
     yield from package_versions().items()
     yield from _devices()
     yield "lm_eval hook", _hook()
@@ -35,6 +39,24 @@ def report(data_dir: Path | None = None) -> Iterator[tuple[str, str]]:
         yield "embedded", "missing; reinstall the package"
     yield from _sandbox()
     yield from _data(data_dir or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None))
+
+
+def _copy() -> str:
+    """Which copy of this package runs, and how it came there: several may be on one machine."""
+    here, commit = Path(__file__).parent, git_commit()
+    facts = [f"commit {commit}"] if commit else []
+    try:
+        installed = distribution("refusion-eval")
+        origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return ", ".join([str(here), "not installed", *facts])
+    is_editable = origin.get("dir_info", {}).get("editable", False)
+    clone = Path(unquote(urlsplit(origin.get("url", "")).path))
+    place = clone / "refusion_eval" if is_editable else Path(str(installed.locate_file("refusion_eval")))
+    how = "editable install" if is_editable else "copied at its installation, so that changes of a clone need another"
+    if place.resolve() != here.resolve():
+        how = f"not the installed copy, which is {place}"
+    return ", ".join([str(here), how, *facts])
 
 
 def _devices() -> Iterator[tuple[str, str]]:

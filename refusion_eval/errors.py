@@ -48,6 +48,10 @@ class DecodeError(RefusionEvalError):
     results: Sequence[Any] = ()
 
 
+class GaveUpError(RefusionEvalError):
+    """A run ended early, because one request after the other could not be decoded, for one reason."""
+
+
 class SandboxError(RefusionEvalError):
     """Model-written code cannot be run in isolation here."""
 

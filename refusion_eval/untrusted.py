@@ -19,8 +19,9 @@ MOST_VALUES = 6_000_000  # of one JSON text: each takes up to 200 bytes once it 
 # several calls for each level.
 DEEPEST = 64
 
-_START_SECONDS = 60.0  # the first answer of a process also waits for its imports
-_ATTEMPTS = 2  # where a process dies of itself, because a user's kill says nothing about the question
+# The first answer of a process also waits for its imports: some seconds, and minutes on a busy machine.
+_START_SECONDS = 180.0
+_ATTEMPTS = 2  # where a process dies of itself or is slow to start: neither says anything about the question
 
 # Control characters (C0 and C1), marks that reorder or hide text, line separators, and halves of surrogate pairs.
 _UNSAFE = re.compile(
@@ -108,7 +109,12 @@ class Child:
         self.seconds = 0.0  # that all answers took
 
     def ask(self, question: Any, timeout_s: float) -> Any | None:
-        """The answer; None if it took too long, or if the process died and its replacement as well."""
+        """The answer; None if it took too long, or if the process died and its replacement as well.
+
+        Raises:
+            ChildProcessError: the process ends before it has started, because it lacks a package.
+            TimeoutError: it has not started in time, at two attempts.
+        """
         for _ in range(_ATTEMPTS):
             if self._is_given_up:
                 break
@@ -138,16 +144,22 @@ class Child:
 
     def _running(self) -> subprocess.Popen[bytes]:
         # After a fork the parent still reads from the pipes of its process, so the fork starts a process of its own.
-        if self._process is None or self._owner != os.getpid():
+        if self._process is not None and self._owner == os.getpid():
+            return self._process
+        for _ in range(_ATTEMPTS):
             # -P keeps the modules of the script's folder from shadowing others.
             command = [sys.executable, "-P", str(self._script)]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
             self._owner = os.getpid()
-            if not self._ask(self._process, self._first, _START_SECONDS):
-                self.close()
+            if line := self._ask(self._process, self._first, _START_SECONDS):
+                return self._process
+            self.close()
+            if line is not None:
                 raise ChildProcessError(f"{self._script.name} does not run")
-        return self._process
+        raise TimeoutError(
+            f"{self._script.name} did not start within {_START_SECONDS:g} s (busy machine), at {_ATTEMPTS} attempts"
+        )
 
     def kill(self) -> None:
         """Ends the process while another thread waits for its answer; that thread sees the end of the pipe."""

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
 import refusion_eval
-from refusion_eval import cli
+from refusion_eval import cli, doctor
 from refusion_eval.cli import COMMANDS, GROUPS, app, descriptions, main
 from refusion_eval.errors import StoreError
 from refusion_eval.runs.model_args import ModelArgs
@@ -22,6 +23,7 @@ from refusion_eval.store.run_store import RunStore
 from tests.store.conftest import make_manifest, make_sample
 
 RUNNER = CliRunner()
+ROOT = Path(refusion_eval.__file__).parents[1]
 
 
 @pytest.fixture
@@ -266,6 +268,29 @@ def test_a_prompt_that_is_too_long_is_told_as_such_and_not_to_be_tried_again(che
     assert "exceed the context of" in text
     assert "retry" not in text
     assert "run its command again" not in (tmp_path / "results.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        ({"url": ROOT.as_uri(), "dir_info": {"editable": True}}, "editable install"),
+        ({"url": "file:///elsewhere", "dir_info": {"editable": True}}, "not the installed copy, which is /elsewhere/"),
+        ({}, "copied at its installation"),
+        (None, "not installed"),
+    ],
+)
+def test_doctor_says_which_copy_of_the_package_runs(monkeypatch, origin, said):
+    def installed(name):
+        if origin is None:
+            raise doctor.PackageNotFoundError(name)
+        return SimpleNamespace(read_text=lambda file: json.dumps(origin), locate_file=ROOT.joinpath)
+
+    monkeypatch.setattr(doctor, "distribution", installed)
+    monkeypatch.setattr(doctor, "git_commit", lambda: "0123abc")
+    name, text = next(doctor.report())
+    assert name == "package"
+    assert text.startswith(f"{ROOT / 'refusion_eval'}, {said}")
+    assert text.endswith(", commit 0123abc")
 
 
 def test_doctor_names_versions_device_attention_sandbox_tasks_and_data(monkeypatch):

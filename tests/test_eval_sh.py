@@ -50,6 +50,15 @@ def test_what_a_server_needs_is_installed_where_one_is_named():
     assert "--system refusion,server:http://127.0.0.1:1" in suite.replace("\\", "")
 
 
+def test_an_extra_is_installed_on_top_of_the_clone_where_it_is_named():
+    *_, first, second = commands("--setup", "--extra", "server", "--extra", "wandb")
+    assert first.endswith("pip install -e .\\[server\\] -c constraints.txt")
+    assert second.endswith("pip install -e .\\[wandb\\] -c constraints.txt")
+    for words, message in {("--extra", "sever"): "no such extra", ("--setup", "--extra"): "needs the name"}.items():
+        done = eval_sh("--dry-run", *words)
+        assert (done.returncode, message in done.stderr) == (2, True)
+
+
 @pytest.fixture
 def environment(tmp_path):
     """An environment that is set up, and whose Python prints its arguments."""
@@ -154,6 +163,20 @@ def sourced(code, **environment):
         check=True,
         env={**os.environ, "PYTHON": sys.executable, **environment},
     ).stdout
+
+
+@pytest.mark.process
+def test_an_installation_says_how_many_libraries_it_has_reached(tmp_path):
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    steps = (
+        "echo Collecting a; echo Collecting b; sleep 1",
+        *(f"mkdir -p '{packages}/{name}-1.dist-info'" for name in "abc"),
+        "sleep 1",
+    )
+    prepared = f"venv='{tmp_path}' seconds_between=0.1; : >$venv/setup.log"
+    said = sourced(f'{prepared}; counted bash -c "{"; ".join(steps)}"; echo done').splitlines()
+    wanted = ["  2 of about 100 libraries found", "  3 of about 100 libraries installed", "done"]
+    assert [line for line in dict.fromkeys(said) if line in wanted] == wanted
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_training_without_accelerate_is_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "accelerate", None)
     assert run_command("train", "--config", "tiny", "--check") == 1
     assert capsys.readouterr().err == (
-        "error: training needs accelerate, which is not installed: pip install '.[train]' in a checkout\n"
+        "error: training needs accelerate, which is not installed: pip install -e '.[train]' in a checkout\n"
     )
 
 

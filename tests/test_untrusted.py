@@ -110,6 +110,18 @@ def test_a_child_answers_again_after_each_death_and_a_forked_process_has_its_own
     child.close()
 
 
+def test_a_script_that_starts_slowly_is_started_once_more_and_is_no_missing_package(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text("")
+    lines = iter([None, b"1\n", b"2\n"])
+    monkeypatch.setattr(Child, "_ask", lambda *given: next(lines))
+    child = Child(tmp_path / "script.py", "begin")
+    assert child.ask("a", 20) == 2
+    child.close()
+    lines = iter([None, None])
+    with pytest.raises(TimeoutError, match=r"script\.py did not start within 180 s \(busy machine\), at 2 attempts"):
+        child.ask("a", 20)
+
+
 def test_a_script_that_does_not_run_is_an_error(tmp_path):
     (tmp_path / "script.py").write_text("raise SystemExit")
     with pytest.raises(ChildProcessError, match=r"script\.py"):

@@ -68,8 +68,8 @@ _BEFORE_FIRST_LINE = {
 }
 _SILENT_SECONDS = 2
 
-# Exit status of a command that finished, but with samples that failed or differ.
-EXIT_INCOMPLETE = 3
+# Exit statuses of a command that finished: with samples that failed or differ, and with figures that fail a condition.
+EXIT_INCOMPLETE, EXIT_FAILED = 3, 4
 
 # Systems take turns in so many rounds: enough for an interval, and checkpoints are not loaded too often.
 DEFAULT_ROUNDS = 3
@@ -292,6 +292,14 @@ Baseline = Annotated[
     str | None,
     typer.Option(help="Folder name of the run that speed-ups are relative to. By default it is found by its backbone."),
 ]
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-if",
+        metavar="CONDITION",
+        help="End with exit status 4 if a figure meets this, or is absent: [TASK:] METRIC < NUMBER. Again for more.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs, instead of text.")]
 Csv = Annotated[Path | None, typer.Option(help="Also write every figure as CSV.")]
 Markdown = Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")]
@@ -463,16 +471,24 @@ def show(
     csv: Path | None = None,
     markdown: Path | None = None,
     latex: Path | None = None,
+    failures: Sequence[Any] | None = None,
 ) -> None:
-    """Prints a table, or its cells as JSON, and writes the files that are asked for."""
+    """Prints a table, or its cells as JSON, and writes the files that are asked for.
+
+    Where conditions were given, their `results.gate.Failure`s are told, and stand in the JSON beside the cells.
+    """
     from refusion_eval.results.render import csv_text
     from refusion_eval.store.atomic_write import write_output
 
-    if as_json:
+    if as_json and failures is not None:
+        print_value({"results": objects(*cells), "failed": [failure._asdict() for failure in failures]})
+    elif as_json:
         print_json(*cells)
     else:
         terminal = console()
         terminal.print(table.rich(terminal.width))
+    for failure in failures or ():
+        say(str(failure))
     if csv is not None:
         write_output(csv, csv_text(*cells))
     if markdown is not None:

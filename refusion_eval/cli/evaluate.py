@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import typer
 
@@ -16,10 +15,18 @@ from refusion_eval.cli.protocols import protocol as protocol  # a command of thi
 from refusion_eval.cli.suite_runs import PUBLISHED_BASELINE, Suite
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn
+from refusion_eval.results.gate import Failure, failures_of_run, run_conditions
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs.model_args import OF_SERVERS, TO_SERVERS, ModelArgs, parse_model_args, system_arguments
+from refusion_eval.runs.model_args import (
+    OF_SERVERS,
+    TO_SERVERS,
+    ModelArgs,
+    parse_model_args,
+    server_place,
+    system_arguments,
+)
 from refusion_eval.runs.terminal import Interruption, resume_hint
 from refusion_eval.store.records import REFUSED, SERVER
 from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
@@ -193,6 +200,7 @@ def run(
             help="Run one system of a protocol, which says model, tasks and settings. Its records name the protocol.",
         ),
     ] = None,
+    fail_if: cli.FailIf = None,
     as_json: cli.Json = False,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
@@ -202,6 +210,9 @@ def run(
     from refusion_eval.results.concurrency import run_dir_of
     from refusion_eval.runs.system import ModelCache
 
+    conditions = run_conditions(fail_if or ())
+    if conditions and turn is not None:
+        raise ConfigError("--fail-if is about the table, and --round prints none; give it with the whole run")
     share = None if turn is None else Turn.read(turn)
     planned = None
     if protocol is not None:
@@ -223,7 +234,8 @@ def run(
     # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
     is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in given_names)
     preset = Path(arguments["preset"]).stem if arguments.get("preset") else None
-    served = f"{SERVER}-{urlsplit(str(arguments.get('base_url'))).netloc}"  # servers of one model are several runs
+    # Servers of one model are several runs.
+    served = f"{SERVER}-{server_place(arguments.get('base_url'), arguments.get('server_name'))}"
     kind = served if str(system).startswith(SERVER) else system or arguments["decoder"]
     parts = (Path(model).name, kind, preset, loop)
     name = "-".join(filter(None, (*parts, RELEASE if is_released else None)))
@@ -236,6 +248,7 @@ def run(
         raise ConfigError("--concurrency and --round exclude each other: give one of them")
     places = [run_dir_of(run_dir, size) for size in sizes] or [run_dir]
     outcomes, model_cache = [], ModelCache()
+    failures: list[Failure] = []
     for number, place in enumerate(places):
         of_size = {"batch_size": sizes[number]} if sizes else {}
         args = (
@@ -252,7 +265,10 @@ def run(
             if turn is None:
                 figures = run_measurements([place], hash_records=True)
                 cells, csv, markdown = measurement_cells(figures), place / "results.csv", place / "table.md"
-                cli.show(summary_table(summary(figures)), cells, as_json=as_json, csv=csv, markdown=markdown)
+                failed = failures_of_run(conditions, figures) if fail_if else None
+                failures += failed or ()
+                table = summary_table(summary(figures))
+                cli.show(table, cells, as_json=as_json, csv=csv, markdown=markdown, failures=failed)
     if sizes:
         cli.show_load(places, as_json=as_json)
     outcome = Outcome.of(outcomes)
@@ -274,6 +290,8 @@ def run(
                 f"error: {', '.join(outcome.missing)}: not asked, for want of rows; the notes of the table say more"
             )
         raise typer.Exit(cli.EXIT_INCOMPLETE)
+    if failures:
+        raise typer.Exit(cli.EXIT_FAILED)
 
 
 def _is_default(context: typer.Context, name: str) -> bool:

@@ -17,6 +17,7 @@ from refusion_eval.report.replay import Replay, Speller, replay_of
 from refusion_eval.report.sample import find_sample, sample_replay, speller_of
 from refusion_eval.results import compare as comparing
 from refusion_eval.results.facts import extents_of
+from refusion_eval.results.gate import comparison_conditions, failures_of_comparison
 from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.measurement import TaskExtent, extent_notes, notes_of, read_published
 from refusion_eval.results.render import Table, csv_text, measurement_cells
@@ -84,19 +85,27 @@ def compare(
     items: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each item.")] = None,
     markdown: cli.Markdown = None,
     latex: cli.Latex = None,
+    fail_if: cli.FailIf = None,
     as_json: cli.Json = False,
 ) -> None:
-    """Compare two runs item by item. It shows the difference with its interval, flips, settings and speed."""
+    """Compare two runs item by item. It shows the difference with its interval, flips, settings and speed.
+
+    For CI, `--fail-if "accuracy < -2 (p < 0.05)"` fails a loss of more than 2 points that is no chance.
+    """
+    conditions = comparison_conditions(fail_if or ())
     cli.prepare(csv, items, markdown, latex)
     comparison = comparing.compare_runs(before, after, common_items=common_items, filter_name=filter_name)
     shown, cells = comparing.comparison_table(comparison), comparing.comparison_cells(comparison)
-    cli.show(shown, cells, as_json=as_json, csv=csv, latex=latex)
+    failures = failures_of_comparison(conditions, cli.objects(*cells)) if fail_if else None
+    cli.show(shown, cells, as_json=as_json, csv=csv, latex=latex, failures=failures)
     if not as_json:
         cli.tell("\n".join(comparing.details(comparison)))
     if items is not None:
         write_output(items, csv_text(*comparing.item_cells(comparison)))
     if markdown is not None:
         write_output(markdown, comparing.comparison_markdown(comparison))
+    if failures:
+        raise typer.Exit(cli.EXIT_FAILED)
 
 
 def speed(

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple, TextIO
-from urllib.parse import urlsplit
 
 from refusion_eval.benchmarks import OURS, PUBLISHED, RELEASE, SUITE_TASKS, SUITES
 from refusion_eval.cli import EXIT_INCOMPLETE, names_of, print_value, run_command, say
@@ -26,6 +25,7 @@ from refusion_eval.runs.model_args import (
     decoder_of_system,
     own_table,
     published_systems,
+    server_place,
 )
 from refusion_eval.store.records import SERVER
 
@@ -222,8 +222,11 @@ class Suite(Runs):
         if self.model in (EMBEDDED, ALL_PUBLISHED) and self._adapter:
             raise ConfigError("--adapter needs --model with its checkpoint")
         self._check_preset([AUTOREGRESSIVE if _is_server(name) else decoder_of_system(name) for name in self.names])
-        if not any(map(_is_server, self.names)) and (given := self.options(*TO_SERVERS)):
+        servers = list(filter(_is_server, self.names))
+        if not servers and (given := self.options(*TO_SERVERS)):
             raise ConfigError(f"{given[0]} is for --system server")
+        if self.given.server_name and len(servers) > 1:
+            raise ConfigError(f"--server-name names one server, and --system has {len(servers)}: {', '.join(servers)}")
 
     def _check_preset(self, decoders: Sequence[str]) -> None:
         """Raises ConfigError if no system of these decoders can use the settings table that was given."""
@@ -289,8 +292,8 @@ class Suite(Runs):
             model = ["--model", str(published.pretrained), *([] if published.enable_thinking else [NO_THINKING])]
         arguments = ["--system", name, *model, *self.options(*TO_SERVERS)]
         # Several servers may run one model, so a folder says which of them it is.
-        address = urlsplit(name.partition(":")[2] or self.given.base_url or "")
-        place = "-".join(filter(None, (SERVER, address.hostname, str(address.port or ""))))
+        address = server_place(name.partition(":")[2] or self.given.base_url, self.given.server_name)
+        place = f"{SERVER}-{address.replace(':', '-')}"
         folder = name if published_server else place
         folder = folder if self.model == ALL_PUBLISHED else f"{Path(self.model).name}-{folder}"
         return self._with_preset(folder, arguments, AUTOREGRESSIVE, "" if self.model == EMBEDDED else name)

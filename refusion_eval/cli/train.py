@@ -69,7 +69,7 @@ def train(
     if rank is not None and rank >= nodes:
         raise wrong_options("train", f"-r is '{rank}', with -n {nodes} it goes from 0 to {nodes - 1}")
     if importlib.util.find_spec("accelerate") is None:
-        raise ConfigError("training needs accelerate, which is not installed: pip install '.[train]' in a checkout")
+        raise ConfigError("training needs accelerate, which is not installed: pip install -e '.[train]' in a checkout")
     import torch  # loads slowly, so a wrong option is refused before
 
     processes = processes or torch.cuda.device_count() or 1

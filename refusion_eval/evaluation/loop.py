@@ -10,8 +10,10 @@ again decodes what has no record, and judges what has no verdict.
 import contextlib
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import length_hint
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -28,7 +30,7 @@ from refusion_eval.benchmarks import (
     find_task,
 )
 from refusion_eval.config import check_keys
-from refusion_eval.errors import ConfigError, MissingRowsError, ScaleOutError, StoreError
+from refusion_eval.errors import ConfigError, GaveUpError, MissingRowsError, ScaleOutError, StoreError
 from refusion_eval.evaluation.tracking import Tracking, check_tracker
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.paths import embedded_name
@@ -37,10 +39,13 @@ from refusion_eval.runs.model_args import ModelArgs, choose_preset
 from refusion_eval.runs.system import ModelCache, System, build_manifest, machine_state
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.scoring.judge import ScoreWriter
-from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
+from refusion_eval.store.records import REFUSED, Hardware, Manifest, Sample, SampleKey
 from refusion_eval.store.run_store import ADVICE, RunStore
 
 log = logging.getLogger(__name__)
+
+# Samples in a row that fail for one reason, after which a run gives up: each may take minutes of attempts.
+_MOST_ALIKE = 5
 
 # scaleout is imported inside functions: torch.distributed and Ray load slowly, and most runs have one process.
 
@@ -206,6 +211,31 @@ def _job(system: System, task: Task, item: Item, version: str, sample: int) -> J
         sealed=sealed,
         alone=not sample and item.number < system.args.tps_samples,
     )
+
+
+class _AlikeFailures:
+    """Counts the samples in a row that failed for one reason, whatever numbers its message has."""
+
+    cause = ""
+    _num = 0
+
+    def count(self, sample: Sample) -> None:
+        if sample.stop == REFUSED:  # that is about one prompt, and was found in no time
+            return
+        cause = _cause(sample)
+        self._num = 0 if not cause else 1 + self._num * (_without_numbers(cause) == _without_numbers(self.cause))
+        self.cause = cause
+
+    def are_too_many(self) -> bool:
+        return self._num >= _MOST_ALIKE
+
+
+def _cause(sample: Sample) -> str:
+    return (sample.error or "").strip().rpartition("\n")[2]
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "", text)
 
 
 class Session:
@@ -390,17 +420,24 @@ class Session:
             ordered = sorted(missing.values(), key=lambda job: not job.alone)
             if check_all:
                 self._check_lengths(ordered)
-            for sample in self.runner.run(interruption.stoppable(ordered)):
+            alike = _AlikeFailures()
+            waiting = interruption.stoppable(ordered, alike.are_too_many)
+            for sample in self.runner.run(waiting):
                 if store:
                     store.append(sample)
                 if self._tracking is not None:
                     self._tracking.on_sample(sample)
                 if sample.error is not None:
                     self.failed.append(sample)
-                    cause = sample.error.strip().splitlines()[-1]
-                    log.error("%s %s failed: %s", sample.key.task, sample.item_id, cause)
+                    log.error("%s %s failed: %s", sample.key.task, sample.item_id, _cause(sample))
+                alike.count(sample)
                 on_sample(missing[sample.key], sample)
                 progress.decoded(sample)
+            if alike.are_too_many() and length_hint(waiting):
+                raise GaveUpError(
+                    f"{_MOST_ALIKE} items in a row failed for one reason, so the run gave up: {alike.cause}. Mend "
+                    f"this; {resume_hint(self.args.run_dir)}"
+                )
 
     def check_prompts(self, requests: Mapping[SampleKey, str]) -> None:
         """Raises StoreError if items of the run directory would be asked with another prompt under equal settings."""

@@ -209,18 +209,18 @@ class RefusionLM(TemplateLM):
     def _jobs(self, requests: Sequence[Instance]) -> list[Job]:
         # lm-eval asks for K samples of a document by passing its request K times.
         num_seen: Counter[tuple[str, int]] = Counter()
-        num_documents: Counter[str] = Counter()
         jobs = []
         for request in requests:
             task, number = document = (str(request.task_name), int(request.doc_id or 0))
             sample = num_seen[document]
-            num_documents[task] += not sample
-            alone = not sample and num_documents[task] <= self.args.tps_samples
-            jobs.append(self._job(request, task, number, sample, alone))
+            # In a turn lm-eval numbers the documents of this turn alone.
+            item = self._chosen.get(task, range(number + 1))[number]
+            alone = not sample and item < self.args.tps_samples
+            jobs.append(self._job(request, task, item, sample, alone))
             num_seen[document] += 1
         return jobs
 
-    def _job(self, request: Instance, task: str, doc_number: int, sample: int, alone: bool) -> Job:
+    def _job(self, request: Instance, task: str, item: int, sample: int, alone: bool) -> Job:
         prompt, generation_kwargs = request.args
         resolved = self.system.resolve(task, generation_kwargs)
         real_prompt, sealed = self._sealing.unseal(prompt)
@@ -229,7 +229,7 @@ class RefusionLM(TemplateLM):
         return Job(
             key=self.evaluation.key(task, request.doc, request.args, sample),
             benchmark=resolved.task.benchmark.name if resolved.task else task,
-            item_id=_item_id(request.doc, self._chosen.get(task, range(doc_number + 1))[doc_number], resolved.task),
+            item_id=_item_id(request.doc, item, resolved.task),
             prompt_ids=self.tok_encode(real_prompt),
             prompt=real_prompt,
             resolved=resolved,

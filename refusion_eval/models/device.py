@@ -92,7 +92,7 @@ def _obstacle(backend: Backend, dtype: torch.dtype, device: torch.device) -> str
     if backend == "sdpa":
         return None
     if attention.flash_attn_func is None:
-        return "flash-attn is not installed (in a checkout: pip install '.[flash]')"
+        return "flash-attn is not installed (in a checkout: pip install -e '.[flash]')"
     if device.type != "cuda":
         return f"flash-attn needs a CUDA device, not {device.type}"
     return None if dtype in (torch.bfloat16, torch.float16) else f"flash-attn needs bfloat16 or float16, not {dtype}"

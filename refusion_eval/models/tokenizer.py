@@ -132,9 +132,11 @@ def render_chat(
     question = {"conversations": [messages], "chat_template": template, **inner.special_tokens_map, **arguments}
     child, lock = _renderer()
     with lock:
-        answer = child.ask(question, _LONGEST_SECONDS) or {
-            "error": "it takes more than half a second of processor time, or ends its process"
-        }
+        try:
+            found = child.ask(question, _LONGEST_SECONDS)
+        except (ChildProcessError, TimeoutError) as error:
+            raise ConfigError(f"{inner.name_or_path}: the chat template cannot be rendered: {error}") from error
+        answer = found or {"error": "it takes more than half a second of processor time, or ends its process"}
     if "text" in answer:
         return str(answer["text"])
     raise ConfigError(f"{inner.name_or_path}: the chat template cannot be rendered ({answer['error']}); {_ADVICE}")

@@ -40,7 +40,7 @@ METRICS = tuple(column.metric for column in SUMMARY_COLUMNS)
 
 # Model arguments that are places, names or launches. Settings tables (`preset`) are in the content with their values.
 _NO_PART = (
-    *("run_dir", "data_dir", "preset", "system", "base_url", "api_key_env", "timeout", "patience"),
+    *("run_dir", "data_dir", "preset", "system", "base_url", "server_name", "api_key_env", "timeout", "patience"),
     *("settings", "protocol", *LAUNCH_ARGUMENTS),
 )
 

@@ -85,6 +85,12 @@ _POOLED = ("tpf", "tpf_canvas")
 _COMPARED = (*SCORES, "tps", "latency_mean", "tpf", "tokens_mean")
 _OF_THOUGHTS = {"thought_tokens_mean": ("tokens", "thought_tokens"), "answer_tokens_mean": ("tokens", "answer_tokens")}
 
+# Every metric but those whose names have a number of samples or a filter's name in them.
+METRICS = (
+    *dict.fromkeys((*METRIC_ORDER, *_TIMED, *_SERVED_APART, *_SERVED, *_COUNTED, *_OF_THOUGHTS)),
+    *("cut_in_thought", "ended_by_budget", "strict", UNSTATED),
+)
+
 
 class Measure(NamedTuple):
     """One metric of one task: its value and replicates, the samples they rest on, and what a reader must know."""

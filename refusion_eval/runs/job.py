@@ -4,6 +4,8 @@ import bisect
 import hashlib
 import itertools
 import json
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -24,6 +26,8 @@ from refusion_eval.types import (
     Trace,
     draw_key,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +211,26 @@ def _without_tokens(trace: Trace) -> Trace:
         for event in trace.events
     ]
     return Trace(blanked, trace.num_forwards)
+
+
+class WarmUp:
+    """Decodes the first job of each settings untimed, because one-off costs, such as compiling, come with it."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._warm: set[str] = set()  # digests of the settings whose one-off costs are over
+
+    def __call__(self, job: Job, decode: Callable[[], object]) -> bool:
+        """Whether the time of the next decoding measures speed. What `decode` raises leaves the settings cold."""
+        if job.resolved.digest in self._warm:
+            return True
+        started = time.perf_counter()
+        for _ in range(self._number):
+            decode()
+        self._warm.add(job.resolved.digest)
+        seconds = time.perf_counter() - started
+        log.info("%s: %d warm-up decodings, %.1f s", job.key.task, self._number, seconds)
+        return self._number > 0
 
 
 class JobRunner(Protocol):

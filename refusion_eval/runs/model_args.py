@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -48,7 +49,7 @@ _NEEDS_OF_LOOPS: dict[str, dict[str, Any]] = {
     "server": {"decoder": "autoregressive", "cuda_graphs": False, "adapter": None, "engine": "local", "backend": "own"},
 }
 # Arguments of servers: those that reach one, and those that say what runs there.
-TO_SERVERS = ("base_url", "served_model", "api_key_env", "timeout", "patience")
+TO_SERVERS = ("base_url", "server_name", "served_model", "api_key_env", "timeout", "patience")
 OF_SERVERS = (*TO_SERVERS, "diffusion", "server_threads")
 NO_FILES = "none"  # `pretrained` of a server's model of which no files are at hand
 
@@ -111,6 +112,8 @@ class ModelArgs(CheckpointOptions):
         loop: Loop of the autoregressive decoder: this project's engine; transformers' generate, which separates the
             gain of an engine from the gain of an algorithm; or a server, which decoder=server means too.
         base_url: Address of a server with OpenAI-compatible completions, such as http://127.0.0.1:8000.
+        server_name: Name that stands for the server's address, so that a run goes on, and speeds compare, at another
+            address of the same server. It has letters, digits, dots, hyphens and underscores.
         served_model: Name of the model at the server. The default is the only one that the server lists.
         api_key_env: Environment variable that holds the server's key. The key itself is never given as an argument.
         diffusion: The server's model is a diffusion model, whose forwards no server tells, so that TPF stays empty.
@@ -146,6 +149,7 @@ class ModelArgs(CheckpointOptions):
     backbone: str | None = None
     loop: Literal["engine", "generate", "server"] = "engine"
     base_url: str | None = None
+    server_name: str | None = None
     served_model: str | None = None
     api_key_env: str | None = None
     diffusion: bool = False
@@ -193,6 +197,13 @@ class ModelArgs(CheckpointOptions):
             raise ConfigError(
                 "model_args: base_url holds more than an address; a key goes into a variable: api_key_env"
             )
+        if self.server_name is not None and not re.fullmatch(r"[\w.-]+", self.server_name):
+            raise ConfigError(
+                f"model_args: server_name={self.server_name!r} becomes part of the name of a folder; write it with "
+                "letters, digits, dots, hyphens and underscores"
+            )
+        if self.batch_size is None:
+            raise ConfigError("model_args: batch_size=auto is for this machine's memory; give a server a number")
         if self.pretrained == NO_FILES and self.chat_template not in (None, "none"):
             raise ConfigError(
                 "model_args: chat_template needs the model's tokenizer files too; give them as pretrained"
@@ -219,10 +230,15 @@ class ModelArgs(CheckpointOptions):
     @property
     def system_name(self) -> str:
         embedded = EMBEDDED_NAMES.get(embedded_name(self.pretrained, self.decoder) or "")
-        served = f"server {urlsplit(self.base_url or '').hostname}" if self.loop == SERVER else None
+        served = f"server {server_place(self.base_url, self.server_name)}" if self.loop == SERVER else None
         name = self.system or served or embedded or find_decoder(self.decoder).label
         name = name if self.preset is None else f"{name} ({Path(self.preset).name})"
         return name if self.loop != "generate" else f"{name} ({self.loop})"
+
+
+def server_place(base_url: str | None, server_name: str | None = None) -> str:
+    """What tells a server from others: the name that the user gives it, else HOST:PORT of its address."""
+    return server_name or urlsplit(base_url or "").netloc
 
 
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:

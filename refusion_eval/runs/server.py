@@ -15,8 +15,8 @@ from refusion_eval.benchmarks.rows import redact
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.checkpoint import Card, checkpoint_card, locate
 from refusion_eval.models.tokenizer import Tokenizer
-from refusion_eval.runs.job import Detokenizer, Job, record, record_error
-from refusion_eval.runs.model_args import NO_FILES, ModelArgs
+from refusion_eval.runs.job import Detokenizer, Job, WarmUp, record, record_error
+from refusion_eval.runs.model_args import NO_FILES, ModelArgs, server_place
 from refusion_eval.runs.server_client import Answer, Refused, ServerClient
 from refusion_eval.store.records import REFUSED, Hardware, Sample
 from refusion_eval.types import MOST_POSITIONS, MOST_TOKENS, Decoded, StopReason, Trace
@@ -109,7 +109,7 @@ class ServerLoop:
         self._args = args
         self._model = model
         self._detokenizer = detokenizer
-        self._warm: set[str] = set()  # digests of the settings whose warm-up is over
+        self._warm_up = WarmUp(args.warmup)
         self.client = ServerClient(
             args.base_url or "",
             model=args.served_model or "",
@@ -120,25 +120,30 @@ class ServerLoop:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What tells the server from another one: its address as it was given, name, version and model."""
+        """What tells the server from another one: its address as it was given, or its name here; what runs there."""
         described, (_, _, address) = self.client.describe(), self.client.root.partition("://")
-        return {"address": address, **{name: described[name] for name in ("name", "version", "model")}}
+        place = {"server_name": self._args.server_name} if self._args.server_name else {"address": address}
+        return place | {name: described[name] for name in ("name", "version", "model")}
 
     def hardware(self, here: Callable[[], Hardware]) -> Hardware:
         """This machine where the user says so by the server's threads and it is here; else the server by its name."""
-        address = urlsplit(self.client.root)
-        host = address.hostname or ""
+        host = urlsplit(self.client.root).hostname or ""
         if not self._args.is_apart:
             if not _is_here(host):
                 raise ConfigError(f"server_threads is for a server on this machine, and {host} is another one")
             return here()
-        described = self.client.describe()
-        place = f"{host}:{address.port}" if address.port else host  # two servers of one machine are two
+        if self._args.server_name:
+            return Hardware(server=f"server {self._args.server_name}")
+        described, place = self.client.describe(), server_place(self.client.root)
         return Hardware(server=f"server {described['name']} {described['version']} at {place}".replace("  ", " "))
 
     def state(self) -> dict[str, Any]:
-        """Settings and counters of the server now."""
-        return {"settings": self.client.describe()["settings"], "counters": self.client.counters()}
+        """Settings and counters of the server now, and its address, which another process may find elsewhere."""
+        return {
+            "address": self.client.root,
+            "settings": self.client.describe()["settings"],
+            "counters": self.client.counters(),
+        }
 
     def run(self, jobs: Iterable[Job], concurrency: int) -> Iterator[Sample]:
         """Yields records as requests end, with as many requests at once; jobs that are `alone` one at a time."""
@@ -147,8 +152,12 @@ class ServerLoop:
         pool, ended, num_pending = ThreadPool(concurrency), SimpleQueue[Sample | BaseException](), 0
         try:
             for job in jobs:
-                warm = self._warm_up(job)
-                at_once = 1 if job.alone else concurrency
+                at_once, sent = 1 if job.alone else concurrency, self._sent()
+                try:
+                    warm = self._warm_up(job, functools.partial(self._complete, job, sent))
+                except DecodeError as error:
+                    yield self._failed(job, error, sent, at_once)
+                    continue
                 pool.apply_async(self._sample, (job, at_once, warm), callback=ended.put, error_callback=ended.put)
                 num_pending += 1
                 while num_pending >= at_once:
@@ -159,17 +168,6 @@ class ServerLoop:
         finally:
             self.client.stop()
             pool.close()
-
-    def _warm_up(self, job: Job) -> bool:
-        """Completes the first job of each settings untimed; what fails here fails in the measured request, too."""
-        if job.resolved.digest not in self._warm:
-            for _ in range(self._args.warmup):
-                try:
-                    self._complete(job, {})
-                except DecodeError:
-                    break
-            self._warm.add(job.resolved.digest)
-        return self._args.warmup > 0
 
     def _complete(self, job: Job, sent: dict[str, Any]) -> Answer:
         settings = job.settings(self._detokenizer)
@@ -186,13 +184,19 @@ class ServerLoop:
         }
         return self.client.complete(job.prompt, job.prompt_ids, fields, sent)
 
+    def _sent(self) -> dict[str, Any]:
+        return {} if self._model.has_files else {"template": "none"}
+
+    def _failed(self, job: Job, error: DecodeError, sent: Mapping[str, Any], concurrency: int) -> Sample:
+        stop = REFUSED if isinstance(error, Refused) else ""
+        return replace(record_error(job, str(error), batch_size=concurrency, stop=stop), server=sent)
+
     def _sample(self, job: Job, concurrency: int, warm: bool) -> Sample:
-        sent: dict[str, Any] = {} if self._model.has_files else {"template": "none"}
+        sent = self._sent()
         try:
             answer = self._complete(job, sent)
         except DecodeError as error:
-            stop = REFUSED if isinstance(error, Refused) else ""
-            return replace(record_error(job, str(error), batch_size=concurrency, stop=stop), server=sent)
+            return self._failed(job, error, sent, concurrency)
         return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency, warm)
 
     def _record(self, job: Job, answer: Answer, concurrency: int, warm: bool) -> Sample:

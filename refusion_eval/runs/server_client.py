@@ -118,7 +118,8 @@ class ServerClient:
         self._timeout, self._patience = timeout, patience
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._seen: set[str] = set()
+        self._seen: dict[str, tuple[str, ...]] = {}  # id -> the answer that it came with
+        self._ids_repeat = False
         self._http: httpx2.Client | None = None
         self._takes_ids: bool | None = None  # None until a request has shown it
         self.dropped: tuple[str, ...] = ()  # fields that the server cannot read
@@ -319,7 +320,8 @@ class ServerClient:
         ended = time.perf_counter()  # before anything is read
         chunks = [self._chunk(data) for data in events if data != "[DONE]"]
         answer = _assemble(chunks, ended - started, (first or ended) - started)
-        self._refuse_repeated(str(answer.facts.get("id", "")))
+        created = next((str(chunk["created"]) for chunk in chunks if chunk.get("created")), "")
+        self._refuse_repeated(str(answer.facts["id"]), (created, answer.text, answer.finish_reason))
         return answer
 
     def _chunk(self, data: str) -> dict[str, Any]:
@@ -332,12 +334,18 @@ class ServerClient:
             raise _Passing(f"the stream holds an error: {_message(text)}")
         return content
 
-    def _refuse_repeated(self, identity: str) -> None:
-        """Raises _Passing for the id of an earlier answer: it would be counted twice."""
+    def _refuse_repeated(self, identity: str, content: tuple[str, ...]) -> None:
+        """Raises _Passing for an earlier answer, with its id, moment and text: it would be counted twice."""
+        # An id proves nothing where a server has one for all answers, or draws from a few (Ollama: 999): that is so
+        # while it has shown no second one, and once it has given an id to two answers.
         with self._lock:
-            if identity and identity in self._seen:
-                raise _Passing(f"the server repeats an old answer (id {_short(identity)})")
-            self._seen.add(identity)
+            before = self._seen.setdefault(identity, content) if identity else content
+            if before != content and not self._ids_repeat:
+                self._ids_repeat = True
+                log.warning("%s: the ids of its answers repeat, so they show no answer that is given again", self.root)
+            is_old = before is not content and len(self._seen) > 1 and not self._ids_repeat
+        if is_old:
+            raise _Passing(f"the server repeats an old answer (id {_short(identity)})")
 
     def _fault(self, response: "httpx2.Response") -> Exception:
         """The error that a response is, by its status, with what its body says."""

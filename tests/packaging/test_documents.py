@@ -6,10 +6,12 @@ import importlib
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import typer
+from packaging.requirements import InvalidRequirement, Requirement
 from typer.main import get_command
 
 from refusion_eval.bench.gpu_check import Check, Result, write_report
@@ -36,6 +38,64 @@ PLACEHOLDERS = {"...", "RUN...", "OPTION..."}
 LAUNCHERS = ("torchrun", "accelerate")
 UsageError = typer.BadParameter.__base__  # of typer or of click, as the version of typer has it
 REFUSED = (AssertionError, ConfigError, DataError, SystemExit, UsageError)
+
+
+def texts_with_commands() -> dict[str, list[str]]:
+    """Every text that prints commands, by its file: pages by their lines, code by its strings."""
+    pages = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "scripts" / "ray.sbatch"]
+    texts = {str(page.relative_to(ROOT)): page.read_text().splitlines() for page in pages}
+    for file in sorted((ROOT / "refusion_eval").rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        for node in nodes:
+            if isinstance(node, ast.JoinedStr):  # an inserted value may be a name
+                parts = (part.value if isinstance(part, ast.Constant) else "x" for part in node.values)
+                strings.append("".join(map(str, parts)))
+        texts[str(file.relative_to(ROOT))] = strings
+    return texts
+
+
+PIP = re.compile(r"pip install((?: +(?:'[^']*'|\"[^\"]*\"|(?!in a checkout)[^\s'\"`;,()#&|]+))+)")
+WITH_A_VALUE = ("-c", "--constraint", "-r", "--index-url", "--target")
+
+
+def problems_of(command: str, extras: set[str]) -> list[str]:
+    """What a shell or pip would not understand of the words after `pip install`."""
+    problems = []
+    raw = shlex.split(command, posix=False)
+    bare = [word for word in raw if "[" in word and word[0] not in "'\""]
+    problems += [f"{word}: a shell reads brackets outside quotes" for word in bare]
+    words = iter(shlex.split(command))
+    for word in words:
+        if word in WITH_A_VALUE:
+            next(words, None)
+        elif not word.startswith("-"):
+            name = "refusion-eval" if word == "." else re.sub(r"^\.\[", "refusion-eval[", word)
+            try:
+                requirement = Requirement(name)
+            except InvalidRequirement as error:
+                problems.append(f"{word}: {error}")
+                continue
+            if requirement.name == "refusion-eval" and requirement.extras - extras - {"x"}:
+                problems.append(f"{word}: there is no such extra")
+    return problems
+
+
+def test_every_line_that_installs_something_works_as_it_is_printed():
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    found = {
+        (file, command)
+        for file, texts in texts_with_commands().items()
+        for text in texts
+        for command in PIP.findall(text)
+    }
+    assert len(found) > 15
+    assert [(*one, problems) for one in sorted(found) if (problems := problems_of(one[1], extras))] == []
+
+
+@pytest.mark.parametrize("command", ["'lm-eval[ifeval] nltk'", "lm-eval[ifeval]", "'.[no-such-extra]'", "'a b'"])
+def test_a_line_that_installs_nothing_is_noticed(command):
+    assert problems_of(command, {"server"})
 
 
 def commands_of(text: str) -> list[str]:

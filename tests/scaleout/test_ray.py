@@ -237,7 +237,7 @@ def test_workers_that_stay_serve_the_next_run(cluster, checkpoint):
 def test_without_ray_one_sentence_names_the_extra(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     lm = RefusionLM(arguments(checkpoint, engine="ray"))
-    with pytest.raises(ConfigError, match=r"pip install '\.\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[ray\]' in a checkout"):
         _ = lm.session.runner
 
 

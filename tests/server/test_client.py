@@ -174,15 +174,34 @@ def test_retry_after_says_how_long_to_wait(header, monkeypatch):
     assert waited == [7.0 if header == "7" else 0.0]
 
 
-def test_an_answer_with_an_old_id_is_asked_again():
-    def answer(number, body):
-        return stream(1 if number < 3 else number, ("4", (7,)))
+def told(number, text="4", created=5):
+    return stream(number, (text, (7,)), created=created)
 
-    peer = Peer(answer)
+
+def test_an_old_answer_is_asked_again_where_other_answers_have_ids_of_their_own():
+    peer = Peer(lambda number, body: told(1 if number == 3 else number))
     with serving(peer):
         client = client_of(peer)
-        first, second = (client.complete("?", (1,), FIELDS, {}) for _ in range(2))
-    assert [first.facts["id"], second.facts["id"]] == ["cmpl-1", "cmpl-3"]
+        ids = [client.complete(prompt, (1,), FIELDS, {}).facts["id"] for prompt in ("1?", "2?", "3?")]
+    assert ids == ["cmpl-1", "cmpl-2", "cmpl-4"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda number, body: told(1),  # one id, one moment and one text, as a server of a few lines answers
+        lambda number, body: told(number % 2, text=f"{number}"),  # Ollama draws ids out of 999
+        lambda number, body: told(number % 2, created=number),
+    ],
+)
+def test_ids_that_repeat_prove_no_repetition(answer, caplog):
+    peer = Peer(answer)
+    with serving(peer), caplog.at_level(logging.WARNING):
+        client = client_of(peer)
+        for number in range(6):
+            client.complete(f"{number}?", (1,), FIELDS, {})
+    assert len(peer.bodies) == 6
+    assert [record.message.count("ids of its answers repeat") for record in caplog.records] in ([], [1])
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.paths import embedded_path, tasks_path
+from refusion_eval.protocol.spec import read_protocol
+from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.data_frames import load
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.measurement import Conditions, speed_notes
+from refusion_eval.results.measurement import Conditions, by_key, speed_notes
 from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.results.tables import speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
@@ -226,6 +228,37 @@ def test_after_faults_the_same_command_asks_only_for_what_has_no_record(tmp_path
     assert [sample.error for sample in samples(tmp_path / "a")] == [None] * 3
 
 
+def test_without_a_warm_up_only_the_first_answer_of_the_settings_is_cold_as_in_this_engine(tmp_path):
+    with serving(Peer(answer)) as peer:
+        assert run(peer, tmp_path / "a").exit_code == 0
+    here = ["run", "--model", MODEL, "--decoder", "autoregressive", "--tasks", "mini_gsm8k", "--limit", "3"]
+    assert CliRunner().invoke(app, [*here, "--warmup", "0", "--run-dir", str(tmp_path / "b")]).exit_code == 0
+    for name in "ab":
+        assert [sample.warm for sample in samples(tmp_path / name)] == [False, True, True]
+
+
+def test_a_warm_up_that_fails_is_an_error_of_its_item_and_the_next_item_is_warmed_up(tmp_path):
+    with serving(Peer(answer, faults=[status(503, Retry_After="0")] * 2)) as peer:
+        assert run(peer, tmp_path / "a", "--warmup", "1").exit_code == 3
+    first, *others = samples(tmp_path / "a")
+    assert (first.error is None, first.server["attempts"]) == (False, 2)
+    assert [sample.warm for sample in others] == [True, True]
+    assert len(peer.bodies) == 2 + 1 + 2
+
+
+def test_a_server_that_stays_away_ends_the_run_in_one_line_and_the_same_command_continues(tmp_path):
+    with serving(Peer(answer, faults=[None, *[status(503, Retry_After="0")] * 10])) as peer:
+        result = run(peer, tmp_path / "a", limit=9)
+        assert len(peer.bodies) == 11
+        assert result.exit_code == 1
+        (line,) = str(result.exception).splitlines()
+        assert "5 items in a row failed for one reason" in line
+        assert f"{peer.url}: the server answers 503" in line
+        assert "1 of 9 samples are recorded" in line
+        assert run(peer, tmp_path / "a", limit=9).exit_code == 0
+    assert len(peer.bodies) == 11 + 8
+
+
 def test_a_server_that_starts_again_at_its_address_continues_the_run(tmp_path):
     port = 0
     for limit in (1, 2):
@@ -259,6 +292,59 @@ def test_a_run_has_a_folder_for_each_address_by_default(tmp_path, monkeypatch):
     }
 
 
+def test_a_named_server_is_the_same_one_at_another_port_and_each_process_says_where_it_was(tmp_path):
+    named, urls = ("--server-name", "staging", "--warmup", "1"), []
+    for limit in (1, 2):
+        with serving(Peer(answer)) as peer:
+            assert run(peer, tmp_path / "a", *named, limit=limit).exit_code == 0
+            assert run(peer, tmp_path / f"b{limit}", *named, limit=2).exit_code == 0
+            urls.append(peer.url)
+            assert "settings.server.server_name: recorded" in str(run(peer, tmp_path / "a", limit=2).exception)
+    with RunReader.open(tmp_path / "a") as reader:
+        assert reader.run.manifest.system == "server staging"
+        assert [process["before"]["address"] for process in reader.run.processes.values()] == urls
+    figures = run_measurements([tmp_path / "a", tmp_path / "b2"])
+    assert {figure.hardware for figure in figures} == {"server staging"}
+    for name in ("a", "b2"):
+        comparison = compare_runs(tmp_path / "b1", tmp_path / name)
+        assert (comparison.tasks[0].speed is not None, comparison.tasks[0].no_speed) == (True, "")
+
+
+def test_a_name_of_a_server_stands_in_the_folders_of_runs_and_suites(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--base-url", "http://127.0.0.1:1", "--server-name", "staging"]
+    done = CliRunner().invoke(app, ["suite", "--system", "server", *words, "--limit", "1", "--dry-run"])
+    (line,) = [line for line in done.stdout.splitlines() if " run --run-dir " in line]
+    assert "/server-staging-paper_implied " in line
+    assert "--server-name staging" in line
+    with serving(Peer(answer)) as peer:
+        place = [*words[:1], peer.url, *words[2:]]
+        done = CliRunner().invoke(app, ["run", "--system", "server", *place, "--tasks", "mini_gsm8k", "--limit", "1"])
+    assert done.exit_code == 0
+    assert [path.name for path in (tmp_path / "results" / "runs").iterdir()] == ["none-server-staging"]
+    both = ["suite", "--system", "server:http://127.0.0.1:1,server:http://127.0.0.1:2", *words[2:], "--dry-run"]
+    assert "names one server, and --system has 2" in CliRunner().invoke(app, both).output
+
+
+def test_a_name_of_a_server_is_no_part_of_a_protocol_and_may_stand_in_its_file(tmp_path):
+    hashes = set()
+    for more in ("", ", server_name: staging"):
+        arguments = f"{{decoder: server, base_url: 'http://127.0.0.1:1', pretrained: '{MODEL}'{more}}}"
+        file = tmp_path / "p.yaml"
+        file.write_text(f"tasks: [mini_gsm8k]\nsystems:\n  peer:\n    arguments: {arguments}\n")
+        hashes.add(read_protocol(str(file)).hash)
+    assert len(hashes) == 1
+
+
+def test_two_ports_of_one_machine_are_two_systems(tmp_path):
+    with serving(Peer(answer)) as one, serving(Peer(answer)) as other:
+        for name, peer in {"a": one, "b": other}.items():
+            assert run(peer, tmp_path / name, limit=1).exit_code == 0
+    figures = run_measurements([tmp_path / "a", tmp_path / "b"])
+    assert len(by_key(figures)) == len(figures)
+    assert {figure.label for figure in figures} == {f"server {peer.url[7:]}" for peer in (one, other)}
+
+
 def test_another_model_or_version_of_the_server_is_another_run(tmp_path):
     with serving(Peer(answer)) as peer:
         assert run(peer, tmp_path / "a").exit_code == 0
@@ -284,7 +370,11 @@ def test_settings_and_counters_are_noted_before_and_after(tmp_path):
     with RunReader.open(tmp_path / "a") as reader:
         (process,) = reader.run.processes.values()
     for when in ("before", "after"):
-        assert process[when] == {"settings": {"total_slots": 2}, "counters": {"vllm:steps_total": 5.0}}
+        assert process[when] == {
+            "address": peer.url,
+            "settings": {"total_slots": 2},
+            "counters": {"vllm:steps_total": 5.0},
+        }
 
 
 def test_so_many_requests_are_in_flight_as_the_batch_size_says(tmp_path):
@@ -343,6 +433,9 @@ def test_the_kernels_of_a_server_are_not_known_so_no_note_compares_them():
         ({"base_url": "http://h", "engine": "ray"}, "engine=local only"),
         ({"base_url": "http://h", "chat_template": "a.jinja"}, "tokenizer"),
         ({"decoder": "refusion", "pretrained": "x", "served_model": "m"}, "for a server only"),
+        ({"decoder": "refusion", "pretrained": "x", "server_name": "m"}, "for a server only"),
+        ({"base_url": "http://h", "server_name": "a/b"}, "becomes part of the name of a folder"),
+        ({"base_url": "http://h", "batch_size": "auto"}, "give a server a number"),
     ],
 )
 def test_arguments_of_servers_that_fit_nothing_are_refused(arguments, message):

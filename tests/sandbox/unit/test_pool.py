@@ -70,6 +70,23 @@ def test_without_isolation_program_and_test_are_still_apart():
     assert verdict.reason == "exited"
 
 
+def test_a_worker_that_starts_slowly_is_started_once_more_and_is_called_slow(monkeypatch):
+    profile, receive, slow = probe().profile, pool.wire.receive, [TimeoutError()]
+
+    def once_slow(sock):
+        if slow:
+            raise slow.pop()
+        return receive(sock)
+
+    monkeypatch.setattr(pool.wire, "receive", once_slow)
+    worker = WorkerProcess(profile)
+    assert worker.alive
+    worker.close()
+    slow += [TimeoutError()] * 2
+    with pytest.raises(SandboxError, match=r"did not start within 90 s \(busy machine\), at 2 attempts"):
+        WorkerProcess(profile)
+
+
 def test_an_unknown_sandbox_is_refused():
     with pytest.raises(SandboxError, match="'auto'"):
         check_program("", "", sandbox="docker")

@@ -1,0 +1,155 @@
+"""Conditions on figures, for continuous integration: which of them hold, and so fail a run or a comparison."""
+
+import operator
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from refusion_eval.benchmarks import find_task
+from refusion_eval.config import check_keys
+from refusion_eval.errors import ConfigError
+from refusion_eval.results.compare import COMPARISON_COLUMNS
+from refusion_eval.results.measured import METRICS
+from refusion_eval.results.measurement import ACCURACY, MEAN_TASK, OF_SAMPLES, SCORES, Measurement
+from refusion_eval.store.records import BY_FILTER
+
+_SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+_CONDITION = re.compile(
+    rf"\s*(?:(?P<task>[^\s:<>]+):\s*)?(?P<metric>[^:<>=()]*[^\s:<>=()])\s*(?P<sign>[<>]=?)\s*(?P<bound>{_NUMBER})\s*"
+    rf"(?:\(\s*p\s*<\s*(?P<p>{_NUMBER})\s*\)\s*)?",
+    re.IGNORECASE,
+)
+_DIFFERENCE = "difference"
+# Short names of columns of two runs.
+_OF_TWO_RUNS = {ACCURACY: _DIFFERENCE, "speed": "speed_ratio"}
+_NO_NUMBERS = ("before", "after", "task", "mini", "no_speed")
+_COLUMNS = [
+    name for name in COMPARISON_COLUMNS if name not in _NO_NUMBERS and not name.startswith(("unfinished", "limited"))
+]
+
+
+class Condition(NamedTuple):
+    """`[TASK:] METRIC < NUMBER [(p < NUMBER)]`: what fails a task, or, without a task, any of the tasks."""
+
+    text: str
+    task: str
+    metric: str
+    sign: str
+    bound: float
+    p: float | None
+
+    def holds(self, value: float) -> bool:
+        return bool(_SIGNS[self.sign](value, self.bound))
+
+
+class Failure(NamedTuple):
+    condition: str
+    task: str
+    value: float | None  # None for a figure that is absent
+    reason: str
+
+    def __str__(self) -> str:
+        return f"failed: {self.condition}: {f'{self.task}: ' if self.task else ''}{self.reason}"
+
+
+def run_conditions(texts: Iterable[str]) -> list[Condition]:
+    """Reads conditions on the figures of a run; ConfigError for one that cannot be understood."""
+    open_ended = (*OF_SAMPLES, BY_FILTER)
+    conditions = []
+    for text in texts:
+        condition = _read(text)
+        if condition.p is not None:
+            raise ConfigError(f"--fail-if '{text}': p is of two runs; leave it out, or use compare")
+        if not condition.metric.startswith(open_ended):
+            check_keys([condition.metric], METRICS, f"--fail-if '{text}'", what="metric")
+        conditions.append(condition)
+    return conditions
+
+
+def comparison_conditions(texts: Iterable[str]) -> list[Condition]:
+    """Reads conditions on what changed from one run to another; ConfigError for one that cannot be understood."""
+    conditions = []
+    for text in texts:
+        given = _read(text)
+        condition = given._replace(metric=_OF_TWO_RUNS.get(given.metric, given.metric))
+        check_keys(
+            [condition.metric], _COLUMNS, f"--fail-if '{text}'", what="metric", offered=[*_OF_TWO_RUNS, *_COLUMNS]
+        )
+        if condition.p is not None and condition.metric != _DIFFERENCE:
+            raise ConfigError(f"--fail-if '{text}': p is that of a change of accuracy, and not of {given.metric}")
+        conditions.append(condition)
+    return conditions
+
+
+def _read(text: str) -> Condition:
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"--fail-if '{text}' is not understood: write [TASK:] METRIC < NUMBER, with <, <=, > or >=, such as "
+            "'accuracy < 60', 'gsm8k: tps < 30'; of two runs also 'accuracy < -2 (p < 0.05)'"
+        )
+    part = found.groupdict()
+    p = None if part["p"] is None else float(part["p"])
+    return Condition(text, part["task"] or "", part["metric"], part["sign"], float(part["bound"]), p)
+
+
+def failures_of_run(conditions: Sequence[Condition], figures: Sequence[Measurement]) -> list[Failure]:
+    """What fails a run: a figure of which a condition holds, and a figure that a condition names and that is absent."""
+    tasks = dict.fromkeys(figure.task for figure in figures)
+    failures = []
+    for condition in conditions:
+        wanted = SCORES if condition.metric == ACCURACY else (condition.metric,)
+        for task in _tasks(condition, tasks):
+            of_task = [figure for figure in figures if figure.task == task]
+            found = [figure.value for figure in of_task if figure.metric in wanted and figure.value == figure.value]
+            if found:
+                failures += [
+                    Failure(condition.text, task, value, f"{condition.metric} is {value:.6g}")
+                    for value in found
+                    if condition.holds(value)
+                ]
+                continue
+            missing = next((figure.missing for figure in of_task if figure.missing), "")
+            there = ", ".join(dict.fromkeys(figure.metric for figure in of_task if figure.value == figure.value))
+            why = missing or f"there are {there or 'no figures'}"
+            failures.append(Failure(condition.text, task, None, f"{condition.metric} was not measured ({why})"))
+        failures += _absent(condition, tasks)
+    return failures
+
+
+def failures_of_comparison(conditions: Sequence[Condition], rows: Sequence[Mapping[str, Any]]) -> list[Failure]:
+    """As `failures_of_run`, of the rows of two runs, which have the columns `COMPARISON_COLUMNS`."""
+    by_task = {str(row["task"]): row for row in rows}
+    failures = []
+    for condition in conditions:
+        for task in _tasks(condition, by_task):
+            row = by_task[task]
+            value = row[condition.metric]
+            if value is None or value != value:
+                why = row["no_speed"] if condition.metric.startswith("speed_ratio") else ""
+                reason = f"{condition.metric} was not measured" + (f" ({why})" if why else "")
+                failures.append(Failure(condition.text, task, None, reason))
+            elif condition.holds(value) and (condition.p is None or row["p_holm"] < condition.p):
+                p = "" if condition.p is None else f", p (Holm) {row['p_holm']:.3g}"
+                failures.append(Failure(condition.text, task, value, f"{condition.metric} is {value:.6g}{p}"))
+        failures += _absent(condition, by_task)
+    return failures
+
+
+def _tasks(condition: Condition, tasks: Collection[str]) -> list[str]:
+    """The tasks that a condition is about: those that it names, by task or by benchmark, else all but their mean."""
+    if not condition.task:
+        return [task for task in tasks if task != MEAN_TASK]
+    return [
+        task
+        for task in tasks
+        if condition.task == task or ((known := find_task(task)) and condition.task == known.benchmark.name)
+    ]
+
+
+def _absent(condition: Condition, tasks: Collection[str]) -> Iterator[Failure]:
+    if not _tasks(condition, tasks):
+        there = ", ".join(tasks) or "none"
+        what = f"there is no task {condition.task}" if condition.task else "there is no task"
+        yield Failure(condition.text, condition.task, None, f"{what} (there are {there})")
