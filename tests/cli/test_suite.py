@@ -412,6 +412,11 @@ def test_the_check_of_a_gpu_runs_instead_of_an_evaluation():
     assert commands("--gpu-check", "--results", "out") == ["gpu-check --out out/gpu"]
 
 
+def test_a_failed_check_of_the_gpu_is_in_the_status(ends):
+    ends({"gpu-check": 3})
+    assert suite("--gpu-check").exit_code == 3
+
+
 def test_an_adapter_goes_with_its_checkpoint():
     (run,) = runs_of("--system", "d2f_llada", "--model", "some/base", "--adapter", "some/lora")
     assert run.endswith("--system d2f_llada --model some/base --adapter some/lora --prompts release")
