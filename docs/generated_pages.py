@@ -69,8 +69,8 @@ def command_line() -> Iterator[str]:
             yield table_of(("Argument or option", "Meaning"), rows, 2)
     yield "## Exit status\n"
     yield (
-        "Every command ends with 0, 1, 2 or the status of a signal; the table says where 1 has a second meaning, and which "
-        "commands give 3. `refusion-eval lm-eval` ends as lm-eval does.\n"
+        "Every command ends with 0, 1, 2 or the status of a signal; the table says where 1 has a second meaning, and "
+        "which commands give 3. `refusion-eval lm-eval` ends as lm-eval does.\n"
     )
     yield table_of(("Status", "Command", "Meaning"), [(str(status), *row) for status, *row in EXIT_STATUSES], 3)
 
@@ -85,8 +85,8 @@ EXIT_STATUSES = (
     (
         2,
         "all",
-        "The command line is wrong: there is no such command, option or value; in `suite` and `train` also: options do not "
-        "fit each other. Nothing was done.",
+        "The command line is wrong: there is no such command, option or value; in `suite` and `train` also: options do "
+        "not fit each other. Nothing was done.",
     ),
     (
         3,
