@@ -18,7 +18,7 @@ from annotated_types import MinLen
 from refusion_eval import config
 from refusion_eval.benchmarks import Task
 from refusion_eval.config import NonNegativeInt, PositiveInt
-from refusion_eval.decoders import find_decoder
+from refusion_eval.decoders import find_decoder, name_with_code
 from refusion_eval.errors import ConfigError
 from refusion_eval.metrics import RESAMPLES
 from refusion_eval.results.tables import SUMMARY_COLUMNS
@@ -222,7 +222,7 @@ def _deciding_arguments(args: ModelArgs) -> dict[str, Any]:
     given = {entry.name: getattr(args, entry.name) for entry in fields(args)}
     if (template := Path(args.chat_template or "").expanduser()).is_file():  # stands in records by its hash, too
         given["chat_template"] = hashlib.sha256(read_text(template).encode()).hexdigest()[:32]
-    return deciding(given)
+    return deciding(given | {"decoder": name_with_code(args.decoder)})
 
 
 def shipped_protocols() -> list[str]:
