@@ -170,6 +170,10 @@ def run(
             "take turns, so that what slows the machine for a while slows all of them.",
         ),
     ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --protocol: other rounds than its file's, which make another protocol."),
+    ] = None,
     concurrency: Annotated[
         str,
         typer.Option(
@@ -204,6 +208,8 @@ def run(
 
     share = None if turn is None else Turn.read(turn)
     planned = None
+    if rounds is not None and protocol is None:
+        raise ConfigError("--rounds is for --protocol; leave it out, or take one turn with --round K/N")
     if protocol is not None:
         beside: dict[str, Any] = {
             "system": system,
@@ -213,7 +219,7 @@ def run(
         }
         beside |= {"concurrency": concurrency, "thought-budget": thought_budget}
         of_user = {name: value for name, value in given.items() if not _is_default(context, name)}
-        planned = run_of_protocol(protocol, of_user, tasks, limit, seed=seed, turn=share, beside=beside)
+        planned = run_of_protocol(protocol, of_user, tasks, limit, seed=seed, turn=share, rounds=rounds, beside=beside)
         given, seed, limit, run_dir = {}, None, planned.limit, run_dir or planned.run_dir
     arguments = with_system(system, given)
     model = str(arguments["pretrained"])

@@ -91,7 +91,8 @@ class ProtocolRuns(Runs):
 
     def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
         graphs = ["--no-cuda-graphs"] if "cuda_graphs" in self._arguments else []
-        options = [*graphs, *self.options("tasks", "limit", "data", "sandbox")]
+        # The run is told the rounds: with fewer items than rounds, its turn does not say them.
+        options = [*graphs, *self.options("tasks", "limit", "data", "sandbox", "rounds")]
         words = ("--run-dir", run.run_dir, *run.arguments, *options, "--round", f"{turn.number}/{turn.of}")
         status = self.step("run", *words)
         if not status and run.run_dir not in self.run_dirs:
@@ -138,6 +139,7 @@ def run_of_protocol(
     *,
     seed: int | None,
     turn: Turn | None,
+    rounds: int | None,
     beside: Mapping[str, object],
 ) -> RunOfProtocol:
     """The run of one system of a protocol (`FILE:SYSTEM`), under the options of `run` that may stand beside it.
@@ -145,6 +147,7 @@ def run_of_protocol(
     Args:
         given: the model arguments that the user gave, those at their default too.
         turn: the only turn to take; by default all that the protocol says.
+        rounds: another number of rounds than the file's; by default that of the turn.
         beside: other options of `run`, which a protocol decides.
     """
     others = {**beside, **{name: value for name, value in given.items() if name not in (*_CHANGES, *_PLACES)}}
@@ -154,7 +157,7 @@ def run_of_protocol(
     if not name:
         raise ConfigError(f"--protocol {place}: write it as FILE:SYSTEM, for example {DEFAULT}:embedded-autoregressive")
     arguments, places = ({key: given[key] for key in names if key in given} for names in (_CHANGES, _PLACES))
-    options = SimpleNamespace(tasks=tasks, limit=limit, rounds=turn and turn.of)
+    options = SimpleNamespace(tasks=tasks, limit=limit, rounds=rounds or (turn and turn.of))
     runs = ProtocolRuns(options, name, arguments=arguments)
     protocol = runs.protocol
     args = protocol.stamped(system, seed)

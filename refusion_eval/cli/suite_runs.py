@@ -88,7 +88,8 @@ class Runs:
         words = (*words, *(self.options("tracker") if words[0] == "run" else ()))
         # With --json the standard output is that of the table alone.
         shown = sys.stdout if words[0] == "table" else self._progress
-        print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True, file=self._progress)
+        plan = self._progress if self.given.dry_run else sys.stderr
+        print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True, file=plan)
         if self.given.dry_run:
             self._planned.append(["refusion-eval", *words])
             return 0

@@ -158,7 +158,7 @@ def ends(monkeypatch):
 
 def run_suite(tmp_path, *arguments):
     done = suite("--model", "some/model", "--results", str(tmp_path / "results"), *arguments)
-    return done.exit_code, steps(done.stdout), done.stderr
+    return done.exit_code, steps(done.stderr), done.stderr
 
 
 def test_a_failed_baseline_leaves_the_table_of_the_first_run_and_a_status(ends, tmp_path):
@@ -218,7 +218,7 @@ def test_a_command_that_is_refused_is_one_line_and_the_others_are_run(tmp_path):
     done = suite(*options, "--limit", "1", "--rounds", "1")
     assert done.exit_code == 1
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == len(steps(done.stdout)) == 4
+    assert len(errors) == len(steps(done.stderr)) == 4
     assert "llada failed; run the same command again to continue it" in done.stderr
 
 
