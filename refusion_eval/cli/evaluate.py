@@ -304,7 +304,11 @@ def sweep(
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep. The default is results/sweeps/NAME.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Checkpoint of the file's ReFusion systems: a folder, a hub id, or embedded.")
+        str | None,
+        typer.Option(
+            help="Checkpoint of the file's ReFusion systems: a folder, a hub id, or embedded. Revision, adapter, "
+            "preset, chat template and backbone that the file gives them are left out."
+        ),
     ] = None,
     tasks: Annotated[
         str, typer.Option(help="Other tasks than the file's, separated by commas, named as in `run`.")

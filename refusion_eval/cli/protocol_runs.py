@@ -14,7 +14,7 @@ from refusion_eval.evaluation.turns import Turn, run_in_turns, turns
 from refusion_eval.paths import EMBEDDED
 from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol
 from refusion_eval.results.measurement import NO_PROTOCOL
-from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
+from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, TO_SERVERS, ModelArgs
 from refusion_eval.store.run_store import RUN_JSON, RunReader
 
 # Options of `run` beside a protocol that make another protocol of it, and those that only say where it runs.
@@ -111,7 +111,7 @@ class ProtocolRuns(Runs):
 def default_runs(given: SimpleNamespace) -> ProtocolRuns | None:
     """The runs of the protocol that stands for a suite without options; None where options choose other runs."""
     chosen = [given.system, given.preset, given.adapter, given.baseline, given.artefacts, given.include_path]
-    chosen += [given.samples, given.settings]
+    chosen += [given.samples, given.settings, *(getattr(given, name) for name in TO_SERVERS)]
     is_default = given.model in ("", EMBEDDED) and given.suite == "paper" and given.prompts in (None, OURS)
     # Tasks of lm-eval have no version here, so that no protocol can name them.
     are_own = all(name in BENCHMARKS or name.startswith(("mini_", "refusion_")) for name in names_of(given.tasks))
