@@ -19,7 +19,14 @@ from refusion_eval.evaluation.turns import Turn
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs.model_args import OF_SERVERS, TO_SERVERS, ModelArgs, parse_model_args, system_arguments
+from refusion_eval.runs.model_args import (
+    NO_FILES,
+    OF_SERVERS,
+    TO_SERVERS,
+    ModelArgs,
+    parse_model_args,
+    system_arguments,
+)
 from refusion_eval.runs.terminal import Interruption, resume_hint
 from refusion_eval.store.records import REFUSED, SERVER
 from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
@@ -201,7 +208,8 @@ def run(
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     cli.log_to_stderr()
-    from refusion_eval.evaluation.loop import Outcome, run_worker_or_return, task_names
+    from refusion_eval.evaluation.loop import Outcome, run_worker_or_return
+    from refusion_eval.evaluation.tasks import task_names
     from refusion_eval.lm_eval_plugin.any_task import evaluate_any
     from refusion_eval.results.concurrency import run_dir_of
     from refusion_eval.runs.system import ModelCache
@@ -391,25 +399,43 @@ def rerun(
     helps=HELPS,
 )
 def check(given: dict[str, Any], system: cli.System = None, as_json: cli.Json = False) -> None:
-    """Say whether a decoder can run a checkpoint. Only the checkpoint's configuration is read, no weights.
+    """Say whether a decoder can run a checkpoint. Its configuration is read, and what tensors a folder has; no weights.
 
     Of a server it prints what its endpoints tell: name, version, model and settings. It does not wait for one to start.
     """
+    args = parse_model_args(with_system(system, given))
+    if args.loop == SERVER:
+        with cli.told_if_silent(f"asking {args.base_url}"):
+            _check_server(args, as_json=as_json)
+        return
+    with cli.told_if_silent(cli.LOADING):
+        _check_checkpoint(args, as_json=as_json)
+
+
+def _check_server(args: ModelArgs, *, as_json: bool) -> None:
+    from refusion_eval.runs.server_client import client_of
+
+    if args.pretrained != NO_FILES:  # the files of its tokenizer
+        from refusion_eval.runs.system import System
+
+        _ = System(args).model
+    client = client_of(args)
+    described = client.describe(patience=0)
+    if as_json:
+        cli.print_value(described)
+        return
+    name = f"{described['name']} {described['version']}".strip()
+    cli.tell(f"{client.root}: {name} serves the model {described['model']}")
+    if described["settings"]:
+        told = (f"{setting}={value}" for setting, value in described["settings"].items())
+        cli.tell(f"{client.root}: {', '.join(told)}")
+
+
+def _check_checkpoint(args: ModelArgs, *, as_json: bool) -> None:
     from refusion_eval.runs.system import System
 
-    opened = System(parse_model_args(with_system(system, given)))
-    if opened.args.loop == SERVER:
-        client = opened.server.client
-        described = client.describe(patience=0)
-        if as_json:
-            cli.print_value(described)
-            return
-        name = f"{described['name']} {described['version']}".strip()
-        cli.tell(f"{client.root}: {name} serves the model {described['model']}")
-        if described["settings"]:
-            told = (f"{setting}={value}" for setting, value in described["settings"].items())
-            cli.tell(f"{client.root}: {', '.join(told)}")
-        return
+    opened = System(args)
+    has_weights = opened.model.check_files()
     config = opened.model.config
     brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
     name, decoder = opened.args.pretrained, opened.args.decoder
@@ -419,6 +445,8 @@ def check(given: dict[str, Any], system: cli.System = None, as_json: cli.Json = 
         return
     print(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
     print(f"{name}: {opened.model.place}")
+    if not has_weights:
+        print(f"{name}: the folder has no weights yet")
 
 
 def lm_eval(context: typer.Context) -> None:

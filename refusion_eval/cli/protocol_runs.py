@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks import BENCHMARKS, OURS
+from refusion_eval.benchmarks import BENCHMARKS, OURS, main_variant
 from refusion_eval.cli import names_of, say
 from refusion_eval.cli.suite_runs import PlannedRun, Runs
 from refusion_eval.errors import ConfigError
@@ -114,7 +114,8 @@ def default_runs(given: SimpleNamespace) -> ProtocolRuns | None:
     chosen += [given.samples, given.settings, *(getattr(given, name) for name in TO_SERVERS)]
     is_default = given.model in ("", EMBEDDED) and given.suite == "paper" and given.prompts in (None, OURS)
     # Tasks of lm-eval have no version here, so that no protocol can name them.
-    are_own = all(name in BENCHMARKS or name.startswith(("mini_", "refusion_")) for name in names_of(given.tasks))
+    names = list(map(main_variant, names_of(given.tasks)))
+    are_own = all(name in BENCHMARKS or name.startswith(("mini_", "refusion_")) for name in names)
     if any(chosen) or not is_default or not are_own:
         return None
     results = given.results or given.root / "results"

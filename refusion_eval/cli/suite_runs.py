@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import NamedTuple, TextIO
 from urllib.parse import urlsplit
 
-from refusion_eval.benchmarks import OURS, PUBLISHED, RELEASE, SUITE_TASKS, SUITES
+from refusion_eval.benchmarks import OURS, PUBLISHED, RELEASE, SUITE_TASKS, SUITES, main_variant
 from refusion_eval.cli import EXIT_INCOMPLETE, names_of, print_value, run_command, say
 from refusion_eval.config import check_keys, read_yaml
 from refusion_eval.errors import ConfigError
@@ -339,6 +339,7 @@ class Suite(Runs):
 
 def _check_in_suite(names: Sequence[str], suite: str) -> None:
     """Raises ConfigError for a name that is neither a benchmark of the suite nor another form of one."""
+    names = list(map(main_variant, names))
     listed = [benchmark.name for benchmark in SUITES[suite]]
     folders = {benchmark.folder for benchmark in SUITES[suite]}
     known = [name for name in names if name in PUBLISHED and not PUBLISHED[name].in_paper]
