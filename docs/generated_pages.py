@@ -67,7 +67,37 @@ def command_line() -> Iterator[str]:
         described = [*SCRIPT_OPTIONS.get(name, ()), *(each.get_help_record(context) for each in command.params)]
         if rows := [(_code(given), _plain(meaning)) for given, meaning in filter(None, described)]:
             yield table_of(("Argument or option", "Meaning"), rows, 2)
+    yield "## Exit status\n"
+    yield (
+        "Every command ends with 0, 1, 2 or the status of a signal; the table says where 1 has a second meaning, and "
+        "which commands give 3. `refusion-eval lm-eval` ends as lm-eval does.\n"
+    )
+    yield table_of(("Status", "Command", "Meaning"), [(str(status), *row) for status, *row in EXIT_STATUSES], 3)
 
+
+# Exit status, the commands that give it, and what it means there.
+EXIT_STATUSES = (
+    (0, "all", "The command has done what was asked."),
+    (1, "all", "An error ended it; the last line on stderr begins with `error:` and says what to do."),
+    (1, "`suite`, `protocol run`", "A run or a figure failed. The others were made, and the table has them."),
+    (1, "`protocol diff`", "At least one field differs."),
+    (1, "`rescore`", "Verdicts by the task's own rule are not the recorded ones."),
+    (
+        2,
+        "all",
+        "The command line is wrong: there is no such command, option or value; in `suite` and `train` also: options do "
+        "not fit each other. Nothing was done.",
+    ),
+    (
+        3,
+        "`run`, `suite`, `protocol run`, `sweep`, `flips`",
+        "Samples could not be decoded or judged. In `run`, `suite` and `protocol run` also: a task has no rows. "
+        "The tables and files are written all the same, and the same command tries again.",
+    ),
+    (3, "`rerun`", "At least one sample is not as recorded, or could not be made again."),
+    (3, "`gpu-check`, `suite --gpu-check`", "At least one check failed."),
+    ("130, 143", "all", "SIGINT or SIGTERM stopped it. The same command continues what records its samples."),
+)
 
 # Commands that a script of the repository starts, and what else these scripts take.
 SCRIPTS = {"suite": "eval.sh", "train": "train.sh"}

@@ -14,7 +14,7 @@ import pandas as pd
 from refusion_eval.api import LoadedModel
 from refusion_eval.config import CheckpointOptions
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.loop import task_names
+from refusion_eval.evaluation.tasks import task_names
 from refusion_eval.lm_eval_plugin.any_task import evaluate_any
 from refusion_eval.paths import EMBEDDED, EMBEDDED_FOLDER
 from refusion_eval.results.data_frames import figures

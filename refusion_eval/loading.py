@@ -22,7 +22,7 @@ from refusion_eval.models.checkpoint import Card, ModelConfig, checkpoint_card, 
 from refusion_eval.models.device import choose_backend, choose_device, cpu_threads, weight_bytes
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.models.weights import load_weights
+from refusion_eval.models.weights import SAFETENSORS, check_weights, load_weights
 from refusion_eval.paths import embedded_name, embedded_path
 from refusion_eval.types import ONE_THREAD_BYTES
 
@@ -100,6 +100,15 @@ class LoadedModel:
         """The directory of the checkpoint's files, weights included."""
         fetch_weights(self._location)
         return self._location.directory
+
+    def check_files(self) -> bool:
+        """Refuses weights in a folder that do not fit its config.json; whether there are any, but for the hub's."""
+        folder = self._location.directory
+        if self.revision is not None or self.is_stock:
+            return True
+        if has_weights := any(folder.glob(f"*{SAFETENSORS}")):
+            check_weights(folder, self.config)
+        return has_weights
 
     @cached_property
     def transformer(self) -> Transformer:

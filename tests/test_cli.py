@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,16 @@ from typer.testing import CliRunner
 import refusion_eval
 from refusion_eval import cli, doctor
 from refusion_eval.cli import COMMANDS, GROUPS, app, descriptions, main
-from refusion_eval.errors import StoreError
+from refusion_eval.errors import CheckpointError, StoreError
 from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.server_client import ServerClient
 from refusion_eval.store.records import ScoreRow
 from refusion_eval.store.run_store import RunStore
+from tests.models.tiny import save_checkpoint
+from tests.results.conftest import sample, write_run
 from tests.store.conftest import make_manifest, make_sample
+
+__all__ = ["write_run"]
 
 RUNNER = CliRunner()
 ROOT = Path(refusion_eval.__file__).parents[1]
@@ -185,6 +191,47 @@ def test_options_of_a_run_are_the_fields_of_the_model_arguments():
     assert options["model"].default is None
 
 
+READING = {
+    "protocol list": 0,
+    "protocol check eval": 0,
+    "protocol diff eval table1": 1,
+    "sweep list": 0,
+    "systems": 0,
+    "tasks": 0,
+    "tasks-path": 0,
+    "version": 0,
+    "table RUN": 0,
+    "compare RUN RUN": 0,
+    "export RUN --out FOLDER/texts.jsonl": 0,
+    "export RUN --out FOLDER/csv --format csv": 0,
+    "export RUN --out FOLDER/hf --format hf": 0,
+    "check --system server:http://127.0.0.1:9": 1,
+}
+
+
+def test_commands_that_only_read_load_no_torch(write_run, tmp_path):
+    run_dir = write_run("run", [sample(1)])
+    code = "import sys; sys.modules['torch'] = None; from refusion_eval.cli import run_command\n"
+    code += "print([run_command(*words.split()) for words in sys.argv[1:]])"
+    commands = [words.replace("RUN", str(run_dir)).replace("FOLDER", str(tmp_path)) for words in READING]
+    done = subprocess.run([sys.executable, "-c", code, *commands], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == str(list(READING.values())), done.stderr
+    assert "127.0.0.1:9" in done.stderr.splitlines()[-1]
+    assert "torch" not in done.stderr
+
+
+def test_a_command_says_what_takes_long_and_not_what_it_does_not_do(monkeypatch):
+    def describe(client, *, patience):
+        time.sleep(0.3)
+        return {"name": "x", "version": "1", "model": "m", "settings": {}}
+
+    monkeypatch.setattr(ServerClient, "describe", describe)
+    monkeypatch.setattr(cli, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(cli.LOGGER, "handlers", [])  # those of commands of other tests have spoken
+    done = RUNNER.invoke(app, ["check", "--system", "server:http://127.0.0.1:9"])
+    assert done.stderr.splitlines() == ["asking http://127.0.0.1:9 ..."]
+
+
 def test_help_loads_no_torch():
     loaded = "print([name for name in ('torch', 'lm_eval') if name in sys.modules])"
     code = f"import atexit, sys; atexit.register(lambda: {loaded}); from refusion_eval.cli import main; main()"
@@ -315,9 +362,28 @@ def test_check_says_whether_a_decoder_can_run_a_checkpoint_without_weights(share
     assert result.exit_code == 0, result.output
     assert "autoregressive can run it" in result.output
     assert ": cpu, float32" in result.output
+    assert result.stdout.endswith("the folder has no weights yet\n")
     status, text = refusal("check", "--model", "/no/such/checkpoint")
     assert status == 1
     assert text.startswith("error: no directory '/no/such/checkpoint'")
+
+
+def test_check_and_run_refuse_the_same_weights(tmp_path, refusal):
+    save_checkpoint(tmp_path / "model", family="qwen3")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    words = ["--model", str(tmp_path / "model"), "--decoder", "autoregressive"]
+    assert RUNNER.invoke(app, ["check", *words]).exit_code == 0
+    for changed, said in (
+        ({"model_type": "Dream", "mask_token_id": 3}, "has no tensor model.layers.0.self_attn.q_proj.bias"),
+        ({"vocab_size": config["vocab_size"] + 1}, "has shape"),
+    ):
+        (tmp_path / "model" / "config.json").write_text(json.dumps({**config, **changed}))
+        words[-1] = "dream" if "model_type" in changed else "autoregressive"
+        status, text = refusal("check", *words)
+        assert status == 1
+        assert said in text
+        with pytest.raises(CheckpointError, match=re.escape(said)):
+            refusion_eval.load_model(str(tmp_path / "model"))
 
 
 def test_a_setting_that_is_given_twice_is_refused(refusal):

@@ -33,7 +33,7 @@ from refusion_eval.types import THINK_END, THINK_START
 __all__ = [
     "BENCHMARKS", "LETTERS", "OTHER", "OURS", "OWN", "PUBLISHED", "RELEASE", "RELEASED", "SUITES", "SUITE_TASKS",
     "Benchmark", "CodeTest", "Extraction", "Extractor", "Item", "Prompts", "Row", "Source", "Task", "Turns",
-    "find_task", "get_task", "is_mini", "is_sealed", "shown_answer",
+    "find_task", "get_task", "is_mini", "is_sealed", "main_variant", "shown_answer",
 ]  # fmt: skip
 
 # Names of prompts: those that this project wrote, those of the public release of ReFusion, and all others, which are
@@ -404,12 +404,20 @@ SUITES = {
     "2026": [benchmark for benchmark in PUBLISHED.values() if not benchmark.in_paper and benchmark not in _variants],
 }
 
+# Folder of several benchmarks -> the name of its main one, which the name of the folder stands for.
+_FAMILIES = {one.folder: one.name for one in SUITES["2026"] if one.folder not in BENCHMARKS}
+
 SUITE_TASKS = {"paper": "refusion_suite", "2026": "refusion_suite_2026"}  # their names as tasks
 
 # Those that the public release asks, with its prompts.
 RELEASED = {
     name: replace(benchmark, prompts_name=RELEASE) for name, benchmark in BENCHMARKS.items() if benchmark.release
 }
+
+
+def main_variant(name: str) -> str:
+    """The name of a benchmark that a user's name means: that of several variants, `mmlu_redux`, means the main one."""
+    return _FAMILIES.get(name, name)
 
 
 @functools.cache
@@ -433,6 +441,7 @@ def find_task(name: str) -> Task | None:
 
 def get_task(name: str) -> Task:
     """The task that a user means: a benchmark's plain name, or one that `find_task` recognises; else a ConfigError."""
+    name = main_variant(name)
     if name in BENCHMARKS:
         return Task(BENCHMARKS[name], mini=name not in PUBLISHED)
     task = find_task(name)

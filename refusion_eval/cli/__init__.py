@@ -54,11 +54,9 @@ GROUPS = {
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 # What a command does before its first line, which is said if it takes long.
-_LOADING, _READING = "loading PyTorch and the checkpoint", "reading the records of the runs"
+LOADING, _READING = "loading PyTorch and the checkpoint", "reading the records of the runs"
 _BEFORE_FIRST_LINE = {
-    **dict.fromkeys(
-        ("run", "sweep", "rerun", "check", "replay", "bench", "flips", "locality", "gpu-check", "convert"), _LOADING
-    ),
+    **dict.fromkeys(("run", "sweep", "rerun", "replay", "bench", "flips", "locality", "gpu-check", "convert"), LOADING),
     **dict.fromkeys(("table", "compare", "speed", "leaderboard", "export", "paper-table", "plot", "claims"), _READING),
     "report": f"{_READING}, and loading the tokenizers of their checkpoints",
     "score": "judging the texts",
@@ -160,11 +158,11 @@ def _root(
     if sys.platform == "win32":
         raise ConfigError("records are locked by calls of Unix, which Windows lacks; run refusion-eval in WSL there")
     if doing := _BEFORE_FIRST_LINE.get(context.invoked_subcommand or ""):
-        context.with_resource(_told_if_silent(doing))
+        context.with_resource(told_if_silent(doing))
 
 
 @contextlib.contextmanager
-def _told_if_silent(doing: str) -> Iterator[None]:
+def told_if_silent(doing: str) -> Iterator[None]:
     """Says what a command does if two seconds pass before its first line of progress."""
 
     def tell() -> None:

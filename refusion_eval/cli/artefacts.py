@@ -137,13 +137,18 @@ class Artefacts:
         file = Path(folder, f"{figure}.yaml")
         if not suite.given.dry_run:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_spec(figure, self._asked(graded), file, model=self._model, baseline=self._baseline)
-        self._part("sweep", str(file), "--out", folder, *suite.options("limit", "data", "sandbox"))
+            graphs = None if not suite.given.no_cuda_graphs else False
+            checkpoints = {"model": self._model, "baseline": self._baseline}
+            write_spec(figure, self._asked(graded), file, **checkpoints, cuda_graphs=graphs)
+        options = suite.options("include-path", "limit", "data", "sandbox", "rounds")
+        self._part("sweep", str(file), "--out", folder, *options)
         if self._is_there(f"{folder}/sweep.csv"):
             self._part("plot", figure, folder, "--task", graded, "--out", self._out)
 
 
-def write_spec(figure: str, task: str, path: Path, *, model: str, baseline: str) -> None:
+def write_spec(
+    figure: str, task: str, path: Path, *, model: str, baseline: str, cuda_graphs: bool | None = None
+) -> None:
     """Writes the package's sweep of a figure for one task with these checkpoints, or with those in the package."""
     is_embedded = model == EMBEDDED
     spec: dict[str, Any] = yaml.safe_load((SPECS / f"{'mini_' * is_embedded}{figure}.yaml").read_text(encoding="utf-8"))
@@ -155,4 +160,7 @@ def write_spec(figure: str, task: str, path: Path, *, model: str, baseline: str)
             arguments = row["arguments"]
             if arguments.keys() == {"system"} and arguments["system"] in checkpoints:
                 arguments["model"] = checkpoints[arguments["system"]]
+    if cuda_graphs is not None:
+        for row in spec["systems"].values():
+            row["arguments"]["cuda_graphs"] = cuda_graphs
     path.write_text(yaml.safe_dump(spec | {"tasks": [task]}, sort_keys=False), encoding="utf-8")

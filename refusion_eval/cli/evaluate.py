@@ -20,6 +20,7 @@ from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import (
+    NO_FILES,
     OF_SERVERS,
     TO_SERVERS,
     ModelArgs,
@@ -137,7 +138,7 @@ def suite(
     except ConfigError as error:
         raise cli.wrong_options("suite", error) from error
     if gpu_check:
-        raise typer.Exit(runs.step("gpu-check", "--out", f"{results or root / 'results'}/gpu"))
+        raise typer.Exit(runs.step("gpu-check", "--out", f"{results or root / 'results'}/gpu") or runs.status)
     with Interruption(lambda: SUITE_CONTINUES, finish_first=False):
         runs.run()
         if artefacts and isinstance(runs, Suite):
@@ -177,6 +178,10 @@ def run(
             "take turns, so that what slows the machine for a while slows all of them.",
         ),
     ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --protocol: other rounds than its file's, which make another protocol."),
+    ] = None,
     concurrency: Annotated[
         str,
         typer.Option(
@@ -205,7 +210,8 @@ def run(
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     cli.log_to_stderr()
-    from refusion_eval.evaluation.loop import Outcome, run_worker_or_return, task_names
+    from refusion_eval.evaluation.loop import Outcome, run_worker_or_return
+    from refusion_eval.evaluation.tasks import task_names
     from refusion_eval.lm_eval_plugin.any_task import evaluate_any
     from refusion_eval.results.concurrency import run_dir_of
     from refusion_eval.runs.system import ModelCache
@@ -215,6 +221,8 @@ def run(
         raise ConfigError("--fail-if is about the table, and --round prints none; give it with the whole run")
     share = None if turn is None else Turn.read(turn)
     planned = None
+    if rounds is not None and protocol is None:
+        raise ConfigError("--rounds is for --protocol; leave it out, or take one turn with --round K/N")
     if protocol is not None:
         beside: dict[str, Any] = {
             "system": system,
@@ -224,7 +232,7 @@ def run(
         }
         beside |= {"concurrency": concurrency, "thought-budget": thought_budget}
         of_user = {name: value for name, value in given.items() if not _is_default(context, name)}
-        planned = run_of_protocol(protocol, of_user, tasks, limit, seed=seed, turn=share, beside=beside)
+        planned = run_of_protocol(protocol, of_user, tasks, limit, seed=seed, turn=share, rounds=rounds, beside=beside)
         given, seed, limit, run_dir = {}, None, planned.limit, run_dir or planned.run_dir
     arguments = with_system(system, given)
     model = str(arguments["pretrained"])
@@ -316,7 +324,11 @@ def sweep(
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep. The default is results/sweeps/NAME.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Checkpoint of the file's ReFusion systems: a folder, a hub id, or embedded.")
+        str | None,
+        typer.Option(
+            help="Checkpoint of the file's ReFusion systems: a folder, a hub id, or embedded. Revision, adapter, "
+            "preset, chat template and backbone that the file gives them are left out."
+        ),
     ] = None,
     tasks: Annotated[
         str, typer.Option(help="Other tasks than the file's, separated by commas, named as in `run`.")
@@ -399,25 +411,43 @@ def rerun(
     helps=HELPS,
 )
 def check(given: dict[str, Any], system: cli.System = None, as_json: cli.Json = False) -> None:
-    """Say whether a decoder can run a checkpoint. Only the checkpoint's configuration is read, no weights.
+    """Say whether a decoder can run a checkpoint. Its configuration is read, and what tensors a folder has; no weights.
 
     Of a server it prints what its endpoints tell: name, version, model and settings. It does not wait for one to start.
     """
+    args = parse_model_args(with_system(system, given))
+    if args.loop == SERVER:
+        with cli.told_if_silent(f"asking {args.base_url}"):
+            _check_server(args, as_json=as_json)
+        return
+    with cli.told_if_silent(cli.LOADING):
+        _check_checkpoint(args, as_json=as_json)
+
+
+def _check_server(args: ModelArgs, *, as_json: bool) -> None:
+    from refusion_eval.runs.server_client import client_of
+
+    if args.pretrained != NO_FILES:  # the files of its tokenizer
+        from refusion_eval.runs.system import System
+
+        _ = System(args).model
+    client = client_of(args)
+    described = client.describe(patience=0)
+    if as_json:
+        cli.print_value(described)
+        return
+    name = f"{described['name']} {described['version']}".strip()
+    cli.tell(f"{client.root}: {name} serves the model {described['model']}")
+    if described["settings"]:
+        told = (f"{setting}={value}" for setting, value in described["settings"].items())
+        cli.tell(f"{client.root}: {', '.join(told)}")
+
+
+def _check_checkpoint(args: ModelArgs, *, as_json: bool) -> None:
     from refusion_eval.runs.system import System
 
-    opened = System(parse_model_args(with_system(system, given)))
-    if opened.args.loop == SERVER:
-        client = opened.server.client
-        described = client.describe(patience=0)
-        if as_json:
-            cli.print_value(described)
-            return
-        name = f"{described['name']} {described['version']}".strip()
-        cli.tell(f"{client.root}: {name} serves the model {described['model']}")
-        if described["settings"]:
-            told = (f"{setting}={value}" for setting, value in described["settings"].items())
-            cli.tell(f"{client.root}: {', '.join(told)}")
-        return
+    opened = System(args)
+    has_weights = opened.model.check_files()
     config = opened.model.config
     brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
     name, decoder = opened.args.pretrained, opened.args.decoder
@@ -427,6 +457,8 @@ def check(given: dict[str, Any], system: cli.System = None, as_json: cli.Json = 
         return
     print(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
     print(f"{name}: {opened.model.place}")
+    if not has_weights:
+        print(f"{name}: the folder has no weights yet")
 
 
 def lm_eval(context: typer.Context) -> None:

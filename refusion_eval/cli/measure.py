@@ -91,36 +91,38 @@ def flips(
     sandbox: cli.Sandbox = "auto",
     as_json: cli.Json = False,
 ) -> None:
-    """Measure how far scores move with dtype, batch size and CUDA graphs.
+    """Measure how far scores move with dtype, batch size and CUDA graphs; of a server, with requests at once alone.
 
     The same items are decoded under each. Counted are items whose tokens differ from those of the reference (float32,
-    one at a time, no graphs) and verdicts that turn. Each configuration is a run in OUT/runs, and the same command
-    continues. OUT/flips.csv has the figures of every task.
+    one at a time, no graphs; of a server, one at a time) and verdicts that turn. Each configuration is a run in
+    OUT/runs, and the same command continues. OUT/flips.csv has the figures of every task.
     """
     import torch
 
     from refusion_eval.results.flips import flips_between, flips_cells, flips_table
     from refusion_eval.runs.terminal import Interruption
-    from refusion_eval.sweep.configurations import configurations, spec_of
+    from refusion_eval.sweep.configurations import configurations, folder_of, is_server, spec_of
     from refusion_eval.sweep.run import run_sweep
 
     cli.log_to_stderr()
     has_gpu = torch.cuda.is_available()
-    named = configurations(batch_size, with_graphs=has_gpu)
     systems = choose_systems(cli.names_of(system), model)
+    servers = {name for name, arguments in systems.items() if is_server(arguments)}
+    named = {name: configurations(batch_size, with_graphs=has_gpu, of_server=name in servers) for name in systems}
     spec = spec_of(systems, named, tasks=tuple(cli.names_of(tasks)), limit=limit)
     to_continue = f"the runs that are finished are in {out}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):
         result = run_sweep(spec, out, data=data, sandbox=sandbox, on_point=cli.say)
-    reference, *others = named
-    found = [
-        entry
-        for name in systems
-        for other in others
-        for entry in flips_between(name, *((one, out / "runs" / f"{name}-{one}-table") for one in (reference, other)))
-    ]
+    found = []
+    for name in systems:
+        places = [(one, out / "runs" / f"{folder_of(name, one)}-table") for one in named[name]]
+        found += [entry for other in places[1:] for entry in flips_between(name, places[0], other)]
     machine = " and ".join(sorted({figure.hardware for figure in result.figures}))
-    missing = "" if has_gpu else "CUDA graphs on and off were not compared, because there is no GPU here."
+    missing = (
+        ""
+        if has_gpu or servers == systems.keys()
+        else "CUDA graphs on and off were not compared, because there is no GPU here."
+    )
     cli.show(flips_table(found, machine, missing), flips_cells(found), as_json=as_json, csv=out / "flips.csv")
     if result.incomplete:
         cli.say("error: some samples failed; run the same command again to retry them")

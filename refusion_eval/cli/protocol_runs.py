@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks import BENCHMARKS, OURS
+from refusion_eval.benchmarks import BENCHMARKS, OURS, main_variant
 from refusion_eval.cli import names_of, say
 from refusion_eval.cli.suite_runs import PlannedRun, Runs
 from refusion_eval.errors import ConfigError
@@ -14,7 +14,7 @@ from refusion_eval.evaluation.turns import Turn, run_in_turns, turns
 from refusion_eval.paths import EMBEDDED
 from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol
 from refusion_eval.results.measurement import NO_PROTOCOL
-from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
+from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, TO_SERVERS, ModelArgs
 from refusion_eval.store.run_store import RUN_JSON, RunReader
 
 # Options of `run` beside a protocol that make another protocol of it, and those that only say where it runs.
@@ -91,7 +91,8 @@ class ProtocolRuns(Runs):
 
     def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
         graphs = ["--no-cuda-graphs"] if "cuda_graphs" in self._arguments else []
-        options = [*graphs, *self.options("tasks", "limit", "data", "sandbox")]
+        # The run is told the rounds: with fewer items than rounds, its turn does not say them.
+        options = [*graphs, *self.options("tasks", "limit", "data", "sandbox", "rounds")]
         words = ("--run-dir", run.run_dir, *run.arguments, *options, "--round", f"{turn.number}/{turn.of}")
         status = self.step("run", *words)
         if not status and run.run_dir not in self.run_dirs:
@@ -110,10 +111,11 @@ class ProtocolRuns(Runs):
 def default_runs(given: SimpleNamespace) -> ProtocolRuns | None:
     """The runs of the protocol that stands for a suite without options; None where options choose other runs."""
     chosen = [given.system, given.preset, given.adapter, given.baseline, given.artefacts, given.include_path]
-    chosen += [given.samples, given.settings]
+    chosen += [given.samples, given.settings, *(getattr(given, name) for name in TO_SERVERS)]
     is_default = given.model in ("", EMBEDDED) and given.suite == "paper" and given.prompts in (None, OURS)
     # Tasks of lm-eval have no version here, so that no protocol can name them.
-    are_own = all(name in BENCHMARKS or name.startswith(("mini_", "refusion_")) for name in names_of(given.tasks))
+    names = list(map(main_variant, names_of(given.tasks)))
+    are_own = all(name in BENCHMARKS or name.startswith(("mini_", "refusion_")) for name in names)
     if any(chosen) or not is_default or not are_own:
         return None
     results = given.results or given.root / "results"
@@ -138,6 +140,7 @@ def run_of_protocol(
     *,
     seed: int | None,
     turn: Turn | None,
+    rounds: int | None,
     beside: Mapping[str, object],
 ) -> RunOfProtocol:
     """The run of one system of a protocol (`FILE:SYSTEM`), under the options of `run` that may stand beside it.
@@ -145,6 +148,7 @@ def run_of_protocol(
     Args:
         given: the model arguments that the user gave, those at their default too.
         turn: the only turn to take; by default all that the protocol says.
+        rounds: another number of rounds than the file's; by default that of the turn.
         beside: other options of `run`, which a protocol decides.
     """
     others = {**beside, **{name: value for name, value in given.items() if name not in (*_CHANGES, *_PLACES)}}
@@ -154,7 +158,7 @@ def run_of_protocol(
     if not name:
         raise ConfigError(f"--protocol {place}: write it as FILE:SYSTEM, for example {DEFAULT}:embedded-autoregressive")
     arguments, places = ({key: given[key] for key in names if key in given} for names in (_CHANGES, _PLACES))
-    options = SimpleNamespace(tasks=tasks, limit=limit, rounds=turn and turn.of)
+    options = SimpleNamespace(tasks=tasks, limit=limit, rounds=rounds or (turn and turn.of))
     runs = ProtocolRuns(options, name, arguments=arguments)
     protocol = runs.protocol
     args = protocol.stamped(system, seed)

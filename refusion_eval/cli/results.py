@@ -278,7 +278,6 @@ def export(
 
 
 def _write_export(form: str, run_dirs: list[Path], out: Path, data: Path | None, baseline: str | None) -> list[Path]:
-    from refusion_eval.cli.sources import FoundSources
     from refusion_eval.exports import every_eval_ever, flat, hub, lm_eval
     from refusion_eval.exports.source import read_exported
 
@@ -288,6 +287,8 @@ def _write_export(form: str, run_dirs: list[Path], out: Path, data: Path | None,
         return write_files(run_dirs, out, baseline)
     if form == "hf":
         return hub.write(read_exported(run_dirs, baseline=baseline), out)
+    from refusion_eval.cli.sources import FoundSources  # loads torch, for the prompts
+
     write = every_eval_ever.write if form == "every-eval-ever" else lm_eval.write
     return write(read_exported(run_dirs, FoundSources(data), baseline=baseline), out)
 
@@ -362,7 +363,8 @@ def plot(
 
 def _case_study(model: str, task: str, settings: dict[str, str], data: Path | None, run_dir: Path) -> Path:
     """Runs the first items of a task by the paper's algorithm; what is not set is as in the paper's case study."""
-    from refusion_eval.evaluation.loop import evaluate, task_names
+    from refusion_eval.evaluation.loop import evaluate
+    from refusion_eval.evaluation.tasks import task_names
     from refusion_eval.paper.studies import CASE_STUDY
 
     where = {"pretrained": model, "decoder": "refusion", "run_dir": str(run_dir)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple, TextIO
 
-from refusion_eval.benchmarks import OURS, PUBLISHED, RELEASE, SUITE_TASKS, SUITES
+from refusion_eval.benchmarks import OURS, PUBLISHED, RELEASE, SUITE_TASKS, SUITES, main_variant
 from refusion_eval.cli import EXIT_INCOMPLETE, names_of, print_value, run_command, say
 from refusion_eval.config import check_keys, read_yaml
 from refusion_eval.errors import ConfigError
@@ -88,7 +88,8 @@ class Runs:
         words = (*words, *(self.options("tracker") if words[0] == "run" else ()))
         # With --json the standard output is that of the table alone.
         shown = sys.stdout if words[0] == "table" else self._progress
-        print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True, file=self._progress)
+        plan = self._progress if self.given.dry_run else sys.stderr
+        print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True, file=plan)
         if self.given.dry_run:
             self._planned.append(["refusion-eval", *words])
             return 0
@@ -155,6 +156,7 @@ class Suite(Runs):
         # Runs under other settings are other runs.
         self._set = re.sub(r"[^A-Za-z0-9_.=+-]", "_", "+".join(given.settings or ()))
         self.runs += f"/{self._set}" if self._set else ""
+        self._check_options()
         if given.artefacts and self._systems and REFUSION not in self.names:
             raise ConfigError("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
         self.refusion_run = ""
@@ -172,7 +174,7 @@ class Suite(Runs):
             preset = own or ("" if default_baseline else LONG_RESPONSES)
             run_dir = folder + _suffix(own)
             runs.append(PlannedRun(BASELINE, run_dir, [*arguments, *(("--preset", preset) if preset else ())]))
-        rounds = (self.given.rounds or read_protocol(DEFAULT).rounds) if len(runs) > 1 else 1
+        rounds = self.given.rounds or (read_protocol(DEFAULT).rounds if len(runs) > 1 else 1)
         run_in_turns(runs, self._take_turn, rounds=rounds, limit=self.given.limit)
         if not self.run_dirs:
             raise SystemExit(self.status)
@@ -222,11 +224,28 @@ class Suite(Runs):
         if self.model in (EMBEDDED, ALL_PUBLISHED) and self._adapter:
             raise ConfigError("--adapter needs --model with its checkpoint")
         self._check_preset([AUTOREGRESSIVE if _is_server(name) else decoder_of_system(name) for name in self.names])
+
+    def _check_options(self) -> None:
+        """Raises ConfigError for an option that no run of this suite would use, or that only some parts would."""
+        given = self.given
         servers = list(filter(_is_server, self.names))
-        if not servers and (given := self.options(*TO_SERVERS)):
-            raise ConfigError(f"{given[0]} is for --system server")
-        if self.given.server_name and len(servers) > 1:
+        if not servers and (of_servers := self.options(*TO_SERVERS)):
+            raise ConfigError(f"{of_servers[0]} is for --system server")
+        if given.server_name and len(servers) > 1:
             raise ConfigError(f"--server-name names one server, and --system has {len(servers)}: {', '.join(servers)}")
+        if given.baseline and given.no_baseline:
+            raise ConfigError("--baseline and --no-baseline exclude each other; leave one of them out")
+        for option, variants in BESIDE.items():
+            systems = dict.fromkeys(system for system, *_ in variants)
+            if getattr(given, option) and self.names and not systems.keys() & set(self.names):
+                raise ConfigError(f"--{option} is for {' and '.join(systems)}; name it among --system, or leave it out")
+        # Sweeps, localities and case studies take their settings from files of their own.
+        of_runs = {"set": given.settings, **{name: getattr(given, name) for name in ("samples", "preset", "adapter")}}
+        if given.artefacts and (changed := [name for name, value in of_runs.items() if value]):
+            raise ConfigError(
+                f"--artefacts mixes no settings in the paper's figures; leave --{changed[0]} out, or leave --artefacts "
+                "out"
+            )
 
     def _check_preset(self, decoders: Sequence[str]) -> None:
         """Raises ConfigError if no system of these decoders can use the settings table that was given."""
@@ -323,6 +342,7 @@ class Suite(Runs):
 
 def _check_in_suite(names: Sequence[str], suite: str) -> None:
     """Raises ConfigError for a name that is neither a benchmark of the suite nor another form of one."""
+    names = list(map(main_variant, names))
     listed = [benchmark.name for benchmark in SUITES[suite]]
     folders = {benchmark.folder for benchmark in SUITES[suite]}
     known = [name for name in names if name in PUBLISHED and not PUBLISHED[name].in_paper]

@@ -16,7 +16,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -177,22 +177,38 @@ def find_decoder(decoder: str | Decoder) -> Decoder:
     """The entry of a decoder, by its name here or as an entry point, "module:DECODER", or "path/to/file.py:DECODER"."""
     if isinstance(decoder, Decoder):
         return decoder
-    if decoder in DECODERS:
-        return DECODERS[decoder]
+    return DECODERS[decoder] if decoder in DECODERS else _decoder_at(_place_of(decoder)).decoder
+
+
+def name_with_code(decoder: str) -> str:
+    """The name of a decoder in records: behind that of a user's own stands the hash of its code, as NAME@HASH."""
+    # The decoders of this package have its version in the records, and tests hold their tokens from one version to the
+    # next, so that no comment in their files makes another protocol.
+    code = "" if decoder in DECODERS else _decoder_at(_place_of(decoder)).code
+    return f"{decoder}@{code[:12]}" if code else decoder
+
+
+def _place_of(decoder: str) -> str:
     if ":" in decoder:
-        return _decoder_at(decoder)
+        return decoder
     others = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS)}
     if decoder not in others:
         raise unknown_key(decoder, [*DECODERS, *others], what="decoder")
-    return _decoder_at(others[decoder])
+    return others[decoder]
+
+
+class _Own(NamedTuple):
+    decoder: Decoder
+    code: str  # SHA-256 of its source files, as they were when it was imported; empty for a module of this package
 
 
 @cache
-def _decoder_at(place: str) -> Decoder:
+def _decoder_at(place: str) -> _Own:
     source, _, name = place.rpartition(":")
     sys.path.insert(0, os.getcwd())  # a module beside the user's other files need not be installed
     try:
-        decoder = getattr(_module_of_file(Path(source)) if source.endswith(".py") else import_module(source), name)
+        module = _module_of_file(Path(source)) if source.endswith(".py") else import_module(source)
+        decoder, code = getattr(module, name), _hash_of_code(module)
     except Exception as problem:
         raise ConfigError(
             f"decoder {place}: cannot be imported ({type(problem).__name__}: {problem}); name a file or a module, and "
@@ -202,7 +218,23 @@ def _decoder_at(place: str) -> Decoder:
         sys.path.remove(os.getcwd())
     if not isinstance(decoder, Decoder):
         raise ConfigError(f"decoder {place}: it is a {type(decoder).__name__}, not a refusion_eval.decoders.Decoder")
-    return decoder
+    return _Own(decoder, code)
+
+
+def _hash_of_code(module: ModuleType) -> str:
+    """SHA-256 of the file of a module, or of all source files of the package that it belongs to."""
+    package = sys.modules[module.__name__.partition(".")[0]]
+    if package.__name__ == __name__.partition(".")[0]:
+        return ""
+    digest = hashlib.sha256()
+    for folder in map(Path, getattr(package, "__path__", ())):
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(
+                b"%s %d\n" % (str(file.relative_to(folder)).encode(), file.stat().st_size) + file.read_bytes()
+            )
+    if not hasattr(package, "__path__"):
+        digest.update(Path(str(package.__file__)).read_bytes())
+    return digest.hexdigest()
 
 
 def _module_of_file(path: Path) -> ModuleType:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from refusion_eval.evaluation.loop import Outcome, check_model, evaluate, find_tasks, own_tasks
+from refusion_eval.evaluation.loop import Outcome, check_model, evaluate
+from refusion_eval.evaluation.tasks import find_tasks, own_tasks
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import ModelCache

@@ -13,7 +13,8 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from yaml import YAMLError
 
 from refusion_eval.errors import ConfigError, DataError, DecodeError, RefusionEvalError
-from refusion_eval.evaluation.loop import Outcome, Session, find_tasks
+from refusion_eval.evaluation.loop import Outcome, Session
+from refusion_eval.evaluation.tasks import find_tasks
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.lm_eval_plugin.evaluation import read_local_rows

@@ -66,17 +66,27 @@ class CheckpointFiles:
         self._unread = set(self._shard_of)
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        self.check(name, shape)
         tensor = self.find(name)
-        if tensor is None:
+        assert tensor is not None
+        return tensor
+
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """Refuses a tensor that `read` would refuse; the entries of the tensor are not read."""
+        if name not in self:
             absence = f"no tensor {name} (of {len(self._shard_of)} tensors)"
             raise CheckpointError(f"{self._directory} has {absence}; it is incomplete or does not fit its config.json")
-        place, saved, wanted = self.place_of(name), tuple(tensor.shape), tuple(shape)
+        stored = self._stored(name)
+        header = open_tensors(self._shard_of[stored]).get_slice(stored)
+        place, saved, wanted = self.place_of(name), tuple(header.get_shape()), tuple(shape)
         if saved != wanted:
             advice = "take weights and config.json from the same checkpoint"
             raise CheckpointError(f"{place} has shape {saved}, but config.json means {wanted}; {advice}")
-        if tensor.dtype not in UNQUANTISED:
-            raise CheckpointError(f"{place} is {tensor.dtype}; only unquantised checkpoints are read")
-        return tensor
+        if (dtype := header[:0].dtype) not in UNQUANTISED:
+            raise CheckpointError(f"{place} is {dtype}; only unquantised checkpoints are read")
+
+    def __contains__(self, name: str) -> bool:
+        return self._stored(name) in self._shard_of
 
     def find(self, name: str) -> Tensor | None:
         """One tensor whatever its shape and dtype; None if it is not there."""
@@ -172,6 +182,20 @@ def load_weights(
     if files.unread:
         log.warning("%s: %d tensors are not used: %s", directory, len(files.unread), ", ".join(files.unread[:3]))
     return weights
+
+
+def check_weights(directory: Path, config: ModelConfig) -> None:
+    """Refuses a checkpoint whose files lack a tensor that `load_weights` would read; only their headers are read."""
+    files = CheckpointFiles(directory)
+
+    def stack(shape: tuple[int, ...], num_rows_of: Mapping[str, int], **_: bool) -> Tensor:
+        for name, num_rows in num_rows_of.items():
+            files.check(name, (num_rows, *shape[1:]))
+        return torch.empty(shape, device="meta")
+
+    if f"{config.family_layout.tensors.embedding}.weight" not in files:
+        config = with_saved_head(config, files.find, str(directory))
+    _arrange(config, stack)
 
 
 def padded_rows(vocab_size: int, device: torch.device) -> int:

@@ -13,7 +13,7 @@ from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measurement import published_measurements, system_key
 from refusion_eval.results.render import Table
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.store.records import as_json, differences
+from refusion_eval.store.records import as_json, differences, split_code
 from refusion_eval.store.run_store import RUN_JSON, RunReader
 
 # Fields of a protocol that no run records: they are about several runs, or about how their numbers are made.
@@ -92,6 +92,8 @@ def _of_run(run_dir: str, own: Mapping[str, Any]) -> dict[str, Any]:
     # Samples may have been added to the run since its arguments were recorded.
     of_items = [len(of_item) for task in tasks for of_item in by_item(task.samples)]
     given["samples"] = max([given.get("samples", 1), *of_items])
+    if split_code(manifest.decoder)[0] == given.get("decoder"):
+        given["decoder"] = manifest.decoder
     if "chat_template" in given:
         given["chat_template"] = manifest.settings.get("chat_template", given["chat_template"])
     if "cuda_graphs" not in own.get("arguments", {}):  # the record says what the default was on that machine

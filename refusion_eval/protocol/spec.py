@@ -18,8 +18,9 @@ from annotated_types import MinLen
 from refusion_eval import config
 from refusion_eval.benchmarks import Task
 from refusion_eval.config import NonNegativeInt, PositiveInt
-from refusion_eval.decoders import find_decoder
+from refusion_eval.decoders import find_decoder, name_with_code
 from refusion_eval.errors import ConfigError
+from refusion_eval.evaluation.tasks import find_tasks, task_names
 from refusion_eval.metrics import RESAMPLES
 from refusion_eval.results.tables import SUMMARY_COLUMNS
 from refusion_eval.runs.model_args import (
@@ -135,14 +136,10 @@ class Protocol:
 
     def task_names(self, system: str) -> list[str]:
         """The names of a system's tasks, as `run` understands them."""
-        from refusion_eval.evaluation.loop import task_names
-
         return task_names(self.tasks, self.arguments(system).pretrained, prompts=self.prompts)
 
     def tasks_of(self, system: str) -> list[Task]:
         """The tasks of a system; ConfigError for one that is not of this project, whose version is not known here."""
-        from refusion_eval.evaluation.loop import find_tasks
-
         try:
             return find_tasks(self.task_names(system))
         except ConfigError as error:
@@ -222,7 +219,7 @@ def _deciding_arguments(args: ModelArgs) -> dict[str, Any]:
     given = {entry.name: getattr(args, entry.name) for entry in fields(args)}
     if (template := Path(args.chat_template or "").expanduser()).is_file():  # stands in records by its hash, too
         given["chat_template"] = hashlib.sha256(read_text(template).encode()).hexdigest()[:32]
-    return deciding(given)
+    return deciding(given | {"decoder": name_with_code(args.decoder)})
 
 
 def shipped_protocols() -> list[str]:

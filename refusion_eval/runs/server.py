@@ -17,15 +17,13 @@ from refusion_eval.models.checkpoint import Card, checkpoint_card, locate
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.job import Detokenizer, Job, WarmUp, record, record_error
 from refusion_eval.runs.model_args import NO_FILES, ModelArgs, server_place
-from refusion_eval.runs.server_client import Answer, Refused, ServerClient
+from refusion_eval.runs.server_client import Answer, Refused, client_of
 from refusion_eval.store.records import REFUSED, Hardware, Sample
 from refusion_eval.types import MOST_POSITIONS, MOST_TOKENS, Decoded, StopReason, Trace
 
 UNKNOWN = "unknown"  # dtype and device of a server, where the user does not name them
 # Finish reasons that are neither the end token's nor a stop string's.
 _ENDED_BY_SERVER: Mapping[str, StopReason] = {"length": "length", "content_filter": "content_filter"}
-# Seconds that a user may set.
-_TIMEOUT, _PATIENCE = 600.0, 300.0
 # Fields that ask for what a record holds, each of one kind of server: token ids, nothing from a cache of prompts, and
 # no token that is added to a prompt.
 _ASKED = {"return_token_ids": True, "verbose": True, "cache_prompt": False, "add_special_tokens": False}
@@ -110,13 +108,7 @@ class ServerLoop:
         self._model = model
         self._detokenizer = detokenizer
         self._warm_up = WarmUp(args.warmup)
-        self.client = ServerClient(
-            args.base_url or "",
-            model=args.served_model or "",
-            key_variable=args.api_key_env or "",
-            timeout=args.timeout or _TIMEOUT,
-            patience=_PATIENCE if args.patience is None else args.patience,
-        )
+        self.client = client_of(args)
 
     @property
     def identity(self) -> dict[str, str]:

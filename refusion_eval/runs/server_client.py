@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.untrusted import visible
 
 if TYPE_CHECKING:  # the extra `server` brings both
@@ -37,6 +38,8 @@ _UNKNOWN_FIELD = re.compile(
 )
 # Requests for facts about the server, which are no part of a record's time.
 _FACT_SECONDS = 10.0
+# Seconds that a user may set.
+_TIMEOUT, _PATIENCE = 600.0, 300.0
 _START_SECONDS = 30.0  # in which a server has to be there when a run begins
 _OWNERS = {"llamacpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang", "tgi": "TGI"}
 # Settings of a server that its endpoints tell, by their names in `/props`, `/slots` and `/v1/models`.
@@ -362,6 +365,16 @@ class ServerClient:
 
     def _clean(self, text: str) -> str:
         return self._secret.sub("[API key]", text)
+
+
+def client_of(args: ModelArgs) -> ServerClient:
+    return ServerClient(
+        args.base_url or "",
+        model=args.served_model or "",
+        key_variable=args.api_key_env or "",
+        timeout=args.timeout or _TIMEOUT,
+        patience=_PATIENCE if args.patience is None else args.patience,
+    )
 
 
 def _events(response: "httpx2.Response") -> Iterator[str]:

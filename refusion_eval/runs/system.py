@@ -23,7 +23,7 @@ import torch
 from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
 from refusion_eval.config import CheckpointOptions
-from refusion_eval.decoders import find_decoder
+from refusion_eval.decoders import find_decoder, name_with_code
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import TokenScore
@@ -454,7 +454,7 @@ def identity(system: System) -> Manifest:
     return Manifest(
         system=args.system_name,
         backbone=args.backbone or model.card.backbone,
-        decoder={"engine": args.decoder, "generate": STOCK_GENERATE, SERVER: SERVER}[args.loop],
+        decoder={"engine": name_with_code(args.decoder), "generate": STOCK_GENERATE, SERVER: SERVER}[args.loop],
         settings={
             "model_args": dict(args.settings),
             "enable_thinking": args.enable_thinking,

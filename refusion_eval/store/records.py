@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import platform
+import re
 import subprocess
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -397,7 +398,7 @@ class Manifest:
     Attributes:
         system: label of the system in tables.
         backbone: model that the system was made from; speed-up is a ratio within one backbone.
-        decoder: name of the decoder.
+        decoder: name of the decoder; behind that of a user's own stands the hash of its code, NAME@HASH.
         settings: all settings in force: defaults, tables by task, command line.
         checkpoint: path or hub id of the weights.
         checkpoint_revision: hub revision, empty for a local directory.
@@ -464,6 +465,12 @@ class Manifest:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
         return from_fields(cls, {**fields, "hardware": from_fields(Hardware, fields.get("hardware", {}))})
+
+
+def split_code(decoder: str) -> tuple[str, str]:
+    """The name of a decoder in a record, and the hash of its code; no hash if it has none, as in version 1.0."""
+    found = re.fullmatch(r"(.*)@([0-9a-f]{12})", decoder, re.DOTALL)
+    return (found[1], found[2]) if found else (decoder, "")
 
 
 def restricted_to_tasks(fingerprint: Mapping[str, Any], tasks: Iterable[tuple[str, str]]) -> dict[str, Any]:

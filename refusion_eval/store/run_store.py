@@ -102,8 +102,10 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The command that started the run, and that continues it."""
-        program, *words = self.manifest.command or ("",)
+        """The command that continues the run: that of the last process that worked on it."""
+        every = (process.get("command") for process in self.processes.values())  # workers of a run have none
+        *_, last = ((), self.manifest.command, *filter(None, every))
+        program, *words = last or ("",)
         name = "refusion-eval" if program.endswith("__main__.py") else Path(program).name
         return shlex.join([*(("python", program) if name.endswith(".py") else (name,)), *words]) if name else ""
 
@@ -274,6 +276,7 @@ def _with_prefix(rows: Mapping[str, str], prefix: str) -> dict[str, Any]:
 class _Process:
     hardware: Mapping[str, Any]
     round: int = 1
+    command: Sequence[str] = ()
     tasks: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     before: Mapping[str, Any] = field(default_factory=dict)
@@ -578,6 +581,12 @@ class RunStore(RunDatabase):
         tasks = {(sample.key.task, sample.benchmark) for sample in self.samples(traces=False)}
         if recorded is not None and tasks:
             before, after = (records.restricted_to_tasks(fingerprint, tasks) for fingerprint in (recorded, now))
+            (name, code), (name_now, code_now) = map(records.split_code, (before["decoder"], after["decoder"]))
+            if name == name_now and code and code != code_now:
+                changed = f"the code of {name} changed ({code} decoded it, and now it is {code_now})"
+                raise StoreError(f"{self.directory}: {changed}; a run has one algorithm. Restore that code, {ADVICE}")
+            if name == name_now:  # a run of version 1.0 does not say its code
+                after = {**after, "decoder": before["decoder"]}
             if differing := records.differences(before, after):
                 more = [f"{len(differing) - MOST_DIFFERENCES} more"] if len(differing) > MOST_DIFFERENCES else []
                 what = f"{self.directory} belongs to a different run; {'; '.join(differing[:MOST_DIFFERENCES] + more)}"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.loop import num_local_processes, own_tasks, run_worker_or_return, task_names
+from refusion_eval.evaluation.loop import num_local_processes, run_worker_or_return
+from refusion_eval.evaluation.tasks import own_tasks, task_names
 from refusion_eval.evaluation.turns import Turn, free_memory, run_in_turns
 from refusion_eval.lm_eval_plugin.any_task import evaluate_any, load_any
 from refusion_eval.results.facts import read_facts

@@ -19,6 +19,8 @@ from refusion_eval.runs.model_args import entry_arguments
 from refusion_eval.store.records import SERVER
 
 SPECS = Path(__file__).parent / "specs"
+# Arguments that belong to one checkpoint, and say nothing of another one.
+_OF_CHECKPOINT = ("adapter", "revision", "preset", "chat_template", "backbone")
 
 Origin = Literal["table", "settings", "grid", "around", "points", "frontier"]
 Values = dict[str, Annotated[list[Any], MinLen(1)]]  # setting -> its values
@@ -167,9 +169,9 @@ def read_spec(name: str, of_servers: Mapping[str, Any] = MappingProxyType({})) -
 
 
 def with_model(spec: SweepSpec, model: str) -> SweepSpec:
-    """A sweep with another checkpoint, without an adapter, for every system that decodes as ReFusion."""
+    """A sweep with another checkpoint for every system that decodes as ReFusion; `_OF_CHECKPOINT` are left out."""
     systems = tuple(
-        replace(system, arguments={**system.arguments, "pretrained": model, "adapter": None})
+        replace(system, arguments=_without(system.arguments, _OF_CHECKPOINT) | {"pretrained": model})
         if system.arguments["decoder"] == "refusion"
         else system
         for system in spec.systems
@@ -182,6 +184,10 @@ def with_model(spec: SweepSpec, model: str) -> SweepSpec:
 def with_samples(spec: SweepSpec, samples: int) -> SweepSpec:
     systems = (replace(system, arguments={**system.arguments, "samples": samples}) for system in spec.systems)
     return replace(spec, systems=tuple(systems))
+
+
+def _without(arguments: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in names}
 
 
 def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_it_is_decoded_judged_and_shown_in_the_table(copy: Path) -> None:
 
 def test_the_papers_seven_and_the_mini_tasks_stay_what_they_are(copy: Path) -> None:
     code = """
-from refusion_eval.evaluation.loop import find_tasks
+from refusion_eval.evaluation.tasks import find_tasks
 from refusion_eval.results.measurement import TASKS
 newer = [task.name for task in find_tasks(["refusion_suite_2026"])]
 print(len(TASKS), len(find_tasks(["mini_suite"])), len(find_tasks(["refusion_suite"])), newer[-1])

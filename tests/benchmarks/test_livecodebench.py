@@ -15,7 +15,7 @@ import pytest
 from refusion_eval.benchmarks import BENCHMARKS, SUITES, Benchmark, Task, find_task, get_task
 from refusion_eval.benchmarks.extract.programs import fenced
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.evaluation.loop import find_tasks, task_names
+from refusion_eval.evaluation.tasks import find_tasks, task_names
 from refusion_eval.lm_eval_plugin import hooks
 from refusion_eval.paper.names import task_title
 from refusion_eval.scoring.filters import OTHER_FORMS, OWN_RULES

@@ -18,7 +18,7 @@ from refusion_eval.benchmarks import (
     without_thoughts,
 )
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.loop import own_tasks
+from refusion_eval.evaluation.tasks import own_tasks
 from refusion_eval.paths import tasks_path
 from refusion_eval.runs.job import doc_hash
 

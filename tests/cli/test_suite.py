@@ -5,6 +5,8 @@ import re
 import sys
 
 import pytest
+import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from refusion_eval import cli
@@ -158,7 +160,7 @@ def ends(monkeypatch):
 
 def run_suite(tmp_path, *arguments):
     done = suite("--model", "some/model", "--results", str(tmp_path / "results"), *arguments)
-    return done.exit_code, steps(done.stdout), done.stderr
+    return done.exit_code, steps(done.stderr), done.stderr
 
 
 def test_a_failed_baseline_leaves_the_table_of_the_first_run_and_a_status(ends, tmp_path):
@@ -218,7 +220,7 @@ def test_a_command_that_is_refused_is_one_line_and_the_others_are_run(tmp_path):
     done = suite(*options, "--limit", "1", "--rounds", "1")
     assert done.exit_code == 1
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == len(steps(done.stdout)) == 4
+    assert len(errors) == len(steps(done.stderr)) == 4
     assert "llada failed; run the same command again to continue it" in done.stderr
 
 
@@ -396,6 +398,9 @@ def test_sweeps_of_a_real_checkpoint_are_its_own_on_that_task(tmp_path):
         assert systems["refusion"].arguments["pretrained"] == "a/b"
         assert systems["refusion"].settings == {"fuse": False}
         assert figure == "figure6" or systems["qwen3"].arguments["pretrained"] == "c/d"
+        assert "cuda_graphs" not in systems["refusion"].arguments
+        write_spec(figure, "gsm8k", tmp_path / "no.yaml", model="a/b", baseline="c/d", cuda_graphs=False)
+        assert {one.arguments["cuda_graphs"] for one in read_spec(str(tmp_path / "no.yaml")).systems} == {False}
 
 
 def test_sweeps_of_the_embedded_family_are_of_the_systems_that_are_in_the_package(tmp_path):
@@ -410,6 +415,11 @@ def test_sweeps_of_the_embedded_family_are_of_the_systems_that_are_in_the_packag
 
 def test_the_check_of_a_gpu_runs_instead_of_an_evaluation():
     assert commands("--gpu-check", "--results", "out") == ["gpu-check --out out/gpu"]
+
+
+def test_a_failed_check_of_the_gpu_is_in_the_status(ends):
+    ends({"gpu-check": 3})
+    assert suite("--gpu-check").exit_code == 3
 
 
 def test_an_adapter_goes_with_its_checkpoint():
@@ -477,3 +487,85 @@ def test_a_folder_of_rows_that_does_not_exist_is_refused_before_anything_is_run(
     assert isinstance(done.exception, ConfigError)
     assert "--data: there is no directory no/such" in str(done.exception)
     assert done.stdout == ""
+
+
+# Values of the options of suite, one or more of which differ from the default in any suite.
+VALUES = {
+    "base_url": ["http://127.0.0.1:9"],
+    "served_model": ["other"],
+    "api_key_env": ["HOME"],
+    "timeout": ["9"],
+    "patience": ["9"],
+    "tracker": ["trackio"],
+    "model": ["another/model"],
+    "system": ["dream"],
+    "preset": ["official", "nothing"],
+    "adapter": ["some/adapter"],
+    "baseline": ["another/baseline"],
+    "no_baseline": [True],
+    "suite": ["2026"],
+    "tasks": ["math"],
+    "include_path": ["FOLDER"],
+    "limit": ["7"],
+    "samples": ["3"],
+    "settings": ["temperature=0.5"],
+    "data": ["FOLDER"],
+    "results": ["FOLDER"],
+    "no_cuda_graphs": [True],
+    "gpu_check": [True],
+    "prompts": ["ours", "release"],
+    "sandbox": ["none"],
+    "artefacts": [True],
+    "rounds": ["2"],
+    "fused": [True],
+    "verifier": [True],
+}
+PRESENTATION = {"dry_run", "as_json", "root", "help"}
+SUITES_TO_ASK = {
+    "embedded": [],
+    "family": ["--system", "all"],
+    "model": ["--model", "some/model"],
+    "model alone": ["--model", "some/model", "--no-baseline"],
+    "system": ["--system", "refusion", "--model", "some/model"],
+    "systems": ["--system", "refusion,qwen3"],
+    "server": ["--system", "server:http://127.0.0.1:9,qwen3"],
+    "artefacts": ["--artefacts"],
+}
+# Embedded systems always run what --fused and --verifier ask for, as their help says, and with --system there is no
+# baseline that --no-baseline could leave out.
+WITHOUT_EFFECT = {(kind, name) for kind in ("embedded", "family", "artefacts") for name in suite_runs.BESIDE}
+WITHOUT_EFFECT |= {(kind, "no_baseline") for kind in ("family", "system", "systems", "server", "artefacts")}
+
+
+def options_of_suite():
+    group = get_command(app)
+    return {option.name: option for option in group.get_command(typer.Context(group), "suite").params}
+
+
+def test_every_option_of_a_suite_is_in_the_matrix():
+    assert options_of_suite().keys() - {"verbose", "quiet"} - PRESENTATION == VALUES.keys()
+
+
+@pytest.mark.parametrize("kind", SUITES_TO_ASK)
+def test_every_option_of_a_suite_reaches_a_command_or_is_refused(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(suite_runs, "check_tracker", lambda name: None)
+    given, ignored = SUITES_TO_ASK[kind], set()
+    plain = commands(*given)
+    for name, option in options_of_suite().items():
+        if name in VALUES and option.opts[0] not in given:
+            for value in VALUES[name]:
+                words = [option.opts[0]] if value is True else [option.opts[0], value.replace("FOLDER", str(tmp_path))]
+                done = suite("--dry-run", *given, *words)
+                if done.exit_code or steps(done.stdout) != plain:
+                    break
+            else:
+                ignored.add((kind, name))
+    assert ignored == {pair for pair in WITHOUT_EFFECT if pair[0] == kind}
+
+
+@pytest.mark.parametrize("option", [["--set", "tau_slot=0.5"], ["--samples", "2"], ["--preset", "official"]])
+@pytest.mark.parametrize("given", [[], ["--model", "some/model"], ["--system", "refusion", "--model", "some/model"]])
+def test_figures_mix_no_settings(given, option):
+    done = suite("--dry-run", "--artefacts", *given, *option)
+    assert done.exit_code == 2
+    assert option[0] == "--preset" or f"leave {option[0]} out, or leave --artefacts out" in done.stderr

@@ -1,17 +1,23 @@
 """A decoder of a user's own: named by its file, its module or an entry point, or given as it is."""
 
 import dataclasses
+import hashlib
 import sys
 from importlib.metadata import EntryPoint
 
 import pytest
+from typer.testing import CliRunner
 
 import refusion_eval
 from refusion_eval import decoders
-from refusion_eval.decoders import DECODERS, find_decoder
-from refusion_eval.errors import ConfigError
+from refusion_eval.cli import app
+from refusion_eval.decoders import DECODERS, find_decoder, name_with_code
+from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.evaluation.loop import evaluate
+from refusion_eval.protocol.compare import protocol_differences
+from refusion_eval.protocol.spec import read_protocol
 from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.seeds import means_over_seeds
 from refusion_eval.runs.model_args import parse_model_args
 from tests.models import tiny
 
@@ -77,6 +83,57 @@ def test_it_runs_tasks_on_any_checkpoint_that_has_what_it_reads(file, tmp_path):
     figures = {figure.metric: figure for figure in run_measurements([tmp_path / "run"])}
     assert figures["accuracy"].system == "Mine"
     assert figures["tpf"].value == 2
+
+
+def test_its_code_is_part_of_its_name_in_records_but_that_of_this_package_is_not(file, tmp_path, monkeypatch):
+    (other := tmp_path / "changed_code_in_a_file.py").write_text(f"{CODE}# another line\n")
+    name, changed = (name_with_code(f"{each}:DECODER") for each in (file, other))
+    assert name == f"{file}:DECODER@{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
+    assert changed.rpartition("@")[2] != name.rpartition("@")[2]
+    assert name_with_code("refusion_eval.decoders.llada:DECODER") == "refusion_eval.decoders.llada:DECODER"
+    assert name_with_code("llada") == "llada"
+
+
+def test_the_code_of_a_module_is_that_of_its_whole_package(tmp_path, monkeypatch):
+    names = []
+    for number in (1, 2):
+        (package := tmp_path / str(number) / f"mine_in_package_{number}").mkdir(parents=True)
+        for file, text in (("__init__", ""), ("helper", f"VALUE = {number}"), ("decoder", CODE)):
+            (package / f"{file}.py").write_text(text)
+        monkeypatch.chdir(package.parent)
+        names.append(name_with_code(f"mine_in_package_{number}.decoder:DECODER"))
+    assert len({name.rpartition("@")[2] for name in names}) == 2
+
+
+def test_other_code_is_another_protocol_and_continues_no_run(tmp_path, monkeypatch):
+    file, run_dir = tmp_path / "mine_of_a_protocol.py", tmp_path / "run"
+    file.write_text(CODE)
+    (tmp_path / "mine.yaml").write_text(
+        f"tasks: [parts]\nlimit: 1\nrounds: 1\nsystems:\n  mine:\n    arguments: {{pretrained: 'embedded:refusion', "
+        f"decoder: '{file}:DECODER', warmup: 0}}\n    settings: {{gen_length: 8, block_length: 8, steps: 4}}\n"
+    )
+    command = ["run", "--protocol", f"{tmp_path}/mine.yaml:mine", "--run-dir", str(run_dir)]
+    assert (done := CliRunner().invoke(app, command)).exit_code == 0, done.output
+    assert protocol_differences(f"{tmp_path}/mine.yaml", str(run_dir)) == []
+    label = read_protocol(f"{tmp_path}/mine.yaml").label
+    file.write_text(CODE.replace("OTHER = 3", "OTHER = 4"))
+    decoders._decoder_at.cache_clear()  # as in another process
+    assert read_protocol(f"{tmp_path}/mine.yaml").label != label
+    assert any("arguments.decoder" in line for line in protocol_differences(f"{tmp_path}/mine.yaml", str(run_dir)))
+    again = CliRunner().invoke(app, command)
+    assert isinstance(again.exception, StoreError)
+    assert f"the code of {file}:DECODER changed" in str(again.exception)
+
+
+def test_seeds_of_different_code_have_no_mean(file, tmp_path):
+    given = {"pretrained": "embedded:refusion", "decoder": f"{file}:DECODER", "gen_length": 8, "block_length": 8}
+    given |= {"steps": 4, "warmup": 0}
+    for seed in (0, 1):
+        file.write_text(CODE.replace("OTHER = 3", f"OTHER = {seed}"))
+        decoders._decoder_at.cache_clear()
+        args = parse_model_args({**given, "run_dir": str(tmp_path / f"run{seed}"), "seed": seed})
+        evaluate(args, ["mini_parts"], limit=1)
+    assert means_over_seeds(run_measurements([tmp_path / "run0", tmp_path / "run1"])) == []
 
 
 def test_generate_takes_the_entry_itself():

@@ -7,10 +7,12 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.benchmarks import BENCHMARKS, SUITES, get_task, main_variant
+from refusion_eval.benchmarks import PUBLISHED as PUBLISHED_BENCHMARKS
 from refusion_eval.cli import EXIT_INCOMPLETE, app
 from refusion_eval.errors import CheckpointError, ConfigError, DataError, MissingRowsError, StoreError
-from refusion_eval.evaluation.loop import evaluate, find_tasks, task_names
+from refusion_eval.evaluation.loop import evaluate
+from refusion_eval.evaluation.tasks import find_tasks, task_names
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
@@ -173,6 +175,19 @@ def test_benchmark_names_mean_mini_tasks_for_the_embedded_checkpoint_only():
     assert task_names(["gsm8k"], "embedded:autoregressive_sft") == ["mini_gsm8k"]
     assert task_names([], "GSAI-ML/ReFusion", prompts="ours") == ["refusion_suite"]
     assert task_names(["parts"], "GSAI-ML/ReFusion") == ["mini_parts"]
+
+
+@pytest.mark.parametrize("family", ["mmlu_redux", "humaneval_plus", "mbpp_plus", "livecodebench"])
+def test_the_name_of_a_family_means_the_variant_that_its_suite_asks(family):
+    (main,) = (benchmark for benchmark in SUITES["2026"] if benchmark.folder == family)
+    for model in ("embedded", "some/model"):
+        assert task_names([family], model) == [f"refusion_{main.name}"]
+    assert get_task(family).benchmark is main
+
+
+def test_every_family_has_a_default():
+    of_folders = {benchmark.folder for benchmark in PUBLISHED_BENCHMARKS.values()}
+    assert all(main_variant(folder) in PUBLISHED_BENCHMARKS for folder in of_folders)
 
 
 @pytest.mark.parametrize("prompts", [{}, {"prompts": "release"}])

@@ -20,7 +20,7 @@ import traceback
 from refusion_eval import api
 from refusion_eval.cli import evaluate  # noqa: F401 - imported here so that no run has to
 from refusion_eval.cli import main as command_line
-from refusion_eval.evaluation.loop import find_tasks
+from refusion_eval.evaluation.tasks import find_tasks
 from refusion_eval.models import tokenizer
 from refusion_eval.paths import embedded_path
 from refusion_eval.results import facts, measured, tables  # noqa: F401

@@ -20,7 +20,7 @@ from refusion_eval.cli.evaluate import with_system
 from refusion_eval.config import field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.evaluation.loop import find_tasks
+from refusion_eval.evaluation.tasks import find_tasks
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args, published_systems
 
 ROOT = Path(__file__).resolve().parents[2]

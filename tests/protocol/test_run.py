@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from refusion_eval.cli import app
+from refusion_eval.cli import app, suite_runs
 from refusion_eval.cli.protocol_runs import ProtocolRuns
+from refusion_eval.errors import ConfigError
 from refusion_eval.lm_eval_plugin import any_task
 from refusion_eval.protocol.compare import check_table, protocol_differences
 from refusion_eval.protocol.spec import read_protocol
@@ -138,6 +139,11 @@ def test_a_run_of_one_system_is_that_of_the_whole_protocol(seeded):
     assert protocol_differences("mine.yaml", folder) == []
 
 
+def test_rounds_are_those_of_a_protocol(seeded):
+    refused = seeded.invoke(app, ["run", "--tasks", "parts", "--rounds", "2"])
+    assert "--rounds is for --protocol" in str(refused.exception)
+
+
 def test_an_option_beside_a_protocol_is_obeyed_or_refused(seeded, monkeypatch):
     class Stop(Exception):
         pass
@@ -184,6 +190,29 @@ def test_fewer_tasks_or_items_are_a_part_of_a_protocol(tmp_path):
     given = {"tasks": "", "limit": 1, "rounds": 1}
     assert ProtocolRuns(SimpleNamespace(**given), str(path)).protocol.label == whole.label
     assert ProtocolRuns(SimpleNamespace(**given | {"rounds": 5}), str(path)).protocol.label != whole.label
+
+
+@pytest.mark.parametrize(
+    ("rounds", "limit"), [(None, None), (None, 2), (1, 4), (2, 1), (2, None), (3, 4), (5, 2), (5, 4), (5, None)]
+)
+def test_a_suite_and_the_runs_that_it_starts_are_of_one_protocol(rounds, limit, monkeypatch):
+    started = []
+    monkeypatch.setattr(suite_runs, "run_command", lambda *words: started.append(words) or 0)
+    options = {"rounds": rounds, "limit": limit, "tasks": "parts", "data": None, "sandbox": "auto"}
+    suite = ProtocolRuns(SimpleNamespace(**options, dry_run=False, as_json=False, no_baseline=False), "eval")
+    suite.run()
+    labels = []
+
+    def stop(args, *others, **more):
+        labels.append(args.protocol["label"])
+        raise ConfigError("this is enough")
+
+    monkeypatch.setattr(any_task, "evaluate_any", stop)
+    runs = [words for words in started if words[0] == "run"]
+    assert len(runs) == 4 * min(rounds or 3, limit or 5)
+    for words in (runs[0], runs[-1]):
+        CliRunner().invoke(app, words)
+    assert labels == [suite.label, suite.label]
 
 
 def test_a_protocol_is_not_continued_in_the_folder_of_another_or_of_a_run(done):

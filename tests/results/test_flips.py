@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_systems
 from refusion_eval.results.compare import compare_runs
@@ -81,7 +83,8 @@ def test_the_embedded_family_is_decoded_under_every_configuration():
     named = configurations(8, with_graphs=True)
     assert len(named) == 8
     assert next(iter(named)) == REFERENCE
-    spec = spec_of(choose_systems([]), configurations(8, with_graphs=False), limit=2)
+    systems = choose_systems([])
+    spec = spec_of(systems, dict.fromkeys(systems, configurations(8, with_graphs=False)), limit=2)
     assert len(spec.systems) == 4 * len(embedded_systems())
     first = spec.systems[0]
     assert first.name == f"{next(iter(embedded_systems()))}-{REFERENCE}"
@@ -91,8 +94,27 @@ def test_the_embedded_family_is_decoded_under_every_configuration():
     ]
 
 
+def test_of_a_server_only_the_number_of_requests_at_once_is_changed(monkeypatch, tmp_path):
+    swept = []
+
+    def stop(spec, *others, **more):
+        swept.extend(spec.systems)
+        raise ConfigError("this is enough")
+
+    monkeypatch.setattr("refusion_eval.sweep.run.run_sweep", stop)
+    systems = "server:http://127.0.0.1:8000,qwen3_0.6b"
+    CliRunner().invoke(app, ["flips", "--system", systems, "--batch-size", "4", "--out", str(tmp_path)])
+    served = [one for one in swept if one.arguments["loop"] == "server"]
+    assert [one.name for one in served] == ["server-http-127.0.0.1-8000-b1", "server-http-127.0.0.1-8000-b4"]
+    differing = {name for name in served[0].arguments if len({one.arguments[name] for one in served}) > 1}
+    assert differing == {"batch_size"}
+    assert not {"dtype", "cuda_graphs", "attention"} & served[0].arguments.keys()
+    assert len(swept) > 4
+
+
 def test_systems_are_published_ones_or_one_on_a_checkpoint():
-    (arguments,) = {one.arguments["pretrained"] for one in spec_of(choose_systems(["dream"]), {"a": {}}).systems}
+    spec = spec_of(choose_systems(["dream"]), {"dream": {"a": {}}})
+    (arguments,) = {one.arguments["pretrained"] for one in spec.systems}
     assert arguments == "Dream-org/Dream-v0-Instruct-7B"
     assert choose_systems(["llada"], "my/copy") == {"llada": {"system": "llada", "model": "my/copy"}}
     assert choose_systems(["llada"], "embedded") == {"llada": {"pretrained": "embedded", "decoder": "llada"}}

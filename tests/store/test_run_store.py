@@ -230,6 +230,31 @@ def test_a_resumed_run_keeps_its_records_and_lists_both_processes(tmp_path, make
     assert run["run_id"] == tmp_path.name
 
 
+def test_a_run_is_continued_by_the_command_that_worked_on_it_last(tmp_path, make_manifest, make_sample):
+    for command in (["refusion-eval", "run", "--limit", "1"], ["refusion-eval", "run", "--limit", "40"]):
+        with RunStore.open(tmp_path, make_manifest(command=command)) as store:
+            store.register_process(Hardware())  # a worker, whose command nobody gave
+    with RunReader.open(tmp_path) as reader:
+        assert reader.run.command == "refusion-eval run --limit 40"
+
+
+def test_other_code_of_a_decoder_does_not_continue_a_run(tmp_path, make_manifest, make_sample):
+    codes = [f"sure.py:DECODER@{digit * 12}" for digit in "ab"]
+    for name in ("new", "old"):  # version 1.0 recorded no code
+        with RunStore.open(
+            tmp_path / name, make_manifest(decoder="sure.py:DECODER" if name == "old" else codes[0])
+        ) as one:
+            one.append(make_sample(1))
+    RunStore.open(tmp_path / "new", make_manifest(decoder=codes[0])).close()
+    RunStore.open(tmp_path / "old", make_manifest(decoder=codes[1])).close()
+    with pytest.raises(
+        StoreError, match=f"the code of sure.py:DECODER changed .{'a' * 12} .* {'b' * 12}.* Restore that"
+    ):
+        RunStore.open(tmp_path / "new", make_manifest(decoder=codes[1]))
+    with pytest.raises(StoreError, match="decoder: recorded"):
+        RunStore.open(tmp_path / "new", make_manifest(decoder=codes[0].replace("sure", "other")))
+
+
 def test_another_fingerprint_is_refused_with_every_differing_key_and_both_values(tmp_path, make_manifest, make_sample):
     with RunStore.open(tmp_path, make_manifest()) as store:
         store.append(make_sample(1))

@@ -6,7 +6,7 @@ import yaml
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.sweep.run import planned_points
-from refusion_eval.sweep.spec import read_spec, shipped_specs, with_samples
+from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
 
 REFUSION = {"pretrained": "embedded", "decoder": "refusion"}
 
@@ -45,6 +45,15 @@ def test_around_varies_what_settings_fix(tmp_path: Path) -> None:
         {"tau_slot": 0.5},
         [{}, {"tau_slot": 0.6}],
     )
+
+
+def test_what_belongs_to_a_checkpoint_goes_with_it(tmp_path: Path) -> None:
+    own = {"revision": "0123", "adapter": "a/b", "preset": "p.yaml", "chat_template": "none", "backbone": "c/d"}
+    spec = read_spec(_write(tmp_path, arguments={**REFUSION, **own, "dtype": "float32"}))
+    (system,) = with_model(spec, "other/checkpoint").systems
+    assert system.arguments["pretrained"] == "other/checkpoint"
+    assert system.arguments["dtype"] == "float32"
+    assert not own.keys() & system.arguments.keys()
 
 
 def test_shipped_sweeps_can_be_read_and_planned() -> None:
