@@ -17,7 +17,7 @@ from refusion_eval.benchmarks import PUBLISHED
 from refusion_eval.benchmarks.rows import DATA_VARIABLE, split_files
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import choose_backend
-from refusion_eval.paths import code_metric_path, embedded_decoders, embedded_path, tasks_path
+from refusion_eval.paths import code_metric_path, embedded_names, embedded_path, tasks_path
 from refusion_eval.sandbox import probe
 from refusion_eval.store.records import git_commit, package_versions
 from refusion_eval.types import ONE_THREAD_BYTES
@@ -33,9 +33,9 @@ def report(data_dir: Path | None = None) -> Iterator[tuple[str, str]]:
     yield "lm_eval hook", _hook()
     yield "tasks", str(tasks_path())
     yield "code metric, for evaluate.load(PATH)", str(code_metric_path())
-    for decoder in embedded_decoders():
-        yield f"embedded {decoder}", str(embedded_path(decoder))
-    if not embedded_decoders():
+    for name in embedded_names():
+        yield f"embedded {name}", str(embedded_path(name))
+    if not embedded_names():
         yield "embedded", "missing; reinstall the package"
     yield from _sandbox()
     yield from _data(data_dir or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None))

@@ -18,6 +18,7 @@ import refusion_eval
 from refusion_eval import cli, doctor
 from refusion_eval.cli import COMMANDS, GROUPS, app, descriptions, main
 from refusion_eval.errors import CheckpointError, StoreError
+from refusion_eval.paths import embedded_names
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.server_client import ServerClient
 from refusion_eval.store.records import ScoreRow
@@ -350,6 +351,7 @@ def test_doctor_names_versions_device_attention_sandbox_tasks_and_data(monkeypat
     assert re.search(r"^data humaneval_plus\w*: file https://", text, re.MULTILINE)  # and not the hub's
     assert re.search(r"^load: .*\nmemory: \d+ GiB\ndisk: \d+ GiB free .*\nhub token: found$", text, re.MULTILINE)
     assert "hf_secret" not in text
+    assert set(embedded_names()) == set(re.findall(r"^embedded (\w+): /", text, re.MULTILINE))
     (metric,) = (line for line in text.splitlines() if line.startswith("code metric"))
     assert Path(metric.partition(": ")[2]).is_file()
 

@@ -402,11 +402,16 @@ class Resolved:
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
 
-    def describe(self, before: "Resolved | None" = None) -> str:
-        """The settings on one line for the log, grouped by source: those that are not defaults, or not as before."""
+    def describe(self, before: "Resolved | None" = None, *, with_defaults: bool = False) -> str:
+        """The settings on one line for the log, grouped by source: those that are not defaults, or not as before.
+
+        Args:
+            with_defaults: also name the defaults, which no page lists for a decoder of a user's own.
+        """
         by_source: dict[str, list[str]] = {}
         for key, value in self.values.items():
-            if self.sources[key] != DEFAULT if before is None else before.values.get(key) != value:
+            is_named = with_defaults or self.sources[key] != DEFAULT
+            if is_named if before is None else before.values.get(key) != value:
                 by_source.setdefault(self.sources[key], []).append(f"{key}={value}")
         described = [f"{' '.join(pairs)} [{source}]" for source, pairs in by_source.items()]
         if before is None or before.until != self.until:

@@ -23,7 +23,7 @@ import torch
 from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
 from refusion_eval.config import CheckpointOptions
-from refusion_eval.decoders import find_decoder, name_with_code
+from refusion_eval.decoders import DECODERS, find_decoder, name_with_code
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import TokenScore
@@ -261,10 +261,10 @@ class System:
             api.decoder_settings(self.model, self.args.decoder, resolved.settings)
             self._check_samples(task, resolved.settings)
             if announce:
-                before = next(iter(self._resolved.values()), None)
+                before, is_own = next(iter(self._resolved.values()), None), self.args.decoder not in DECODERS
                 if before is None:
                     self._check_end()
-                log.info("%s, %s: %s", task, self.args.decoder, resolved.describe(before))
+                log.info("%s, %s: %s", task, self.args.decoder, resolved.describe(before, with_defaults=is_own))
             self._resolved[cached] = resolved
         return self._resolved[cached]
 

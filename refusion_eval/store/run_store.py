@@ -169,7 +169,7 @@ class RunDatabase:
     def read_run(self) -> Run:
         connection, rows = self._connection, self.meta()
         if "manifest" not in rows:
-            raise StoreError(f"{self.directory}: the run was stopped before it began; run its command again")
+            raise no_sample_yet(self.directory)
         with refusing(self.directory):
             bodies = dict(connection.execute("SELECT process_id, body FROM processes ORDER BY rowid"))
         with checking(f"{self.directory}: the description of the run"):
@@ -313,6 +313,8 @@ def open_records(directory: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         if (directory / RUN_JSON).exists():
             raise records_gone(directory)
+        if (directory / LOCK_NAME).exists():
+            raise no_sample_yet(directory)
         raise StoreError(f"{directory} holds no records ({DATABASE_NAME} is missing); name the directory of a run")
     with ExitStack() as opened:
         with refusing(directory):
@@ -452,6 +454,10 @@ def _own_schema() -> frozenset[tuple[Any, ...]]:
         for statement in SCHEMA:
             connection.execute(statement)
         return frozenset(map(_plain, connection.execute(_ENTRIES)))
+
+
+def no_sample_yet(directory: Path) -> StoreError:
+    return StoreError(f"{directory}: no sample yet, the run was stopped before it began; run its command again")
 
 
 def records_gone(directory: Path) -> StoreError:

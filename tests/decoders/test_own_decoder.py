@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import re
 import sys
 from importlib.metadata import EntryPoint
 
@@ -19,6 +20,7 @@ from refusion_eval.protocol.spec import read_protocol
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.seeds import means_over_seeds
 from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.system import System
 from tests.models import tiny
 
 CODE = """
@@ -83,6 +85,14 @@ def test_it_runs_tasks_on_any_checkpoint_that_has_what_it_reads(file, tmp_path):
     figures = {figure.metric: figure for figure in run_measurements([tmp_path / "run"])}
     assert figures["accuracy"].system == "Mine"
     assert figures["tpf"].value == 2
+
+
+def test_the_log_names_its_defaults(file, caplog):
+    given = {"pretrained": "embedded:refusion", "decoder": f"{file}:DECODER", "gen_length": 64}
+    with caplog.at_level("INFO", logger="refusion_eval"):
+        System(parse_model_args(given)).resolve("mini_parts", {})
+    assert "gen_length=64 [model_args]" in caplog.text
+    assert re.search(r"block_length=\d+ .*\[default\]", caplog.text)
 
 
 def test_its_code_is_part_of_its_name_in_records_but_that_of_this_package_is_not(file, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 import hashlib
 import logging
+import re
 
 import pytest
 import yaml
@@ -262,5 +263,6 @@ def test_the_log_names_settings_once_and_no_defaults():
     assert "tau_slot=0.5 [model_args]" in first.describe()
     assert first.describe().endswith("stop at ['Q:']")
     assert "[default]" not in first.describe()
+    assert re.search(r"\bslot_size=\d+ .*\[default\]", first.describe(with_defaults=True))
     assert same.describe(first) == "as before"
     assert other.describe(first) == "tau_slot=0.7 [model_args]; stop at []"

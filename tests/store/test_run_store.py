@@ -238,6 +238,13 @@ def test_a_run_is_continued_by_the_command_that_worked_on_it_last(tmp_path, make
         assert reader.run.command == "refusion-eval run --limit 40"
 
 
+def test_a_run_that_was_stopped_before_its_records_says_what_to_do(tmp_path):
+    (tmp_path / "run.lock").write_text("pid 1 on here\n")
+    said = "no sample yet, the run was stopped before it began; run its command again"
+    with pytest.raises(StoreError, match=said), RunReader.open(tmp_path):
+        pass
+
+
 def test_other_code_of_a_decoder_does_not_continue_a_run(tmp_path, make_manifest, make_sample):
     codes = [f"sure.py:DECODER@{digit * 12}" for digit in "ab"]
     for name in ("new", "old"):  # version 1.0 recorded no code
