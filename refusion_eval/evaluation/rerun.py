@@ -92,8 +92,8 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
         again = replace(args, samples=each)
         outcome = evaluate(again, tasks, limit=count // each, sandbox=sandbox, model_cache=model_cache)
         if outcome.missing:  # among tasks that have rows; without any, `evaluate` raises
-            names = ", ".join(outcome.missing)
-            raise ConfigError(f"{names}: there are no rows to ask again; name their folder with --data")
+            missing = ", ".join(outcome.missing)
+            raise ConfigError(f"{missing}: there are no rows to ask again; name their folder with --data")
         num_failed += len(outcome.failed) + outcome.unscored
     names = ("package_version", "versions", "git_commit", "hardware")
     before, after = ({name: manifest.to_json()[name] for name in names} for manifest in (run.manifest, now))

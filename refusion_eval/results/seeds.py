@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
+from typing import Any
 
 from refusion_eval.results.measurement import SPEED_METRICS, Measurement
 
@@ -56,8 +57,12 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
             sorted({part for entry in entries for part in getattr(entry, name).split(separator) if part})
         )
 
+    summed = {name: total(name) for name in ("samples", "errors", "num_refused", "num_cut", "tokens")}
+    together: dict[str, Any] = {name: joined(name) for name in ("unfinished", "limited", "slowed_by", "server_notes")}
+    together |= {name: joined(name, " | ") for name in ("hardware", "card")} | summed
     return replace(
         first,
+        **together,
         run_id=f"mean of {len(entries)} seeds",
         value=fmean(values),
         ci_low=math.nan,
@@ -66,9 +71,6 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
         seed_sd=stdev(values),
         by_item=None,
         settings={name: value for name, value in first.settings.items() if name != "seed"},
-        **{name: total(name) for name in ("samples", "errors", "num_refused", "num_cut", "tokens")},
-        **{name: joined(name) for name in ("unfinished", "limited", "slowed_by", "server_notes")},
-        **{name: joined(name, " | ") for name in ("hardware", "card")},
         scored=all(entry.scored for entry in entries),
         isolated=all(entry.isolated for entry in entries),
         num_rounds=min(entry.num_rounds for entry in entries),
