@@ -58,7 +58,7 @@ def _card(tasks: Sequence[ExportedTask]) -> str:
 
 def _metric_name(entry: Measurement) -> str:
     """Metric, unit, and what the hub's page, which shows this name and the value alone, would hide of the number."""
-    marks = {mark: True for mark, holds in run_marks(entry).items() if holds}
+    marks = run_marks(entry)
     if entry.metric in SPEED_METRICS:
         marks |= {"slowed": bool(entry.slowed_by), "one round": entry.num_rounds == 1}
     return ", ".join(filter(None, (entry.metric, entry.unit, *that_hold(marks))))

@@ -57,12 +57,12 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
             sorted({part for entry in entries for part in getattr(entry, name).split(separator) if part})
         )
 
-    sums = {name: total(name) for name in ("samples", "errors", "num_refused", "num_cut", "tokens")}
-    lists = {name: joined(name) for name in ("unfinished", "limited", "slowed_by", "server_notes")}
-    machines = {name: joined(name, " | ") for name in ("hardware", "card")}
-    found: dict[str, Any] = {**sums, **lists, **machines}
+    summed = {name: total(name) for name in ("samples", "errors", "num_refused", "num_cut", "tokens")}
+    together: dict[str, Any] = {name: joined(name) for name in ("unfinished", "limited", "slowed_by", "server_notes")}
+    together |= {name: joined(name, " | ") for name in ("hardware", "card")} | summed
     return replace(
         first,
+        **together,
         run_id=f"mean of {len(entries)} seeds",
         value=fmean(values),
         ci_low=math.nan,
@@ -71,7 +71,6 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
         seed_sd=stdev(values),
         by_item=None,
         settings={name: value for name, value in first.settings.items() if name != "seed"},
-        **found,
         scored=all(entry.scored for entry in entries),
         isolated=all(entry.isolated for entry in entries),
         num_rounds=min(entry.num_rounds for entry in entries),
