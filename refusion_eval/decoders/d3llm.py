@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, settings_class
+from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style, first_eos, rounded_threshold
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings
 from refusion_eval.errors import ConfigError
@@ -52,7 +52,7 @@ class D3llmLladaSettings(MaskedSettings):
             below this.
         block_add_threshold: a block is opened once this share of the last open one is filled.
         decoded_token_threshold: a block becomes fully active once this share of the block before it is filled.
-        cache_delay_iter: forwards between the end of a block and its storing; None keeps no keys and values.
+        cache_delay_iter: forwards between the end of a block and its storing, >= 0; None keeps no keys and values.
         refresh_interval: with `cache_delay_iter`, every forward of a number divisible by this renews the cache.
         release_compatible: where the end was found, the forward after it still fills the masks behind it. On Dream, a
             refresh keeps the keys of finished blocks that are not stored yet, which later forwards feed again, so that
@@ -66,7 +66,7 @@ class D3llmLladaSettings(MaskedSettings):
     threshold: NonNegativeFloat = 0.5
     block_add_threshold: Fraction = 0.5
     decoded_token_threshold: Fraction = 0.5
-    cache_delay_iter: PositiveInt | None = None
+    cache_delay_iter: NonNegativeInt | None = None
     refresh_interval: PositiveInt | None = None
     release_compatible: bool = False
 
@@ -216,8 +216,11 @@ def decode(prompt: Sequence[int], settings: D3llmLladaSettings, trace: Trace) ->
         chosen = [guesses[position] for position in candidates]
         scores = np.array([guess.score for guess in chosen])
         filled = _choose(settings, blocks, candidates, scores, rounded_threshold(settings.threshold, readout))
-        trace.select("token", candidates, scores.tolist(), [candidates[index] for index in filled])
-        canvas.fix([candidates[index] for index in filled], [chosen[index].token for index in filled])
+        tokens = {candidates[index]: chosen[index].token for index in filled}
+        trace.select("token", candidates, scores.tolist(), list(tokens))
+        # As released, a forward fills positions behind the end again, often with the end token that they have.
+        new = {position: token for position, token in tokens.items() if canvas.tokens[canvas.start + position] != token}
+        canvas.fix(list(new), new.values())
         if (reason := canvas.settled()) and not settings.release_compatible:
             return canvas.finish(reason)
     return canvas.finish()

@@ -8,8 +8,9 @@ from the embedding of its token and the outputs of attention and MLP that the ro
 As released, the similarity of a row to its past is the cosine of the value projections of all heads together; between
 refreshes the values of the whole response are renewed, but the keys of the chosen rows only, which attend to all rows,
 stale keys included; their number is rounded down; and the outputs that are reused are those after the output
-projections. Of equally similar rows (in the first layer, all whose token did not change) the release leaves the choice
-to its sort, and here the first are chosen. Classifier-free guidance, a second cache in the release, is refused.
+projections. Among rows that did not change (in the first layer, all with the same token as before) rounding chooses in
+the release; here they are equal up to rounding, and the first are chosen. Classifier-free guidance, a second cache in
+the release, is refused.
 """
 
 from collections.abc import Sequence

@@ -116,7 +116,8 @@ def decode(prompt: Sequence[int], settings: WedlmSettings, trace: Trace) -> Deco
     for step in count():
         first_mask = next(iter(canvas.masked()), canvas.gen_length)
         final = canvas.tokens[canvas.start : canvas.start + first_mask]
-        is_stopped = not as_hub and first_eos(final, settings.eos_ids) is not None
+        reason = None if as_hub or first_mask > settings.gen_length else canvas.settled()
+        is_stopped = reason is not None or (not as_hub and first_eos(final, settings.eos_ids) is not None)
         is_ended = is_stopped or first_mask >= settings.gen_length
         if is_ended and not as_engine:
             break
@@ -135,9 +136,7 @@ def decode(prompt: Sequence[int], settings: WedlmSettings, trace: Trace) -> Deco
             start, commit = first_mask, Commit(range(first_mask - start))
         for readout in readouts:
             canvas.fix_chosen(masked, readout, *settings.choose(masked, readout))
-        if (reason := canvas.settled()) and not settings.release_compatible:
-            return canvas.finish(reason)
-    return canvas.finish(most=settings.gen_length)
+    return canvas.finish(reason, settings.gen_length)
 
 
 DECODER = Decoder(

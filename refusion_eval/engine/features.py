@@ -17,6 +17,9 @@ from refusion_eval.models.cache import Features, KVCache, ScoredRows
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import FeatureReuse, Forward, RowScores
 
+# By how much rounding moves the cosine of two equal vectors from 1, also of vectors in bfloat16.
+ROUNDING = 1e-5
+
 
 def check_scores(forward: Forward, scores: RowScores) -> None:
     num_rows, is_odd = len(forward.tokens), scores.pooling > 0 and scores.pooling % 2 == 1
@@ -86,8 +89,9 @@ def hidden_with_reuse(
 
 def least_alike(new_RGD: Tensor, old_RGD: Tensor, count: int) -> Tensor:
     """The rows whose vectors changed most, [count]: lowest cosine over all heads, the first rows among equals."""
-    alike_R = cosine_similarity(new_RGD.flatten(1), old_RGD.flatten(1), dim=-1)
-    return alike_R.sort(stable=True).indices[:count]
+    alike_R = cosine_similarity(new_RGD.flatten(1).float(), old_RGD.flatten(1).float(), dim=-1)
+    # Most rows did not change at all. Rounding, which differs between processors, must not choose among them.
+    return alike_R.where(alike_R < 1 - ROUNDING, 1).sort(stable=True).indices[:count]
 
 
 def row_scores(q_QHD: Tensor, k_KGD: Tensor, pooling: int) -> Tensor:

@@ -109,10 +109,11 @@ def released(prompt: Sequence[int], chosen: Any, trace: Trace) -> Decoding:
                 if not filled[inside].any():
                     filled[np.flatnonzero(inside)[np.argmin(entropy[inside])]] = True
                 break
+        new = filled & (text[candidates] != out.tokens)
         text[candidates[filled]], is_mask[candidates[filled]] = out.tokens[filled], False
         for block in blocks[1:]:
             first, last = block["span"]
             num_filled = int(((candidates[filled] >= first) & (candidates[filled] < last)).sum())
             block["masks"] = max(0, block["masks"] - num_filled)
-        trace.fix((candidates[filled] - num_prompt).tolist(), out.tokens[filled].tolist())
+        trace.fix((candidates[new] - num_prompt).tolist(), out.tokens[new].tolist())
     return Response(tuple(text[num_prompt:].tolist()), "length")

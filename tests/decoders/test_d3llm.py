@@ -54,7 +54,7 @@ def test_on_llada_without_an_end_the_default_decodes_as_released(shared: Path, n
 
 @st.composite
 def any_settings(draw: st.DrawFn, **fixed):
-    delay = draw(st.sampled_from([None, 1, 2, 3]))
+    delay = draw(st.sampled_from([None, 0, 1, 2, 3]))
     chosen = {
         "gen_length": draw(st.integers(1, 16)),
         "block_size": draw(st.integers(1, 6)),
@@ -102,6 +102,16 @@ def answer(forward: Forward, read: Read) -> Readout:
     return Readout(np.array([key % MASK for key in keys]), 0 * entropy, entropy=entropy)
 
 
+def few_answers(eos):
+    """As `answer`, but half of the tokens are the end."""
+
+    def answer_so(forward: Forward, read: Read) -> Readout:
+        out = answer(forward, read)
+        return replace(out, tokens=np.where(out.tokens % 2, out.tokens, eos))
+
+    return answer_so
+
+
 @given(any_settings(), st.integers(1, 5))
 @examples(150)
 def test_every_forward_fills_masks_of_open_blocks_before_the_end_and_sees_each_key_once(chosen, prompt_length):
@@ -122,6 +132,14 @@ def test_every_forward_fills_masks_of_open_blocks_before_the_end_and_sees_each_k
     assert sum(map(len, fixed_after(trace))) == len(filled)  # nothing is filled twice
     assert list(response.tokens) == [filled[position] for position in range(len(response.tokens))]
     assert chosen.early_stop or len(filled) == chosen.gen_length
+
+
+@given(any_settings(early_stop=True, cache_delay_iter=None, refresh_interval=None, release_compatible=True))
+@examples(80)
+def test_what_is_recorded_as_filled_was_not_there_before(chosen):
+    _, trace, forwards = run_scripted(decode, [1, 2], chosen, few_answers(chosen.eos_ids[0]))
+    for forward, fixed in zip(forwards, fixed_after(trace), strict=True):
+        assert all(forward.tokens[2 + position] != token for position, token in fixed.items())
 
 
 @given(any_settings(early_stop=False, cache_delay_iter=None, refresh_interval=None))

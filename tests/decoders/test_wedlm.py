@@ -1,5 +1,6 @@
 """WeDLM's decoder: the public code's tokens and forwards, the same without a cache, and what any settings keep."""
 
+from itertools import count, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,28 @@ def released(case):
 def test_tokens_and_forwards_are_those_of_the_public_code(shared: Path, number: int):
     case = golden_case(shared, "wedlm", number)
     assert_equals_golden(decode_golden(shared, case, "wedlm", **released(case)), case)
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_as_released_decoding_ends_one_forward_after_the_text_up_to_a_stop_string_is_final(shared: Path, number: int):
+    case = golden_case(shared, "wedlm", number)
+    stop = case["output_ids"][6:9]
+    found: dict[int, int] = {}
+    for num_forwards, forward in enumerate(case["forwards"], start=1):  # noqa: B007 - those up to the break
+        found |= dict(forward["commit"])
+        final = [found[position] for position in takewhile(found.__contains__, count())]
+        if contains(final, stop):
+            break
+    *before, last = case["forwards"][: num_forwards + 1]
+    out = decode_golden(shared, case, "wedlm", **released(case), stop_rule=lambda tokens: contains(list(tokens), stop))
+    wanted = {"forwards": [*before, {**last, "commit": []}], "num_forwards": num_forwards + 1}
+    assert num_forwards + 1 < case["num_forwards"]
+    assert_equals_golden(out, {**case, **wanted, "first_eos_or_eot": len(final) - 1})
+    assert out.stop == "stop_string"
+
+
+def contains(tokens: list[int], stop: list[int]) -> bool:
+    return any(tokens[start : start + len(stop)] == stop for start in range(len(tokens)))
 
 
 SOUND = {"release_compatible": False}

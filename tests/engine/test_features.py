@@ -157,6 +157,15 @@ def test_rows_that_changed_least_alike_come_first_and_among_equals_the_first(num
     assert [least_alike(new, old, count).tolist() for count in range(5)] == [[], [1], [1, 2], [1, 2, 0], [1, 2, 0, 3]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_does_not_choose_among_rows_that_did_not_change(dtype):
+    generator = torch.Generator().manual_seed(0)
+    old, noise = torch.randn(2, 200, 2, 64, generator=generator)
+    new = old * (1 + 1e-6 * noise)  # before they are rounded to the dtype
+    new[150] = -old[150]
+    assert least_alike(new.to(dtype), old.to(dtype), 5).tolist() == [150, 0, 1, 2, 3]
+
+
 def reusing(prompt, ratio, trace):
     """Fills a response of 8 from the right, reusing features, and at last reads once more with plain forwards."""
     tokens, length = [*prompt, *[0] * 8], len(prompt) + 8

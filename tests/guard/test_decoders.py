@@ -94,7 +94,8 @@ ALL_CASES = [(checkpoint, case) for checkpoint, cases in CASES.items() for case 
 
 
 @cache
-def model(checkpoint: str) -> Any:
+def model(checkpoint: str, weights: str) -> Any:
+    """A checkpoint with the weights that the fixture `weights` lets tests load."""
     return load_model(str(PLACES[checkpoint]), dtype="float32", device="cpu", attention="sdpa")
 
 
@@ -110,15 +111,15 @@ def prompts(checkpoint: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def settings_of(checkpoint: str, case: str) -> Any:
+def settings_of(loaded: Any, checkpoint: str, case: str) -> Any:
     decoder, settings = CASES[checkpoint][case]
     eos = {} if checkpoint == "tiny" else {"eos_ids": (190, 189)}
-    return decoder_settings(model(checkpoint), decoder, **{"gen_length": 24, **eos, **settings})
+    return decoder_settings(loaded, decoder, **{"gen_length": 24, **eos, **settings})
 
 
-def record(checkpoint: str, out: Any) -> dict[str, Any]:
+def record(loaded: Any, checkpoint: str, out: Any) -> dict[str, Any]:
     assert isinstance(out, Decoded)
-    text = model(checkpoint).tokenizer.decode(out.tokens) if checkpoint == "tiny" else None
+    text = loaded.tokenizer.decode(out.tokens) if checkpoint == "tiny" else None
     return {
         "tokens": list(out.tokens),
         "text": text,
@@ -128,25 +129,26 @@ def record(checkpoint: str, out: Any) -> dict[str, Any]:
     }
 
 
-def decoded(checkpoint: str, cases: list[str], batch_size: int) -> dict[str, Any]:
+def decoded(checkpoint: str, weights: str, batch_size: int) -> dict[str, Any]:
+    loaded, cases = model(checkpoint, weights), list(CASES[checkpoint])
     requests = [
-        (CASES[checkpoint][case][0], prompt, settings_of(checkpoint, case))
+        (CASES[checkpoint][case][0], prompt, settings_of(loaded, checkpoint, case))
         for case in cases
         for prompt in prompts(checkpoint)
     ]
-    results = dict(generate_stream(model(checkpoint), requests, batch_size))
-    records = [record(checkpoint, results[number]) for number in range(len(requests))]
+    results = dict(generate_stream(loaded, requests, batch_size))
+    records = [record(loaded, checkpoint, results[number]) for number in range(len(requests))]
     return {case: records[3 * number : 3 * number + 3] for number, case in enumerate(cases)}
 
 
 @pytest.mark.parametrize("checkpoint", CASES)
-def test_every_case_decodes_alone_as_stored(checkpoint: str) -> None:
-    check(f"decoded_{checkpoint}", decoded(checkpoint, list(CASES[checkpoint]), 1))
+def test_every_case_decodes_alone_as_stored(checkpoint: str, weights: str) -> None:
+    check(f"decoded_{checkpoint}", decoded(checkpoint, weights, 1))
 
 
 @pytest.mark.parametrize("checkpoint", CASES)
-def test_every_case_decodes_in_a_batch_of_all_decoders_as_stored(checkpoint: str) -> None:
-    check(f"decoded_{checkpoint}", decoded(checkpoint, list(CASES[checkpoint]), 7), writes=False)
+def test_every_case_decodes_in_a_batch_of_all_decoders_as_stored(checkpoint: str, weights: str) -> None:
+    check(f"decoded_{checkpoint}", decoded(checkpoint, weights, 7), writes=False)
 
 
 def test_every_decoder_has_a_case_or_records_of_public_code() -> None:
@@ -154,6 +156,7 @@ def test_every_decoder_has_a_case_or_records_of_public_code() -> None:
     assert GUARDED <= set(DECODERS) <= GUARDED.union(names)
 
 
+@pytest.mark.usefixtures("weights")
 def test_texts_get_the_stored_texts() -> None:
     records = {}
     for decoder in ("autoregressive", "bd3lm", "fast_dllm_llada", "idlm", "llada", "refusion", "wedlm"):

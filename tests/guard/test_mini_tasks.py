@@ -90,7 +90,7 @@ def table_rows(run_dir: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def suite(tmp_path_factory: pytest.TempPathFactory, weights: str) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "refusion"
     return run(run_dir, "embedded", "refusion", "mini_suite", limit=2)
 
@@ -116,6 +116,7 @@ def test_a_batch_gives_the_same_records(suite: Path, tmp_path: Path) -> None:
     assert len(batched) == 4
 
 
+@pytest.mark.usefixtures("weights")
 @pytest.mark.parametrize("decoder", ["autoregressive", "bd3lm", "fast_dllm_llada", "idlm", "llada", "wedlm"])
 def test_the_records_of_the_other_embedded_decoders_are_the_stored_ones(decoder: str, tmp_path: Path) -> None:
     model = {"fast_dllm_llada": "embedded:llada"}.get(decoder, "embedded")
@@ -123,6 +124,7 @@ def test_the_records_of_the_other_embedded_decoders_are_the_stored_ones(decoder:
     check(f"mini_{decoder}", {**records(run_dir), **csv_rows(run_dir)})
 
 
+@pytest.mark.usefixtures("weights")
 @pytest.mark.parametrize("decoder", sorted(OTHERS))
 def test_the_records_of_decoders_with_random_weights_are_the_stored_ones(decoder: str, tmp_path: Path) -> None:
     checkpoint = Path(shutil.copytree(CHECKPOINTS / OTHERS[decoder], tmp_path / "checkpoint"))

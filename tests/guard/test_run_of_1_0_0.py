@@ -89,6 +89,7 @@ def test_the_page_shows_every_answer(runs: Path, tmp_path: Path) -> None:
             assert json.dumps(sample.text)[1:-1] in shown
 
 
+@pytest.mark.usefixtures("weights")
 def test_the_run_that_was_killed_is_continued_with_each_sample_once(runs: Path) -> None:
     recorded = samples(runs / "interrupted")
     assert len(recorded) == NUM_ITEMS // 2

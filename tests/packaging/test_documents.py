@@ -396,6 +396,36 @@ def test_every_metric_of_a_results_file_is_defined() -> None:
     assert {name for name in metrics if f"`{name.removesuffix('_mean')}" not in defined} == set()
 
 
+# Rows of the table of docs/verification.md, and the files whose records each of its numbers counts.
+COUNTED = {
+    "ReFusion": ["golden"],
+    "autoregressive": ["golden_ar"],
+    "LLaDA, Dream, Fast-dLLM, D2F, BD3-LM": [
+        "golden_llada golden_dream golden_fast_dllm_llada golden_fast_dllm_dream golden_d2f_llada golden_d2f_dream "
+        "golden_bd3lm"
+    ],
+    "WeDLM": ["golden_wedlm"],
+    "I-DLM": ["golden_idlm", "golden_idlm_sampled", "golden_idlm_accept"],
+    "d3LLM on LLaDA and Dream": ["golden_d3llm_llada golden_d3llm_dream"],
+    "dParallel on LLaDA and Dream": ["golden_dparallel_llada golden_dparallel_dream"],
+    "SDAR, FreeDave's drafts": ["golden_sdar", "golden_freedave_sdar"],
+    "Fast-dLLM v2": ["golden_fast_dllm_v2"],
+    "LLaDA2": ["golden_llada2"],
+}
+
+
+def test_every_recorded_decoding_is_counted_on_the_page_of_verification() -> None:
+    files = (ROOT / "tests" / "data" / "parity").rglob("golden*.jsonl")
+    num_records = {path.stem: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    named = [name for parts in COUNTED.values() for part in parts for name in part.split()]
+    assert sorted(named) == sorted(num_records)
+    text = (DOCS / "verification.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (.*?) \| (.*) \|$", text, re.MULTILINE))
+    for system, parts in COUNTED.items():
+        counts = [sum(num_records[name] for name in part.split()) for part in parts]
+        assert [int(number) for number in re.findall(r"(?<![\w-])\d+\b", rows[system])] == counts, system
+
+
 @pytest.mark.process
 def test_the_example_of_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
