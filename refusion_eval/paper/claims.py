@@ -61,7 +61,13 @@ def claims_table(
         columns=[columns[at] for at in shown],
         rows=[[row[at] for at in shown] for row in rows],
         num_left=3 if left_out else 4,
-        notes=(HOW, _NARROW if narrow else "", others if num_others else "", *known),
+        notes=(
+            HOW,
+            _NARROW if narrow else "",
+            *(f"{result.claim.id}: {result.beside}" for result in judged if result.beside),
+            others if num_others else "",
+            *known,
+        ),
     )
 
 
@@ -155,7 +161,7 @@ def claims_cells(judged: Sequence[JudgedClaim]) -> tuple[list[str], list[list[ob
         line = [getattr(result.claim, name) for name in _COLUMNS]
         line += [result.on_published, result.follows, result.verdict, result.reason, *_bounds(result)]
         line += [result.measured.fewest_items, result.mini.fewest_items, result.mini.fused, result.mini_verdict]
-        line += [result.claim.note, result.claim.look]
+        line += ["; ".join(filter(None, (result.claim.note, result.beside))), result.claim.look]
         lines.append([*line, *([result.measured.prompts] if head[-1] == "prompts" else [])])
     return head, lines
 

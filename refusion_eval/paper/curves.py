@@ -20,20 +20,22 @@ def _curve(read: Reader, name: str, system: str, setting: str) -> tuple[NDArray[
     return np.array([value for _, value, _ in points]), np.array(measurements)
 
 
-def sweet_spot(read: Reader, setting: str, low: float, high: float) -> Values:
+def sweet_spot(read: Reader, setting: str, low: float, high: float, against: str = "qwen3") -> Values:
     """Percent of the swept values from `low` to `high` that are shown to be in the sweet spot (`is_better`).
 
-    The draws alternate between this and the percent that may be in it, so that the interval is from one to the other.
+    Against several baselines, separated by spaces, a value has to be better than each. The draws alternate between this
+    and the percent that may be in it, so that the interval is from one to the other.
     """
     task = read.points("refusion", setting)[0][2]
+    baselines = " ".join(f"{system}@{setting}" for system in against.split())
     bounds = []
     for name in ("score", "tps"):
         values, measurements = _curve(read, name, "refusion", setting)
         inside = (values >= low) & (values <= high)
-        above_baseline = measurements[inside] - read.metric(name, f"qwen3@{setting}", task)[0]
-        bounds.append(np.quantile(above_baseline[:, 1:], (0.025, 0.975), axis=1))
+        above = measurements[inside] - read.metric(name, baselines, task)  # [baselines, values, draws]
+        bounds.append(np.quantile(above[..., 1:], (0.025, 0.975), axis=-1))
     score, tps = bounds
-    shown, possible = 100 * is_better(score, tps, read.margin).mean(axis=1)
+    shown, possible = 100 * is_better(score, tps, read.margin).all(axis=1).mean(axis=-1)
     return np.where(np.arange(1 + RESAMPLES) % 2, possible, shown)
 
 
@@ -85,13 +87,24 @@ def in_case_study(read: Reader, metric: str) -> Values:
     return largest(np.array(counts))
 
 
+# Claim -> the setting and the range of its values that the paper calls the sweet spot.
+SWEET_SPOTS: Mapping[str, tuple[str, float, float]] = {
+    "P15": ("tau_slot", 0.5, 1.0),
+    "P16": ("tau_token", 0.1, 0.9),
+    "P17": ("slot_size", 8, 32),
+    "P18": ("block_size", 32, 128),
+}
+
+
+def in_sweet_spot(claim: str, against: str = "qwen3") -> Formula:
+    """The formula of a claim about a sweet spot, against these baselines."""
+    return lambda read: sweet_spot(read, *SWEET_SPOTS[claim], against)
+
+
 # By `id` in claims.csv, as `FORMULAS`, which they stand beside.
 ALL_FORMULAS: Mapping[str, Formula] = {
     **FORMULAS,
-    "P15": lambda read: sweet_spot(read, "tau_slot", 0.5, 1.0),
-    "P16": lambda read: sweet_spot(read, "tau_token", 0.1, 0.9),
-    "P17": lambda read: sweet_spot(read, "slot_size", 8, 32),
-    "P18": lambda read: sweet_spot(read, "block_size", 32, 128),
+    **{claim: in_sweet_spot(claim) for claim in SWEET_SPOTS},
     "P20": lambda read: correlation(read, "tau_slot", "score"),
     "P21": lambda read: -correlation(read, "tau_token", "tps"),
     "P22": lambda read: np.minimum(correlation(read, "slot_size", "score"), correlation(read, "slot_size", "tps")),

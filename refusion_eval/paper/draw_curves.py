@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -10,12 +11,14 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
 from refusion_eval.decoders import Style
+from refusion_eval.metrics import Interval
 from refusion_eval.paper import style
 from refusion_eval.paper.formulas import MARGIN
 from refusion_eval.paper.names import NO_PUBLISHED, benchmark_title, caption, count, mini_sentence, task_title
 from refusion_eval.paper.points import DELTA_SCORE, DELTA_TPS, DISTANCES, is_better
-from refusion_eval.paper.rows import OPERATING_POINT, Point
+from refusion_eval.paper.rows import OPERATING_POINT, REFERENCE, Point
 from refusion_eval.results.measurement import read_published, without_backbone
+from refusion_eval.results.render import interval_text
 
 MOST_COLUMNS = 4  # most columns of Figure 7
 
@@ -181,7 +184,8 @@ def _amount(value: float) -> str:
 def draw_swept(points: Sequence[Point], width: style.Width | None = None, margin: float = MARGIN) -> style.Drawing:
     """Figures 4 and 8: score and throughput minus the baseline's, with the sweet spot of each setting shaded."""
     panels = sorted(dict.fromkeys(point.panel for point in points), key=lambda name: [*_SETTINGS, name].index(name))
-    points, off = _with_off_on_the_axis(points)
+    every, further = points, [point for point in points if point.mark == REFERENCE]
+    points, off = _with_off_on_the_axis([point for point in points if point.mark != REFERENCE])
     series = style.in_order(point.series for point in points)
     rows = ((DELTA_SCORE, "$\\Delta$ score (points)"), (DELTA_TPS, "$\\Delta$ TPS (tokens/s)"))
     inches = style.page_width(width, "one" if len(panels) == 1 else "two")
@@ -201,6 +205,9 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None, margin
                     curve = [point for point in points if (point.panel, point.metric, point.series) == key]
                     # Without lines, which would join the noise of single runs.
                     _curve(axes, curve, replace(style.style_of(system, series), line="none"))
+                for point in further:
+                    if (point.panel, point.metric) == (panel, metric):
+                        _further_line(axes, point, further)
                 style.formula(axes.yaxis.get_label())
                 axes.set_ylabel(name if column == 0 or stacked else "")
                 if stacked or metric == DELTA_TPS:
@@ -214,7 +221,7 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None, margin
             middle = (low + high) / 2
             grid[0, 0].set_ylim(middle - _LEAST_RANGE / 2, middle + _LEAST_RANGE / 2)
         num_columns = 4 if inches == style.TEXT_WIDTH else 2
-        legend = _swept_legend(points, margin)
+        legend = _swept_legend(points, further, margin)
         figure.legend(handles=legend, loc="outside upper center", ncols=num_columns, columnspacing=1.4)
         figure.align_ylabels(grid[:, 0])
     labels = {handle.get_label() for handle in legend}
@@ -224,7 +231,8 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None, margin
         f"autoregressive baseline (AR, dashed) against the value of a setting (horizontal axis) on "
         f"{benchmark_title(points)}, {count(point.n for point in points)}.",
         mini_sentence(points),
-        *caption(points),
+        *_further_sentences(further),
+        *caption(every),
         "Shaded: values around the operating point that are shown to be faster than AR and no worse by more than "
         f"{margin:g} points (the lower bound of the first difference is above 0, that of the second above "
         f"\u2212{margin:g})."
@@ -237,6 +245,41 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None, margin
         "" if points[0].mini else "Dotted: bounds of the sweet spot that the paper prints.",
     ]
     return style.drawing(figure, sentences)
+
+
+def _further_line(axes: Axes, point: Point, further: Sequence[Point]) -> None:
+    """Draws a further autoregressive system across the axes, with its marker and interval at the right edge."""
+    look = _further_look(point, further)
+    across: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "color": look["color"]}
+    axes.plot([0, 1], [point.y] * 2, linestyle=look["linestyle"], linewidth=look["linewidth"], zorder=2, **across)
+    bars = style.bars([point], "y")
+    end: dict[str, Any] = {
+        "marker": look["marker"],
+        "markersize": 4,
+        "clip_on": False,
+        "elinewidth": 0.7,
+        "capsize": 1.6,
+        "zorder": 3,
+    }
+    axes.errorbar([1], [point.y], yerr=bars, linestyle="none", **end, **across)
+
+
+def _further_look(point: Point, further: Sequence[Point]) -> dict[str, Any]:
+    look = style.style_of(point.series, [other.series for other in further])
+    return {"color": look.colour, "marker": look.marker, "linestyle": (0, (1, 1)), "linewidth": 1.2}
+
+
+def _further_sentences(further: Sequence[Point]) -> list[str]:
+    """What a caption says of the further autoregressive systems: each one's differences from the baseline."""
+    differences: dict[str, dict[str, str]] = {}
+    for point in further:
+        text = interval_text(Interval(point.y, point.y_low, point.y_high, point.n))
+        differences.setdefault(point.label, {})[point.metric] = text
+    return [
+        f"{label} (horizontal dotted line) is a further autoregressive system: {found[DELTA_SCORE]} points of score "
+        f"and {found[DELTA_TPS]} tokens per second from the baseline; sweet spots are against the baseline alone."
+        for label, found in differences.items()
+    ]
 
 
 def _with_off_on_the_axis(points: Sequence[Point]) -> tuple[list[Point], dict[str, float]]:
@@ -316,7 +359,7 @@ def _main_series(points: Sequence[Point]) -> str:
     return next((name for name in names if without_backbone(name) == "refusion"), names[0])
 
 
-def _swept_legend(points: Sequence[Point], margin: float) -> list[Line2D | Patch]:
+def _swept_legend(points: Sequence[Point], further: Sequence[Point], margin: float) -> list[Line2D | Patch]:
     labels = {point.series: point.label for point in points}
     handles: list[Line2D | Patch] = []
     for system in style.in_order(labels):
@@ -325,6 +368,9 @@ def _swept_legend(points: Sequence[Point], margin: float) -> list[Line2D | Patch
     if any(point.mark == OPERATING_POINT for point in points):
         handles.append(Line2D([], [], **_RING, label="operating point"))
     handles.append(Line2D([], [], color=style.BLACK, linewidth=0.6, linestyle=(0, (4, 2)), label="AR baseline"))
+    for label, point in {point.label: point for point in further}.items():
+        dagger = "\u2020" if point.note else ""
+        handles.append(Line2D([], [], label=style.in_legend(label + dagger), **_further_look(point, further)))
     panels, main = {point.panel for point in points}, _main_series(points)
     shown, possible = (
         {panel: sweet_spot(points, panel, main, margin, undecided=undecided) for panel in panels}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from refusion_eval.benchmarks import BENCHMARKS, RELEASE
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import bootstrap_mean
-from refusion_eval.paper.curves import ALL_FORMULAS
+from refusion_eval.paper.curves import ALL_FORMULAS, SWEET_SPOTS, in_sweet_spot
 from refusion_eval.paper.formulas import (
     MARGIN,
     NOTHING,
@@ -22,8 +22,9 @@ from refusion_eval.paper.formulas import (
     compute,
     speedup_averages,
 )
+from refusion_eval.paper.names import task_title
 from refusion_eval.paper.statements import Claim, read_claims
-from refusion_eval.paper.studies import OF_SOME_ITEMS
+from refusion_eval.paper.studies import CHOSEN, GRADED, OF_SOME_ITEMS
 from refusion_eval.results.measurement import (
     GENERATE,
     SPEED_METRICS,
@@ -66,7 +67,10 @@ _TASK_SETS = {ALL_TASKS: TASKS, "without arc_challenge": tuple(task for task in 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedClaim:
-    """A claim with its verdict, the result of its formula on the paper's own numbers, and whether that is printed."""
+    """A claim with its verdict, the result of its formula on the paper's own numbers, and whether that is printed.
+
+    `beside` says of a sweet spot what share of its values is also better than the other autoregressive runs.
+    """
 
     claim: Claim
     on_published: float | None = None
@@ -76,6 +80,7 @@ class JudgedClaim:
     reason: str
     mini: Computed = NOTHING
     mini_verdict: str = ""
+    beside: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +112,12 @@ class Evidence:
             else:
                 real.append(measurement)
         self._real, self._mini = by_key(real), _over_rounds(mini)
+
+    def baselines(self, setting: str, *, mini: bool) -> dict[str, str]:
+        """Label -> system of the autoregressive runs that a sweep of a setting measured beside its points."""
+        figures = self._mini if mini else self._real
+        runs = [(one.label, key.partition("@")) for (key, _, _), one in figures.items()]
+        return {label: system for label, (system, _, pair) in runs if pair == setting}
 
     def compute(self, formula: Formula, *, mini: bool = False) -> Computed:
         """Result of a formula on the real benchmarks, or on the mini look-alikes."""
@@ -152,6 +163,7 @@ def judge(claim: Claim, evidence: Evidence) -> JudgedClaim:
         verdict, reason = NOT_MEASURED, measured.reason
     else:
         verdict, reason = _compared(claim, measured)
+    beside = [_beside(claim, evidence, found, mini=found is mini) for found in (measured, mini) if found.is_defined]
     return JudgedClaim(
         claim=claim,
         on_published=None if printed is None else printed.interval.value,
@@ -161,7 +173,32 @@ def judge(claim: Claim, evidence: Evidence) -> JudgedClaim:
         reason=reason,
         mini=mini,
         mini_verdict=_direction(claim, mini) if mini.is_defined else "",
+        beside=" ".join(filter(None, beside)),
     )
+
+
+def _beside(claim: Claim, evidence: Evidence, against_backbone: Computed, *, mini: bool) -> str:
+    """Of a sweet spot: the share of its values against the backbone, and against each autoregressive run at once."""
+    if claim.id not in SWEET_SPOTS:
+        return ""
+    baselines = evidence.baselines(SWEET_SPOTS[claim.id][0], mini=mini)
+    against_all = evidence.compute(in_sweet_spot(claim.id, " ".join(baselines.values())), mini=mini)
+    backbone = next(label for label, system in baselines.items() if system == "qwen3")
+    benchmark = against_backbone.measurements[0].benchmark
+    text = (
+        f"On {task_title(benchmark, mini)} {_share(against_backbone)} of the values are shown to be in the sweet spot "
+    )
+    text += f"against {backbone}, and "
+    if against_all.is_defined and len(baselines) > 1:
+        text += f"{_share(against_all)} against each of {', '.join(baselines)}."
+    else:
+        text += f"{against_all.reason or 'no further autoregressive run was measured beside them'}."
+    return text + (f" {CHOSEN}" if mini and benchmark == GRADED else "")
+
+
+def _share(of_values: Computed) -> str:
+    value, high = of_values.interval.value, of_values.interval.high
+    return f"{value:.3g} %" + (f" (at most {high:.3g} %)" if high > value else "")
 
 
 def _on_published(claim: Claim, formula: Formula) -> Computed | None:

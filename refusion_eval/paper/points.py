@@ -12,7 +12,7 @@ from refusion_eval.errors import DataError
 from refusion_eval.metrics import Interval, require_turns
 from refusion_eval.paper.formulas import setting_number
 from refusion_eval.paper.names import benchmark_of, system_label, task_title
-from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, read_records
+from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, REFERENCE, Point, read_records
 from refusion_eval.results.differences import Difference, difference
 from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.measurement import (
@@ -157,7 +157,7 @@ class _SweptRun(NamedTuple):
     """One run of a sweep: the settings that differ from the settings table, and its figures."""
 
     varied: tuple[str, ...]
-    is_baseline: bool
+    is_autoregressive: bool
     mark: str
     measurements: list[Measurement]
 
@@ -165,10 +165,15 @@ class _SweptRun(NamedTuple):
 def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     """Points of Figures 4 and 8: one setting at a time, score and throughput minus those of the baseline.
 
-    There are two points for each value, one of each metric; panels are the settings that were varied.
+    There are two points for each value, one of each metric; panels are the settings that were varied. The first
+    autoregressive system is the baseline; each further one has two points without a value (NaN) in every panel.
     """
     runs = [run for folder in folders for run in _swept_runs(folder, task)]
-    baseline = next((run for run in runs if run.is_baseline), None)
+    autoregressive: dict[str, _SweptRun] = {}
+    for run in runs:
+        if run.is_autoregressive:
+            autoregressive.setdefault(run.measurements[0].system, run)
+    baseline, *further = autoregressive.values() or (None,)
     require_comparable([entry for run in runs for entry in run.measurements])
     if baseline is None:
         raise DataError(f"{folders[0]} has no autoregressive run of {task} to compare with; name one in the sweep")
@@ -177,13 +182,15 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     settings = list(dict.fromkeys(name for run in runs for name in run.varied))
     for name in settings:
         # The run of the settings table comes first and is replaced by a run that names the same value.
-        for run in runs:
-            if run.is_baseline or set(run.varied) - {name} or not _is_timed(run.measurements):
+        for run in (*(run for run in runs if not run.is_autoregressive), *further):
+            if set(run.varied) - {name} or not _is_timed(run.measurements):
                 continue
             first = run.measurements[0]
-            value = setting_number(first.settings.get(name, ""), f"{first.run_id}, {name}")
-            if math.isnan(value):
-                continue  # the system does not have this setting
+            value, mark = math.nan, REFERENCE
+            if not run.is_autoregressive:
+                value, mark = setting_number(first.settings.get(name, ""), f"{first.run_id}, {name}"), run.mark
+                if math.isnan(value):
+                    continue  # the system does not have this setting
             if reason := _not_in_turns(run.measurements, baseline.measurements, of_sweep=True):
                 left_out[first.run_id] = reason
                 continue
@@ -191,12 +198,15 @@ def swept(folders: Sequence[Path], task: str = TASK) -> list[Point]:
             items = _other_items(run.measurements, baseline.measurements)
             for metric, (y, paired) in zip((DELTA_TPS, DELTA_SCORE), deltas, strict=True):
                 x = Interval(value, math.nan, math.nan, y.n)
-                point = _point(run.measurements, name, x, y, metric=metric, mark=run.mark)
+                point = _point(run.measurements, name, x, y, metric=metric, mark=mark)
                 points[name, point.series, metric, value] = replace(point, pairing=_pairing(**{metric: paired}) + items)
     if not points and not left_out:
         advice = "figures 4 and 8 are drawn from such sweeps"
         raise DataError(f"{folders[0]}: no run of {task} varies one setting; {advice}")
-    of_runs = sorted(points.values(), key=lambda point: (settings.index(point.panel), point.metric, point.x))
+    of_runs = sorted(
+        points.values(),
+        key=lambda point: (settings.index(point.panel), point.metric, point.mark == REFERENCE, point.x),
+    )
     return _without(of_runs, left_out)
 
 
@@ -208,7 +218,7 @@ def frontier(folders: Sequence[Path], task: str = TASK) -> list[Point]:
     for run in {run.measurements[0].run_id: run for run in runs}.values():  # points may share a run
         by_metric = {entry.metric: entry for entry in run.measurements}
         score = next((by_metric[name] for name in SCORES if name in by_metric), None)
-        if score is None or "tpf" not in by_metric or run.is_baseline:
+        if score is None or "tpf" not in by_metric or run.is_autoregressive:
             continue
         x, y = by_metric["tpf"].interval, score.interval
         point = _point(run.measurements, score.benchmark, x, y, metric=score.metric, mark=run.mark)
@@ -263,7 +273,7 @@ def _swept_runs(folder: Path, task: str) -> list[_SweptRun]:
     return [
         _SweptRun(
             varied=tuple(pair.partition("=")[0] for pair in record["varied"].split(" ") if pair),
-            is_baseline=record["decoder"] == "autoregressive",
+            is_autoregressive=record["decoder"] == "autoregressive",
             mark=OPERATING_POINT if record["operating_point"] == "yes" else "",
             measurements=measurements[record["run_id"]],
         )

@@ -15,6 +15,7 @@ from refusion_eval.untrusted import open_plain
 
 _LONGEST_LINE = 1 << 16
 OPERATING_POINT, BASELINE = "operating point", "baseline"
+REFERENCE = "reference"  # a further autoregressive run of a sweep, which has no value of the setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,14 @@
 """The commands that measure the embedded family again (`miniature.results`)."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
 
 from miniature.results import choices, main, speeds, tables
 from miniature.train import STAGES, VARIANTS, runs_of
+from refusion_eval.results.render import read_csv
 
 ROOT = Path(__file__).parents[2]
 # What else is there: files of training, of the machine, and what the commands read.
@@ -41,6 +43,13 @@ def test_the_scaling_counts_the_samples_of_all_courses(work_dir: Path) -> None:
     (command,) = (command for command in tables(work_dir) if "plots/scaling.py" in command)
     samples = [word.partition("=")[0] for word in command if "=" in word]
     assert samples == ["40", "40", "40", "40", "160"]
+
+
+def test_the_overview_is_drawn_from_the_figures_of_the_family(tmp_path: Path) -> None:
+    overview = runpy.run_path(str(ROOT / "plots/overview.py"))
+    overview["draw"](read_csv(ROOT / "results/embedded/family.csv"), tmp_path / "overview.png")
+    stored = (ROOT / "results/embedded/overview.txt").read_text(encoding="utf-8")
+    assert (tmp_path / "overview.txt").read_text(encoding="utf-8") == stored
 
 
 def test_a_dry_run_prints_the_commands(

@@ -26,6 +26,7 @@ from refusion_eval.paper.locality.study import COLUMNS
 from refusion_eval.paper.names import caption, system_label
 from refusion_eval.paper.points import (
     DELTA_SCORE,
+    DELTA_TPS,
     LOCALITY_COLUMNS,
     against_baseline,
     frontier,
@@ -34,7 +35,7 @@ from refusion_eval.paper.points import (
     scaling_points,
     swept,
 )
-from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, Point, TokenCell, read_rows, write_rows
+from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, REFERENCE, Point, TokenCell, read_rows, write_rows
 from refusion_eval.paper.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order
 from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.measured import run_measurements
@@ -274,6 +275,7 @@ def swept_runs(write_run, folder, gained, lost, num_items):
         ("ar-table", "AR", "autoregressive", before, {"tau_slot": None}, 0.5),
         ("refusion-table", "ReFusion", "refusion", after, {"tau_slot": 0.9, "slot_size": 4}, 0.25),
         ("refusion-tau_slot=0.5", "ReFusion", "refusion", after, {"tau_slot": 0.5, "slot_size": 4}, 0.25),
+        ("sft-table", "AR-SFT", "autoregressive", {str(item) for item in range(half)}, {"tau_slot": None}, 0.5),
     ]
     lines = ["run_id,system,decoder,task,origin,varied,operating_point"]
     runs = []
@@ -324,7 +326,8 @@ def test_a_sweep_with_its_runs_is_paired_as_compare_is_and_its_files_alone_are_n
     bounds = (score.y, score.y_low, score.y_high)
     assert bounds == pytest.approx((task.difference.value, task.difference.low, task.difference.high))
     assert {one.pairing for one in points} == {"paired by item"}
-    (one,) = [one for one in against_baseline(list((folder / "runs").glob("*-table")), "gsm8k") if one.pairing]
+    runs = [folder / "runs" / name for name in ("ar-table", "refusion-table")]
+    (one,) = [one for one in against_baseline(runs, "gsm8k") if one.pairing]
     assert (one.y, one.y_low, one.y_high, one.pairing) == (*bounds, "paired by item")
     shutil.rmtree(folder / "runs")
     alone = rows_of("figure4", [folder])
@@ -335,6 +338,25 @@ def test_a_sweep_with_its_runs_is_paired_as_compare_is_and_its_files_alone_are_n
     assert "Differences are paired by item." in captions[0]
     assert "Differences are unpaired." in captions[1]
     assert all("n = 40 items a point" in text and "no worse by more than 2 points" in text for text in captions)
+
+
+def test_a_further_autoregressive_run_of_a_sweep_is_a_second_line(write_run, tmp_path):
+    folder = swept_runs(write_run, tmp_path / "sweep", gained=2, lost=5, num_items=40)
+    found = compare_runs(*(folder / "runs" / name for name in ("ar-table", "sft-table"))).tasks[0].difference
+    csv, *_ = write_figure("figure4", rows_of("figure4", [folder]), tmp_path)
+    further = [point for point in rows_of("figure4", [csv]) if point.mark == REFERENCE]
+    assert {(point.series, point.metric, point.pairing) for point in further} == {
+        ("autoregressive_sft", metric, "paired by item") for metric in (DELTA_SCORE, DELTA_TPS)
+    }
+    (score,) = [point for point in further if point.metric == DELTA_SCORE]
+    assert (score.y, score.y_low, score.y_high) == pytest.approx((found.value, found.low, found.high), rel=1e-5)
+    assert math.isnan(score.x)
+    figure, caption = draw_swept(read_rows(csv, Point))
+    assert "AR-SFT" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert any(list(line.get_ydata()) == [score.y] * 2 for line in figure.axes[0].get_lines())
+    assert f"{score.y:.2f} [{score.y_low:.2f}, {score.y_high:.2f}] points of score" in caption
+    alone = [point for point in read_rows(csv, Point) if point.mark != REFERENCE]  # as older files have it
+    assert "AR-SFT" not in draw_swept(alone).caption
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (0, 1), (2, 1), (3, 0), (1, 4)])

@@ -7,10 +7,11 @@ import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS, RELEASE
 from refusion_eval.errors import DataError
+from refusion_eval.paper.claims import claims_cells, claims_table
 from refusion_eval.paper.formulas import Reader
 from refusion_eval.paper.judge import AGREES, NOT_DECIDED, OPEN, REPRODUCED, Evidence, judge
 from refusion_eval.paper.statements import read_claims
-from refusion_eval.paper.studies import CASE_STUDY, case_study_measurements, sort_sources
+from refusion_eval.paper.studies import CASE_STUDY, CHOSEN, GRADED, case_study_measurements, sort_sources
 from refusion_eval.results.measurement import by_key
 from refusion_eval.types import Trace
 from tests.paper.conftest import write_sweep
@@ -46,6 +47,27 @@ def test_a_sweet_spot_is_open_where_the_data_do_not_decide(tmp_path, half_width,
     judged = judge(CLAIMS["P15"], Evidence(wide))
     assert judged.mini_verdict == verdict
     assert (judged.mini.interval.low, judged.mini.interval.high) == interval
+
+
+@pytest.mark.parametrize(
+    ("further", "text"),
+    [
+        (70.0, "against AR, and 0 % against each of AR, AR-SFT."),
+        (51.0, "against AR, and 66.7 % (at most 100 %) against each of AR, AR-SFT."),
+        (None, "against AR, and no further autoregressive run was measured beside them."),
+    ],
+)
+def test_a_sweet_spot_names_its_share_against_every_autoregressive_run(tmp_path, further, text):
+    folder = write_sweep(tmp_path / "sweep", "tau_slot", [0.5, 0.7, 0.9], operating=0.5, further=further)
+    _, figures = sort_sources([folder])
+    judged = judge(CLAIMS["P15"], Evidence([replace(figure, num_rounds=2) for figure in figures]))
+    assert (judged.mini.interval.value, judged.mini_verdict) == (100, AGREES)  # the claim is about the backbone
+    assert judged.beside == f"On mini MBPP 100 % of the values are shown to be in the sweet spot {text}"
+    chosen = [replace(figure, num_rounds=2, benchmark=GRADED) for figure in figures]
+    assert judge(CLAIMS["P15"], Evidence(chosen)).beside.endswith(CHOSEN)
+    assert f"P15: {judged.beside}" in claims_table([judged]).markdown()
+    (row,) = claims_cells([judged])[1]
+    assert any(str(value).endswith(judged.beside) for value in row)
 
 
 def test_a_sweet_spot_on_the_benchmark_itself_has_the_verdict_not_decided(tmp_path):
