@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from refusion_eval.paper.names import task_title
 from refusion_eval.results.render import Table, markdown_source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,3 +20,19 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[Any]], num_left: in
 
 def interval(value: float, low: float, high: float, digits: int = 1) -> str:
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """One text such as "a, b and c", or "none"."""
+    *first, last = parts or ["none"]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def systems_of(words: Sequence[str]) -> list[str]:
+    """The systems that the words of a block name, with a plus sign before a variant: ReFusion+verifier."""
+    return [word.replace("+", ", ") for word in words]
+
+
+def title(task: str) -> str:
+    """The name of the benchmark that a mini task looks like."""
+    return task_title(task.removeprefix("mini_"), mini=False)

@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 import torch
 import yaml
-from generated_common import GPU_RESULTS, RESULTS, ROOT, interval, table_of
-from generated_text import TEXTS, front, systems_of
+from generated_common import GPU_RESULTS, RESULTS, ROOT, interval, listed, systems_of, table_of
+from generated_pairs import PAIRED, front
+from generated_text import TEXTS, means_of
 
 from refusion_eval.bench.checkpoints import SHAPES, config_of
 from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, results_rows
@@ -110,20 +111,61 @@ def _paper_block(number: int) -> Maker:
     return block
 
 
+# What follows "golden" in the names of the files of recorded decodings -> whose they are.
+RECORDED = {
+    "": "ReFusion",
+    "_ar": "transformers' greedy `generate`",
+    "_llada": "LLaDA",
+    "_dream": "Dream",
+    "_bd3lm": "BD3-LM",
+    "_fast_dllm_llada": "Fast-dLLM",
+    "_fast_dllm_dream": "Fast-dLLM",
+    "_d2f_llada": "D2F",
+    "_d2f_dream": "D2F",
+    "_wedlm": "WeDLM",
+    "_idlm": "I-DLM",
+    "_idlm_sampled": "I-DLM",
+    "_d3llm_llada": "d3LLM",
+    "_d3llm_dream": "d3LLM",
+    "_dparallel_llada": "dParallel",
+    "_dparallel_dream": "dParallel",
+    "_sdar": "SDAR",
+    "_freedave_sdar": "FreeDave",
+    "_fast_dllm_v2": "Fast-dLLM v2",
+    "_llada2": "LLaDA2",
+}
+
+
 def equal_data(systems: Sequence[str]) -> str:
-    """TPF and accuracy of systems of the embedded family by task, and what they show; the TPF of AR-SFT is always 1."""
+    """Accuracy and TPF of systems of the embedded family by task, and what they show; the TPF of AR-SFT is always 1."""
     systems = systems_of(systems)
     rows = []
     for task, lines in groupby(summary(read_csv(RESULTS / "family.csv")), key=lambda line: line.task):
         by_system = {line.system: line for line in lines}
-        tpf = [by_system[system].measurement("tpf") for system in systems if system != "AR-SFT"]
-        scores = [by_system[system].measurement("accuracy") for system in systems]
-        title = f"**mean of {scores[0].num_tasks}**" if scores[0].is_mean else task
-        cells = [f"{row.value:.1f}" for row in tpf]
-        rows.append((title, *cells, *(interval(row.value, row.ci_low, row.ci_high, 0) for row in scores)))
-    parallel = [f"{system}: TPF" for system in systems if system != "AR-SFT"]
-    table = table_of(("Task", *parallel, *(f"{system}: accuracy %" for system in systems)), rows)
-    return f"{front(systems)}\n{table}"
+        scores = {system: by_system[system].measurement("accuracy") for system in systems}
+        cells = [
+            f"{interval(row.value, row.ci_low, row.ci_high, 0)} at {by_system[system].measurement('tpf').value:.1f}"
+            for system, row in scores.items()
+        ]
+        first = next(iter(scores.values()))
+        rows.append((f"**mean of {first.num_tasks}**" if first.is_mean else task.removeprefix("mini_"), *cells))
+    return f"{front(systems, means_of('tpf'))}\n{table_of(('Accuracy % at TPF', *systems), rows)}"
+
+
+def recordings(_: Sequence[str]) -> str:
+    """How many recorded decodings of public code the decoders are compared with."""
+    files = {
+        file.stem.removeprefix("golden"): file
+        for file in (ROOT / "tests" / "data" / "parity").rglob("golden*.jsonl")
+        if not file.stem.endswith("_accept")  # single decisions
+    }
+    unnamed = files.keys() - RECORDED.keys()
+    assert not unnamed, f"say in RECORDED whose decodings these are: {sorted(unnamed)}"
+    number = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files.values())
+    return (
+        f"The decoders give the tokens and forwards of {number} recorded decodings of public code, and in each forward "
+        f"the same rows and committed tokens: of {listed(list(dict.fromkeys(RECORDED.values())))}.\n"
+    )
 
 
 def memory_bound(_: Sequence[str]) -> str:
@@ -271,6 +313,14 @@ def verifier(_: Sequence[str]) -> str:
     return _verifier_rows(shipped, {"Task": lambda row: row["task"]})
 
 
+def verifier_settings(_: Sequence[str]) -> str:
+    """The same with the settings that were chosen for each rule."""
+    rows = _csv_rows("verifier.csv")
+    own = [row for row in rows if row["items"] == "test items, own settings"]
+    last = max(int(row["samples"]) for row in own)
+    return _verifier_rows([row for row in own if int(row["samples"]) == last], {"Task": lambda row: row["task"]})
+
+
 def verifier_courses(_: Sequence[str]) -> str:
     """The same over all tasks, by checkpoint and kind of items."""
     means = [row for row in _csv_rows("verifier.csv") if row["task"] == "mean"]
@@ -315,11 +365,13 @@ MAKERS: dict[str, Maker] = {
     **{f"table{number}": _paper_block(number) for number in range(1, 8)},
     "equal_data": equal_data,
     "memory_bound": memory_bound,
+    "recordings": recordings,
     "hours": hours,
     "artefact": artefact,
     "csv": csv_table,
     "verifier": verifier,
     "verifier_courses": verifier_courses,
+    "verifier_settings": verifier_settings,
     "bench_train": bench_train,
     "soak": soak,
     "sandbox": sandbox,
@@ -328,4 +380,5 @@ MAKERS: dict[str, Maker] = {
     "slot_sizes": slot_sizes,
     "training_memory": training_memory_table,
     **TEXTS,
+    **PAIRED,
 }

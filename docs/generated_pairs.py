@@ -1,0 +1,187 @@
+"""Sentences about the embedded family that compare systems answer by answer, made from single verdicts.
+
+Each maker is like those of `generated_tables`. A difference of accuracies is the mean of paired differences of the
+tasks, with the interval that `refusion-eval compare` prints, and a single task is named only where Holm's correction
+over all tasks leaves its p value below 5 %.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas
+from generated_common import RESULTS, interval, listed, table_of, title
+
+from refusion_eval.metrics import Interval, Statistic, bootstrap, mean_of_intervals, paired_difference, scaled
+from refusion_eval.results.compare import holm, mcnemar
+
+AR, AR_SFT = "AR", "AR-SFT"
+LEVEL = 0.05
+
+
+class Pair(NamedTuple):
+    """Two systems on the same items: the mean difference over tasks in points, and the tasks that Holm leaves."""
+
+    mean: Interval
+    lower: Sequence[str]
+    higher: Sequence[str]
+
+
+def verdicts() -> pandas.DataFrame:
+    """The single answers of the family."""
+    return pandas.read_csv(RESULTS / "verdicts.csv", dtype={"item": str})
+
+
+def compared(answers: pandas.DataFrame, system: str, reference: str) -> Pair:
+    """The accuracy of a system minus that of a reference, paired by item."""
+    tables = answers.pivot(index=["task", "item"], columns="system", values="right")[[reference, system]].dropna()
+    tasks = {task: (part[reference].to_numpy(), part[system].to_numpy()) for task, part in tables.groupby("task")}
+    changes = {task: after - before for task, (before, after) in tasks.items()}
+    values = [mcnemar(int((each > 0).sum()), int((each < 0).sum())) for each in changes.values()]
+    left = [task for task, value in zip(changes, holm(values), strict=True) if value < LEVEL]
+    return Pair(
+        scaled(mean_of_intervals([paired_difference(*each) for each in tasks.values()]), 100),
+        [title(task) for task in left if changes[task].sum() < 0],
+        [title(task) for task in left if changes[task].sum() > 0],
+    )
+
+
+def differences(answers: pandas.DataFrame, systems: Sequence[str], reference: str = AR_SFT) -> str:
+    """The differences of systems from a reference, the largest first, with the tasks that differ."""
+    pairs = {system: compared(answers, system, reference) for system in systems}
+    parts = []
+    for system, pair in sorted(pairs.items(), key=lambda entry: -entry[1].mean.value):
+        named = (("lower", pair.lower), ("higher", pair.higher))
+        where = [f"{word} on {listed(tasks)}" for word, tasks in named if tasks]
+        mean = interval(pair.mean.value, pair.mean.low, pair.mean.high)
+        parts.append(f"{system} {mean} ({', '.join(where) or 'on no task'})")
+    return "; ".join(parts)
+
+
+def front(systems: Sequence[str], tpf: Mapping[str, float]) -> str:
+    """What a table of these systems shows beside AR-SFT; `tpf` is that over all tasks."""
+    answers = verdicts()
+    others = [system for system in systems if system != AR_SFT]
+    return (
+        f"Of these, {max(others, key=tpf.__getitem__)} has the highest TPF over all tasks. The accuracies differ from "
+        f"that of AR-SFT, in points over all {answers.task.nunique()} tasks and paired by item, as follows: "
+        f"{differences(answers, others)}. A task is named if Holm's correction leaves its difference at 5 % "
+        "([why](docs/results.md#the-controlled-comparison-in-miniature)).\n"
+    )
+
+
+def paired(_: Sequence[str]) -> str:
+    """Accuracies of the family against AR-SFT and the backbone, and the rows that the systems computed."""
+    answers = verdicts()
+    others = [system for system in answers.system.unique() if system != AR_SFT]
+    right = answers.pivot_table(index="task", columns="system", values="right", aggfunc="mean") * 100
+    equal = [title(task) for task, row in right.iterrows() if abs(row[AR_SFT] - row[AR]) <= 1]
+    totals = answers.groupby("system")[["rows", "tokens"]].sum()
+    rows = (totals["rows"] / totals.tokens).sort_values()
+    return (
+        "Paired by item (`results/embedded/verdicts.csv`), the accuracy over all tasks differs from that of AR-SFT, "
+        f"in points, as follows: {differences(answers, others)}. A task is named if Holm's correction over the "
+        f"{answers.task.nunique()} tasks leaves its difference at 5 %. On {listed(equal)} the backbone has the "
+        "accuracy of AR-SFT within one point, although AR-SFT was trained on three times more samples. These tasks do "
+        "not tell a better model from a good one.\n\n"
+        "A forward computes one or many rows. The query rows of all forwards by all tokens, the prompt's rows "
+        f"included, are {listed([f'{value:.1f} for {system}' for system, value in rows.items()])}.\n"
+    )
+
+
+def equal_accuracy(_: Sequence[str]) -> str:
+    """Forwards and rows a token of the causal diffusion models at an accuracy that all of them reach."""
+    answers = pandas.read_csv(RESULTS / "equal_accuracy.csv")
+    systems = list(answers.system.unique())
+    lines, best = [], dict.fromkeys(systems, 0)
+    for task, found in answers.groupby("task", sort=False):
+        totals = found.groupby("system")[["tokens", "forwards", "rows"]].sum()
+        needed = totals.forwards / totals.tokens
+        fewest = needed.idxmin()
+        near = [system for system in systems if system == fewest or not _apart(found, fewest, system)]
+        best |= {system: best[system] + 1 for system in near}
+        cells = [
+            f"{'**' if system in near else ''}{needed[system]:.2f}{'**' if system in near else ''} "
+            f"({totals.loc[system, 'rows'] / totals.loc[system, 'tokens']:.1f})"
+            for system in systems
+        ]
+        lines.append((title(f"mini_{task}"), f"{found.reached.iloc[0]:.0f}", *cells))
+    columns = ("Task", "Accuracy at least, %", *systems)
+    counted = [f"{system} on {number}" for system, number in best.items()]
+    return (
+        f"{table_of(columns, lines)}\nForwards a token, and in parentheses query rows a token with those of the "
+        "prompt. Bold: the fewest forwards, and those that the 95 % interval of the paired difference does not tell "
+        f"from them: {listed(counted)} of {len(lines)} tasks.\n"
+    )
+
+
+def _apart(found: pandas.DataFrame, fewest: str, other: str) -> bool:
+    """Whether the interval of the difference of forwards a token, resampled by draw, leaves out 0."""
+    columns = [
+        found[found.system == system].sort_values("item")[name].to_numpy(dtype=float)
+        for system in (fewest, other)
+        for name in ("forwards", "tokens")
+    ]
+
+    def difference(*drawn: np.ndarray) -> np.ndarray:
+        forwards, tokens, other_forwards, other_tokens = (column.sum(axis=1) for column in drawn)
+        return other_forwards / other_tokens - forwards / tokens
+
+    return bootstrap([Statistic(columns, difference)])[0].interval().low > 0
+
+
+def _pooled(rows: pandas.DataFrame) -> str:
+    """The gain of the verifier over several tasks: mean difference, items gained and lost, and their p value."""
+    parts = [Interval(*row) for row in rows[["difference", "difference_ci_low", "difference_ci_high", "n"]].to_numpy()]
+    mean, gained, lost = mean_of_intervals(parts), int(rows.gained.sum()), int(rows.lost.sum())
+    return (
+        f"{interval(mean.value, mean.low, mean.high)} points ({gained} items gained, {lost} lost, "
+        f"p = {mcnemar(gained, lost):.2g})"
+    )
+
+
+def verifier_gain(_: Sequence[str]) -> str:
+    """Where the verifier's token helps: by task, and by training."""
+    rows = pandas.read_csv(RESULTS / "verifier.csv")
+    last = rows[rows.samples == rows.samples.max()]
+    tasks = last[(last["items"] == "test items") & (last.task != "mean")]
+    left = tasks[np.array(holm(tasks.p_value.tolist())) < LEVEL]
+    named = [f"{title(f'mini_{row.task}')} ({row.gained} gained, {row.lost} lost)" for row in left.itertuples()]
+    story = "gsm8k"
+    others = {
+        f"{samples:,} samples, {kind}": _pooled(part[(part.task != "mean") & (part.task != story)])
+        for (samples, kind), part in rows.groupby(["samples", "items"], sort=False)
+    }
+    means = rows[rows.task == "mean"]
+    falls = [
+        f"{' to '.join(f'{value:.1f}' for value in part.difference)} on {kind}"
+        for kind, part in means.groupby("items", sort=False)
+    ]
+    return (
+        "On the test items of the shipped checkpoint, Holm's correction over the tasks leaves "
+        f"{listed(named)}. Without {title(f'mini_{story}')} the gain over the other tasks is as follows: "
+        f"{'; '.join(f'{name}: {gain}' for name, gain in others.items())}. The gain over all tasks changes with "
+        f"training, from the first checkpoint to the last: {'; '.join(falls)}.\n"
+    )
+
+
+def verifier_serial(_: Sequence[str]) -> str:
+    """The best settings of the verifier beside one token a forward, on the draws."""
+    rows = pandas.read_csv(RESULTS / "frontiers.csv")
+    of = {
+        "verifier": rows[rows.system == "ReFusion, verifier"],
+        "serial": rows[(rows.system == "ReFusion") & rows.settings.str.contains('"serial": true')],
+    }
+    best = {name: part.groupby("task").accuracy.max().mean() for name, part in of.items()}
+    return (
+        f"On the draws of `results/embedded/frontiers.csv`, the best setting of each task has {best['verifier']:.1f} % "
+        f"in the mean with the verifier's tokens, and {best['serial']:.1f} % token by token (`serial=true`).\n"
+    )
+
+
+PAIRED = {
+    "paired": paired,
+    "equal_accuracy": equal_accuracy,
+    "verifier_gain": verifier_gain,
+    "verifier_serial": verifier_serial,
+}
