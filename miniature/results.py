@@ -9,14 +9,19 @@ which must have the machine for themselves, because they measure speed. A part t
 
 import argparse
 import itertools
+import json
+import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 from miniature.card import num_samples, read_record
 from miniature.family import EMBEDDED
+from miniature.pictures import PAGE, REPORTED, SCREENSHOT
 from miniature.train import VARIANTS, runs_of, stage_of
 from refusion_eval.paths import embedded_path, embedded_systems
 
@@ -25,6 +30,11 @@ PACKAGE = (sys.executable, "-m", "refusion_eval")
 SLOT_SETTINGS = ("block_size=32", "tau_slot=0.6", "tau_token=0.3")  # of the variants with one slot size
 BACKBONE_RUN, REFUSION_RUNS = "embedded-autoregressive", ("embedded-refusion-unfused", "embedded-refusion-fused")
 VERIFIER_RUN, MERGED_RUN = "embedded-refusion-verifier", "embedded-bd3lm-merged"
+# As root, Chromium starts only without its sandbox.
+BROWSER = ("chromium", "--headless", *(("--no-sandbox",) if os.geteuid() == 0 else ()), "--hide-scrollbars")
+SIZE = ("--window-size=1200,725", "--virtual-time-budget=5000")
+# What the address of the page leaves out, so that the matrix has room; the means are those of all tasks.
+LEFT_OUT = {"tasks": json.dumps(["mini_gpqa", "mini_mmlu_pro", "mini_parts"])}
 
 
 def _num_samples(work_dir: Path, run: str) -> int:
@@ -45,6 +55,7 @@ def choices(work_dir: Path) -> Iterator[Sequence[str]]:
     yield (*module, "miniature.verifier", *courses, "--out", str(verifier))
     for made in (frontiers, frontiers.with_suffix(".png"), verifier):
         yield ("cp", str(made), str(OUT))
+    yield (*module, "miniature.equal_accuracy", str(frontiers), "--out", f"{OUT}/equal_accuracy.csv")
     yield (*module, "miniature.letters", "--models", "embedded:", "--items", "40", "--out", f"{OUT}/letters.csv")
 
 
@@ -85,6 +96,9 @@ def tables(work_dir: Path) -> Iterator[Sequence[str]]:
     yield ("cp", "-r", str(work_dir / "results" / "embedded" / "artefacts"), str(OUT))
     yield ("rm", "-r", f"{OUT}/artefacts/case_study")  # the records that figures 5 and 9 were drawn from
     yield (*PACKAGE, "plot", "figure7", f"{OUT}/scaling.csv", "--out", f"{OUT}/artefacts")
+    yield (*PACKAGE, "report", *(str(runs / name) for name in REPORTED), "--out", PAGE)
+    yield (*BROWSER, *SIZE, f"--screenshot={SCREENSHOT}", f"{Path(PAGE).resolve().as_uri()}#/?{urlencode(LEFT_OUT)}")
+    yield (sys.executable, "-m", "miniature.pictures")
     yield (sys.executable, "docs/write.py")
 
 
@@ -94,6 +108,10 @@ def main() -> None:
     parser.add_argument("--work-dir", type=Path, required=True, help="runs of the training, and what is measured")
     parser.add_argument("--dry-run", action="store_true", help="print the commands instead of running them")
     given = parser.parse_args()
+    if not given.dry_run and shutil.which(BROWSER[0]) is None:
+        parser.error(
+            f"{BROWSER[0]}, which makes {SCREENSHOT}, is not installed; install it (Debian: apt-get install chromium)"
+        )
     for command in itertools.chain.from_iterable(part(given.work_dir) for part in (choices, speeds, tables)):
         print(f"$ {shlex.join(command)}", flush=True)
         if not given.dry_run:
