@@ -72,7 +72,7 @@ def responses(run_dir: Path) -> dict[tuple[str, str], Response]:
             (score.key.task, score.item_id): score.value == 1 for score in reader.scores() if score.metric == "passed"
         }
         return {
-            place: Response(right[place], tuple(sample.tokens), sample.num_forwards)
+            place: Response(right[place], tuple(sample.tokens or ()), sample.num_forwards)
             for sample in reader.samples()
             for place in [(sample.key.task, sample.item_id)]
         }
