@@ -125,7 +125,7 @@ class Label(NamedTuple):
 _PLACES = [
     (right, up)
     for up in (0, 1, -1, 1.7, -1.7, 2.8, -2.8, 4, -4, 5.5, -5.5, 7, -7, 9, -9)
-    for right in (1, -1, 0, 0.5, -0.5, 1.6, -1.6, 2.4, -2.4)
+    for right in (1, -1, 0, 0.5, -0.5, 0.75, -0.75, 1.3, -1.3, 1.6, -1.6, 2.4, -2.4)
     if up or abs(right) == 1
 ]
 
@@ -135,7 +135,7 @@ def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Seq
     figure = axes.get_figure()
     assert figure is not None
     pixel = figure.dpi / _POINTS
-    frame = np.array([axes.get_window_extent().extents])
+    frame = np.array([axes.get_window_extent().padded(-_ROOM * pixel).extents])
     points = axes.transData.transform([(label.x, label.y) for label in labels])
     marks = np.hstack([points - _ROOM * pixel, points + _ROOM * pixel])
     crossed = np.array([line.padded(2 * pixel).extents for line in lines]).reshape(-1, 4)
@@ -164,10 +164,11 @@ def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Seq
         far = np.linalg.norm(own - nearest, axis=1)
         costs = (
             20 * outside
+            + 9 * (outside > 1e-6)
             + 10 * hidden
             + 3 * (hidden > 0)
             + 2 * misleading
-            + 4 * across
+            + 8 * across
             + num_crossed
             + 0.2 * far / extent.height
         )
@@ -177,6 +178,9 @@ def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Seq
         text.set(position=tuple(to_data(own + middles[best])), ha="center", va="center")
         if misleading[best] or far[best] > 3 * _ROOM * pixel:
             axes.plot(*to_data([nearest[best], own]).T, color="0.35", linewidth=0.5, zorder=2, label="leader")
+            # Later names and lines avoid this line as they avoid a text: by boxes along it.
+            along = nearest[best] + np.linspace(0.1, 0.9, 25)[:, np.newaxis] * (own - nearest[best])
+            written = np.vstack([written, np.hstack([along - _GAP * pixel, along + _GAP * pixel])])
 
 
 def _is_misleading(boxes: Boxes, own: NDArray[Any], points: NDArray[Any]) -> NDArray[Any]:

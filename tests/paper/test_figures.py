@@ -1,3 +1,4 @@
+import itertools
 import math
 import re
 import shutil
@@ -211,6 +212,17 @@ def test_a_name_in_figure_1_is_nearer_to_its_own_point_than_to_any_other():
     found = list(gaps(figure.axes[0]))
     assert len(found) == len(rows_of("figure1", [])) > 10
     assert all(own < other for _, own, other in found), found
+
+
+def test_names_keep_off_the_frame_and_their_lines_do_not_cross():
+    root = Path(__file__).resolve().parents[2]
+    points = read_rows(root / "results/embedded/artefacts/figure1_mini_parts.csv", Point)
+    axes = draw_against_baseline(points).figure.axes[0]
+    frame = axes.get_window_extent().padded(-1)
+    assert all(frame.containsx(x) for text in axes.texts for x in text.get_window_extent().intervalx)
+    leaders = [line.get_path() for line in axes.get_lines() if line.get_label() == "leader"]
+    assert len(leaders) > 3
+    assert not any(one.intersects_path(other) for one, other in itertools.combinations(leaders, 2))
 
 
 def test_a_name_without_room_beside_its_point_gets_a_line_to_it():
