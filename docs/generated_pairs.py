@@ -82,8 +82,8 @@ def paired(_: Sequence[str]) -> str:
         "Paired by item (`results/embedded/verdicts.csv`), the accuracy over all tasks differs from that of AR-SFT, "
         f"in points, as follows: {differences(answers, others)}. A task is named if Holm's correction over the "
         f"{answers.task.nunique()} tasks leaves its difference at 5 %. On {listed(equal)} the backbone has the "
-        "accuracy of AR-SFT within one point, although AR-SFT was trained on three times more samples. These tasks do "
-        "not tell a better model from a good one.\n\n"
+        "accuracy of AR-SFT within one point, although AR-SFT was trained for four courses more. These tasks do not "
+        "tell a better model from a good one.\n\n"
         "A forward computes one or many rows. The query rows of all forwards by all tokens, the prompt's rows "
         f"included, are {listed([f'{value:.1f} for {system}' for system, value in rows.items()])}.\n"
     )
@@ -156,6 +156,7 @@ def verifier_gain(_: Sequence[str]) -> str:
     falls = [
         f"{' to '.join(f'{value:.1f}' for value in part.difference)} on {kind}"
         for kind, part in means.groupby("items", sort=False)
+        if len(part) > 1
     ]
     return (
         "On the test items of the shipped checkpoint, Holm's correction over the tasks leaves "

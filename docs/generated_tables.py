@@ -148,7 +148,7 @@ def equal_data(systems: Sequence[str]) -> str:
             for system, row in scores.items()
         ]
         first = next(iter(scores.values()))
-        rows.append((f"**mean of {first.num_tasks}**" if first.is_mean else task.removeprefix("mini_"), *cells))
+        rows.append((f"**mean of {first.num_tasks}**" if first.is_mean else task, *cells))
     return f"{front(systems, means_of('tpf'))}\n{table_of(('Accuracy % at TPF', *systems), rows)}"
 
 
