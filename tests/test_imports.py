@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "sandbox": BASE,
     "benchmarks": BASE | {"config", "paths"},
     "runs": BASE | {"api", "benchmarks", "config", "decoders", "engine", "models", "paths", "store"},
-    "results": BASE | {"benchmarks", "metrics", "runs", "store"},
+    "results": BASE | {"benchmarks", "config", "metrics", "runs", "store"},
     "scoring": BASE | {"benchmarks", "config", "decoders", "metrics", "results", "runs", "sandbox", "store"},
     "scaleout": BASE | {"api", "benchmarks", "config", "engine", "runs", "store"},
     "evaluation": BASE
