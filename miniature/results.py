@@ -53,6 +53,7 @@ def choices(work_dir: Path) -> Iterator[Sequence[str]]:
     places = {run: work_dir / run / "model" for run in earlier} | {last: embedded_path("refusion")}
     courses = [f"{_num_samples(work_dir, run)}={place}" for run, place in places.items()]
     yield (*module, "miniature.verifier", *courses, "--out", str(verifier))
+    yield (*module, "miniature.equal_accuracy", str(frontiers), "--out", f"{OUT}/equal_accuracy.csv")
     for made in (frontiers, frontiers.with_suffix(".png"), verifier):
         yield ("cp", str(made), str(OUT))
     yield (*module, "miniature.equal_accuracy", str(frontiers), "--out", f"{OUT}/equal_accuracy.csv")
@@ -85,6 +86,8 @@ def tables(work_dir: Path) -> Iterator[Sequence[str]]:
     ):
         files = ("--csv", f"{OUT}/{csv}.csv", "--markdown", f"{OUT}/{markdown}.md")
         yield (*PACKAGE, "table", *of, *files, *baseline)
+    answers = (*family, str(runs / MERGED_RUN), *refusion, verifier)
+    yield (sys.executable, "-m", "miniature.verdicts", *answers, "--out", f"{OUT}/verdicts.csv")
     slots = [str(runs / name) for name in VARIANTS if "_slots_" in name]
     yield (*PACKAGE, "table", *slots, "--csv", f"{OUT}/slot_sizes.csv")
     points = {runs / name: name for name in VARIANTS if "_data_" in name} | {runs / REFUSION_RUNS[0]: "refusion"}
