@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
 from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.decoders import Style
 from refusion_eval.paper import style
 from refusion_eval.paper.names import mini_sentence, system_label, task_title
 from refusion_eval.results.measurement import Measurement, notes_of
@@ -89,7 +90,7 @@ def _marks(
     rows: Mapping[str, Measurement],
     place: tuple[int, int],
     label: str,
-    look: style.Style,
+    look: Style,
 ) -> None:
     """Draws the marks and intervals of one system, the `place[0]`th of `place[1]` beside each other on a task."""
     number, count = place
