@@ -17,7 +17,7 @@ import torch
 import yaml
 from generated_common import GPU_RESULTS, RESULTS, ROOT, interval, listed, systems_of, table_of
 from generated_pairs import PAIRED, front
-from generated_text import TEXTS, means_of
+from generated_text import FAMILY, means_of
 
 from refusion_eval.bench.checkpoints import SHAPES, config_of
 from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, results_rows
@@ -356,6 +356,8 @@ def training_memory_table(_: Sequence[str]) -> str:
     return table_of(("Setting", "1 GPU", "2", "4", "8"), rows)
 
 
+# What makes sentences, some of them with a table.
+TEXTS: dict[str, Maker] = {**FAMILY, **PAIRED, "recordings": recordings}
 MAKERS: dict[str, Maker] = {
     "clone": clone,
     "results": results,
@@ -365,7 +367,6 @@ MAKERS: dict[str, Maker] = {
     **{f"table{number}": _paper_block(number) for number in range(1, 8)},
     "equal_data": equal_data,
     "memory_bound": memory_bound,
-    "recordings": recordings,
     "hours": hours,
     "artefact": artefact,
     "csv": csv_table,
@@ -380,5 +381,4 @@ MAKERS: dict[str, Maker] = {
     "slot_sizes": slot_sizes,
     "training_memory": training_memory_table,
     **TEXTS,
-    **PAIRED,
 }

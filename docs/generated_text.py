@@ -271,7 +271,7 @@ def gpu_variants(words: Sequence[str]) -> str:
     )
 
 
-TEXTS = {
+FAMILY = {
     "family": family,
     "speed_range": speed_range,
     "memory": memory,

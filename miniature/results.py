@@ -53,7 +53,6 @@ def choices(work_dir: Path) -> Iterator[Sequence[str]]:
     places = {run: work_dir / run / "model" for run in earlier} | {last: embedded_path("refusion")}
     courses = [f"{_num_samples(work_dir, run)}={place}" for run, place in places.items()]
     yield (*module, "miniature.verifier", *courses, "--out", str(verifier))
-    yield (*module, "miniature.equal_accuracy", str(frontiers), "--out", f"{OUT}/equal_accuracy.csv")
     for made in (frontiers, frontiers.with_suffix(".png"), verifier):
         yield ("cp", str(made), str(OUT))
     yield (*module, "miniature.equal_accuracy", str(frontiers), "--out", f"{OUT}/equal_accuracy.csv")
