@@ -29,10 +29,12 @@ quietly() { # as run, with the output in a log that is shown if the command fail
 }
 
 counted() { # as quietly; says meanwhile how far pip or uv has come
-    local watcher=''
+    local watcher='' code=0
     $dry_run || { count & watcher=$!; }
-    quietly "$@"
+    (quietly "$@") || code=$?
+    # A watcher that is left after a failure would keep the output of the script open.
     [ -z "$watcher" ] || kill "$watcher" 2>/dev/null || true
+    [ "$code" = 0 ] || exit "$code"
 }
 
 seconds_between=20

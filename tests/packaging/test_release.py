@@ -67,7 +67,8 @@ class Repository:
             **{f"GIT_{who}_{what}": "a@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
         }
         command = ["bash", "scripts/release", *arguments]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=environment, check=False)
+        # The output ends with the script: no process that it started holds it open.
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=environment, timeout=300)
         return done.returncode, done.stdout + done.stderr
 
     @property

@@ -352,7 +352,8 @@ HOSTILE = (
 def test_no_text_of_100_kilobytes_stalls_an_extraction(piece: str, benchmark: str) -> None:
     bench = BENCHMARKS[benchmark]
     text = piece * (100_000 // len(piece))
+    start = time.process_time()
     for name in bench.prompts.filters:
-        start = time.process_time()
         bench.extract(text, {"options": ["x"] * 10}, name)
-        assert time.process_time() - start < 0.25
+    # A pattern that backtracks takes minutes for such a text, and one that does not takes less than a second.
+    assert time.process_time() - start < 10
