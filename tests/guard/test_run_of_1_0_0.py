@@ -61,10 +61,15 @@ def test_the_table_has_the_rows_that_the_run_wrote(runs: Path, tmp_path: Path, n
     assert list(differences(rows(runs / name / "results.csv"), found)) == []
 
 
+RATIO = ("speed_ratio", "speed_ratio_ci_low", "speed_ratio_ci_high", "no_speed")
+
+
 def test_two_runs_are_compared_as_stored(runs: Path) -> None:
     said = json.loads(command("compare", runs / "complete_autoregressive", runs / "complete", "--json"))
-    # These have another rule since (Tango's interval); what they have to be is tested with the rule.
-    renewed = {"difference_ci_low", "difference_ci_high", "detectable"}
+    # These have another rule since (Tango's interval; a ratio of speeds needs runs in turns); what they have to be is
+    # tested with the rule.
+    renewed = {"difference_ci_low", "difference_ci_high", "detectable", *RATIO}
+    assert {row[name] for row in said for name in RATIO if name != "no_speed"} == {None}
     stored = json.loads((RECORDS / "compare_1.0.0.json").read_text())
     kept = {task: {name: row[name] for name in row if name not in renewed} for task, row in stored.items()}
     assert len(kept["mini_gsm8k"]) > 10
