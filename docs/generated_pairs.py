@@ -204,7 +204,15 @@ def equal_start(_: Sequence[str]) -> str:
                 f"{totals['rows'] / totals.tokens:.1f}",
             )
         )
-    columns = ("System", "Seeds", "Trained rows, millions", "Accuracy, %", f"Minus {AR_SFT}, points", "TPF", "Rows a token")
+    columns = (
+        "System",
+        "Seeds",
+        "Trained rows, millions",
+        "Accuracy, %",
+        f"Minus {AR_SFT}, points",
+        "TPF",
+        "Rows a token",
+    )
     return table_of(columns, rows)
 
 

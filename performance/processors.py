@@ -1,7 +1,7 @@
 """Whether figures of the embedded family depend on the processor: the same items, computed as other processors would.
 
-Kernels of torch for less or more vector instructions, code of numba for any processor of this architecture, and sums of
-MKL in the order that all x86-64 processors have: each variant is an environment variable for a process of its own.
+A variant is a processor with fewer vector instructions than this one: torch takes its kernels for that processor, numba
+compiles for it, and MKL adds in its order. It is made of environment variables for a process of its own.
 `.ci/processors` runs tests under the same variants.
 """
 
@@ -25,7 +25,12 @@ from refusion_eval.store.run_store import RunReader
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "embedded" / "processors.csv"
 OWN = "own"  # the variant of this processor, without a variable
-CAPABILITIES = ("default", "avx2", "avx512")  # of torch's kernels on x86-64, each more than the one before
+# Torch's name of what an x86-64 processor can do, each more than the one before -> the variables of such a processor.
+PROCESSORS = {
+    "DEFAULT": "ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic MKL_CBWR=COMPATIBLE",
+    "AVX2": "ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell MKL_CBWR=AVX2",
+    "AVX512": "ATEN_CPU_CAPABILITY=avx512 NUMBA_CPU_NAME=skylake-avx512 MKL_CBWR=AVX512",
+}
 BATCH_SIZE = 16
 # Label -> checkpoint of the family, decoder and settings.
 SYSTEMS = {
@@ -44,15 +49,13 @@ class Response(NamedTuple):
 
 
 def variants() -> dict[str, str]:
-    """Every variant, NAME=VALUE of an environment variable, with the reason why it is not run here; "" if it is."""
-    own = torch.backends.cpu.get_cpu_capability().lower()
+    """Every variant, as NAME=VALUE of variables, with the reason why it is not run here; "" if it is."""
+    own = torch.backends.cpu.get_cpu_capability()
+    names = list(PROCESSORS)
     found = {}
-    for level, name in enumerate(CAPABILITIES):
+    for level, (name, variables) in enumerate(PROCESSORS.items()):
         reason = "this processor computes so without it" if name == own else "this processor lacks the instructions"
-        is_less = own in CAPABILITIES and level < CAPABILITIES.index(own)
-        found[f"ATEN_CPU_CAPABILITY={name}"] = "" if is_less else reason
-    found["NUMBA_CPU_NAME=generic"] = ""
-    found["MKL_CBWR=COMPATIBLE"] = "" if torch.backends.mkl.is_available() else "this build of torch has no MKL"
+        found[variables] = "" if own in names and level < names.index(own) else reason
     return found
 
 
@@ -132,8 +135,8 @@ def measure(
 
 
 def _run_under(variant: str, arguments: Sequence[str]) -> None:
-    name, _, value = variant.partition("=")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({} if variant == OWN else {name: value})}
+    own = {} if variant == OWN else dict(part.split("=") for part in variant.split())
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **own}
     done = subprocess.run([sys.executable, __file__, *arguments], env=environment, stdout=subprocess.DEVNULL)
     if done.returncode:
         raise RefusionEvalError(f"{variant}: decoding ended with status {done.returncode}; its messages stand above")
