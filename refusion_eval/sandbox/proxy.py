@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, TracebackType
 from typing import Any, NoReturn
@@ -32,7 +32,13 @@ class Candidate:
     """The candidate at the other end of `sock`; `namespace` gives the test what it binds the `wanted` names to."""
 
     def __init__(
-        self, sock: socket.socket, case: Case, wanted: list[str], namespace: dict[str, Any], asks_data: bool
+        self,
+        sock: socket.socket,
+        case: Case,
+        wanted: list[str],
+        namespace: dict[str, Any],
+        asks_data: bool,
+        num_calls: MutableSequence[int],
     ) -> None:
         self._sock = sock
         self._namespace = namespace
@@ -44,6 +50,7 @@ class Candidate:
         self._made: set[int] = set()  # numbers of the objects that the test made of the classes it names
         self._mentioned: dict[int, int] = {}  # how often the last answer has mentioned objects
         self._asks_data = asks_data
+        self._num_calls = num_calls  # in [0], for the watchdog
         self._told: dict[tuple[Any, ...], Any] = {}  # what objects gave for themselves since the last other request
         self._one_at_a_time = threading.RLock()  # threads of the test may use the program
         self._num_waiting = 0
@@ -109,6 +116,7 @@ class Candidate:
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         newest = self._table.newest
+        self._num_calls[0] += 1
         result = self.request("call", function, args, tuple(kwargs.items()))
         number = self._table.number_of(result) or 0
         is_new = number > newest and self._mentioned[number] == 1  # else a list or an attribute may hold it, too
