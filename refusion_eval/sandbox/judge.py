@@ -13,6 +13,7 @@ import random
 import resource
 import socket
 import sys
+import traceback
 import types
 from collections.abc import MutableSequence
 from typing import Any, NamedTuple
@@ -51,13 +52,12 @@ def judge(sock: socket.socket, job: dict[str, Any], case: Case, num_calls: Mutab
     candidate = Candidate(sock, case, wanted, namespace, job["asks_data"], num_calls)
     outcome = _run(candidate, job["candidate"], code, modules, namespace)
     sys.modules.pop("__main__", None)
-    if outcome.reason == "passed":
-        if candidate.broken:
-            outcome = JudgeResult(*candidate.broken.args)
-        elif candidate.failed_inside:
-            outcome = JudgeResult("failed_assertion", f"{candidate.failed_inside}, called by the program")
-        else:
+    if candidate.broken:  # which a framework of tests may have noted and passed over
+        outcome = JudgeResult(*candidate.broken.args)
+    elif outcome.reason == "passed":
+        if not candidate.failed_inside:
             return outcome
+        outcome = JudgeResult("failed_assertion", f"{candidate.failed_inside}, called by the program")
     needs = case.needs_one_process if outcome.reason in _BY_VALUE else ""
     if why := needs or candidate.inseparable:
         return JudgeResult("inseparable", f"{why} ({outcome.detail})")
@@ -82,8 +82,6 @@ def _run(candidate: Candidate, program: str, code: Any, modules: list[str], name
         exec(code, namespace)  # the dataset's test, trusted
     except Broken as broken:
         return JudgeResult(*broken.args)
-    except SystemExit as end:  # as `unittest.main` ends; a program's own reaches the test as Broken
-        return _raised(candidate, end) if end.code else JudgeResult("passed")
     except BaseException as error:  # noqa: BLE001 - whatever ends a test early is its verdict
         return _raised(candidate, error)
     return JudgeResult("passed")
@@ -93,6 +91,11 @@ def _raised(candidate: Candidate, error: BaseException) -> JudgeResult:
     for remote, text in candidate.remote_errors:
         if remote is error:
             return JudgeResult("memory" if isinstance(error, MemoryError) else "raised", text)
+    if isinstance(error, SystemExit) and not error.code:
+        # A test that ends by itself may have been made to, before its last assertion; `unittest.main` ends behind all.
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        is_end = frame.f_globals.get("__name__") == "unittest.main"
+        return JudgeResult("passed") if is_end else JudgeResult("inseparable", "the test ends its process by itself")
     place = place_in_test(error)
     if isinstance(error, AssertionError):
         return JudgeResult("wrong_type" if candidate.compared_with_data else "failed_assertion", place)

@@ -10,6 +10,22 @@ from tests.sandbox.unit.conftest import skip_without
 _WARNS = "import warnings\nwith warnings.catch_warnings(record=True) as w:\n    f()\nassert w"
 _SUBSET = "assert f().issubset({2})"
 _SHELL = "import os\nassert os.system('true') == 0"
+_TOLD = """
+class Told:
+    def difference(self, other):
+        self.known = other
+    def __iter__(self):
+        return iter(self.known)
+def f():
+    return Told()
+"""
+_ASSERT_SET = """
+import unittest
+class T(unittest.TestCase):
+    def test(self):
+        self.assertSetEqual(f(), {1, 4, 9})
+assert unittest.TextTestRunner(stream=open('/dev/null', 'w')).run(T('test')).wasSuccessful()
+"""
 _LOCK = """
 import threading
 lock = threading.Event()
@@ -98,6 +114,8 @@ def test_each_end_has_its_reason(judge, program, test, reason):
         ("def f():\n    return 1", "assert globals()['f']() == 1"),
         ("def f():\n    return 1", "import subprocess\nassert f() and subprocess.run(['true']).returncode == 0"),
         ("class S(set):\n    def issubset(self, other):\n        return True\ndef f():\n    return S({1})", _SUBSET),
+        (_TOLD, _ASSERT_SET),
+        ("def f():\n    return SystemExit(0)", "raise f()  # in the test"),
         (_LOCK, _WAITS),
         ("def f():\n    return '6'", "assert eval(f()) == 6"),
         ("import pickle\ndef f():\n    return pickle.dumps(6)", "import pickle\nassert pickle.loads(f()) == 6"),
