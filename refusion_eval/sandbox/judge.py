@@ -15,6 +15,7 @@ import socket
 import sys
 import traceback
 import types
+import zoneinfo
 from collections.abc import MutableSequence
 from typing import Any, NamedTuple
 
@@ -90,6 +91,8 @@ def _run(candidate: Candidate, program: str, code: Any, modules: list[str], name
 def _raised(candidate: Candidate, error: BaseException) -> JudgeResult:
     for remote, text in candidate.remote_errors:
         if remote is error:
+            if isinstance(error, zoneinfo.ZoneInfoNotFoundError) and not any(map(os.path.isdir, zoneinfo.TZPATH)):
+                return JudgeResult("inseparable", "this machine has no time zones (tzdata)")
             return JudgeResult("memory" if isinstance(error, MemoryError) else "raised", text)
     if isinstance(error, SystemExit) and not error.code:
         # A test that ends by itself may have been made to, before its last assertion; `unittest.main` ends behind all.

@@ -198,7 +198,7 @@ def value_of(kind: Any, value: Any) -> Any:
     base = data_class(kind)
     if base is None or base is kind or base in CONTAINERS:
         raise TypeError("not a class of the candidate's with immutable data")
-    parts = value.__reduce__()[1] if isinstance(value, date | time | timedelta) else (value,)
+    parts = value.__reduce_ex__(4)[1] if isinstance(value, date | time | timedelta) else (value,)
     return base.__new__(kind, *parts)
 
 

@@ -329,6 +329,11 @@ class Candidate:
             if kind not in DATA and not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise wire.WireError("not a class of data")
             return kind
+        if tag == "zo":
+            self.note_inseparable("the program has a time zone of a class of its own")
+            return wire.unpack(tag, rest)
+        if tag == "m":
+            return self._view(*map(unpack, rest))
         if tag == "k":
             name, builtin, bases, own, of_class = rest
             return mirror.class_of(self, name, bool(builtin), [unpack(base) for base in bases], own, of_class)
@@ -340,6 +345,15 @@ class Candidate:
         if tag == "h":
             return object.__new__(kind)
         raise wire.WireError("unknown entry")
+
+    def _view(self, data: bytes, form: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
+        if not readonly:
+            self.note_inseparable("the program has a view of data that it may change")
+        view = memoryview(data)
+        try:
+            return view.cast(form) if len(shape) == 1 else view.cast(form, shape)  # type: ignore[call-overload]
+        except ValueError:
+            return self._fail("inseparable", f"the program has a view of the format {form}")
 
     def _fail(self, reason: str, detail: str) -> NoReturn:
         if self._num_waiting:

@@ -46,13 +46,15 @@ class Worker:
         self._control, self._profile, self._proc, self._fork_hooks = control, profile, proc, fork_hooks
         self._own_number = proc.own_number()
         self._guest_uid, self._judge_uid = jail.unprivileged_ids(self._own_number)
+        if profile.namespaces:  # they share a folder, and see no processes of each other
+            self._judge_uid = self._guest_uid
         self._filter = seccomp.allow_program(profile.restrict_files) if profile.filter_calls else b""
         self._ruleset_fd = jail.make_ruleset(profile, folders)
         self._own_memory_bytes = proc.memory_bytes([self._own_number])
         self._base_bytes = proc.address_space_bytes(self._own_number)
         self._path = layout.search_path()
         # Those that count with the processes of a program.
-        own, of_user = profile.user_namespace, not (profile.user_namespace or profile.change_uid)
+        own, of_user = profile.namespaces, not (profile.namespaces or profile.change_uid)
         self._num_other_processes = _NUM_OWN_PROCESSES if own else proc.num_tasks_of(os.getuid()) if of_user else 0
         self._pid_namespace_fd = proc.open("self/ns/pid") if profile.namespaces else -1
         self._folder = "/tmp" if profile.namespaces else "/"  # in which programs and tests run
