@@ -16,7 +16,7 @@ from refusion_eval.sandbox import Program, check_programs, watch
 from refusion_eval.sandbox.result import result_of
 from refusion_eval.sandbox.watch import Watched
 from refusion_eval.scoring import judge
-from refusion_eval.scoring.judge import judge_texts
+from refusion_eval.scoring.judge import Judge, judge_texts
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("isolation")]
 
@@ -46,13 +46,19 @@ INSTRUCTIONS = {
     "instruction_id_list": ["language:response_language", "length_constraints:number_sentences"],
     "kwargs": [{"language": "de"}, {"relation": "at least", "num_sentences": 2}],
 }
-# What takes SymPy some tenths of a second.
-INTEGRAL = {
+SURDS = {
     "problem": "p",
     "solution": "\\boxed{\\frac{\\sqrt{2+\\sqrt{3}}}{\\sqrt[3]{5}}}",
     "level": "Level 1",
     "type": "Algebra",
 }
+
+TEXTS = (
+    ("math", SURDS, "\\boxed{\\frac{\\sqrt{6}+\\sqrt{2}}{2\\sqrt[3]{5}}}"),
+    ("math", SURDS, "\\boxed{\\frac{3}{2}}"),
+    ("ifeval", INSTRUCTIONS, "Das ist ein Satz. Das ist noch einer."),
+    ("ifeval", INSTRUCTIONS, "This is one sentence."),
+)
 
 
 @contextlib.contextmanager
@@ -66,27 +72,29 @@ def busy(number: int) -> Iterator[None]:
             process.wait()
 
 
-def verdicts(limit_s: float) -> dict[str, Any]:
-    programs = [Program(candidate=text, test="assert f(1) == 1", timeout_s=limit_s) for text in PROGRAMS.values()]
+def verdicts(checks: Judge) -> dict[str, Any]:
+    programs = [Program(candidate=text, test="assert f(1) == 1", timeout_s=1.5) for text in PROGRAMS.values()]
     found: dict[str, Any] = {
         name: result.reason for name, result in zip(PROGRAMS, check_programs(programs, workers=4), strict=True)
     }
-    for name, row, texts in (
-        ("math", INTEGRAL, ["\\boxed{\\frac{\\sqrt{6}+\\sqrt{2}}{2\\sqrt[3]{5}}}", "\\boxed{\\frac{3}{2}}"]),
-        ("ifeval", INSTRUCTIONS, ["Das ist ein Satz. Das ist noch einer.", "This is one sentence."]),
-    ):
-        found[name] = [one.verdict for one in judge_texts(BENCHMARKS[name], [(row, text) for text in texts], workers=1)]
+    for name, row, text in TEXTS:
+        told = found.setdefault(name, [])
+        extract = partial(BENCHMARKS[name].extract, text, row)
+        checks.submit(BENCHMARKS[name], row, extract, lambda verdict, told=told: told.append(verdict.verdict))
+        checks.wait()
     return found
 
 
 @pytest.mark.slow
 def test_no_caller_gets_another_verdict_beside_twenty_busy_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(judge.Comparer.__init__, "__defaults__", (3.0,))
-    idle = verdicts(1.5)
-    assert idle == {**dict.fromkeys(PROGRAMS, "passed"), "math": ["correct", "wrong"], "ifeval": ["correct", "wrong"]}
-    with busy(20):
-        assert verdicts(1.5) == idle
+    monkeypatch.setattr(judge, "_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(judge.Comparer.__init__, "__defaults__", (2.0,))
+    with Judge(workers=1) as checks:
+        idle = verdicts(checks)
+        of_texts = {"math": ["correct", "wrong"], "ifeval": ["correct", "wrong"]}
+        assert idle == {**dict.fromkeys(PROGRAMS, "passed"), **of_texts}
+        with busy(20):
+            assert verdicts(checks) == idle
 
 
 def test_a_program_that_got_no_time_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
