@@ -153,6 +153,7 @@ def plus_benchmark(
             gold_text=lambda row: fenced(program_of(row)),
             filters={"first": extract, BASE: extract},
             normalise=normalise,
+            version="1.1",
         ),
         id_column="task_id",
         test=lambda row: code_test(row, comparison(row)),

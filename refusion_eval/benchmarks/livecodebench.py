@@ -360,6 +360,7 @@ def named(name: str) -> Benchmark | None:
             gold_text=_no_program,
             filters={"first": _program},
             normalise=functools.partial(_as_read, start, end),
+            version="1.1",
         ),
         id_column="question_id",
         test=_test,

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import threading
 import time
+import zoneinfo
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
@@ -41,6 +42,9 @@ fork_hooks = preload()
 from refusion_eval.sandbox.worker import main
 main({control_fd}, {profile!r}, fork_hooks)
 """
+# The same order of sets in every run; and without the folders of time zones, a library would look into the database of
+# users for them, and programs could then, too.
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "PYTHONTZPATH": os.pathsep.join(zoneinfo.TZPATH)}
 T = TypeVar("T")
 
 _START_LIMIT_S, _START_ATTEMPTS = 90.0, 2  # a worker starts in a fraction of a second, unless the machine is busy
@@ -101,7 +105,7 @@ class WorkerProcess:
             try:  # a bare interpreter that inherits one descriptor and nothing else
                 self._process = subprocess.Popen(
                     [_interpreter(profile_name), "-s", "-S", "-B", "-"],
-                    env={"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},  # the same set order in every run
+                    env=_ENVIRONMENT,
                     cwd="/",
                     pass_fds=[other.fileno()],
                     stdin=source,
