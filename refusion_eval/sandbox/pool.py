@@ -42,9 +42,13 @@ fork_hooks = preload()
 from refusion_eval.sandbox.worker import main
 main({control_fd}, {profile!r}, fork_hooks)
 """
-# The same order of sets in every run; and without the folders of time zones, a library would look into the database of
-# users for them, and programs could then, too.
-_ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "PYTHONTZPATH": os.pathsep.join(zoneinfo.TZPATH)}
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # the same order of sets in every run
+    "MALLOC_ARENA_MAX": "1",
+    # Without these the library of time zones would look into the database of users, and programs could then, too.
+    "PYTHONTZPATH": os.pathsep.join(zoneinfo.TZPATH),
+    "PYTHONUSERBASE": "/",
+}
 T = TypeVar("T")
 
 _START_LIMIT_S, _START_ATTEMPTS = 90.0, 2  # a worker starts in a fraction of a second, unless the machine is busy
