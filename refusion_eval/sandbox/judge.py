@@ -16,7 +16,6 @@ import sys
 import traceback
 import types
 import zoneinfo
-from collections.abc import MutableSequence
 from typing import Any, NamedTuple
 
 from refusion_eval.sandbox import wire
@@ -35,7 +34,7 @@ class JudgeResult(NamedTuple):
     passed_over: bool = False  # as `Candidate.passed_over`, without success
 
 
-def judge(sock: socket.socket, job: dict[str, Any], case: Case, num_calls: MutableSequence[int]) -> JudgeResult:
+def judge(sock: socket.socket, job: dict[str, Any], case: Case, num_calls: memoryview) -> JudgeResult:
     random.seed()  # what a test draws, no program can know
     decimal.setcontext(decimal.Context())  # reckoning with a program's numbers raises flags in it
     if not job["candidate"].strip():
@@ -121,7 +120,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".replace("\n", " ")[:_MAX_DETAIL_CHARS]
 
 
-def serve(control: socket.socket, fork_hooks: ForkHooks, folder: str, num_calls: MutableSequence[int]) -> None:
+def serve(control: socket.socket, fork_hooks: ForkHooks, folder: str, num_calls: memoryview) -> None:
     """Judge one job after another until `control` is closed, or until this process has grown too large to be kept."""
     # `fork_hooks` are for tests that fork, tests that use files run in `folder`, and the watchdog reads `num_calls`.
     while True:
@@ -143,7 +142,7 @@ def _serve_one(
     candidate: socket.socket,
     fork_hooks: ForkHooks,
     folder: str,
-    num_calls: MutableSequence[int],
+    num_calls: memoryview,
 ) -> None:
     job = wire.receive(result, wire.MAX_JOB_BYTES)
     try:

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, TracebackType
 from typing import Any, NoReturn
@@ -38,7 +38,7 @@ class Candidate:
         wanted: list[str],
         namespace: dict[str, Any],
         asks_data: bool,
-        num_calls: MutableSequence[int],
+        num_calls: memoryview,
     ) -> None:
         self._sock = sock
         self._namespace = namespace

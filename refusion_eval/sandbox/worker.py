@@ -73,7 +73,8 @@ class Worker:
             data, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
             if not data:
                 return
-            wire.send(self._control, self._check(*json.loads(data), fds[0]))
+            timeout_s, call_s, memory_mb, has_streams = json.loads(data)
+            wire.send(self._control, self._check(timeout_s, call_s, memory_mb, has_streams, fds[0]))
 
     def _check(
         self, timeout_s: float, call_s: float, memory_mb: int, has_streams: bool, result_fd: int
