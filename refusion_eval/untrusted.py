@@ -1,6 +1,7 @@
 """Files, texts and computations of strangers, within bounds."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -99,6 +100,11 @@ def parse_json(
     return value
 
 
+@functools.cache
+def _proc() -> Proc:  # one open descriptor for all
+    return Proc()
+
+
 class NoTimeError(TimeoutError):
     """The machine was too busy to give a process its time."""
 
@@ -115,7 +121,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._is_given_up = False
-        self._proc = Proc()
+        self._proc = _proc()
         self.seconds = 0.0  # of own time that all answers took
 
     def ask(self, question: Any, timeout_s: float) -> Any | None:
