@@ -1,5 +1,7 @@
 """Files, texts and computations of strangers, within bounds."""
 
+import contextlib
+import functools
 import json
 import os
 import re
@@ -8,10 +10,12 @@ import signal
 import stat
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from refusion_eval.own_time import OwnTime, Proc, longest_wall_s
 
 LARGEST = 64 << 20  # of a file that is read whole, and of a JSON text: the largest tokenizers have files of some 35 MB
 MOST_VALUES = 6_000_000  # of one JSON text: each takes up to 200 bytes once it is parsed
@@ -19,9 +23,11 @@ MOST_VALUES = 6_000_000  # of one JSON text: each takes up to 200 bytes once it 
 # several calls for each level.
 DEEPEST = 64
 
-# The first answer of a process also waits for its imports: some seconds, and minutes on a busy machine.
+# The first answer of a process also waits for its imports, which take some seconds, and more from a slow disk.
 _START_SECONDS = 180.0
-_ATTEMPTS = 2  # where a process dies of itself or is slow to start: neither says anything about the question
+# Where a process dies of itself, is slow to start, or gets no time: nothing of that says anything about the question.
+_ATTEMPTS = 2
+_TICK_SECONDS = 0.05
 
 # Control characters (C0 and C1), marks that reorder or hide text, line separators, and halves of surrogate pairs.
 _UNSAFE = re.compile(
@@ -94,11 +100,20 @@ def parse_json(
     return value
 
 
+@functools.cache
+def _proc() -> Proc:  # one open descriptor for all
+    return Proc()
+
+
+class NoTimeError(TimeoutError):
+    """The machine was too busy to give a process its time."""
+
+
 class Child:
     """A process that computes what may hang or use up its memory, started when first asked and again after each death.
 
     Only one thread at a time may ask. The script reads questions as JSON lines, the first of them `first`, and answers
-    each with a JSON line.
+    each with a JSON line. Its time is the own time of the process, of its threads and of its children.
     """
 
     def __init__(self, script: Path, first: Any) -> None:
@@ -106,22 +121,28 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._is_given_up = False
-        self.seconds = 0.0  # that all answers took
+        self._proc = _proc()
+        self.seconds = 0.0  # of own time that all answers took
 
     def ask(self, question: Any, timeout_s: float) -> Any | None:
         """The answer; None if it took too long, or if the process died and its replacement as well.
 
         Raises:
-            ChildProcessError: the process ends before it has started, because it lacks a package.
+            ChildProcessError: the process ends before it has started; says what it wrote last.
             TimeoutError: it has not started in time, at two attempts.
+            NoTimeError: the machine gave it no time to answer, at two attempts.
         """
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             if self._is_given_up:
                 break
             process = self._running()
-            started_s = time.monotonic()
-            line = self._ask(process, question, timeout_s)
-            self.seconds += time.monotonic() - started_s
+            try:
+                line = self._ask(process, question, timeout_s)
+            except NoTimeError:
+                self.close()
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+                continue
             if line and line.endswith(b"\n"):
                 return json.loads(line)
             # A script may limit itself: SIGPROF, which a timer of its processor time sends, counts as too long.
@@ -129,18 +150,27 @@ class Child:
                 break
         return None
 
-    @staticmethod
-    def _ask(process: subprocess.Popen[bytes], question: Any, timeout_s: float) -> bytes | None:
+    def _ask(self, process: subprocess.Popen[bytes], question: Any, timeout_s: float) -> bytes | None:
         """The answer's line, not a whole one if the process died; None if there is none in time."""
         assert process.stdin is not None
         assert process.stdout is not None
+        own = OwnTime(self._proc.work(self._proc.tree(process.pid)).cpu_s)
         try:
             process.stdin.write(json.dumps(question).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
             return b""
-        ready, _, _ = select.select([process.stdout], [], [], timeout_s)
-        return process.stdout.readline() if ready else None
+        while True:
+            has_answered = bool(select.select([process.stdout], [], [], _TICK_SECONDS)[0])
+            work = self._proc.work(self._proc.tree(process.pid))
+            own.update(work.cpu_s, work.is_ready or (has_answered and work.num_tasks > 0))
+            if has_answered:
+                self.seconds += own.seconds
+                return process.stdout.readline()
+            if own.seconds > timeout_s:
+                return None
+            if own.wall_s > longest_wall_s(timeout_s):
+                raise NoTimeError(f"{self._script.name} got too little time in {own.wall_s:.0f} s (busy machine)")
 
     def _running(self) -> subprocess.Popen[bytes]:
         # After a fork the parent still reads from the pipes of its process, so the fork starts a process of its own.
@@ -150,13 +180,19 @@ class Child:
             # -P keeps the modules of the script's folder from shadowing others.
             command = [sys.executable, "-P", str(self._script)]
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-            self._owner = os.getpid()
-            if line := self._ask(self._process, self._first, _START_SECONDS):
-                return self._process
-            self.close()
-            if line is not None:
-                raise ChildProcessError(f"{self._script.name} does not run")
+            with tempfile.TemporaryFile() as told:
+                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=told)
+                self._owner = os.getpid()
+                line: bytes | None = None
+                with contextlib.suppress(NoTimeError):
+                    line = self._ask(self._process, self._first, _START_SECONDS)
+                if line:
+                    return self._process
+                status = self.close()
+                if line is not None:
+                    told.seek(0)
+                    words = told.read(LARGEST).decode("utf-8", "replace").strip().rpartition("\n")[2]
+                    raise ChildProcessError(f"{self._script.name} ended at its start ({words or f'status {status}'})")
         raise TimeoutError(
             f"{self._script.name} did not start within {_START_SECONDS:g} s (busy machine), at {_ATTEMPTS} attempts"
         )
@@ -172,6 +208,10 @@ class Child:
         process, self._process = self._process, None
         if process is None or self._owner != os.getpid():
             return None
+        below = self._proc.tree(process.pid)[1:]  # which have its pipes
         process.kill()
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.communicate()
         return process.returncode

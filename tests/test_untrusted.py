@@ -7,8 +7,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from refusion_eval import untrusted
 from refusion_eval.errors import StoreError
-from refusion_eval.untrusted import DEEPEST, LARGEST, MOST_VALUES, Child, open_plain, parse_json, read_plain, visible
+from refusion_eval.untrusted import (
+    DEEPEST,
+    LARGEST,
+    MOST_VALUES,
+    Child,
+    NoTimeError,
+    open_plain,
+    parse_json,
+    read_plain,
+    visible,
+)
 
 
 @given(st.text())
@@ -122,7 +133,57 @@ def test_a_script_that_starts_slowly_is_started_once_more_and_is_no_missing_pack
         child.ask("a", 20)
 
 
-def test_a_script_that_does_not_run_is_an_error(tmp_path):
-    (tmp_path / "script.py").write_text("raise SystemExit")
-    with pytest.raises(ChildProcessError, match=r"script\.py"):
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [("raise SystemExit(3)", "status 3"), ("import no_such", "ModuleNotFoundError: No module named 'no_such'")],
+)
+def test_a_script_that_ends_at_its_start_is_an_error_that_says_what_it_wrote(script, told, tmp_path):
+    (tmp_path / "script.py").write_text(script)
+    with pytest.raises(ChildProcessError, match=rf"script\.py ended at its start \({told}\)"):
         Child(tmp_path / "script.py", "begin").ask("a", 20)
+
+
+WORKER = """
+import json, os, sys, threading, time
+def work(seconds):
+    while time.process_time() < begun + seconds:
+        pass
+for line in sys.stdin:
+    begun = time.process_time()
+    how, seconds = json.loads(line)
+    if how == "asleep":
+        time.sleep(seconds)
+    elif how == "in a child":
+        if not (pid := os.fork()):
+            begun = time.process_time()
+            work(seconds)
+            os._exit(0)
+        os.waitpid(pid, 0)
+    else:
+        thread = threading.Thread(target=work, args=(seconds,))
+        thread.start()
+        thread.join()
+    print(json.dumps(how), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["in a thread", "in a child", "asleep"])
+def test_a_child_has_its_own_time_and_no_more(how, tmp_path):
+    (tmp_path / "script.py").write_text(WORKER)
+    child = Child(tmp_path / "script.py", (how, 0))
+    assert child.ask((how, 0.2), 1) == how
+    assert 0.1 < child.seconds < 0.5
+    assert child.ask((how, 100), 0.5) is None
+    child.close()
+
+
+def test_a_child_that_gets_no_time_is_asked_again_and_is_not_called_wrong(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(WORKER)
+    child = Child(tmp_path / "script.py", ("asleep", 0))
+    assert child.ask(("asleep", 0), 1) == "asleep"
+    asked = []
+    monkeypatch.setattr(untrusted, "longest_wall_s", lambda limit_s: asked.append(limit_s) or 0.2)
+    with pytest.raises(NoTimeError, match=r"script\.py got too little time in 0 s \(busy machine\)"):
+        child.ask(("asleep", 100), 50)
+    assert asked.count(50) >= 2
+    child.close()

@@ -8,6 +8,7 @@ prompts `ours` were written for this project, and the embedded checkpoints were 
 import fnmatch
 import functools
 import importlib
+import math
 import os
 import pkgutil
 import re
@@ -62,6 +63,7 @@ class CodeTest:
     timeout_s: float = 10
     memory_mb: int = 1024
     runner: str = ""
+    call_s: float = math.inf
 
 
 class Turns(NamedTuple):

@@ -32,7 +32,8 @@ COLUMNS: Mapping[str, ColumnType] = {
 _TIMEOUT_S = 120.0
 
 # The sandbox has no numpy. What numpy cannot compare, such as texts, is a TypeError here too. In EvalPlus the tolerance
-# that a result of floats brings about holds for all later inputs. No program defines names like these.
+# that a result of floats brings about holds for all later inputs; a list inside a result is no tuple here. The program
+# gets a copy of the arguments, which an oracle may read behind it. No program defines names like these.
 _COMPARISON = """
 import copy as evalplus_copy
 import json as evalplus_json
@@ -47,8 +48,9 @@ def evalplus_has_floats(value):
 
 def evalplus_is_close(value, expected, tolerance):
     if isinstance(expected, (list, tuple)):
-        pairs = zip(value, expected)
-        return len(value) == len(expected) and all([evalplus_is_close(*pair, tolerance) for pair in pairs])
+        if type(value) is not type(expected) or len(value) != len(expected):
+            return False
+        return all([evalplus_is_close(*pair, tolerance) for pair in zip(value, expected)])
     if expected in (evalplus_math.inf, -evalplus_math.inf):
         return value == expected
     return abs(value - expected) <= tolerance + 1e-07 * abs(expected)
@@ -57,7 +59,7 @@ def evalplus_is_close(value, expected, tolerance):
 def evalplus_compare(program, inputs, tolerance):
     for arguments in map(evalplus_convert, evalplus_json.loads(inputs)):
         expected = evalplus_expected(evalplus_reference(*evalplus_copy.deepcopy(arguments)))
-        value = program(*arguments)
+        value = program(*evalplus_copy.deepcopy(arguments))
         is_right = evalplus_oracle(value, expected, arguments, tolerance)
         if tolerance == 0 and evalplus_has_floats(expected):
             tolerance = 1e-06
@@ -151,6 +153,7 @@ def plus_benchmark(
             gold_text=lambda row: fenced(program_of(row)),
             filters={"first": extract, BASE: extract},
             normalise=normalise,
+            version="1.1",
         ),
         id_column="task_id",
         test=lambda row: code_test(row, comparison(row)),

@@ -44,8 +44,8 @@ _OF_A_TEXT = {
 _LONGEST_ROW = 256 << 20  # bytes; the rows of release 4 have 12 million on average
 _MOST_TEST_BYTES = 512 << 20  # of the tests of a row, unpacked
 
-# Seconds of processor time that a program has for one test, and for all: the number of tests is not known here.
-_SECONDS_PER_TEST, _SECONDS = 6, 600.0
+# Seconds of processor time that a program has for one test, and of own time for all: their number is not known here.
+_SECONDS_PER_TEST, _SECONDS = 6.0, 600.0
 _MEMORY_MB = 4096  # the tests count too
 
 
@@ -59,15 +59,19 @@ def _is_date(value: object) -> bool:
 
 _DATE = ColumnType(_is_date, "a date such as 2025-01-04T00:00:00")
 
-# Runs in the program's process. SIGPROF ends that process, so that no `except` of the program goes on after its time.
-# The names that a program finds without importing them are those of the public checker.
-_RUNNER = f"""
+# Runs in the program's process. Each test of a program that reads its input has a process of its own, in which the
+# program finds what a shell gives to a process: its input on descriptor 0, its output on descriptor 1, and an end at
+# which threads are waited for, handlers run and buffers are written. The sandbox has no /dev/stdin and no /proc, so the
+# names of these descriptors are told apart here. The names that a program finds without importing them are those of the
+# public checker.
+_RUNNER = """
+import atexit
 import builtins
-import contextlib
 import functools
 import io
 import json
-import signal
+import os
+import random
 import sys
 import threading
 import types
@@ -77,21 +81,13 @@ ALL_OF = (
     "functools", "operator", "io", "sys", "json", "builtins", "typing",
 )
 MODULES = [name for name in ALL_OF if name not in ("builtins", "typing")]
-NAMES = "\\n".join([*map("from {{}} import *".format, ALL_OF), *map("import {{}}".format, MODULES)])
+NAMES = "\\n".join([*map("from {} import *".format, ALL_OF), *map("import {}".format, MODULES)])
 CODE = compile(PROGRAM, "program.py", "exec", dont_inherit=True)
-plain_open = open
+STREAMS = {f"/{name}/{number}": number for name in ("dev/fd", "proc/self/fd") for number in (0, 1)}
+STREAMS |= {"/dev/stdin": 0, "/dev/stdout": 1}
+ENDED_BY_EXCEPTION = 113  # an exit status that no program uses
+plain_open, plain_os_open = open, os.open
 builtins.exit = builtins.quit = sys.exit
-
-
-class Output(io.BytesIO):
-    def close(self):  # what a closed standard output has got still counts
-        pass
-
-
-def open_or_stdin(file, mode="r", *arguments, **options):
-    if file in (0, "/dev/stdin"):
-        return sys.stdin.buffer if "b" in mode else sys.stdin
-    return plain_open(file, mode, *arguments, **options)
 
 
 def run(name):
@@ -103,38 +99,74 @@ def run(name):
     return module
 
 
-@contextlib.contextmanager
-def time_limit():
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, {_SECONDS_PER_TEST})
+def stream_of(file):
+    if isinstance(file, (str, bytes, os.PathLike)) and (number := STREAMS.get(os.fsdecode(file))) is not None:
+        return os.dup(number)
+
+
+def open_file(file, *arguments, **options):
+    number = stream_of(file)
+    return plain_open(file if number is None else number, *arguments, **options)
+
+
+def os_open(path, *arguments, **options):
+    number = stream_of(path)
+    return plain_os_open(path, *arguments, **options) if number is None else number
+
+
+def be_process():
+    text = dict(encoding="utf-8", errors="surrogatepass", closefd=False)
+    sys.stdin = sys.__stdin__ = open(0, **text)
+    sys.stdout = sys.__stdout__ = printed = open(1, "w", **text)
+    builtins.open, io.open, os.open = open_file, open_file, os_open
+    random.seed(0)  # each process draws the same
+    os.setpgid(0, 0)
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        run("__main__")
+    except SystemExit:
+        pass
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for _ in range(2):
+        for stream in (sys.stdout, printed):
+            try:
+                stream.flush()
+            except Exception:  # closed, detached, or of the program's own class
+                pass
+        vars(sys.modules["__main__"]).clear()  # which closes files that only the program had
 
 
 def livecodebench_output(text):
-    streams = sys.stdin, sys.stdout
-    output = Output()
-    sys.stdin = io.TextIOWrapper(io.BytesIO(text.encode("utf-8", "surrogatepass")), "utf-8", "surrogatepass")
-    sys.stdout = printed = io.TextIOWrapper(output, "utf-8", "surrogatepass")
-    builtins.open = open_or_stdin
-    try:
-        with time_limit(), contextlib.suppress(SystemExit):
-            run("__main__")
-            for thread in threading.enumerate():
-                if thread is not threading.current_thread() and not thread.daemon:
-                    thread.join()
-    finally:
-        sys.stdin, sys.stdout = streams
-        builtins.open = plain_open
-    with contextlib.suppress(ValueError):  # detached
-        printed.flush()
-    return output.getvalue().decode("utf-8", "replace")
+    for number, content in ((0, text.encode("utf-8", "surrogatepass")), (1, b"")):
+        os.ftruncate(number, 0)
+        os.pwrite(number, content, 0)
+        os.lseek(number, 0, os.SEEK_SET)
+    parent, spare = os.getpid(), os.dup(0)
+    child = os.fork()
+    if not child:
+        status = 0
+        try:
+            be_process()
+        except BaseException as error:
+            status = ENDED_BY_EXCEPTION
+            if os.getppid() == parent:  # else it is a child of the program, whose errors are its own
+                os.ftruncate(spare, 0)
+                os.pwrite(spare, f"{type(error).__name__}: {error}"[:300].encode("utf-8", "replace"), 0)
+        finally:
+            os._exit(status)
+    os.close(spare)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    if os.WEXITSTATUS(status) == ENDED_BY_EXCEPTION:
+        told = os.pread(0, 300, 0).decode("utf-8", "replace")
+        raise (MemoryError if told.startswith("MemoryError") else RuntimeError)(told)
+    return os.pread(1, os.fstat(1).st_size, 0).decode("utf-8", "replace")
 
 
 @functools.cache
 def solution():
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # what is printed here is nobody's
     module = run("solution")
     return module.Solution() if "class Solution" in PROGRAM else module
 
@@ -145,8 +177,7 @@ def is_json(value):
 
 def livecodebench_value(name, text):
     arguments = [json.loads(line) for line in text.split("\\n")]
-    with time_limit():
-        value = getattr(solution(), name)(*arguments)
+    value = getattr(solution(), name)(*arguments)
     value = list(value) if isinstance(value, tuple) else value
     # A text takes a fraction of the time of a list with as many values; what is no JSON is handed over as it is.
     return (True, json.dumps(value)) if is_json(value) else (False, value)
@@ -219,7 +250,14 @@ def _test(row: Row) -> CodeTest:
         check = "livecodebench_check_output(livecodebench_output)\n"
         pair = 'test["input"], livecodebench_lines(test["output"])'
     helpers = f"{_COMPARISON}\nlivecodebench_tests = [({pair}) for test in {tests}]\nassert livecodebench_tests\n"
-    return CodeTest(test=check, helpers=helpers, timeout_s=_SECONDS, memory_mb=_MEMORY_MB, runner=_RUNNER)
+    return CodeTest(
+        test=check,
+        helpers=helpers,
+        timeout_s=_SECONDS,
+        call_s=_SECONDS_PER_TEST,
+        memory_mb=_MEMORY_MB,
+        runner=_RUNNER,
+    )
 
 
 def _as_read(start: date, end: date, row: Row, _number: int) -> dict[str, Any] | None:
@@ -322,6 +360,7 @@ def named(name: str) -> Benchmark | None:
             gold_text=_no_program,
             filters={"first": _program},
             normalise=functools.partial(_as_read, start, end),
+            version="1.1",
         ),
         id_column="question_id",
         test=_test,

@@ -5,6 +5,7 @@ in. A check uses the best isolation that `probe()` finds on this machine and nam
 refuses.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterable
 
@@ -34,11 +35,18 @@ def check_program(
     *,
     helpers: str = "",
     runner: str = "",
+    call_s: float = math.inf,
     sandbox: str = "auto",
 ) -> CheckResult:
     """Check one program; arguments as in `Program` and `check_programs`, and the same error."""
     program = Program(
-        candidate=candidate, test=test, timeout_s=timeout_s, memory_mb=memory_mb, helpers=helpers, runner=runner
+        candidate=candidate,
+        test=test,
+        timeout_s=timeout_s,
+        memory_mb=memory_mb,
+        helpers=helpers,
+        runner=runner,
+        call_s=call_s,
     )
     return pool.check_on(_profile(sandbox), program)
 

@@ -151,6 +151,9 @@ class Guest:
             return self._table.add_container(value, base, self._mirrored(kind))
         if base is not None:
             return self._table.add(value, "v", self._mirrored(kind), self._table.pack(plain(value)))
+        if kind is memoryview:
+            parts = (value.tobytes(), value.format, value.shape, value.readonly)
+            return self._table.add(value, "m", *map(self._table.pack, parts))
         mirrored = self._mirrored(kind)
         if issubclass(kind, BaseException):
             return self._table.add(value, "x", mirrored, self._table.pack(value.args))
@@ -185,6 +188,8 @@ class Guest:
         if tag == "n":
             module, name = rest
             return operator.attrgetter(name)(importlib.import_module(module))
+        if tag == "zo":
+            return wire.unpack(tag, rest)
         if tag == "call":
 
             def function(*args: Any, **kwargs: Any) -> Any:

@@ -55,7 +55,7 @@ PROFILES = {
 
 
 def unprivileged_ids(pid: int) -> tuple[int, int]:
-    """Uids for the program and for its judge, their own for each worker: processes of one uid count together."""
+    """Uids for the program and for its judge where it has another; each worker has its own, which count apart."""
     guest = _FIRST_UID + 2 * (pid % _NUM_UIDS)
     return guest, guest + 1
 

@@ -13,7 +13,9 @@ import random
 import resource
 import socket
 import sys
+import traceback
 import types
+import zoneinfo
 from typing import Any, NamedTuple
 
 from refusion_eval.sandbox import wire
@@ -32,7 +34,7 @@ class JudgeResult(NamedTuple):
     passed_over: bool = False  # as `Candidate.passed_over`, without success
 
 
-def judge(sock: socket.socket, job: dict[str, Any], case: Case) -> JudgeResult:
+def judge(sock: socket.socket, job: dict[str, Any], case: Case, num_calls: memoryview) -> JudgeResult:
     random.seed()  # what a test draws, no program can know
     decimal.setcontext(decimal.Context())  # reckoning with a program's numbers raises flags in it
     if not job["candidate"].strip():
@@ -47,16 +49,15 @@ def judge(sock: socket.socket, job: dict[str, Any], case: Case) -> JudgeResult:
     if case.runs_texts:
         return JudgeResult("inseparable", f"the test may run a text of the program by {case.runs_texts}")
     wanted, modules = case.names(set(namespace))
-    candidate = Candidate(sock, case, wanted, namespace, job["asks_data"])
+    candidate = Candidate(sock, case, wanted, namespace, job["asks_data"], num_calls)
     outcome = _run(candidate, job["candidate"], code, modules, namespace)
     sys.modules.pop("__main__", None)
-    if outcome.reason == "passed":
-        if candidate.broken:
-            outcome = JudgeResult(*candidate.broken.args)
-        elif candidate.failed_inside:
-            outcome = JudgeResult("failed_assertion", f"{candidate.failed_inside}, called by the program")
-        else:
+    if candidate.broken:  # which a framework of tests may have noted and passed over
+        outcome = JudgeResult(*candidate.broken.args)
+    elif outcome.reason == "passed":
+        if not candidate.failed_inside:
             return outcome
+        outcome = JudgeResult("failed_assertion", f"{candidate.failed_inside}, called by the program")
     needs = case.needs_one_process if outcome.reason in _BY_VALUE else ""
     if why := needs or candidate.inseparable:
         return JudgeResult("inseparable", f"{why} ({outcome.detail})")
@@ -81,8 +82,6 @@ def _run(candidate: Candidate, program: str, code: Any, modules: list[str], name
         exec(code, namespace)  # the dataset's test, trusted
     except Broken as broken:
         return JudgeResult(*broken.args)
-    except SystemExit as end:  # as `unittest.main` ends; a program's own reaches the test as Broken
-        return _raised(candidate, end) if end.code else JudgeResult("passed")
     except BaseException as error:  # noqa: BLE001 - whatever ends a test early is its verdict
         return _raised(candidate, error)
     return JudgeResult("passed")
@@ -91,7 +90,14 @@ def _run(candidate: Candidate, program: str, code: Any, modules: list[str], name
 def _raised(candidate: Candidate, error: BaseException) -> JudgeResult:
     for remote, text in candidate.remote_errors:
         if remote is error:
+            if isinstance(error, zoneinfo.ZoneInfoNotFoundError) and not any(map(os.path.isdir, zoneinfo.TZPATH)):
+                return JudgeResult("inseparable", "this machine has no time zones (tzdata)")
             return JudgeResult("memory" if isinstance(error, MemoryError) else "raised", text)
+    if isinstance(error, SystemExit) and not error.code:
+        # A test that ends by itself may have been made to, before its last assertion; `unittest.main` ends behind all.
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        is_end = frame.f_globals.get("__name__") == "unittest.main"
+        return JudgeResult("passed") if is_end else JudgeResult("inseparable", "the test ends its process by itself")
     place = place_in_test(error)
     if isinstance(error, AssertionError):
         return JudgeResult("wrong_type" if candidate.compared_with_data else "failed_assertion", place)
@@ -114,16 +120,16 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".replace("\n", " ")[:_MAX_DETAIL_CHARS]
 
 
-def serve(control: socket.socket, fork_hooks: ForkHooks, folder: str) -> None:
+def serve(control: socket.socket, fork_hooks: ForkHooks, folder: str, num_calls: memoryview) -> None:
     """Judge one job after another until `control` is closed, or until this process has grown too large to be kept."""
-    # `fork_hooks` are for tests that fork, and tests that use files run in `folder`.
+    # `fork_hooks` are for tests that fork, tests that use files run in `folder`, and the watchdog reads `num_calls`.
     while True:
         # Two descriptors: the job is read from the first and its outcome is written to it; the candidate has the other.
         message, fds, _, _ = socket.recv_fds(control, 1, 2)
         if not message:
             return
         with socket.socket(fileno=fds[0]) as result, socket.socket(fileno=fds[1]) as candidate:
-            _serve_one(control, result, candidate, fork_hooks, folder)
+            _serve_one(control, result, candidate, fork_hooks, folder, num_calls)
         gc.collect()  # an exception holds the frames it passed, and these the test's memory
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 > KEPT_JUDGE_BYTES:
             return
@@ -131,7 +137,12 @@ def serve(control: socket.socket, fork_hooks: ForkHooks, folder: str) -> None:
 
 
 def _serve_one(
-    control: socket.socket, result: socket.socket, candidate: socket.socket, fork_hooks: ForkHooks, folder: str
+    control: socket.socket,
+    result: socket.socket,
+    candidate: socket.socket,
+    fork_hooks: ForkHooks,
+    folder: str,
+    num_calls: memoryview,
 ) -> None:
     job = wire.receive(result, wire.MAX_JOB_BYTES)
     try:
@@ -140,7 +151,7 @@ def _serve_one(
         wire.send(result, _unusable(error))
         return
     if not case.may_leave_traces:
-        wire.send(result, judge(candidate, job, case))
+        wire.send(result, judge(candidate, job, case, num_calls))
         return
     pid = os.fork()
     if pid:
@@ -154,6 +165,6 @@ def _serve_one(
             os.register_at_fork(**hooks)
         os.chdir(folder)  # not in the judge, which would hold the files of the last program there
         os.umask(0)  # the program may have another uid, and may change what the test has written for it
-        wire.send(result, judge(candidate, job, case))
+        wire.send(result, judge(candidate, job, case, num_calls))
     finally:
         os._exit(0)

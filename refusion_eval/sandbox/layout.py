@@ -1,8 +1,9 @@
-"""The folders that a program under test may read: the standard library and shared libraries, no installed package."""
+"""The folders that a program under test may read: standard library, shared libraries and time zones, no package."""
 
 import importlib
 import os
 import sys
+import zoneinfo
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,13 +40,16 @@ def preload() -> ForkHooks:
 
 
 def readable_folders() -> list[str]:
-    """Absolute paths of the folders that Python needs to go on importing."""
+    """Absolute paths of the folders that Python needs to go on importing, and of those of its time zones."""
     stdlib = {Path(path) for path in search_path() if os.path.isdir(path)}
     mapped = [Path(line.split(maxsplit=5)[-1]) for line in Path("/proc/self/maps").read_text().splitlines()]
     libraries = {path.parent for path in mapped if path.is_absolute() and ".so" in path.name}
     # A library folder that contains the standard library is left out: it would bring the installed packages with it,
     # and what was loaded from it stays loaded.
-    wanted = stdlib | {folder for folder in libraries if not any(inner.is_relative_to(folder) for inner in stdlib)}
+    zones = {Path(path) for path in zoneinfo.TZPATH if os.path.isdir(path)}
+    wanted = (
+        stdlib | zones | {folder for folder in libraries if not any(inner.is_relative_to(folder) for inner in stdlib)}
+    )
     return sorted(str(path) for path in wanted if wanted.isdisjoint(path.parents))
 
 

@@ -40,6 +40,7 @@ UNARY = (
 )
 # fmt: on
 SPECIAL = frozenset((*BINARY, *UNARY, "__await__", "__call__"))
+_METHODS_OF_DATA = frozenset(name for kind in DATA for name in dir(kind) if not name.startswith("_"))
 # What objects of these classes are here, by their names there.
 _KNOWN = {
     kind.__name__: kind
@@ -142,7 +143,10 @@ def _metaclass_names(candidate: Asked, of_class: list[str]) -> dict[str, Any]:
 
 def _attribute(candidate: Asked, value: Any, name: str) -> Any:
     if name != "__dataclass_fields__":
-        return candidate.request("getattr", value, name)
+        attribute = candidate.request("getattr", value, name)
+        if name in _METHODS_OF_DATA and callable(attribute) and not candidate.is_used_by_test():
+            return candidate.without_arguments(name, attribute)
+        return attribute
     # The functions of `dataclasses` know fields by objects of that module, which the judge has to make for itself. The
     # library writes their names into source text, so they have to be plain names.
     fields = candidate.request("fields", value)
@@ -194,7 +198,7 @@ def value_of(kind: Any, value: Any) -> Any:
     base = data_class(kind)
     if base is None or base is kind or base in CONTAINERS:
         raise TypeError("not a class of the candidate's with immutable data")
-    parts = value.__reduce__()[1] if isinstance(value, date | time | timedelta) else (value,)
+    parts = value.__reduce_ex__(4)[1] if isinstance(value, date | time | timedelta) else (value,)
     return base.__new__(kind, *parts)
 
 

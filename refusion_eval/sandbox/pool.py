@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import threading
 import time
+import zoneinfo
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, as_completed
@@ -22,9 +23,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refusion_eval.errors import SandboxError
+from refusion_eval.own_time import longest_wall_s
 from refusion_eval.sandbox import wire
 from refusion_eval.sandbox.jail import PROFILES
-from refusion_eval.sandbox.result import CheckResult, Program, hard_wall_s, result_of
+from refusion_eval.sandbox.result import CheckResult, Program, result_of
 from refusion_eval.sandbox.watch import JUDGE_KILLED
 
 # The __init__ files of the packages are not run, because the bare interpreter has none of their dependencies.
@@ -40,6 +42,13 @@ fork_hooks = preload()
 from refusion_eval.sandbox.worker import main
 main({control_fd}, {profile!r}, fork_hooks)
 """
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # the same order of sets in every run
+    "MALLOC_ARENA_MAX": "1",
+    # Without these the library of time zones would look into the database of users, and programs could then, too.
+    "PYTHONTZPATH": os.pathsep.join(zoneinfo.TZPATH),
+    "PYTHONUSERBASE": "/",
+}
 T = TypeVar("T")
 
 _START_LIMIT_S, _START_ATTEMPTS = 90.0, 2  # a worker starts in a fraction of a second, unless the machine is busy
@@ -50,7 +59,7 @@ _DETAILS = {
     "timeout_cpu": "the time limit, computing",
     "timeout_wall": "the time limit, waiting",
     "memory": "the memory limit, all processes together",
-    "sandbox_error": "the machine is too busy to run the program in time",
+    "no_time": "the machine was too busy to give the program its time",
 }
 
 
@@ -100,7 +109,7 @@ class WorkerProcess:
             try:  # a bare interpreter that inherits one descriptor and nothing else
                 self._process = subprocess.Popen(
                     [_interpreter(profile_name), "-s", "-S", "-B", "-"],
-                    env={"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},  # the same set order in every run
+                    env=_ENVIRONMENT,
                     cwd="/",
                     pass_fds=[other.fileno()],
                     stdin=source,
@@ -138,11 +147,11 @@ class WorkerProcess:
         job = {"candidate": program.source, "test": program.test, "helpers": program.helpers, "asks_data": asks_data}
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            limit_s = hard_wall_s(program.timeout_s) + _ANSWER_SLACK_S
+            limit_s = longest_wall_s(program.timeout_s) + _ANSWER_SLACK_S
             ours.settimeout(limit_s)
             self._control.settimeout(limit_s)
-            limits = json.dumps([program.timeout_s, program.memory_mb]).encode()
-            socket.send_fds(self._control, [limits], [theirs.fileno()])
+            limits = [program.timeout_s, program.call_s, program.memory_mb, bool(program.runner)]
+            socket.send_fds(self._control, [json.dumps(limits).encode()], [theirs.fileno()])
             theirs.close()
             try:
                 wire.send(ours, job, wire.MAX_JOB_BYTES)
@@ -173,8 +182,6 @@ def _merge(outcome: list[Any] | None, report: dict[str, Any]) -> tuple[str, str]
         return stopped, _DETAILS.get(stopped, "")
     if status is not None and os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        if number == signal.SIGPROF:  # of a timer that a runner has set
-            return "timeout_cpu", "the time limit of one call, computing"
         names = {member.value: member.name for member in signal.Signals}  # most of the real-time signals have none
         return "signal", f"the program ended by {names.get(number, f'signal {number}')}"
     return reason, detail
@@ -205,8 +212,8 @@ def default_workers() -> int:
 
 def check_on(profile_name: str, program: Program) -> CheckResult:
     """Check one program under one profile; SandboxError if no worker can be started."""
-    # A broken worker is replaced and the check repeated, twice at most; one that says "sandbox_error" is repeated once.
-    # Whatever else goes wrong becomes a verdict, because a program may be the cause.
+    # A broken worker is replaced and the check repeated, twice at most; one that says "sandbox_error" or "no_time" is
+    # repeated once. Whatever else goes wrong becomes a verdict, because a program may be the cause.
     for attempt in range(_ATTEMPTS):
         worker = _take_worker(profile_name)
         try:
@@ -222,7 +229,7 @@ def check_on(profile_name: str, program: Program) -> CheckResult:
             worker.close()
             raise
         _idle_workers[profile_name].append(worker)
-        if verdict.reason != "sandbox_error" or attempt:
+        if verdict.reason not in ("sandbox_error", "no_time") or attempt:
             return verdict
     return result_of(reason, detail, 0.0, PROFILES[profile_name].tier)
 

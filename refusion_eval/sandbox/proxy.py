@@ -32,7 +32,13 @@ class Candidate:
     """The candidate at the other end of `sock`; `namespace` gives the test what it binds the `wanted` names to."""
 
     def __init__(
-        self, sock: socket.socket, case: Case, wanted: list[str], namespace: dict[str, Any], asks_data: bool
+        self,
+        sock: socket.socket,
+        case: Case,
+        wanted: list[str],
+        namespace: dict[str, Any],
+        asks_data: bool,
+        num_calls: memoryview,
     ) -> None:
         self._sock = sock
         self._namespace = namespace
@@ -44,6 +50,7 @@ class Candidate:
         self._made: set[int] = set()  # numbers of the objects that the test made of the classes it names
         self._mentioned: dict[int, int] = {}  # how often the last answer has mentioned objects
         self._asks_data = asks_data
+        self._num_calls = num_calls  # in [0], for the watchdog
         self._told: dict[tuple[Any, ...], Any] = {}  # what objects gave for themselves since the last other request
         self._one_at_a_time = threading.RLock()  # threads of the test may use the program
         self._num_waiting = 0
@@ -74,7 +81,7 @@ class Candidate:
             return self._request(name, operands)
 
     def _request(self, name: str, operands: tuple[Any, ...]) -> Any:
-        if not (name == "special" and operands[1] in mirror.CONVERSIONS):
+        if not (name == "content" or (name == "special" and operands[1] in mirror.CONVERSIONS)):
             self._told.clear()
         self._forget_errors()
         try:
@@ -109,6 +116,7 @@ class Candidate:
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         newest = self._table.newest
+        self._num_calls[0] += 1
         result = self.request("call", function, args, tuple(kwargs.items()))
         number = self._table.number_of(result) or 0
         is_new = number > newest and self._mentioned[number] == 1  # else a list or an attribute may hold it, too
@@ -124,10 +132,8 @@ class Candidate:
             seen = _is_raised_by(trace, self._case.raises)
             return self._and_waited(swallows, seen) if name == "__aexit__" else seen and swallows
         if name in mirror.CONVERSIONS and not self.was_made(value):
-            told = (self._table.number_of(value), name, *map(repr, operands))
-            if told not in self._told:
-                self._told[told] = self.request("special", value, name, *operands)
-            return self._told[told]
+            question = (self._table.number_of(value), name, *map(repr, operands))
+            return self._ask_once(question, "special", value, name, *operands)
         result = self.request("special", value, name, *operands)
         if name in mirror.OPERATORS and self.was_made(value) and type(result) is type(value):
             self._made.add(self._table.number_of(result) or 0)
@@ -153,11 +159,24 @@ class Candidate:
             return True
         # Another object is asked only if the test itself uses the method, not code of the library on its behalf, and
         # only when its plain value has led to no success (`pool`).
-        user = sys._getframe(2)  # beyond the stand-in's method
-        if user.f_code.co_filename not in (TEST_FILE, HELPERS_FILE):
+        if not self.is_used_by_test():
             return False
         self.passed_over = True
         return self._asks_data
+
+    def is_used_by_test(self) -> bool:
+        """Whether the test itself uses a stand-in, of which this is called by a method of a method."""
+        return sys._getframe(3).f_code.co_filename in (TEST_FILE, HELPERS_FILE)
+
+    def without_arguments(self, name: str, method: Any) -> Any:
+        """A method that code of the library uses on the test's behalf, and that must not be told the test's data."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if args or kwargs:
+                self._fail("inseparable", f"the library tells data of the test to the method {name} of the program")
+            return method()
+
+        return call
 
     def note_inseparable(self, why: str) -> None:
         """Note what may be otherwise in one process. It counts if the test does not pass."""
@@ -194,8 +213,14 @@ class Candidate:
         return getattr(operator, name.strip("_"))(content, of_other[1])
 
     def _content(self, value: Any) -> tuple[str, Any] | None:
-        content = self.request("content", value)
+        content = self._ask_once((self._table.number_of(value), "content"), "content", value)
         return content if type(content) is tuple and len(content) == 2 else None
+
+    def _ask_once(self, question: tuple[Any, ...], name: str, *operands: Any) -> Any:
+        """The answer to a question about an object alone, which stays the same until the test uses the program."""
+        if question not in self._told:
+            self._told[question] = self.request(name, *operands)
+        return self._told[question]
 
     def knows(self, value: Any) -> bool:
         number = self._table.number_of(value)
@@ -255,7 +280,9 @@ class Candidate:
             raise wire.WireError("it was given no such thing")
         try:
             result = lent(*args, **dict(kwargs)) if how == "call" else next(lent)
-        except Exception as error:  # noqa: BLE001 - the program may expect it
+        except Broken:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the program may expect it; else it ends the program
             if isinstance(error, AssertionError):
                 self.failed_inside = self.failed_inside or place_in_test(error)
             self._send(nonce, "raise", (error,))
@@ -302,6 +329,11 @@ class Candidate:
             if kind not in DATA and not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise wire.WireError("not a class of data")
             return kind
+        if tag == "zo":
+            self.note_inseparable("the program has a time zone of a class of its own")
+            return wire.unpack(tag, rest)
+        if tag == "m":
+            return self._view(*map(unpack, rest))
         if tag == "k":
             name, builtin, bases, own, of_class = rest
             return mirror.class_of(self, name, bool(builtin), [unpack(base) for base in bases], own, of_class)
@@ -313,6 +345,15 @@ class Candidate:
         if tag == "h":
             return object.__new__(kind)
         raise wire.WireError("unknown entry")
+
+    def _view(self, data: bytes, form: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
+        if not readonly:
+            self.note_inseparable("the program has a view of data that it may change")
+        view = memoryview(data)
+        try:
+            return view.cast(form) if len(shape) == 1 else view.cast(form, shape)  # type: ignore[call-overload]
+        except ValueError:
+            return self._fail("inseparable", f"the program has a view of the format {form}")
 
     def _fail(self, reason: str, detail: str) -> NoReturn:
         if self._num_waiting:

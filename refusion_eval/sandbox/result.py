@@ -1,5 +1,6 @@
 """The input and the result of a check."""
 
+import math
 from dataclasses import dataclass
 
 # Reason -> status. One place decides, so that no caller can count a fault of the sandbox as a fault of the model.
@@ -10,7 +11,7 @@ STATUS_OF_REASON = {
         "failed": ("failed_assertion", "wrong_type", "raised", "exited", "protocol_error", "syntax_error", "no_code"),
         "timed_out": ("timeout_cpu", "timeout_wall"),
         "killed": ("memory", "output_limit", "signal"),
-        "error": ("inseparable", "sandbox_error", "worker_broke"),
+        "error": ("inseparable", "sandbox_error", "worker_broke", "no_time"),
     }.items()
     for reason in reasons
 }
@@ -25,12 +26,16 @@ class Program:
     Attributes:
         candidate: source text of the untrusted program (for HumanEval the prompt plus the completion).
         test: source text of the trusted test; it may call whatever the candidate defines by name.
-        timeout_s: seconds the check may take, on a processor or asleep; waiting for a busy processor is free.
+        timeout_s: seconds the check may take, on a processor or asleep; waiting for a busy processor is free. A check
+            that waits for twelve times as long, and two minutes at least, has the reason "no_time".
         memory_mb: mebibytes the candidate may use, all its processes together and with what it makes the test hold.
         helpers: trusted source text that the test needs (for HumanEval the prompt). Its functions win over functions of
             the same name in the candidate; a function with nothing but a docstring is a placeholder and does not.
         runner: source text that runs in the program's process in the candidate's place, and has the candidate's text as
-            `PROGRAM`. What it gives the test is as little trusted as what a program gives.
+            `PROGRAM`. What it gives the test is as little trusted as what a program gives. Its standard input and its
+            standard output are files, empty at first, of 32 MiB at most.
+        call_s: processor seconds that the program and its children have for each call by the test, as the judge and its
+            watchdog see it; reached up to a tenth of a second late.
     """
 
     candidate: str
@@ -39,6 +44,7 @@ class Program:
     memory_mb: int = 1024
     helpers: str = ""
     runner: str = ""
+    call_s: float = math.inf
 
     @property
     def source(self) -> str:
@@ -84,8 +90,3 @@ def result_of(reason: str, detail: str, seconds: float, tier: str, waited_s: flo
         tier=tier,
         waited_s=round(waited_s, 4),
     )
-
-
-def hard_wall_s(timeout_s: float) -> float:
-    """Seconds after which a check is given up, as an error, because the machine is too busy to run it."""
-    return max(60.0, 6 * timeout_s)

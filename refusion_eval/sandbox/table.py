@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from refusion_eval.sandbox import wire
 from refusion_eval.sandbox.containers import BOUNDS, BY_TAG, KINDS, LATE, VIEW_TAGS, VIEWS, frozen, same
@@ -68,6 +69,8 @@ class ObjectTable:
         if kind is range or kind is slice:
             bounds = (value.start, value.stop, value.step)
             return ["r" if kind is range else "sl", *[self.pack(bound, depth + 1) for bound in bounds]]
+        if kind is ZoneInfo and value.key:
+            return ["zi", value.key]
         if kind in VIEW_TAGS:
             return [VIEW_TAGS[kind], *[self.pack(item, depth + 1) for item in value]]
         if kind.__module__ == "builtins" and issubclass(kind, BaseException) and not value.__dict__:
@@ -158,7 +161,9 @@ class ObjectTable:
             if tag in VIEWS:
                 return VIEWS[tag][1](parts)
             return tuple(parts) if tag == "t" else frozen(parts) if tag == "z" else BOUNDS[tag](*parts)
-        if tag == "n":
+        if tag in ("ts", "ti") and type(items[-1]) is list:
+            items[-1] = self.unpack(items[-1], depth + 1)
+        if tag in ("n", "zo"):
             return self._build(tag, items)
         if tag == "X":
             return exception_of(vars(builtins)[items[0]], [self.unpack(item, depth + 1) for item in items[1]])

@@ -1,9 +1,8 @@
 """The watchdog: reads from /proc what processes use, and decides when a check has to be stopped."""
 
-# The time of a check is the wall clock less the time that its processes were ready to run and had no processor. So a
-# busy machine changes no verdict, and a program that sleeps is stopped as soon as one that computes. A program that
-# takes the processor from itself by its own children gains nothing: it cannot have them collected unseen
-# (`seccomp.RESTRICTED`: SIGCHLD), so their processor time counts.
+# The time of a check is its own time (`own_time`), so a busy machine changes no verdict, and a program that sleeps is
+# stopped as soon as one that computes. A program that takes the processor from itself by its own children gains
+# nothing: it cannot have them collected unseen (`seccomp.RESTRICTED`: SIGCHLD), so their processor time counts.
 
 import contextlib
 import math
@@ -12,10 +11,11 @@ import select
 import signal
 import socket
 import time
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from refusion_eval.sandbox.result import hard_wall_s
+from refusion_eval import own_time
+from refusion_eval.own_time import OwnTime, Work, longest_wall_s
 
 JUDGE_KILLED = "judge_killed"
 GOES_ON = b"+"  # a judge's answer to a check that is done
@@ -25,93 +25,46 @@ _GRACE_S = 0.5  # for a judge to end by itself once its guest was stopped
 # Peak resident memory; the allocator does not always return that of a large value. A judge that has had more is not
 # kept for the next check, so one that is killed with more was killed for its size.
 KEPT_JUDGE_BYTES = 256 << 20
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PIPE_PAGES = 16
 _EXITING = 0x4  # PF_EXITING of the kernel
 _LAST_MESSAGE_BYTES = 64 << 10  # a socket takes one more message when its buffer is almost full
 
 
-class Usage(NamedTuple):
-    cpu_s: float  # processor seconds, ended and waited-for children included
-    memory_bytes: int  # resident memory and page tables now, and what the open pipes and sockets may hold
-    starved_s: float  # seconds the first process was ready to run and had no processor
-    num_tasks: int  # processes and threads
-
-
-class Proc:
-    """The /proc of the machine, kept open so that it can be read from inside another root."""
+class Proc(own_time.Proc):
+    """With what the processes of a check hold, and what is done with them."""
 
     def __init__(self) -> None:
-        self._fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        super().__init__()
         left, right = socket.socketpair()
         with left, right:
             socket_bytes = left.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) + _LAST_MESSAGE_BYTES
         self._file_bytes = max(socket_bytes, _PIPE_PAGES * _PAGE_BYTES)
 
-    def open(self, path: str, flags: int = os.O_RDONLY) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, dir_fd=self._fd)
-
-    def _read(self, path: str) -> str:
-        with os.fdopen(self.open(path), "rb", 0) as file:
-            return file.read(65536).decode("ascii", "replace")
-
     def own_number(self) -> int:  # another than os.getpid() in a pid namespace
         return int(os.readlink("self", dir_fd=self._fd))
 
-    def _list(self, path: str) -> list[str]:
-        with contextlib.suppress(OSError):  # it is gone
-            fd = self.open(path)
-            try:
-                return os.listdir(fd)
-            finally:
-                os.close(fd)
-        return []
-
-    def children(self, pid: int) -> list[int]:
-        """Child processes of all threads of a process; none if it is gone."""
-        children: list[int] = []
-        for thread in self._list(f"{pid}/task"):
-            with contextlib.suppress(OSError):
-                children += [int(word) for word in self._read(f"{pid}/task/{thread}/children").split()]
-        return children
-
-    def tree(self, pid: int) -> list[int]:
-        members = [pid]
-        for member in members:
-            members += [child for child in self.children(member) if child not in members]
-        return members
-
-    def usage(self, pids: list[int]) -> Usage:
-        """Sums over processes; those that are gone count nothing."""
-        cpu_ticks = memory_bytes = num_tasks = 0
-        starved_s = 0.0
+    def memory_bytes(self, pids: list[int]) -> int:
+        """Resident memory and page tables of processes now, and what their open pipes and sockets may hold."""
+        memory_bytes = 0
         files: set[tuple[int, int]] = set()
-        for index, pid in enumerate(pids):
-            try:
-                after_name = self._read(f"{pid}/stat").rpartition(")")[2].split()
-                cpu_ticks += sum(int(word) for word in after_name[11:15])
-                num_tasks += int(after_name[17])
+        for pid in pids:
+            with contextlib.suppress(OSError, IndexError):
                 # All threads have the same memory and files, and those that have ended none: the first one may be such.
-                threads = self._list(f"{pid}/task") if after_name[0] == "Z" else [str(pid)]
+                threads = self.entries(f"{pid}/task") if self.stat(str(pid))[0] == "Z" else [str(pid)]
                 memory_bytes += max((self._memory_bytes(f"{pid}/task/{thread}") for thread in threads), default=0)
                 files.update(*(self._files(f"{pid}/task/{thread}/fd") for thread in threads))
-                if index == 0:
-                    starved_s = int(self._read(f"{pid}/schedstat").split()[1]) / 1e9
-            except (OSError, IndexError):
-                continue
-        memory_bytes += len(files) * self._file_bytes
-        return Usage(cpu_ticks / _TICKS_PER_SECOND, memory_bytes, starved_s, num_tasks)
+        return memory_bytes + len(files) * self._file_bytes
 
     def _memory_bytes(self, thread: str) -> int:
         # Pages, those swapped out, and page tables, which count pages only read, too.
-        lines = self._read(f"{thread}/status").splitlines()
+        lines = self.read(f"{thread}/status").splitlines()
         return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("VmRSS:", "VmSwap:", "VmPTE:")))
 
     def _files(self, folder: str) -> set[tuple[int, int]]:
         """Device and inode of the open files of a process, so that a file that several have open counts once."""
         files = set()
-        for name in self._list(folder):
+        for name in self.entries(folder):
             with contextlib.suppress(OSError):
                 status = os.stat(f"{folder}/{name}", dir_fd=self._fd)
                 files.add((status.st_dev, status.st_ino))
@@ -119,10 +72,10 @@ class Proc:
 
     def is_ending(self, pid: int) -> bool:
         """Whether a child of this process, not waited for yet, has begun to end."""
-        return bool(int(self._read(f"{pid}/stat").rpartition(")")[2].split()[6]) & _EXITING)
+        return bool(int(self.stat(str(pid))[6]) & _EXITING)
 
     def address_space_bytes(self, pid: int) -> int:
-        return int(self._read(f"{pid}/statm").split()[0]) * _PAGE_BYTES
+        return int(self.read(f"{pid}/statm").split()[0]) * _PAGE_BYTES
 
     def die_first(self) -> None:
         """Offer this process to the kernel when memory runs out."""
@@ -150,7 +103,7 @@ class JudgeProcess:
         self._proc = proc
         self._pid = pid
         self._sock = sock
-        self._base = self._total()
+        self._before = self.usage()
 
     @property
     def ended(self) -> bool:
@@ -163,7 +116,7 @@ class JudgeProcess:
 
     def begin(self, result_fd: int, candidate: socket.socket) -> None:
         """Hand over one check. A judge that is gone is no error here; `note_end` reports it."""
-        self._base = self._total()
+        self._before = self.usage()
         with contextlib.suppress(OSError):
             socket.send_fds(self._sock, [b"+"], [result_fd, candidate.fileno()])
 
@@ -177,17 +130,16 @@ class JudgeProcess:
             status = self._collect()
             self.killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _FROM_OUTSIDE
 
-    def usage(self) -> Usage:
-        """Usage of this check so far, including the process that the judge may have forked for it."""
-        now, base = self._total(), self._base
-        grown_bytes = max(0, now.memory_bytes - base.memory_bytes)
-        return Usage(now.cpu_s - base.cpu_s, grown_bytes, now.starved_s - base.starved_s, now.num_tasks)
+    def usage(self) -> tuple[Work, int]:
+        """What the judge and the process that it may have forked for this check did so far, and their memory."""
+        members = self._proc.tree(self.number)
+        # The memory is that of the larger one, because they share most of it.
+        return self._proc.work(members), max(self._proc.memory_bytes([number]) for number in members)
 
-    def _total(self) -> Usage:
-        """Sums over the judge and its child; their memory is that of the larger one, because they share most of it."""
-        parts = [self._proc.usage([number]) for number in self._proc.tree(self.number)]
-        total = Usage(*(sum(column) for column in zip(*parts, strict=True)))
-        return total._replace(memory_bytes=max(part.memory_bytes for part in parts))
+    def usage_of_check(self) -> tuple[Work, int]:
+        """As `usage`, without what was there before this check."""
+        (work, memory_bytes), (work_before, bytes_before) = self.usage(), self._before
+        return work._replace(cpu_s=work.cpu_s - work_before.cpu_s), max(0, memory_bytes - bytes_before)
 
     def kill(self) -> None:
         if not self.collected:
@@ -213,14 +165,20 @@ class Watched:
     guest_number: int  # as /proc counts
     first_number: int  # of the first process of the guest's pid namespace, which does nothing itself; -1 for none
     timeout_s: float  # own time and processor seconds
+    call_s: float  # processor seconds of one call
     memory_bytes: int  # of all processes of the guest together, and what the judge grows by
-    started_s: float  # `time.monotonic()`
+    num_calls: Sequence[int]  # in [0], the calls that the judge has begun
     stopped: str | None = None  # why the guest was killed here
     guest_status: int | None = None  # wait status of a guest that ended by itself
-    waited_s: float = 0.0  # not counted, because others had the processor
+    _call: tuple[int, float] = (0, 0.0)  # the last one seen, and the processor time of the guest before it
+    _own_time: OwnTime = field(default_factory=OwnTime)
     _judge_busy: bool = True
-    _had_company: bool = False
     _deadline_s: float = math.inf
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that did not count, because others had the processor."""
+        return self._own_time.wall_s - self._own_time.seconds
 
     def wait(self, control: socket.socket) -> None:
         """Return when the judge is done or `control` was closed; stop the guest when it is over a limit."""
@@ -258,27 +216,26 @@ class Watched:
         # All below this process but the judge: orphans of the guest may be children of this process.
         ours = (own_number, self.guest_number, self.first_number, *self.proc.tree(self.judge.number))
         others = [pid for pid in self.proc.tree(own_number) if pid not in ours]
-        guest = self.proc.usage([self.guest_number, *others])
-        self.stopped = self._over(guest, self.judge.usage(), now_s - self.started_s)
+        guest = [self.guest_number, *others]
+        self.stopped = self._over(self.proc.work(guest), self.proc.memory_bytes(guest), *self.judge.usage_of_check())
         if self.stopped:
             self._deadline_s = now_s + _GRACE_S
             if self.guest_status is None:
                 os.kill(self.guest_pid, signal.SIGKILL)
 
-    def _over(self, guest: Usage, judge: Usage, wall_s: float) -> str | None:
-        self._had_company |= guest.num_tasks > 1
-        self.waited_s = min(wall_s, guest.starved_s + judge.starved_s)
-        own_s = wall_s - self.waited_s
-        if guest.memory_bytes + judge.memory_bytes > self.memory_bytes:
+    def _over(self, guest: Work, guest_bytes: int, judge: Work, judge_bytes: int) -> str | None:
+        cpu_s = guest.cpu_s + judge.cpu_s
+        self._own_time.update(cpu_s, guest.is_ready or judge.is_ready)
+        if guest_bytes + judge_bytes > self.memory_bytes:
             return "memory"
-        if guest.cpu_s > self.timeout_s:
+        if self.num_calls[0] != self._call[0]:
+            self._call = self.num_calls[0], guest.cpu_s
+        if guest.cpu_s > self.timeout_s or guest.cpu_s - self._call[1] > self.call_s:
             return "timeout_cpu"
+        own_s = self._own_time.seconds
         if own_s > self.timeout_s:
-            return "timeout_cpu" if guest.cpu_s + judge.cpu_s > own_s / 2 else "timeout_wall"
-        if wall_s > hard_wall_s(self.timeout_s):
-            # A machine too busy to tell is no fault of the program, unless it may itself be what keeps it busy.
-            return "timeout_cpu" if self._had_company else "sandbox_error"
-        return None
+            return "timeout_cpu" if cpu_s > own_s / 2 else "timeout_wall"
+        return "no_time" if self._own_time.wall_s > longest_wall_s(self.timeout_s) else None
 
     def reap(self) -> None:
         """Kill and collect what is left of the guest, and a judge that is not done."""

@@ -5,6 +5,7 @@ a tag. `table` adds values that hold others, and objects that are not data.
 """
 
 import builtins
+import contextlib
 import datetime
 import json
 import math
@@ -13,10 +14,12 @@ import struct
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 MAX_FRAME_BYTES = 32 << 20
 MAX_JOB_BYTES = 288 << 20  # of a program with its test, which has all inputs
 _JSON_INT_LIMIT = 1 << 53  # other readers of JSON would round larger ones
+_OF_TIME = "hour minute second microsecond fold"
 _HEADER = struct.Struct(">I")
 
 
@@ -77,6 +80,54 @@ def _pack_delta(value: datetime.timedelta) -> list[Any]:
     return ["td", *[vars(datetime.timedelta)[part].__get__(value) for part in parts]]
 
 
+class _Zone(datetime.tzinfo):
+    """What a time zone of some class says about one moment: the other side does not have the class."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._offset, self._dst, self._name = (
+            unpack(part[0], part[1:]) if type(part) is list else part for part in parts
+        )
+
+    def utcoffset(self, moment: Any) -> Any:
+        return self._offset
+
+    def dst(self, moment: Any) -> Any:
+        return self._dst
+
+    def tzname(self, moment: Any) -> Any:
+        return self._name
+
+
+def _pack_moment(tag: str, kind: Any, parts: str) -> Callable[[Any], list[Any]]:
+    """The packer of a class of times of day, with or without a date, which have these parts."""
+    members = [vars(base)[part].__get__ for part in parts.split() for base in kind.__mro__ if part in vars(base)]
+
+    def pack(value: Any) -> list[Any]:
+        zone, *numbers = (member(value) for member in members)
+        if type(zone) is datetime.timezone:
+            zone = PACKERS[datetime.timezone](zone)
+        elif type(zone) is ZoneInfo and zone.key:
+            zone = ["zi", zone.key]
+        elif zone is not None:
+            zone = ["zo"]
+            for method in (kind.utcoffset, kind.dst, kind.tzname):
+                told = None
+                with contextlib.suppress(NotImplementedError):
+                    told = method(value)
+                zone.append(told if told is None or isinstance(told, str) else _pack_delta(told))
+        return [tag, *numbers, zone]
+
+    return pack
+
+
+def _unpack_moment(kind: Any) -> Callable[..., Any]:
+    def made(*parts: Any) -> Any:
+        *numbers, fold, zone = parts
+        return kind(*numbers, unpack(zone[0], zone[1:]) if type(zone) is list else zone, fold=fold)
+
+    return made
+
+
 # Class -> packer of its values and of its subclasses' values, which are flattened to the plain value that they are.
 # The methods are those of the class itself, because a subclass may have others.
 PACKERS: dict[type, Callable[[Any], Any]] = {
@@ -86,9 +137,9 @@ PACKERS: dict[type, Callable[[Any], Any]] = {
     complex: lambda value: ["c", _pack_float(complex.__pos__(value).real), _pack_float(complex.__pos__(value).imag)],
     bytes: lambda value: ["b", bytes.hex(value)],
     Decimal: lambda value: ["D", Decimal.__str__(value)],
-    datetime.datetime: lambda value: ["ts", datetime.datetime.isoformat(value)],
+    datetime.datetime: _pack_moment("ts", datetime.datetime, f"tzinfo year month day {_OF_TIME}"),
     datetime.date: lambda value: ["da", datetime.date.isoformat(value)],
-    datetime.time: lambda value: ["ti", datetime.time.isoformat(value)],
+    datetime.time: _pack_moment("ti", datetime.time, f"tzinfo {_OF_TIME}"),
     datetime.timedelta: _pack_delta,
     datetime.timezone: lambda value: ["tz", *_pack_delta(value.utcoffset(None))[1:], value.tzname(None)],
 }
@@ -117,11 +168,13 @@ _UNPACKERS: dict[str, Callable[..., Any]] = {
     "c": lambda *parts: complex(*(float(part if isinstance(part, float) else part[1]) for part in parts)),
     "b": bytes.fromhex,
     "D": Decimal,
-    "ts": datetime.datetime.fromisoformat,
+    "ts": _unpack_moment(datetime.datetime),
     "da": datetime.date.fromisoformat,
-    "ti": datetime.time.fromisoformat,
+    "ti": _unpack_moment(datetime.time),
     "td": datetime.timedelta,
     "tz": _timezone_of,
+    "zi": ZoneInfo,
+    "zo": _Zone,
     "E": lambda: Ellipsis,
     "N": lambda: NotImplemented,
     "T": _builtin_class,

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import math
+import mmap
 import os
 import pwd
 import random
@@ -28,7 +29,7 @@ _CPU_SLACK_S = 2  # the kernel's limit on processor seconds comes after the watc
 _JUDGE_MIB = 2048
 _NUM_JUDGE_PROCESSES = 256  # those of programs that are checked at the same time may count with them
 _MIB = 1 << 20
-_ONLY_FD = 3
+_STDERR_FD, _ONLY_FD = 2, 3
 _PAUSE_S = 0.002
 _NUM_OWN_PROCESSES = 4  # the worker, the first process beside a guest, the judge and its child
 _MOST_REAPED = 64  # in one round; some processes fork faster than they can be reaped
@@ -45,18 +46,22 @@ class Worker:
         self._control, self._profile, self._proc, self._fork_hooks = control, profile, proc, fork_hooks
         self._own_number = proc.own_number()
         self._guest_uid, self._judge_uid = jail.unprivileged_ids(self._own_number)
+        if profile.namespaces:  # they share a folder, and see no processes of each other
+            self._judge_uid = self._guest_uid
         self._filter = seccomp.allow_program(profile.restrict_files) if profile.filter_calls else b""
         self._ruleset_fd = jail.make_ruleset(profile, folders)
-        self._base = proc.usage([self._own_number])
+        self._own_memory_bytes = proc.memory_bytes([self._own_number])
         self._base_bytes = proc.address_space_bytes(self._own_number)
         self._path = layout.search_path()
         # Those that count with the processes of a program.
-        own, of_user = profile.user_namespace, not (profile.user_namespace or profile.change_uid)
+        own, of_user = profile.namespaces, not (profile.namespaces or profile.change_uid)
         self._num_other_processes = _NUM_OWN_PROCESSES if own else proc.num_tasks_of(os.getuid()) if of_user else 0
         self._pid_namespace_fd = proc.open("self/ns/pid") if profile.namespaces else -1
         self._folder = "/tmp" if profile.namespaces else "/"  # in which programs and tests run
         self._tmp = jail.PrivateTmp(folders) if profile.namespaces else None
         self._sweeper = Sweeper(profile, proc, self._guest_uid)
+        self._shared = mmap.mmap(-1, mmap.PAGESIZE)
+        self._num_calls = memoryview(self._shared).cast("Q")  # in [0], the calls that the judge has begun
         self._judge: JudgeProcess | None = None
         self._first = (-1, -1)  # of the guest's pid namespace
 
@@ -68,11 +73,12 @@ class Worker:
             data, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
             if not data:
                 return
-            timeout_s, memory_mb = json.loads(data)
-            wire.send(self._control, self._check(timeout_s, memory_mb, fds[0]))
+            timeout_s, call_s, memory_mb, has_streams = json.loads(data)
+            wire.send(self._control, self._check(timeout_s, call_s, memory_mb, has_streams, fds[0]))
 
-    def _check(self, timeout_s: float, memory_mb: int, result_fd: int) -> dict[str, Any]:
-        started_s = time.monotonic()
+    def _check(
+        self, timeout_s: float, call_s: float, memory_mb: int, has_streams: bool, result_fd: int
+    ) -> dict[str, Any]:
         if self._judge is None or self._judge.ended:
             ours, theirs = socket.socketpair()
             self._judge = JudgeProcess(self._proc, *self._start(_fork, partial(self._be_judge, theirs)), ours)
@@ -83,15 +89,15 @@ class Worker:
         if self._profile.namespaces:
             linux.call("unshare", linux.CLONE_NEWPID)  # takes the next child
             self._first = self._start(linux.start_first_process)
-        be_guest = partial(self._be_guest, guest_end, limits, [result_fd, judge_end.fileno()])
+        be_guest = partial(self._be_guest, guest_end, limits, has_streams, [result_fd, judge_end.fileno()])
         guest_pid, guest_number = self._start(_fork, be_guest)
         if self._profile.namespaces:
             linux.call("setns", self._pid_namespace_fd, linux.CLONE_NEWPID)  # or a new judge would be born inside
         with guest_end, judge_end, socket.socket(fileno=result_fd):
             self._judge.begin(result_fd, judge_end)
-        memory_bytes = memory_mb * _MIB + self._base.memory_bytes
+        memory_bytes = memory_mb * _MIB + self._own_memory_bytes
         processes = (self._judge, guest_pid, guest_number, self._first[1])
-        watched = Watched(self._proc, *processes, timeout_s, memory_bytes, started_s)
+        watched = Watched(self._proc, *processes, timeout_s, call_s, memory_bytes, self._num_calls)
         try:
             watched.wait(self._control)
         finally:
@@ -110,8 +116,10 @@ class Worker:
         pid = start(*args)
         return pid, next(child for child in self._proc.children(self._own_number) if child not in others)
 
-    def _be_guest(self, sock: socket.socket, limits: dict[int, int], others: list[int]) -> None:
+    def _be_guest(self, sock: socket.socket, limits: dict[int, int], has_streams: bool, others: list[int]) -> None:
         try:
+            self._num_calls.release()  # only the judge may tell the watchdog that a call has begun
+            self._shared.close()
             self._proc.die_first()
             for fd in others:
                 os.close(fd)
@@ -119,7 +127,7 @@ class Worker:
             os.setsid()  # or a signal to its process group would reach this worker
             streams = os.open(os.devnull, os.O_RDWR)
             for fd in range(_ONLY_FD):  # anew: a program's flags on its own streams reach no other program's
-                os.dup2(streams, fd)
+                os.dup2(os.memfd_create("stream") if has_streams and fd != _STDERR_FD else streams, fd)
             self._lock_down(sock, self._guest_uid, limits)
         except OSError as error:
             wire.send(sock, [f"locking down failed: {error}"])
@@ -142,7 +150,7 @@ class Worker:
         num_processes = self._num_other_processes + _NUM_JUDGE_PROCESSES
         limits = jail.limits_of(self._base_bytes + _JUDGE_MIB * _MIB, cpu_s, num_processes)
         self._lock_down(sock, self._judge_uid, limits)
-        judge.serve(socket.socket(fileno=_ONLY_FD), self._fork_hooks, self._folder)
+        judge.serve(socket.socket(fileno=_ONLY_FD), self._fork_hooks, self._folder, self._num_calls)
 
 
 class Sweeper:

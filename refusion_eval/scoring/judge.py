@@ -24,7 +24,7 @@ from refusion_eval.runs.terminal import RunningScore
 from refusion_eval.sandbox import DaemonThreads, check_program, default_workers
 from refusion_eval.store.records import BY_FILTER, PASSED, STATED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
-from refusion_eval.untrusted import Child
+from refusion_eval.untrusted import Child, NoTimeError
 from refusion_eval.version import __version__
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,9 @@ _INSTRUCTIONS = (
     Path(__file__).parents[1] / "lm_eval_plugin" / "instructions_worker.py",  # the only folder that imports lm-eval
     ({"key": 0, "prompt": "", "instruction_id_list": [], "kwargs": []}, "", STRICT),
 )
-_TIMEOUT_S = 10.0  # for a formula, or the instructions of a text
+_TIMEOUT_S = 10.0  # of own time, for a formula or the instructions of a text
+# How a script ends that lacks a package; it may end for another reason, which installing that would not mend.
+_LACKS_PACKAGE = re.compile(r"\b(?:ModuleNotFound|PackageNotFound|Import)Error\b")
 _PERCENT = re.compile(r"%|\bper ?cent\b|\bpct\b")
 
 IsRight = Callable[[str, str], bool]  # compares (right answer, extracted answer)
@@ -238,8 +240,8 @@ class Judge:
         test = test_of(row)
         program = str(extraction.answer)
         result = check_program(program, **vars(test), sandbox=self._sandbox)
-        if result.reason == "worker_broke" and self._judges_again:
-            raise SandboxError(result.detail)
+        if result.reason == "no_time" or (result.reason == "worker_broke" and self._judges_again):
+            raise SandboxError(f"{result.detail}; run the same command again")
         reason = f"{extraction.how}; {f'{result.reason} {result.detail}'.strip()}"
         return Verdict(program, _VERDICT_OF_STATUS[result.status], reason, result.tier)
 
@@ -263,7 +265,11 @@ class Children:
         self._is_closed = False
 
     def ask(self, question: Any, timeout_s: float) -> tuple[Any | None, float]:
-        """The script's reply or None, and its seconds without those of a process that starts."""
+        """The script's reply or None, and its seconds of own time without those of a process that starts.
+
+        Raises:
+            DataError: nothing can be said about the question: the script does not start, or gets no time here.
+        """
         with self._lock:
             if self._problem:
                 raise DataError(self._problem)
@@ -273,10 +279,13 @@ class Children:
         try:
             reply = child.ask(question, timeout_s)
         except (ChildProcessError, TimeoutError) as error:
-            missing = f"{self._what} does not run; install it: {self._install}"
-            slow = f"{self._what}: {error}; run the same command again when the machine has less to do"
-            self._problem = slow if isinstance(error, TimeoutError) else missing
-            raise DataError(self._problem) from error
+            advice = "run the same command again when the machine has less to do"
+            if isinstance(error, ChildProcessError):
+                advice = f"install it: {self._install}" if _LACKS_PACKAGE.search(str(error)) else "see what it says"
+            problem = f"{self._what}: {error}; {advice}"
+            if not isinstance(error, NoTimeError):
+                self._problem = problem
+            raise DataError(problem) from error
         finally:
             with self._lock:
                 self._busy.discard(child)
@@ -336,9 +345,8 @@ class ScoreWriter(Judge):
     """Judges samples of a run, and writes every verdict to the run store as soon as it is reached."""
 
     # On a CPU a request that is decoded alone is timed: on two cores a program that was judged at the same time made
-    # decoding take 1.13 times as long, two programs 1.42 times, and programs between the requests 0.99 times. A low
-    # priority would not help, because a formula is given up after ten seconds of wall-clock time. So there the next
-    # request waits; in a batch, on a GPU and on the workers of a cluster it need not.
+    # decoding take 1.13 times as long, two programs 1.42 times, and programs between the requests 0.99 times. So there
+    # the next request waits; in a batch, on a GPU and on the workers of a cluster it need not.
 
     def __init__(self, store: RunStore, *, sandbox: str, waits: bool) -> None:
         # Half of the processors, as far as a program takes one: decoding on a GPU or in a batch needs the others.

@@ -157,6 +157,41 @@ def test_any_zero_of_the_polynomial_is_right(root: str, verdict: str) -> None:
     assert verdicts(NAMES[0], published, f"def find_zero(xs):\n    return {root}\n") == (verdict, verdict)
 
 
+@pytest.mark.usefixtures("isolation")
+def test_a_program_that_empties_its_arguments_gains_nothing() -> None:
+    published = row(
+        prompt="def find_zero(xs):\n",
+        canonical_solution="    return -0.5\n",
+        entry_point="find_zero",
+        base_input=[[[1, 2]]],
+        plus_input=[],
+        atol=1e-4,
+    )
+    for change in ("clear()", "__setitem__(slice(None), [0.0, 0.0])"):
+        assert verdicts(NAMES[0], published, f"def find_zero(xs):\n    xs.{change}\n    return 0.0\n")[1] == "wrong"
+
+
+_EMPTY = "class Empty(list):\n    __iter__ = lambda self: iter(())\n"
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict"),
+    [
+        ("[[x / 2 + 1e-9], [x / 2]]", "correct"),
+        ("[(x / 2 + 1e-9,), [x / 2]]", "wrong"),
+        ("[[x / 2 + 1e-9], [x / 2, 1.0]]", "wrong"),
+        ("[[], []]", "wrong"),
+        ("[Empty([x / 2 + 1]), Empty([x / 2 + 1])]", "wrong"),
+        ("[range(1), range(1)]", "wrong"),
+        ("{0: [x / 2], 1: [x / 2]}", "wrong"),
+    ],
+)
+@pytest.mark.usefixtures("isolation")
+def test_lists_inside_a_result_are_compared_as_the_whole(result: str, verdict: str) -> None:
+    published = row(canonical_solution="    return [[x / 2], [x / 2]]\n", plus_input=[], atol=1e-6)
+    assert verdicts(NAMES[0], published, f"{_EMPTY}def half(x):\n    return {result}\n")[1] == verdict
+
+
 def test_a_reference_that_is_no_program_is_named() -> None:
     with pytest.raises(DataError, match="HumanEval/0: the reference is no Python"):
         verdicts(NAMES[0], row(canonical_solution="    return (\n"), "def half(x):\n    return x / 2\n")

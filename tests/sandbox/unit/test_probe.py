@@ -154,7 +154,7 @@ def home_with_python():
     shutil.copytree(stdlib, home / ".pyenv" / "lib" / stdlib.name, ignore=ignored)
     package = Path(sandbox.__file__).parents[1]
     shutil.copytree(package / "sandbox", home / "checkout" / package.name / "sandbox")
-    for name in ("__init__.py", "errors.py", "untrusted.py", "version.py"):
+    for name in ("__init__.py", "errors.py", "own_time.py", "untrusted.py", "version.py"):
         shutil.copy(package / name, home / "checkout" / package.name)
     yield home, python
     shutil.rmtree(home)

@@ -6,13 +6,51 @@ from refusion_eval.sandbox import Program, check_program, wire
 
 
 @pytest.mark.usefixtures("isolation")
-def test_a_runner_has_the_program_as_a_text_and_its_timer_is_a_time_limit() -> None:
-    runner = "def size():\n    return len(PROGRAM)\n"
-    assert check_program("abc", "assert size() == 3", runner=runner).passed
+def test_a_runner_has_the_program_as_a_text_and_files_as_streams() -> None:
+    runner = "import os\ndef size():\n    os.write(0, b'ab')\n    os.pwrite(1, b'cd', 3)\n"
+    runner += "    return len(PROGRAM), *(os.fstat(number).st_size for number in (0, 1)), os.pread(0, 9, 0)\n"
+    for _ in range(2):  # they are empty at first
+        assert check_program("abc", "assert size() == (3, 2, 5, b'ab')", runner=runner).passed
     assert check_program(" ", "assert size() == 1", runner=runner).reason == "no_code"
-    timer = "import signal\ndef wait():\n    signal.setitimer(signal.ITIMER_PROF, 0.1)\n    while True:\n        pass\n"
-    assert check_program("abc", "wait()", runner=timer).reason == "timeout_cpu"
     assert Program(candidate="abc", test="").source == "abc"
+
+
+_WORKS = """
+import os, signal, threading, time
+for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGVTALRM, signal.SIGXCPU):
+    signal.signal(number, signal.SIG_IGN)
+for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL, signal.ITIMER_VIRTUAL):
+    signal.setitimer(timer, 0)
+def work(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+def in_thread(seconds):
+    thread = threading.Thread(target=work, args=(seconds,))
+    thread.start()
+    thread.join()
+def in_child(seconds):
+    if not (pid := os.fork()):
+        work(seconds)
+        os._exit(0)
+    os.waitpid(pid, 0)
+def in_orphans(seconds):
+    for _ in range(2):
+        if not os.fork():
+            if not os.fork():
+                work(seconds / 2)
+            os._exit(0)
+    time.sleep(seconds * 3)
+"""
+
+
+@pytest.mark.usefixtures("isolation")
+@pytest.mark.parametrize("work", ["work", "in_thread", "in_child", "in_orphans"])
+def test_no_call_takes_more_processor_time_than_it_may(work: str) -> None:
+    several = f"for _ in range(4):\n    {work}(0.2)"
+    assert check_program(_WORKS, several, call_s=0.5).passed
+    verdict = check_program(_WORKS, f"{work}(0.1)\n{work}(3)\n{work}(0)", call_s=0.5)
+    assert (verdict.reason, verdict.seconds - verdict.waited_s < 3) == ("timeout_cpu", True), verdict
 
 
 @pytest.mark.usefixtures("isolation")

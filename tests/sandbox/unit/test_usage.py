@@ -50,7 +50,7 @@ for pair in kept:
 def test_fifty_mebibytes_count(holder):
     idle, holding = (_start(text) for text in ("", _HOLDERS[holder]))
     try:
-        least, most = (Proc().usage([process.pid]).memory_bytes for process in (idle, holding))
+        least, most = (Proc().memory_bytes([process.pid]) for process in (idle, holding))
         assert most - least > 45 * _MIB
     finally:
         for process in (idle, holding):
@@ -72,8 +72,8 @@ def test_a_file_that_several_processes_have_open_counts_once():
     both = [parent.pid, *proc.children(parent.pid)]
     try:
         assert len(both) == 2
-        apart = [proc.usage([pid]).memory_bytes for pid in both]
-        assert sum(apart) - proc.usage(both).memory_bytes > 100 * 200_000
+        apart = [proc.memory_bytes([pid]) for pid in both]
+        assert sum(apart) - proc.memory_bytes(both) > 100 * 200_000
     finally:
         for pid in both:
             os.kill(pid, signal.SIGKILL)
