@@ -35,6 +35,11 @@ def visible(text: str, keep: str = "") -> str:
     return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text)
 
 
+def names_code(decoder: str) -> bool:
+    """Whether a decoder is given by the place of its code, FILE.py:NAME or MODULE:NAME, and not by its own name."""
+    return ":" in decoder
+
+
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a plain file, or a link to a file; OSError at once for a pipe, which may have no writer for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -21,16 +21,20 @@ _OF_SEVERAL_RUNS = ("schema", "metrics", "baseline", "analysis")
 _OF_CHECKPOINTS = ("mask_id", "eos_ids", "seed")
 
 
-def protocol_differences(first: str, second: str) -> list[str]:
-    """One line for every field in which two protocols, or a protocol and a run directory, differ."""
+def protocol_differences(first: str, second: str, **allowed: Any) -> list[str]:
+    """One line for every field in which two protocols, or a protocol and a run directory, differ.
+
+    Args:
+        **allowed: what `read_protocol` allows a file.
+    """
     names = (first, second)
     are_runs = [(Path(name) / RUN_JSON).is_file() for name in names]
     if not any(are_runs):
-        return _differences(read_protocol(first).content(), read_protocol(second).content(), names)
+        return _differences(*(read_protocol(name, **allowed).content() for name in names), names)
     if all(are_runs):
         return _differences(_of_run(first, {}), _of_run(second, {}), names)
     run, protocol = names if are_runs[0] else reversed(names)
-    read = read_protocol(protocol)
+    read = read_protocol(protocol, **allowed)
     candidates = [_sides(run, read.content(), system) for system in _possible(run, read)]
     # A run outside the protocol is compared with the system that it differs least from.
     recorded, wanted = min(candidates, key=lambda pair: len(_differences(pair[0], pair[1], names)))

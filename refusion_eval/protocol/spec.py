@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import MinLen
@@ -26,7 +27,7 @@ from refusion_eval.results.tables import SUMMARY_COLUMNS
 from refusion_eval.runs.model_args import (
     LAUNCH_ARGUMENTS,
     ModelArgs,
-    entry_arguments,
+    file_arguments,
     load_tables,
     parse_model_args,
     resolve_task,
@@ -235,15 +236,22 @@ def protocol_file(name: str) -> Path:
     return path
 
 
-def read_protocol(name: str) -> Protocol:
-    """Reads and checks a protocol; raises ConfigError for an unknown field, name or value."""
+def read_protocol(
+    name: str, *, allow_code: bool = False, of_servers: Mapping[str, Any] = MappingProxyType({})
+) -> Protocol:
+    """Reads and checks a protocol; raises ConfigError for an unknown field, name or value.
+
+    Args:
+        allow_code: whether the file may name code, which is imported then.
+        of_servers: arguments of every system that a server decodes, over those of the file.
+    """
     path, where = protocol_file(name), f"protocol {name}"
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", path.stem):
         raise ConfigError(f"{where}: its name stands in records and folders; name the file with letters, digits, _-.")
     content = {key: value for key, value in config.read_yaml(path, where).items() if value is not None}
     config.check_keys(content, config.field_types(Protocol).keys() - {"name", "whole"}, where)
     systems = {
-        system: _entry(f"{where}: systems: {system}", system, row)
+        system: _entry(f"{where}: systems: {system}", system, row, allow_code, of_servers)
         for system, row in config.mapping(content.get("systems"), f"{where}: systems").items()
     }
     protocol = config.build(Protocol, {**content, "name": path.stem, "systems": systems}, where)
@@ -252,12 +260,12 @@ def read_protocol(name: str) -> Protocol:
     return protocol
 
 
-def _entry(where: str, name: str, row: Any) -> dict[str, Any]:
+def _entry(where: str, name: str, row: Any, allow_code: bool, of_servers: Mapping[str, Any]) -> dict[str, Any]:
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise ConfigError(f"{where}: a system's name is part of folder names; use letters, digits, _, - and . only")
     entry = config.build(_Entry, config.mapping(row, where), where)
     if "seed" in entry.settings:
         raise ConfigError(f"{where}: seed is no setting of one system; write `seeds:` for all of them")
-    arguments = entry_arguments(entry.arguments, where)
+    arguments = file_arguments(entry.arguments, where, allow_code=allow_code, of_servers=of_servers)
     settings_type = find_decoder(arguments["decoder"]).Settings
     return {"arguments": arguments, "settings": config.read_values(settings_type, entry.settings, f"{where}: settings")}

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,8 @@ from annotated_types import Ge, MinLen
 from refusion_eval import config
 from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
-from refusion_eval.runs.model_args import entry_arguments
+from refusion_eval.evaluation.tasks import LM_EVAL
+from refusion_eval.runs.model_args import check_code, file_arguments
 from refusion_eval.store.records import SERVER
 
 SPECS = Path(__file__).parent / "specs"
@@ -151,8 +153,15 @@ def shipped_specs() -> list[str]:
     return sorted(path.stem for path in SPECS.glob("*.yaml"))
 
 
-def read_spec(name: str, of_servers: Mapping[str, Any] = MappingProxyType({})) -> SweepSpec:
-    """Reads a sweep; every system that a server decodes gets the arguments `of_servers` over those of the file."""
+def read_spec(
+    name: str, of_servers: Mapping[str, Any] = MappingProxyType({}), *, allow_code: bool = False
+) -> SweepSpec:
+    """Reads a sweep; raises ConfigError for an unknown field, name or value.
+
+    Args:
+        of_servers: arguments of every system that a server decodes, over those of the file.
+        allow_code: whether the file may name code, which is imported then.
+    """
     path = SPECS / f"{name}.yaml" if name in shipped_specs() else Path(name)
     if not path.is_file():
         raise ConfigError(f"sweep {name}: no such file; give a YAML file, or one of {', '.join(shipped_specs())}")
@@ -161,11 +170,15 @@ def read_spec(name: str, of_servers: Mapping[str, Any] = MappingProxyType({})) -
     if not content.get("systems"):
         raise ConfigError(f"{where}: needs `systems:` with one or more entries")
     systems = config.mapping(content["systems"], f"{where}: systems")
-    content["systems"] = [_system(f"{where}: {key}", key, row, of_servers) for key, row in systems.items()]
+    content["systems"] = [_system(f"{where}: {key}", key, row, allow_code, of_servers) for key, row in systems.items()]
     if of_servers and all(system.arguments["loop"] != SERVER for system in content["systems"]):
         option = next(iter(of_servers)).replace("_", "-")
         raise ConfigError(f"{where} has no system server, so --{option} changes nothing")
-    return config.build(SweepSpec, {**_without_none(content), "name": path.stem}, where)
+    spec = config.build(SweepSpec, {**_without_none(content), "name": path.stem}, where)
+    # A task file of lm-eval may name functions of a Python file beside it.
+    files = [task for task in spec.tasks if os.path.isfile(task.removeprefix(LM_EVAL))]
+    check_code(files, f"{where}: tasks", allow_code=allow_code)
+    return spec
 
 
 def with_model(spec: SweepSpec, model: str) -> SweepSpec:
@@ -195,11 +208,11 @@ def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None}
 
 
-def _system(where: str, name: str, row: Any, of_servers: Mapping[str, Any]) -> SweptSystem:
+def _system(where: str, name: str, row: Any, allow_code: bool, of_servers: Mapping[str, Any]) -> SweptSystem:
     entry = config.build(_SystemEntry, _without_none(config.mapping(row, where)), where)
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise ConfigError(f"{where}: a system's name is part of folder names; use letters, digits, _, - and . only")
-    given = entry_arguments(entry.arguments, where, of_servers)
+    given = file_arguments(entry.arguments, where, allow_code=allow_code, of_servers=of_servers)
     system = SweptSystem(name=name, arguments=given)
     settings = system.point(entry.settings, "settings").settings
     if entry.frontier is not None:
