@@ -41,10 +41,10 @@ class LoadPoint(NamedTuple):
     where: str  # the machine, or the server on one that is not known
     concurrency: int
     n: int
-    tokens_per_second: float
+    tokens_per_second: float | None  # None where a server does not tell the tokens of all
     requests_per_second: float
-    request_tps_p50: float
-    request_tps_p95: float
+    request_tps_p50: float | None
+    request_tps_p95: float | None
     latency_p50: float
     latency_p95: float
     first_byte_p50: float | None  # None where no first byte is timed
@@ -91,17 +91,18 @@ def load_points(places: Iterable[Path]) -> list[LoadPoint]:
 
 def _point(identity: tuple[str, str, str, int], samples: Sequence[Sample]) -> LoadPoint:
     seconds = np.array([sample.seconds for sample in samples])
-    tokens = np.array([sample.num_decoded for sample in samples])
+    decoded = [sample.num_decoded for sample in samples]
+    tokens = None if None in decoded else np.array(decoded)
     ends = np.array([datetime.fromisoformat(sample.created).timestamp() for sample in samples])
     busy = busy_seconds(ends - seconds, ends)
-    first = [sample.server["first_byte_seconds"] for sample in samples if sample.server is not None]
+    first = [sample.server["first_byte_seconds"] for sample in samples if "first_byte_seconds" in (sample.server or {})]
     return LoadPoint(
         *identity,
         n=len(samples),
-        tokens_per_second=float(tokens.sum() / busy),
+        tokens_per_second=None if tokens is None else float(tokens.sum() / busy),
         requests_per_second=len(samples) / busy,
-        request_tps_p50=float(np.quantile(tokens / seconds, 0.5)),
-        request_tps_p95=float(np.quantile(tokens / seconds, 0.05)),
+        request_tps_p50=None if tokens is None else float(np.quantile(tokens / seconds, 0.5)),
+        request_tps_p95=None if tokens is None else float(np.quantile(tokens / seconds, 0.05)),
         latency_p50=float(np.quantile(seconds, 0.5)),
         latency_p95=float(np.quantile(seconds, 0.95)),
         first_byte_p50=float(np.quantile(first, 0.5)) if first else None,

@@ -36,6 +36,7 @@ NO_ISOLATION = "none"
 # Sample.stop of a request that cannot be decoded, for example because prompt and response exceed the context.
 REFUSED = "refused"
 
+LONGEST_TEXT = 16 << 20  # characters of a response, or of any other text in a record
 MOST = 2**53  # limit of whole numbers in records: all of them are exact as floats, and fit every column of a data frame
 LONGEST_SLOT = 4096  # a slot is never longer; a larger one would only make readers slow
 NO_CACHE = (
@@ -88,7 +89,7 @@ class Sample:
         item_id: the benchmark's own name for the item.
         text: the response; empty with an error.
         tokens: ids of the tokens kept, up to and including the first EOS or stop string; None if not recorded.
-        num_tokens: number of tokens kept.
+        num_tokens: number of tokens kept; None where a server does not tell it, and no tokenizer is here.
         num_forwards: model calls; 0 where a server does not tell them.
         seconds: from the prompt on the device to the last token on the host; of a server, from the request to the last
             byte of the answer.
@@ -114,11 +115,12 @@ class Sample:
         server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids" or
             "text", as it was sent in the last of so many `attempts`; `dropped` lists the fields of the request that it
             could not read; an error has these three only. `tokens` says what `num_tokens` rests on: the server's "ids",
-            the kept text split by the "tokenizer" here, or, without a tokenizer, the server's "usage"; then `template`
-            is "none", because no chat template was applied. `first_byte_seconds` is the client's. Where the server
-            tells them: `id`, `finish_reason`, `prompt_tokens`, `completion_tokens`, `cached_tokens` (of the prompt),
-            `drafted_tokens`, `accepted_tokens`, and its own `prefill_seconds`, `generation_seconds` and
-            `queue_seconds`.
+            the kept text split by the "tokenizer" here, or, without a tokenizer, the server's "usage", and is left out
+            where it tells none; without a tokenizer `template` is "none", because no chat template was applied.
+            `first_byte_seconds` is the client's. `model` is the model's name in the answer, where another was asked.
+            Where the server tells them: `id`, `finish_reason` (empty for no reason), `prompt_tokens`,
+            `completion_tokens`, `cached_tokens` (of the prompt), `drafted_tokens`, `accepted_tokens`, and its own
+            `prefill_seconds`, `generation_seconds` and `queue_seconds`.
         protocol: name and short hash of the protocol that the sample was made under, NAME@HASH, which the store fills
             in; None, and no key in the record, without a protocol.
     """
@@ -128,7 +130,7 @@ class Sample:
     item_id: str
     text: str = ""
     tokens: list[int] | None = None
-    num_tokens: int = 0
+    num_tokens: int | None = 0
     num_forwards: int = 0
     seconds: float = 0.0
     stop: str = ""
@@ -173,9 +175,9 @@ class Sample:
             return Trace.from_json(self.trace)
 
     @property
-    def num_decoded(self) -> int:
-        """Tokens kept that forwards chose: those of all figures of speed."""
-        return self.num_tokens - (self.num_forced_tokens or 0)
+    def num_decoded(self) -> int | None:
+        """Tokens kept that forwards chose: those of all figures of speed; None where they are not known."""
+        return None if self.num_tokens is None else self.num_tokens - (self.num_forced_tokens or 0)
 
     @property
     def slot_size(self) -> int | None:
@@ -232,6 +234,9 @@ def from_stored(kind: type[_Kind], body: str, packed_trace: bytes | None = None)
     with checking("a stored record"):
         fields = parse_json(body)
         fields["key"] = from_fields(SampleKey, fields["key"])
+        told = fields.get("server") or {}
+        if told.get("tokens") == "usage" and "completion_tokens" not in told:  # versions up to 1.1 recorded 0
+            fields["num_tokens"] = None
         record = from_fields(kind, fields)
     if packed_trace is not None:
         with checking(f"the stored trace of {fields['key'].task} {fields['item_id']}"):
