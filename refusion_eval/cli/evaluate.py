@@ -377,7 +377,7 @@ def sweep(
         if as_json:
             cli.print_value(list(plan_entries(read, plan)))
         else:
-            print("\n".join(planned_points(read)))
+            cli.tell("\n".join(planned_points(read)))
         return
     to_continue = f"the points that are finished are in {out}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):
@@ -389,7 +389,7 @@ def sweep(
     drawn = f"plot {figure} {out} --out figures" if figure in SWEEPS else f"report {out}/runs/* --out {out}/report.html"
     if not as_json:
         shared = f", {len(result.run_dirs)} of them decoded" if len(result.run_dirs) < result.num_points else ""
-        print(f"{result.num_points} points{shared}: {out / 'sweep.csv'}\nNext: refusion-eval {drawn}")
+        cli.tell(f"{result.num_points} points{shared}: {out / 'sweep.csv'}\nNext: refusion-eval {drawn}")
     if result.incomplete:
         names = ", ".join(path.name for path in result.incomplete)
         cli.say(f"error: samples of {names} failed; the same command retries all but prompts that are too long")
@@ -469,10 +469,10 @@ def _check_checkpoint(args: ModelArgs, *, as_json: bool) -> None:
         facts = {"model": name, "decoder": decoder, "family": config.family, "num_layers": config.num_layers}
         cli.print_value(facts | {"settings": opened.checkpoint_settings, "place": opened.model.place})
         return
-    print(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
-    print(f"{name}: {opened.model.place}")
+    cli.tell(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
+    cli.tell(f"{name}: {opened.model.place}")
     if not has_weights:
-        print(f"{name}: the folder has no weights yet")
+        cli.tell(f"{name}: the folder has no weights yet")
 
 
 def lm_eval(context: typer.Context) -> None:

@@ -1,5 +1,6 @@
 """What an export writes: each task of a run with its figures, and its samples with what they were asked."""
 
+import hashlib
 import logging
 import math
 import os
@@ -18,6 +19,8 @@ from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
 
 log = logging.getLogger(__name__)
+
+_LONGEST_NAME = 150  # characters of a name of a file, which ends with those of its format
 
 
 class JudgedSample(NamedTuple):
@@ -99,7 +102,7 @@ class ExportedTask(NamedTuple):
         """Name of the model as on the hub, OWNER/NAME; of a folder of this machine local/NAME-HASH, of its weights."""
         manifest = self.run.manifest
         if manifest.checkpoint_revision and manifest.checkpoint.count("/") == 1:
-            return manifest.checkpoint
+            return "/".join(map(safe_name, manifest.checkpoint.split("/")))
         name = manifest.checkpoint.rstrip("/").rpartition("/")[2]
         return f"local/{safe_name('-'.join(filter(None, (name, manifest.checkpoint_hash[:12]))))}"
 
@@ -173,5 +176,6 @@ def plain(text: str) -> str:
 
 
 def safe_name(text: str) -> str:
-    """A text as the name of a file or folder on any system."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-. ") or "unnamed"
+    """A text as the name of a file or folder on any system, never one that leads elsewhere."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-. ") or "unnamed"
+    return name if len(name) <= _LONGEST_NAME else f"{name[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"

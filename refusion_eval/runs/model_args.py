@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import re
+import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -52,6 +53,7 @@ _NEEDS_OF_LOOPS: dict[str, dict[str, Any]] = {
 # Arguments of servers: those that reach one, and those that say what runs there.
 TO_SERVERS = ("base_url", "server_name", "served_model", "api_key_env", "timeout", "patience")
 OF_SERVERS = (*TO_SERVERS, "diffusion", "server_threads")
+_LONGEST_NAME = 255  # bytes of a file's name
 NO_FILES = "none"  # `pretrained` of a server's model of which no files are at hand
 
 DEFAULT = "default"  # source of a setting that nothing gives
@@ -167,6 +169,11 @@ class ModelArgs(CheckpointOptions):
 
     def __post_init__(self) -> None:
         CheckpointOptions.__post_init__(self)  # super() does not work in a class with slots
+        texts = {entry.name: value for entry in fields(self) if isinstance(value := getattr(self, entry.name), str)}
+        for name, text in texts.items():  # most may be the name of a file
+            if "\0" in text or any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in text.split("/")):
+                shown = reprlib.repr(text)
+                raise ConfigError(f"model_args: {name}={shown} is too long for a name, or has a NUL; correct it")
         try:
             datetime.fromisoformat("2026-01-31" if self.prompt_time is None else self.prompt_time)
         except ValueError:
