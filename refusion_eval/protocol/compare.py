@@ -30,7 +30,8 @@ def protocol_differences(first: str, second: str, **allowed: Any) -> list[str]:
     names = (first, second)
     are_runs = [(Path(name) / RUN_JSON).is_file() for name in names]
     if not any(are_runs):
-        return _differences(*(read_protocol(name, **allowed).content() for name in names), names)
+        one, other = (read_protocol(name, **allowed).content() for name in names)
+        return _differences(one, other, names)
     if all(are_runs):
         return _differences(_of_run(first, {}), _of_run(second, {}), names)
     run, protocol = names if are_runs[0] else reversed(names)

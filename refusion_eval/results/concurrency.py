@@ -95,7 +95,8 @@ def _point(identity: tuple[str, str, str, int], samples: Sequence[Sample]) -> Lo
     tokens = None if None in decoded else np.array(decoded)
     ends = np.array([datetime.fromisoformat(sample.created).timestamp() for sample in samples])
     busy = busy_seconds(ends - seconds, ends)
-    first = [sample.server["first_byte_seconds"] for sample in samples if "first_byte_seconds" in (sample.server or {})]
+    told = (sample.server or {} for sample in samples)
+    first = [facts["first_byte_seconds"] for facts in told if "first_byte_seconds" in facts]
     return LoadPoint(
         *identity,
         n=len(samples),

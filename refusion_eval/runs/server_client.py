@@ -605,17 +605,18 @@ def _assemble(
 def _check_facts(answer: Answer, most_tokens: int) -> None:
     """Raises DecodeError for what the request or the client's clock makes impossible, so that it becomes no figure."""
     facts, seconds = answer.facts, answer.seconds
-    tokens, accepted, drafted = (facts.get(f"{name}_tokens") for name in ("completion", "accepted", "drafted"))
+    tokens, accepted = (facts.get(f"{name}_tokens", 0) for name in ("completion", "accepted"))
+    drafted = facts.get("drafted_tokens", accepted)
     parts = [facts[name] for name in ("prefill_seconds", "generation_seconds") if name in facts]
     own = max(sum(parts), facts.get("queue_seconds", 0))
     counts = [value for name, value in facts.items() if name.endswith("_tokens")]
     impossible = {
-        f"{tokens} tokens, where max_tokens is {most_tokens}": (tokens or 0) > most_tokens,
+        f"{tokens} tokens, where max_tokens is {most_tokens}": tokens > most_tokens,
         "a part of a token": any(value != int(value) for value in counts),
-        f"{accepted} accepted drafts of {drafted}": None not in (accepted, drafted) and accepted > drafted,
-        f"{accepted} accepted drafts among {tokens or most_tokens} tokens": (accepted or 0) >= (tokens or most_tokens),
+        f"{accepted} accepted drafts of {drafted}": accepted > drafted,
+        f"{accepted} accepted drafts among {tokens or most_tokens} tokens": accepted >= (tokens or most_tokens),
         f"{own:.3g} s of its own, in {seconds:.3g} s": own > seconds * (1 + _CLOCK_SHARE) + _CLOCK_SECONDS,
-        f"{own:.3g} s for {tokens} tokens": len(parts) == 2 and sum(parts) < (tokens or 0) * _SECONDS_PER_TOKEN,
+        f"{own:.3g} s for {tokens} tokens": len(parts) == 2 and sum(parts) < tokens * _SECONDS_PER_TOKEN,
         f"a text of more than {LONGEST_TEXT >> 20} MiB": len(answer.text) > LONGEST_TEXT,
     }
     if wrong := [what for what, holds in impossible.items() if holds]:

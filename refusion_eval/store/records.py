@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import re
 import subprocess
@@ -236,7 +237,7 @@ class ScoreRow:
         return flags
 
     def __post_init__(self) -> None:
-        if not abs(self.value) <= MOST:  # NaN is refused, too
+        if not math.isfinite(self.value):
             raise StoreError(f"{self.key.task} {self.item_id}: the score {self.metric} is {self.value!r}, not a number")
 
     def body(self) -> str:
@@ -343,7 +344,7 @@ def _check_size(name: str, value: Any) -> None:
     if type(value) is str:
         is_wrong = len(value) > (LONGEST_TEXT if name in _LONG_TEXTS else LONGEST_NAME)
     elif type(value) in (int, float):
-        is_wrong = not abs(value) < _LARGEST_NUMBER  # NaN, too
+        is_wrong = not (math.isfinite(value) if type(value) is float else abs(value) < _LARGEST_NUMBER)
     else:
         is_wrong = type(value) is dict and (len(value) > _MOST_ENTRIES or len(json.dumps(value)) > _LARGEST_MAPPING)
     if is_wrong:

@@ -176,7 +176,7 @@ DAMAGED = {
     "table": manifest("settings.tables", {"t": 5}),
     "row of a table": manifest("settings.tables", {"t": {"gsm8k": 5}}),
     "seed": manifest("seed", 10**30),
-    "score": score("value", 1e300),
+    "score": score("value", 10**30),
 }  # fmt: skip
 
 
