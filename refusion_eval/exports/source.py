@@ -14,7 +14,7 @@ from refusion_eval.report.collect import Asked, Sources
 from refusion_eval.results.facts import RowKey, TaskFacts, natural_order, read_each, row_of
 from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import Measurement, notes_of
-from refusion_eval.store.records import PASSED, SERVER, STOCK_GENERATE, Sample, ScoreRow
+from refusion_eval.store.records import PASSED, SERVER, STOCK_GENERATE, Sample, ScoreRow, checking, moment
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
 
@@ -135,7 +135,9 @@ def read_exported(
             of_row = (entry for entry in measurements if (entry.run_id, entry.row) == key)
             own = [entry for entry in of_row if not math.isnan(entry.value)]
             samples = None if sources is None else _judged(run, task, taken.get(key, []), sources)
-            yield ExportedTask(run, task, own, samples, datetime.fromisoformat(created[key]))
+            with checking(f"{run.run_id}: the time of a sample of {task.task}"):
+                last = moment(created[key])
+            yield ExportedTask(run, task, own, samples, last)
 
 
 def _judged(

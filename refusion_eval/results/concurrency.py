@@ -3,7 +3,6 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from refusion_eval.results.facts import natural_order
 from refusion_eval.results.render import Table
-from refusion_eval.store.records import Sample
+from refusion_eval.store.records import Sample, checking, moment
 from refusion_eval.store.run_store import DATABASE_NAME, RunReader
 
 _HEADINGS = {
@@ -93,7 +92,8 @@ def _point(identity: tuple[str, str, str, int], samples: Sequence[Sample]) -> Lo
     seconds = np.array([sample.seconds for sample in samples])
     decoded = [sample.num_decoded for sample in samples]
     tokens = None if None in decoded else np.array(decoded)
-    ends = np.array([datetime.fromisoformat(sample.created).timestamp() for sample in samples])
+    with checking(f"{identity[0]}: the time of a sample"):
+        ends = np.array([moment(sample.created).timestamp() for sample in samples])
     busy = busy_seconds(ends - seconds, ends)
     told = (sample.server or {} for sample in samples)
     first = [facts["first_byte_seconds"] for facts in told if "first_byte_seconds" in facts]

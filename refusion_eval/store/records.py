@@ -250,7 +250,6 @@ def from_stored(kind: type[_Kind], body: str, packed_trace: bytes | None = None)
         fields = parse_json(body)
         fields["key"] = from_fields(SampleKey, fields["key"])
         if kind is Sample:
-            _check_moment(fields.get("created"))
             told = fields.get("server")
             if told is not None:
                 from_fields(_Told, told)
@@ -263,10 +262,12 @@ def from_stored(kind: type[_Kind], body: str, packed_trace: bytes | None = None)
     return record
 
 
-def _check_moment(created: Any) -> None:
-    """Refuses (ValueError, TypeError) a text that is no moment of this era; an empty one says none."""
-    if created and not 1970 <= datetime.fromisoformat(created).year <= 9000:
-        raise ValueError(f"{created} is not a moment")
+def moment(created: str) -> datetime:
+    """The moment of a record; ValueError for a text that is none, or none of this era."""
+    found = datetime.fromisoformat(created)
+    if not 1970 <= found.year <= 9000:
+        raise ValueError(f"{created} is no moment of this era")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
