@@ -210,7 +210,7 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
         independent_first_seconds=[timed.independent.first_seconds for timed in rounds],
         independent_processor_shares=[timed.independent.processor_share for timed in rounds],
         together_seconds=[timed.together_seconds for timed in rounds],
-        num_tokens=sum(sample.num_tokens for sample in rounds[0].together),
+        num_tokens=sum(sample.num_tokens or 0 for sample in rounds[0].together),
         shares=[process_ids.count(name) for name in names],
         conditions={
             **asdict(machine(system)),

@@ -26,7 +26,13 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import PydanticCustomError
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.untrusted import read_text
+from refusion_eval.untrusted import check_depth, read_text
+
+LARGEST_YAML = 1 << 20  # bytes
+_MOST_NODES = 20_000  # keys and values of a YAML file
+_LONGEST_NUMBER = 40  # characters of a number in one: some forms of YAML make 10,000 digits of as many characters
+_LONGEST_NAME = 100  # characters of what becomes part of a folder's name
+_LARGEST_INT = 2**63
 
 T = TypeVar("T")
 
@@ -53,6 +59,11 @@ OTHER_NAMES = {
     "k": "slot_size",
     "b": "block_size",
 }
+
+# Of values in messages, which a stranger's file may hold.
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 200
+_shown.maxlist = _shown.maxtuple = _shown.maxdict = 20
 
 _CONFIG = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
@@ -142,7 +153,7 @@ def unknown_key(key: str, valid: Collection[str], where: str = "", *, what: str 
     name_here = OTHER_NAMES.get(key)
     near = [name_here] if name_here in valid else difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known {what}s: {', '.join(sorted(valid))}"
-    return ConfigError(f"{where}{': ' if where else ''}unknown {what} {key!r}; {hint}")
+    return ConfigError(f"{where}{': ' if where else ''}unknown {what} {_shown.repr(key)}; {hint}")
 
 
 @cache
@@ -215,10 +226,15 @@ def _bool(value: Any) -> bool:
 
 
 def _int(value: Any) -> int:
+    number = None
     with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, bool) and (not isinstance(value, float) or value.is_integer()):
-            return int(value)
-    raise _refused("a whole number")
+            number = int(value)
+    if number is None:
+        raise _refused("a whole number")
+    if abs(number) >= _LARGEST_INT:
+        raise _refused("a whole number below 2**63")
+    return number
 
 
 def _float(value: Any) -> float:
@@ -272,7 +288,7 @@ def _config_error(error: ValidationError, cls: Any, where: str, key: str = "") -
         rule = f"; choose one of {first['ctx']['expected'].replace(chr(39), '').replace(' or ', ', ')}"
     else:
         rule = f"; {first['msg'][0].lower()}{first['msg'][1:]}"
-    return ConfigError(f"{place}{name}={first['input']!r}{rule}")
+    return ConfigError(f"{place}{name}={_shown.repr(first['input'])}{rule}")
 
 
 @settings_class("load_model")
@@ -316,8 +332,13 @@ class CheckpointOptions:
 # --- YAML files that users write ---
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that is written twice in one mapping, of which YAML itself would take the last, and aliases."""
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice in one mapping, of which YAML itself would take the last, and aliases.
+
+    What takes long to read is refused, too: very many values, and very long numbers.
+    """
+
+    num_nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         # Thirty lines of aliases of aliases make a value that no check comes to the end of.
@@ -325,7 +346,14 @@ class _UniqueKeys(yaml.SafeLoader):
             event = self.peek_event()
             problem = f"the alias *{event.anchor} is not read; write the value itself"
             raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        self.num_nodes += 1
+        if self.num_nodes > _MOST_NODES:
+            problem = f"the file has more than {_MOST_NODES} keys and values"
+            raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)
         node: yaml.Node | None = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
+            problem = f"a number of {len(node.value)} characters is not read"
+            raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -339,17 +367,36 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
 def read_yaml(path: Path, where: str) -> dict[str, Any]:
     """Reads a file that holds one mapping; raises ConfigError for any other."""
     try:
-        content = yaml.load(read_text(path), Loader=_UniqueKeys)
+        content = yaml.load(read_text(path, LARGEST_YAML), Loader=_Loader)
+        check_depth(content)
     except FileNotFoundError as error:
         raise ConfigError(f"{where}: there is no such file; correct the path") from error
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+    except (OSError, yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: cannot be read as YAML in UTF-8 ({error}); correct it") from error
     if content is None:
         raise ConfigError(f"{where}: the file is empty; write its settings, or remove it")
     return mapping(content, where)
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuses (ConfigError) a name that cannot be a part of the names of folders."""
+    if not re.fullmatch(rf"(?!\.+$)[A-Za-z0-9_.-]{{1,{_LONGEST_NAME}}}", name):
+        raise ConfigError(
+            f"{where}: {_shown.repr(name)} is part of folder names; use letters, digits, _, - and . only, and not dots "
+            f"alone, {_LONGEST_NAME} at most"
+        )
+
+
+def check_number(number: int, most: int, where: str, what: str) -> None:
+    """Refuses (ConfigError) more than so many things, which would take long to read."""
+    if number > most:
+        raise ConfigError(f"{where}: {number:,} {what} are too many; {most:,} at most")
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
@@ -357,7 +404,7 @@ def mapping(value: object, where: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} is a {type(value).__name__} ({reprlib.repr(value)}); write `key: value` lines")
+        raise ConfigError(f"{where} is a {type(value).__name__} ({_shown.repr(value)}); write `key: value` lines")
     wrong = [key for key in value if not isinstance(key, str)]
     if wrong:
         raise ConfigError(f"{where}: the key {wrong[0]!r} is not text; write it in quotes")

@@ -299,8 +299,8 @@ def majority_passed(answers: Sequence[str | None], passed: Sequence[bool]) -> bo
 @dataclass(frozen=True, slots=True)
 class Timing:
     item: Hashable
-    tokens: int
-    forwards: int | None  # None where a server does not tell them
+    tokens: int | None  # None where a server does not tell them, as of forwards
+    forwards: int | None
     seconds: float
     batch_size: int = 1
     warm: bool = True
@@ -315,8 +315,8 @@ class Timing:
         return self.batch_size == 1 and self.warm
 
     @property
-    def tps(self) -> float:
-        return self.tokens / self.seconds
+    def tps(self) -> float | None:
+        return None if self.tokens is None else self.tokens / self.seconds
 
 
 T = TypeVar("T", bound=Timing)
@@ -433,6 +433,8 @@ def speedup(samples: Sequence[Timing], baseline: Sequence[Timing], *, seed: int 
     if not common:
         raise DataError("the two systems have no measured item in common; run both on the same items at batch size 1")
     require_turns(*systems)
+    if any(sample.tokens is None for of_system in systems for sample in of_system):
+        raise DataError("a server does not tell the tokens of its answers; give the files of its model with --model")
     shared = [by_item([sample for sample in of_system if sample.item in common]) for of_system in systems]
     ratios = [ratio_statistic(_sums(groups, "tokens"), _sums(groups, "seconds")) for groups in shared]
 

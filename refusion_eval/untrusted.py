@@ -41,6 +41,11 @@ def visible(text: str, keep: str = "") -> str:
     return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text)
 
 
+def names_code(decoder: str) -> bool:
+    """Whether a decoder is given by the place of its code, FILE.py:NAME or MODULE:NAME, and not by its own name."""
+    return ":" in decoder
+
+
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a plain file, or a link to a file; OSError at once for a pipe, which may have no writer for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -59,18 +64,18 @@ def kind_of(mode: int) -> str:
     return kinds.get(stat.filemode(mode)[0], "device")
 
 
-def read_plain(path: str | os.PathLike[str]) -> bytes:
-    """The content of a plain file; OSError for more than `LARGEST` bytes, and as `open_plain`."""
+def read_plain(path: str | os.PathLike[str], largest: int = LARGEST) -> bytes:
+    """The content of a plain file; OSError for more than `largest` bytes, and as `open_plain`."""
     with open_plain(path) as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise OSError(f"it is larger than {LARGEST >> 20} MiB")
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise OSError(f"it is larger than {largest >> 20} MiB")
     return content
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
+def read_text(path: str | os.PathLike[str], largest: int = LARGEST) -> str:
     """The text of a UTF-8 file with line feeds as line ends; OSError as `read_plain`, or UnicodeDecodeError."""
-    return read_plain(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return read_plain(path, largest).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def parse_json(
@@ -91,13 +96,18 @@ def parse_json(
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if sum(counts[1:]) > DEEPEST:
-        level = [value]
-        for _ in range(DEEPEST):
-            children = [node.values() if type(node) is dict else node for node in level if node]
-            level = [child for values in children for child in values if type(child) is list or type(child) is dict]
-        if level:
-            raise ValueError("nested too deeply")
+        check_depth(value)
     return value
+
+
+def check_depth(value: Any) -> None:
+    """Raises ValueError for lists and mappings that are nested too deeply for functions that walk through them."""
+    level = [value]
+    for _ in range(DEEPEST):
+        children = [node.values() if type(node) is dict else node for node in level if node]
+        level = [child for values in children for child in values if type(child) is list or type(child) is dict]
+    if level:
+        raise ValueError("nested too deeply")
 
 
 @functools.cache

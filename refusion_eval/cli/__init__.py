@@ -285,6 +285,14 @@ OtherRounds = Annotated[
     int | None,
     typer.Option(min=1, help="Rounds over the items, in which systems take turns, so that speeds compare. Default: 3."),
 ]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Run code that the file names: a decoder FILE.py:NAME or MODULE:NAME, a task file, a Ray cluster. Without "
+        "this such a file is refused.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run, and stop.")]
 Baseline = Annotated[
     str | None,

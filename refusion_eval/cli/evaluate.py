@@ -205,6 +205,7 @@ def run(
             help="Run one system of a protocol, which says model, tasks and settings. Its records name the protocol.",
         ),
     ] = None,
+    allow_code: cli.AllowCode = False,
     fail_if: cli.FailIf = None,
     as_json: cli.Json = False,
 ) -> None:
@@ -223,6 +224,8 @@ def run(
     planned = None
     if rounds is not None and protocol is None:
         raise ConfigError("--rounds is for --protocol; leave it out, or take one turn with --round K/N")
+    if allow_code and protocol is None:
+        raise ConfigError("--allow-code is for the file of --protocol; leave it out: what you name yourself runs")
     if protocol is not None:
         beside: dict[str, Any] = {
             "system": system,
@@ -232,7 +235,17 @@ def run(
         }
         beside |= {"concurrency": concurrency, "thought-budget": thought_budget}
         of_user = {name: value for name, value in given.items() if not _is_default(context, name)}
-        planned = run_of_protocol(protocol, of_user, tasks, limit, seed=seed, turn=share, rounds=rounds, beside=beside)
+        planned = run_of_protocol(
+            protocol,
+            of_user,
+            tasks,
+            limit,
+            seed=seed,
+            turn=share,
+            rounds=rounds,
+            allow_code=allow_code,
+            beside=beside,
+        )
         given, seed, limit, run_dir = {}, None, planned.limit, run_dir or planned.run_dir
     arguments = with_system(system, given)
     model = str(arguments["pretrained"])
@@ -342,6 +355,7 @@ def sweep(
         str | None, typer.Option(help="Requests decoded together, or auto. Speed is measured at 1 only.")
     ] = None,
     rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
+    allow_code: cli.AllowCode = False,
     dry_run: cli.DryRun = False,
     as_json: cli.Json = False,
 ) -> None:
@@ -349,7 +363,7 @@ def sweep(
     if spec == "list":
         print("\n".join(shipped_specs()))
         return
-    read = read_spec(spec, given)
+    read = read_spec(spec, given, allow_code=allow_code)
     read = read if model is None else with_model(read, model)
     read = read if samples is None else with_samples(read, samples)
     changes: dict[str, Any] = {"tasks": tuple(cli.names_of(tasks)), "limit": limit}
@@ -363,7 +377,7 @@ def sweep(
         if as_json:
             cli.print_value(list(plan_entries(read, plan)))
         else:
-            print("\n".join(planned_points(read)))
+            cli.tell("\n".join(planned_points(read)))
         return
     to_continue = f"the points that are finished are in {out}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):
@@ -375,7 +389,7 @@ def sweep(
     drawn = f"plot {figure} {out} --out figures" if figure in SWEEPS else f"report {out}/runs/* --out {out}/report.html"
     if not as_json:
         shared = f", {len(result.run_dirs)} of them decoded" if len(result.run_dirs) < result.num_points else ""
-        print(f"{result.num_points} points{shared}: {out / 'sweep.csv'}\nNext: refusion-eval {drawn}")
+        cli.tell(f"{result.num_points} points{shared}: {out / 'sweep.csv'}\nNext: refusion-eval {drawn}")
     if result.incomplete:
         names = ", ".join(path.name for path in result.incomplete)
         cli.say(f"error: samples of {names} failed; the same command retries all but prompts that are too long")
@@ -455,10 +469,10 @@ def _check_checkpoint(args: ModelArgs, *, as_json: bool) -> None:
         facts = {"model": name, "decoder": decoder, "family": config.family, "num_layers": config.num_layers}
         cli.print_value(facts | {"settings": opened.checkpoint_settings, "place": opened.model.place})
         return
-    print(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
-    print(f"{name}: {opened.model.place}")
+    cli.tell(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
+    cli.tell(f"{name}: {opened.model.place}")
     if not has_weights:
-        print(f"{name}: the folder has no weights yet")
+        cli.tell(f"{name}: the folder has no weights yet")
 
 
 def lm_eval(context: typer.Context) -> None:

@@ -46,7 +46,7 @@ class ProtocolRuns(Runs):
     ) -> None:
         super().__init__(given)
         self.name, self._is_shared, self._arguments = name, shared is not None, arguments or {}
-        protocol = read_protocol(name).changed(arguments)
+        protocol = read_protocol(name, **allowed_by(given)).changed(arguments)
         # Fewer items than rounds are decoded in fewer rounds, which is no other protocol.
         is_same = given.rounds == min(protocol.rounds, given.limit or protocol.rounds)
         protocol = protocol.changed(rounds=None if is_same else given.rounds)
@@ -92,7 +92,8 @@ class ProtocolRuns(Runs):
     def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
         graphs = ["--no-cuda-graphs"] if "cuda_graphs" in self._arguments else []
         # The run is told the rounds: with fewer items than rounds, its turn does not say them.
-        options = [*graphs, *self.options("tasks", "limit", "data", "sandbox", "rounds")]
+        options = [*graphs, *self.options("tasks", "limit", "data", "sandbox", "rounds", "api_key_env")]
+        options += ["--allow-code"] if getattr(self.given, "allow_code", False) else []
         words = ("--run-dir", run.run_dir, *run.arguments, *options, "--round", f"{turn.number}/{turn.of}")
         status = self.step("run", *words)
         if not status and run.run_dir not in self.run_dirs:
@@ -106,6 +107,13 @@ class ProtocolRuns(Runs):
         there = [folder for folder in of_baseline if f"{self.runs}/{folder}" in self.run_dirs]
         metrics = [] if self.protocol.metrics == METRICS else ["--metrics", ",".join(self.protocol.metrics)]
         return [*(["--baseline", there[0]] if there else []), *metrics]
+
+
+def allowed_by(given: SimpleNamespace) -> dict[str, Any]:
+    """What the options of a command allow the file of a protocol, as `read_protocol` takes it."""
+    variable = getattr(given, "api_key_env", None)
+    of_servers = {} if variable is None else {"api_key_env": variable}
+    return {"allow_code": getattr(given, "allow_code", False), "of_servers": of_servers}
 
 
 def default_runs(given: SimpleNamespace) -> ProtocolRuns | None:
@@ -141,6 +149,7 @@ def run_of_protocol(
     seed: int | None,
     turn: Turn | None,
     rounds: int | None,
+    allow_code: bool,
     beside: Mapping[str, object],
 ) -> RunOfProtocol:
     """The run of one system of a protocol (`FILE:SYSTEM`), under the options of `run` that may stand beside it.
@@ -149,6 +158,7 @@ def run_of_protocol(
         given: the model arguments that the user gave, those at their default too.
         turn: the only turn to take; by default all that the protocol says.
         rounds: another number of rounds than the file's; by default that of the turn.
+        allow_code: whether the file may name code.
         beside: other options of `run`, which a protocol decides.
     """
     others = {**beside, **{name: value for name, value in given.items() if name not in (*_CHANGES, *_PLACES)}}
@@ -158,7 +168,8 @@ def run_of_protocol(
     if not name:
         raise ConfigError(f"--protocol {place}: write it as FILE:SYSTEM, for example {DEFAULT}:embedded-autoregressive")
     arguments, places = ({key: given[key] for key in names if key in given} for names in (_CHANGES, _PLACES))
-    options = SimpleNamespace(tasks=tasks, limit=limit, rounds=rounds or (turn and turn.of))
+    options = SimpleNamespace(tasks=tasks, limit=limit, rounds=rounds or (turn and turn.of), allow_code=allow_code)
+    options.api_key_env = given.get("api_key_env")
     runs = ProtocolRuns(options, name, arguments=arguments)
     protocol = runs.protocol
     args = protocol.stamped(system, seed)

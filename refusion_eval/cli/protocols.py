@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from refusion_eval import cli
-from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns
+from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns, allowed_by
 from refusion_eval.errors import ConfigError
 from refusion_eval.protocol.spec import shipped_protocols
 from refusion_eval.runs.terminal import Interruption
@@ -35,6 +35,13 @@ def protocol(
     ] = None,
     data: cli.Data = None,
     sandbox: cli.Sandbox = "auto",
+    allow_code: cli.AllowCode = False,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            help="Variable that holds the key of the file's servers. Only you may name it beside their hosts."
+        ),
+    ] = None,
     dry_run: cli.DryRun = False,
     as_json: cli.Json = False,
 ) -> None:
@@ -49,15 +56,16 @@ def protocol(
     if len(names) != wanted:
         raise ConfigError(f"protocol {action} takes {wanted} {'names' if wanted > 1 else 'name'}, not {len(names)}")
     name = names[0]
+    given: dict[str, Any] = {"tasks": tasks, "limit": limit, "rounds": None, "no_baseline": False}
+    given |= {"data": data, "sandbox": sandbox, "dry_run": dry_run, "as_json": as_json}
+    options = SimpleNamespace(**given, allow_code=allow_code, api_key_env=api_key_env)
     if action == "diff":
         from refusion_eval.protocol.compare import protocol_differences
 
-        found = protocol_differences(name, names[1])
+        found = protocol_differences(name, names[1], **allowed_by(options))
         cli.tell("\n".join(found) if found else "no field differs")
         raise typer.Exit(1 if found else 0)
-    given: dict[str, Any] = {"tasks": tasks, "limit": limit, "rounds": None, "no_baseline": False}
-    given |= {"data": data, "sandbox": sandbox, "dry_run": dry_run, "as_json": as_json}
-    runs = ProtocolRuns(SimpleNamespace(**given), name, out)
+    runs = ProtocolRuns(options, name, out)
     if action == "check":
         from refusion_eval.protocol.compare import check_table
 

@@ -264,7 +264,7 @@ def export(
         cli.log_to_stderr()
         _say_extents(run_dirs)
         for path in _write_export(form, run_dirs, out or Path("export"), data, baseline):
-            print(path)
+            cli.tell(str(path))
         return
     cli.prepare(out)
     _say_extents(run_dirs)
@@ -274,7 +274,7 @@ def export(
     else:
         written = list(lines)
         write_output(out, "".join(written))
-        print(f"{out} ({len(written)} samples)")
+        cli.tell(f"{out} ({len(written)} samples)")
 
 
 def _write_export(form: str, run_dirs: list[Path], out: Path, data: Path | None, baseline: str | None) -> list[Path]:
@@ -358,7 +358,7 @@ def plot(
         rows = _moments(name, sources or [], task, item)
     _say_extents([source for source in sources or [] if (source / RUN_JSON).is_file()])
     for path in write_figure(name, rows, out, width, margin):
-        print(path)
+        cli.tell(str(path))
 
 
 def _case_study(model: str, task: str, settings: dict[str, str], data: Path | None, run_dir: Path) -> Path:
@@ -436,7 +436,7 @@ def paper_table(
     for made_table in made:
         if row is None:
             for path in made_table.write(out, intervals=intervals):
-                print(path)
+                cli.tell(str(path))
         else:
             _print_row(made_table, row, intervals)
 

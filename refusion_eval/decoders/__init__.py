@@ -24,6 +24,7 @@ import numpy.typing as npt
 from refusion_eval.config import unknown_key
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import CheckpointKind, Decode, ProbArray, Readout
+from refusion_eval.untrusted import names_code
 
 # Entry points of installed packages that are decoders: name = "module:DECODER".
 ENTRY_POINTS = "refusion_eval.decoders"
@@ -177,19 +178,19 @@ def find_decoder(decoder: str | Decoder) -> Decoder:
     """The entry of a decoder, by its name here or as an entry point, "module:DECODER", or "path/to/file.py:DECODER"."""
     if isinstance(decoder, Decoder):
         return decoder
-    return DECODERS[decoder] if decoder in DECODERS else _decoder_at(_place_of(decoder)).decoder
+    return DECODERS[decoder] if decoder in DECODERS else _own(decoder).decoder
 
 
 def name_with_code(decoder: str) -> str:
     """The name of a decoder in records: behind that of a user's own stands the hash of its code, as NAME@HASH."""
     # The decoders of this package have its version in the records, and tests hold their tokens from one version to the
     # next, so that no comment in their files makes another protocol.
-    code = "" if decoder in DECODERS else _decoder_at(_place_of(decoder)).code
+    code = "" if decoder in DECODERS else _own(decoder).code
     return f"{decoder}@{code[:12]}" if code else decoder
 
 
 def _place_of(decoder: str) -> str:
-    if ":" in decoder:
+    if names_code(decoder):
         return decoder
     others = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS)}
     if decoder not in others:
@@ -202,10 +203,17 @@ class _Own(NamedTuple):
     code: str  # SHA-256 of its source files, as they were when it was imported; empty for a module of this package
 
 
+def _own(decoder: str) -> _Own:
+    return _decoder_at(_place_of(decoder), beside=names_code(decoder))
+
+
 @cache
-def _decoder_at(place: str) -> _Own:
+def _decoder_at(place: str, *, beside: bool) -> _Own:
+    """The decoder at a place; `beside`: also of a module in the current folder, which need not be installed."""
     source, _, name = place.rpartition(":")
-    sys.path.insert(0, os.getcwd())  # a module beside the user's other files need not be installed
+    # A file of the current folder must not stand for the module of an installed decoder.
+    folders = [os.getcwd()] if beside else []
+    sys.path[:0] = folders
     try:
         module = _module_of_file(Path(source)) if source.endswith(".py") else import_module(source)
         decoder, code = getattr(module, name), _hash_of_code(module)
@@ -215,7 +223,8 @@ def _decoder_at(place: str) -> _Own:
             "the Decoder in it: path/to/file.py:DECODER or module:DECODER"
         ) from problem
     finally:
-        sys.path.remove(os.getcwd())
+        for folder in folders:
+            sys.path.remove(folder)
     if not isinstance(decoder, Decoder):
         raise ConfigError(f"decoder {place}: it is a {type(decoder).__name__}, not a refusion_eval.decoders.Decoder")
     return _Own(decoder, code)

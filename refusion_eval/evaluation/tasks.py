@@ -19,6 +19,9 @@ from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_name
 
+# What comes before the name of a task of lm-eval where a task or benchmark of this project has the same name.
+LM_EVAL = "lm_eval:"
+
 
 def task_names(
     names: Sequence[str], model: str, *, prompts: str | None = None, data: str | Path | None = None

@@ -100,7 +100,8 @@ class Tracking:
 
     def on_sample(self, sample: Sample) -> None:
         """Hands over the cost of a sample that has just been recorded."""
-        figures = {"tokens": float(sample.num_tokens), "seconds": sample.seconds}
+        figures = {"seconds": sample.seconds}
+        figures |= {} if sample.num_tokens is None else {"tokens": float(sample.num_tokens)}
         figures |= {"forwards": float(sample.num_forwards)} if sample.num_forwards else {}
         self._log({f"{sample.key.task}/sample_{name}": value for name, value in figures.items()}, 1)
 

@@ -9,6 +9,7 @@ import yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.exports.source import ExportedTask, file_name, plain, runs_of, safe_name
 from refusion_eval.results.measurement import MINI_NOTE, SCORES, SPEED_METRICS, Measurement, that_hold
+from refusion_eval.results.render import markdown_text
 from refusion_eval.results.tables import run_marks, summary, summary_table
 from refusion_eval.store.atomic_write import write_output
 
@@ -53,7 +54,7 @@ def _card(tasks: Sequence[ExportedTask]) -> str:
     manifest = tasks[0].run.manifest
     data = ModelCardData(model_name=plain(manifest.system), eval_results=results)
     table = summary_table(summary([entry for task in tasks for entry in task.measurements])).markdown()
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n# {plain(manifest.system)}\n\n{plain(table)}"))
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n# {plain(markdown_text(manifest.system))}\n\n{plain(table)}"))
 
 
 def _metric_name(entry: Measurement) -> str:

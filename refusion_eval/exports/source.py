@@ -1,5 +1,6 @@
 """What an export writes: each task of a run with its figures, and its samples with what they were asked."""
 
+import hashlib
 import logging
 import math
 import os
@@ -13,11 +14,13 @@ from refusion_eval.report.collect import Asked, Sources
 from refusion_eval.results.facts import RowKey, TaskFacts, natural_order, read_each, row_of
 from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import Measurement, notes_of
-from refusion_eval.store.records import PASSED, SERVER, STOCK_GENERATE, Sample, ScoreRow, checking
+from refusion_eval.store.records import PASSED, SERVER, STOCK_GENERATE, Sample, ScoreRow, checking, moment
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
 
 log = logging.getLogger(__name__)
+
+_LONGEST_NAME = 150  # characters of a name of a file, which ends with those of its format
 
 
 class JudgedSample(NamedTuple):
@@ -99,7 +102,7 @@ class ExportedTask(NamedTuple):
         """Name of the model as on the hub, OWNER/NAME; of a folder of this machine local/NAME-HASH, of its weights."""
         manifest = self.run.manifest
         if manifest.checkpoint_revision and manifest.checkpoint.count("/") == 1:
-            return manifest.checkpoint
+            return "/".join(map(safe_name, manifest.checkpoint.split("/")))
         name = manifest.checkpoint.rstrip("/").rpartition("/")[2]
         return f"local/{safe_name('-'.join(filter(None, (name, manifest.checkpoint_hash[:12]))))}"
 
@@ -133,7 +136,7 @@ def read_exported(
             own = [entry for entry in of_row if not math.isnan(entry.value)]
             samples = None if sources is None else _judged(run, task, taken.get(key, []), sources)
             with checking(f"{run.run_id}: the time of a sample of {task.task}"):
-                last = datetime.fromisoformat(created[key])
+                last = moment(created[key])
             yield ExportedTask(run, task, own, samples, last)
 
 
@@ -173,5 +176,6 @@ def plain(text: str) -> str:
 
 
 def safe_name(text: str) -> str:
-    """A text as the name of a file or folder on any system."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-. ") or "unnamed"
+    """A text as the name of a file or folder on any system, never one that leads elsewhere."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-. ") or "unnamed"
+    return name if len(name) <= _LONGEST_NAME else f"{name[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"

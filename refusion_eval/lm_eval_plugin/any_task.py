@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from refusion_eval.evaluation.loop import Outcome, check_model, evaluate
-from refusion_eval.evaluation.tasks import find_tasks, own_tasks
+from refusion_eval.evaluation.tasks import LM_EVAL, find_tasks, own_tasks
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.system import ModelCache
-
-# What comes before the name of a task of lm-eval where a task or benchmark of this project has the same name.
-PREFIX = "lm_eval:"
 
 
 def evaluate_any(
@@ -58,7 +55,7 @@ def load_any(names: Sequence[str], include_path: Path | None, args: ModelArgs, s
 def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """The names of this project's tasks, and all others without the prefix of lm-eval."""
     own = [name for name in names if name in own_tasks(names)]
-    return own, [name.removeprefix(PREFIX) for name in names if name not in own]
+    return own, [name.removeprefix(LM_EVAL) for name in names if name not in own]
 
 
 def run_lm_eval(arguments: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import reprlib
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from huggingface_hub import snapshot_download
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.types import CheckpointKind
-from refusion_eval.untrusted import kind_of, parse_json, read_plain
+from refusion_eval.untrusted import kind_of, names_code, parse_json, read_plain
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
@@ -494,7 +495,12 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     family = read_family(directory, str(config.get("model_type")))
     decoders = config.get("decoders", list(family.decoders) if family else [])
     if not isinstance(decoders, list) or not all(isinstance(decoder, str) and decoder for decoder in decoders):
-        raise CheckpointError(f"{path}: decoders is {decoders!r}; it must be a list of decoder names")
+        raise CheckpointError(f"{path}: decoders is {reprlib.repr(decoders)}; it must be a list of decoder names")
+    if places := [decoder for decoder in decoders if names_code(decoder)]:
+        raise CheckpointError(
+            f"{path}: decoders names code, {reprlib.repr(places[0])}, which a checkpoint must not choose; write names "
+            "of installed decoders there, and give your own with --decoder"
+        )
     mask_id = _mask_id(config, directory)
     # The row of a mask predicts it, from the whole text, where transformers computes a masked language model.
     stock_kind: CheckpointKind | None = "llada" if is_masked_model(config) else None

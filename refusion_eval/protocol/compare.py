@@ -9,11 +9,11 @@ from refusion_eval.benchmarks import Task
 from refusion_eval.metrics import by_item
 from refusion_eval.paths import embedded_name
 from refusion_eval.protocol.spec import Protocol, deciding, read_protocol
-from refusion_eval.results.facts import read_facts
+from refusion_eval.results.facts import RunFacts, read_facts
 from refusion_eval.results.measurement import published_measurements, system_key
 from refusion_eval.results.render import Table
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.store.records import as_json, differences, split_code
+from refusion_eval.store.records import as_json, checking, differences, split_code
 from refusion_eval.store.run_store import RUN_JSON, RunReader
 
 # Fields of a protocol that no run records: they are about several runs, or about how their numbers are made.
@@ -21,16 +21,21 @@ _OF_SEVERAL_RUNS = ("schema", "metrics", "baseline", "analysis")
 _OF_CHECKPOINTS = ("mask_id", "eos_ids", "seed")
 
 
-def protocol_differences(first: str, second: str) -> list[str]:
-    """One line for every field in which two protocols, or a protocol and a run directory, differ."""
+def protocol_differences(first: str, second: str, **allowed: Any) -> list[str]:
+    """One line for every field in which two protocols, or a protocol and a run directory, differ.
+
+    Args:
+        **allowed: what `read_protocol` allows a file.
+    """
     names = (first, second)
     are_runs = [(Path(name) / RUN_JSON).is_file() for name in names]
     if not any(are_runs):
-        return _differences(read_protocol(first).content(), read_protocol(second).content(), names)
+        one, other = (read_protocol(name, **allowed).content() for name in names)
+        return _differences(one, other, names)
     if all(are_runs):
         return _differences(_of_run(first, {}), _of_run(second, {}), names)
     run, protocol = names if are_runs[0] else reversed(names)
-    read = read_protocol(protocol)
+    read = read_protocol(protocol, **allowed)
     candidates = [_sides(run, read.content(), system) for system in _possible(run, read)]
     # A run outside the protocol is compared with the system that it differs least from.
     recorded, wanted = min(candidates, key=lambda pair: len(_differences(pair[0], pair[1], names)))
@@ -85,6 +90,11 @@ def _sides(run_dir: str, content: Mapping[str, Any], system: str) -> tuple[dict[
 def _of_run(run_dir: str, own: Mapping[str, Any]) -> dict[str, Any]:
     """The records of a run in the form of a protocol's content; `own` is what the protocol says of the system."""
     facts = read_facts(run_dir)
+    with checking(f"{run_dir}: the description of the run"):
+        return _content_of(facts, own)
+
+
+def _content_of(facts: RunFacts, own: Mapping[str, Any]) -> dict[str, Any]:
     manifest, tasks = facts.run.manifest, facts.tasks
     defaults = {entry.name: entry.default for entry in fields(ModelArgs)}
     given = {name: value for name, value in manifest.arguments.items() if name in defaults}
@@ -135,7 +145,8 @@ def check_table(protocol: Protocol, out: Path) -> Table:
     known = [cost.hours for cost in costs if cost.hours is not None]
     total = f"{sum(known):.2f}" if len(known) == len(costs) else "not known"
     rows.append(("all", "", "", "", f"{sum(cost.samples for cost in costs):,}", total))
-    versions = protocol.content()["tasks"]
+    content = protocol.content()
+    versions = content["tasks"]
     limit = "all items" if protocol.limit is None else f"the first {protocol.limit} items"
     return Table(
         title=f"Protocol {protocol.label}",
@@ -145,7 +156,7 @@ def check_table(protocol: Protocol, out: Path) -> Table:
         notes=(
             protocol.about,
             f"Tasks with their versions: {', '.join(f'{name} {version}' for name, version in versions.items())}; "
-            f"{limit} of each, seeds {', '.join(map(str, protocol.seeds))}, {protocol.content()['rounds']} rounds.",
+            f"{limit} of each, seeds {', '.join(map(str, protocol.seeds))}, {content['rounds']} rounds.",
             "Hours: of decoding one request at a time, by the runs that are there, or by the latencies of the paper's "
             "Table 9 (A100). Nothing was opened or asked for.",
         ),

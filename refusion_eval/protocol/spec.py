@@ -7,13 +7,13 @@ table that gets another value does.
 
 import hashlib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from annotated_types import MinLen
+from annotated_types import Ge, Le, MinLen
 
 from refusion_eval import config
 from refusion_eval.benchmarks import Task
@@ -26,7 +26,7 @@ from refusion_eval.results.tables import SUMMARY_COLUMNS
 from refusion_eval.runs.model_args import (
     LAUNCH_ARGUMENTS,
     ModelArgs,
-    entry_arguments,
+    file_arguments,
     load_tables,
     parse_model_args,
     resolve_task,
@@ -35,6 +35,7 @@ from refusion_eval.store.records import as_json, dump
 from refusion_eval.untrusted import read_text
 
 FILES = Path(__file__).parent / "files"
+MOST_SYSTEMS, MOST_RUNS, MOST_ROUNDS = 50, 1000, 1000
 DEFAULT = "eval"  # what `suite` and eval.sh run without options
 
 METRICS = tuple(column.metric for column in SUMMARY_COLUMNS)
@@ -78,7 +79,7 @@ class Protocol:
     prompts: Literal["ours", "release"] | None = None
     limit: PositiveInt | None = None
     seeds: Annotated[tuple[NonNegativeInt, ...], MinLen(1)] = (0,)
-    rounds: PositiveInt = 3
+    rounds: Annotated[int, Ge(1), Le(MOST_ROUNDS)] = 3
     metrics: Annotated[tuple[str, ...], MinLen(1)] = METRICS
     baseline: str | None = None
     analysis: Analysis = field(default_factory=Analysis)
@@ -88,6 +89,9 @@ class Protocol:
     def __post_init__(self) -> None:
         if not self.systems:
             raise ConfigError("needs `systems:` with one or more entries")
+        config.check_number(
+            len(self.seeds) * len(self.systems), MOST_RUNS, "seeds", "runs, of each system with each seed,"
+        )
         config.check_keys(self.metrics, METRICS, "metrics", what="metric")
         if self.baseline is not None:
             config.check_keys([self.baseline], self.systems, "baseline", what="system")
@@ -235,16 +239,24 @@ def protocol_file(name: str) -> Path:
     return path
 
 
-def read_protocol(name: str) -> Protocol:
-    """Reads and checks a protocol; raises ConfigError for an unknown field, name or value."""
+def read_protocol(
+    name: str, *, allow_code: bool = False, of_servers: Mapping[str, Any] = MappingProxyType({})
+) -> Protocol:
+    """Reads and checks a protocol; raises ConfigError for an unknown field, name or value.
+
+    Args:
+        allow_code: whether the file may name code, which is imported then.
+        of_servers: arguments of every system that a server decodes, over those of the file.
+    """
     path, where = protocol_file(name), f"protocol {name}"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", path.stem):
-        raise ConfigError(f"{where}: its name stands in records and folders; name the file with letters, digits, _-.")
+    config.check_name(path.stem, f"{where}: the name of the file")
     content = {key: value for key, value in config.read_yaml(path, where).items() if value is not None}
     config.check_keys(content, config.field_types(Protocol).keys() - {"name", "whole"}, where)
+    rows = config.mapping(content.get("systems"), f"{where}: systems")
+    config.check_number(len(rows), MOST_SYSTEMS, where, "systems")
     systems = {
-        system: _entry(f"{where}: systems: {system}", system, row)
-        for system, row in config.mapping(content.get("systems"), f"{where}: systems").items()
+        system: _entry(f"{where}: systems: {system}", system, row, allow_code, of_servers)
+        for system, row in rows.items()
     }
     protocol = config.build(Protocol, {**content, "name": path.stem, "systems": systems}, where)
     for system in systems:
@@ -252,12 +264,11 @@ def read_protocol(name: str) -> Protocol:
     return protocol
 
 
-def _entry(where: str, name: str, row: Any) -> dict[str, Any]:
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
-        raise ConfigError(f"{where}: a system's name is part of folder names; use letters, digits, _, - and . only")
+def _entry(where: str, name: str, row: Any, allow_code: bool, of_servers: Mapping[str, Any]) -> dict[str, Any]:
+    config.check_name(name, where)
     entry = config.build(_Entry, config.mapping(row, where), where)
     if "seed" in entry.settings:
         raise ConfigError(f"{where}: seed is no setting of one system; write `seeds:` for all of them")
-    arguments = entry_arguments(entry.arguments, where)
+    arguments = file_arguments(entry.arguments, where, allow_code=allow_code, of_servers=of_servers)
     settings_type = find_decoder(arguments["decoder"]).Settings
     return {"arguments": arguments, "settings": config.read_values(settings_type, entry.settings, f"{where}: settings")}

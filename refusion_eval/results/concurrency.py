@@ -3,7 +3,6 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from refusion_eval.results.facts import natural_order
 from refusion_eval.results.render import Table
-from refusion_eval.store.records import Sample
+from refusion_eval.store.records import Sample, checking, moment
 from refusion_eval.store.run_store import DATABASE_NAME, RunReader
 
 _HEADINGS = {
@@ -41,10 +40,10 @@ class LoadPoint(NamedTuple):
     where: str  # the machine, or the server on one that is not known
     concurrency: int
     n: int
-    tokens_per_second: float
+    tokens_per_second: float | None  # None where a server does not tell the tokens of all
     requests_per_second: float
-    request_tps_p50: float
-    request_tps_p95: float
+    request_tps_p50: float | None
+    request_tps_p95: float | None
     latency_p50: float
     latency_p95: float
     first_byte_p50: float | None  # None where no first byte is timed
@@ -91,17 +90,20 @@ def load_points(places: Iterable[Path]) -> list[LoadPoint]:
 
 def _point(identity: tuple[str, str, str, int], samples: Sequence[Sample]) -> LoadPoint:
     seconds = np.array([sample.seconds for sample in samples])
-    tokens = np.array([sample.num_decoded for sample in samples])
-    ends = np.array([datetime.fromisoformat(sample.created).timestamp() for sample in samples])
+    decoded = [sample.num_decoded for sample in samples]
+    tokens = None if None in decoded else np.array(decoded)
+    with checking(f"{identity[0]}: the time of a sample"):
+        ends = np.array([moment(sample.created).timestamp() for sample in samples])
     busy = busy_seconds(ends - seconds, ends)
-    first = [sample.server["first_byte_seconds"] for sample in samples if sample.server is not None]
+    told = (sample.server or {} for sample in samples)
+    first = [facts["first_byte_seconds"] for facts in told if "first_byte_seconds" in facts]
     return LoadPoint(
         *identity,
         n=len(samples),
-        tokens_per_second=float(tokens.sum() / busy),
+        tokens_per_second=None if tokens is None else float(tokens.sum() / busy),
         requests_per_second=len(samples) / busy,
-        request_tps_p50=float(np.quantile(tokens / seconds, 0.5)),
-        request_tps_p95=float(np.quantile(tokens / seconds, 0.05)),
+        request_tps_p50=None if tokens is None else float(np.quantile(tokens / seconds, 0.5)),
+        request_tps_p95=None if tokens is None else float(np.quantile(tokens / seconds, 0.05)),
         latency_p50=float(np.quantile(seconds, 0.5)),
         latency_p95=float(np.quantile(seconds, 0.95)),
         first_byte_p50=float(np.quantile(first, 0.5)) if first else None,

@@ -30,8 +30,8 @@ FIGURE_FACTS = (
 )
 # Types of columns. Text is of type object, because it may hold lone surrogates, which pandas' own type refuses.
 _TYPES = {
-    **dict.fromkeys(("sample", "prompt_tokens", "tokens", "batch_size", "n", "samples", "errors"), "int64"),
-    "forwards": "Int64",  # missing where a server does not tell them
+    **dict.fromkeys(("sample", "prompt_tokens", "batch_size", "n", "samples", "errors"), "int64"),
+    **dict.fromkeys(("tokens", "forwards"), "Int64"),  # missing where a server does not tell them
     **dict.fromkeys(("tpf", "seconds", "prefill_seconds", "value", "ci_low", "ci_high"), "float64"),
     **dict.fromkeys(("mini", "warm", "finished", "scored", "isolated", "fused", "complete"), "bool"),
     "passed": "boolean",
@@ -54,7 +54,7 @@ def load(run_dirs: RunDirs) -> pd.DataFrame:
         - extracted, verdict, reason, passed: the answer found in the text, and the verdict on it; missing without one.
         - error: message of a failed attempt, missing for a good sample.
         - stop: why decoding ended.
-        - prompt_tokens, tokens, forwards, tpf: tokens of the prompt, tokens kept, model calls (missing
+        - prompt_tokens, tokens, forwards, tpf: tokens of the prompt, tokens kept and model calls (both missing
           where a server does not tell them), tokens per forward.
         - seconds, prefill_seconds: decoding time, and the part of it up to the end of the first forward.
         - batch_size, warm: requests decoded at the same time; whether the warm-up was over. Only rows with batch_size 1
@@ -147,7 +147,7 @@ def _sample_row(run: Run, sample: Sample, scores: dict[str, ScoreRow]) -> dict[s
         "prompt_tokens": sample.prompt_num_tokens,
         "tokens": sample.num_tokens,
         "forwards": costs(sample)["forwards"],
-        "tpf": sample.num_decoded / sample.num_forwards if sample.num_forwards else None,
+        "tpf": (sample.num_decoded or 0) / sample.num_forwards if sample.num_forwards else None,
         "hardware": run.hardware(sample.process_id).label(),
         "settings": dump(sample.settings),
         "scores": {metric: score.value for metric, score in scores.items() if metric != PASSED},

@@ -51,9 +51,9 @@ class SampleFacts(Timing):
     accepted: int | None = None
 
     @property
-    def answer_tokens(self) -> int:
+    def answer_tokens(self) -> int | None:
         """Tokens kept outside thinking blocks."""
-        return self.tokens + (self.forced or 0) - self.thought_tokens
+        return None if self.tokens is None else self.tokens + (self.forced or 0) - self.thought_tokens
 
     @property
     def ended_by_budget(self) -> bool | None:
@@ -314,7 +314,7 @@ def costs(sample: Sample) -> dict[str, Any]:
 def _reduced(
     sample: Sample, run: Run, machine: str, scores: Mapping[str, ScoreRow], trace: Trace | None
 ) -> SampleFacts:
-    by_server = (sample.server or {}).get("tokens") == "usage"
+    num_decoded = None if (sample.server or {}).get("tokens") == "usage" else sample.num_decoded
     return SampleFacts(
         **costs(sample),
         hardware=machine,
@@ -324,7 +324,7 @@ def _reduced(
         item_id=sample.item_id,
         prompt_hash=sample.key.prompt_hash,
         scores=scores,
-        tokens_no_eos=None if by_server else sample.num_decoded - (sample.stop == "eos"),
+        tokens_no_eos=None if num_decoded is None else num_decoded - (sample.stop == "eos"),
         joules=sample.joules,
         thinks=sample.num_thought_tokens is not None,
         thought_tokens=sample.num_thought_tokens or 0,
@@ -351,6 +351,9 @@ def server_notes(sample: Sample) -> list[str]:
     read, dropped = told.get("prompt_tokens"), ", ".join(map(str, told.get("dropped", ())))
     sentences = {
         "TPF is empty where it does not tell its tokens and how many drafts it accepted": not sample.num_forwards,
+        "it does not tell the tokens of some answers, so no figure counts them": sample.num_tokens is None,
+        f"it answered as the model {told.get('model')}, which was not asked": told.get("model"),
+        "it does not say why its answers end": told.get("finish_reason") == "",
         "prompts were sent as text": told.get("prompt") == "text",
         UNTEMPLATED: told.get("template") == "none",
         "tokens are those of the text, split again here": told.get("tokens") == "tokenizer",
@@ -365,7 +368,7 @@ def server_notes(sample: Sample) -> list[str]:
 
 def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, float] | None) -> dict[str, Any]:
     """The facts that need the trace of a sample, and the roofline of its device; none without a trace."""
-    if trace is None:
+    if trace is None or sample.num_tokens is None or sample.num_decoded is None:
         return {}
     fixed_at, forced = trace.fixed_at(), sample.num_forced_tokens or 0
     facts: dict[str, Any] = {"tokens_canvas": len(fixed_at) - forced}

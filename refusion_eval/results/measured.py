@@ -224,7 +224,7 @@ def _measurement(
         combined = metrics.mean_of([measure.bootstrap for measure in measures])
     interval = combined.interval()
     samples = [sample for measure in measures for sample in measure.samples]
-    counted = [sample.forwards for sample in samples]
+    forwards, tokens = ([getattr(sample, name) for sample in samples] for name in ("forwards", "tokens"))
     settings = _common_settings(tasks)
     is_mean, hashes = len(tasks) > 1, [task.records for task in tasks]
     columns = [measure.by_sample for measure in measures]
@@ -262,8 +262,8 @@ def _measurement(
         batch_size="|".join(map(str, sorted({sample.batch_size for sample in samples}))),
         hardware=" | ".join(sorted({label for task in tasks for label in task.hardware})),
         card=" | ".join(sorted({card for task in tasks for card in task.cards})),
-        forwards=None if None in counted else sum(filter(None, counted)),
-        tokens=sum(sample.tokens for sample in samples),
+        forwards=None if None in forwards else sum(forwards),
+        tokens=None if None in tokens else sum(tokens),
         seconds=math.fsum(sample.seconds for sample in samples),
         settings=settings,
         run_id=run.run_id,

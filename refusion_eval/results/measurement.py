@@ -169,7 +169,10 @@ def tpf_notes(entries: Iterable["Measurement"]) -> list[str]:
     lengths = sorted(
         round(entry.tokens / entry.samples)
         for entry in entries
-        if entry.decoded_by == "refusion" and entry.settings.get("serial") != "true" and not entry.is_mean
+        if entry.decoded_by == "refusion"
+        and entry.tokens is not None
+        and entry.settings.get("serial") != "true"
+        and not entry.is_mean
     )
     spread = f"{lengths[0]} to {lengths[-1]}" if lengths and lengths[0] < lengths[-1] else f"{(lengths or [0])[0]}"
     sentences = {
@@ -246,7 +249,7 @@ class Measurement:
     hardware: str = ""
     card: str = ""  # GPU, else CPU, without threads; several joined by ` | `; empty where it is not known
     forwards: int | None = 0  # None where a server does not tell them
-    tokens: int = 0
+    tokens: int | None = 0  # None where a server does not tell them, as of forwards
     seconds: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)  # in force, or what is published beside the number
     run_id: str = ""  # name of the run directory; empty if published

@@ -398,7 +398,7 @@ _BEFORE_SETTINGS = {
 _OF_A_SETTING = f"the decoder setting NAME in force; `{VARIES}` for a mean over tasks that differ in it"
 _AFTER_SETTINGS = {
     "forwards": "forwards of all samples together; empty where a server does not tell them",
-    "tokens": "tokens kept of all samples together",
+    "tokens": "tokens kept of all samples together; empty where a server does not tell them",
     "seconds": "decoding time of all samples together",
     "benchmark": "the benchmark that the task asks; empty for a mean",
     "mini": f"whether the task is a {MINI_NOTE}",
@@ -526,8 +526,8 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
     values: dict[str, Any] = {name: record[name] for name in _COLUMNS}
     optional = _WHERE_USED | _USUAL_FACTS
     try:
-        values |= {name: int(record[name]) for name in ("n", "tokens", "samples", "errors")}
-        values["forwards"] = int(record["forwards"]) if record["forwards"] else None
+        values |= {name: int(record[name]) for name in ("n", "samples", "errors")}
+        values |= {name: int(record[name]) if record[name] else None for name in ("forwards", "tokens")}
         values |= {name: float(record[name] or "nan") for name in ("value", "ci_low", "ci_high", "seconds")}
         values |= {name: _fact(record[name], fact.usual) for name, fact in optional.items() if record.get(name)}
     except ValueError as error:

@@ -363,7 +363,7 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     if not any(metric in group for group in groups.values() for metric in _TIMED):
         known = " ".join(extent_notes_of(measurements))
         advice = known or "decode at batch size 1, or some of it with tps_samples"
-        raise StoreError(f"nothing was timed in these runs; {advice}")
+        raise StoreError(f"nothing was timed in these runs, or a server did not tell its tokens; {advice}")
     of = {
         key: next((groups[key][name] for name in _TIMED if name in groups[key]), entry) for key, entry in first.items()
     }

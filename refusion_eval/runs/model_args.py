@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import re
+import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -33,6 +34,7 @@ from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import EMBEDDED, embedded_name, embedded_path, embedded_systems, tasks_path
 from refusion_eval.store.records import SERVER
+from refusion_eval.untrusted import names_code
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ _NEEDS_OF_LOOPS: dict[str, dict[str, Any]] = {
 # Arguments of servers: those that reach one, and those that say what runs there.
 TO_SERVERS = ("base_url", "server_name", "served_model", "api_key_env", "timeout", "patience")
 OF_SERVERS = (*TO_SERVERS, "diffusion", "server_threads")
+_LONGEST_NAME = 255  # bytes of a file's name
 NO_FILES = "none"  # `pretrained` of a server's model of which no files are at hand
 
 DEFAULT = "default"  # source of a setting that nothing gives
@@ -166,6 +169,11 @@ class ModelArgs(CheckpointOptions):
 
     def __post_init__(self) -> None:
         CheckpointOptions.__post_init__(self)  # super() does not work in a class with slots
+        texts = {entry.name: value for entry in fields(self) if isinstance(value := getattr(self, entry.name), str)}
+        for name, text in texts.items():  # most may be the name of a file
+            if "\0" in text or any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in text.split("/")):
+                shown = reprlib.repr(text)
+                raise ConfigError(f"model_args: {name}={shown} is too long for a name, or has a NUL; correct it")
         try:
             datetime.fromisoformat("2026-01-31" if self.prompt_time is None else self.prompt_time)
         except ValueError:
@@ -289,6 +297,34 @@ def entry_arguments(
     if parsed.settings or parsed.run_dir:
         raise ConfigError(f"{where}: arguments hold run_dir or decoder settings; settings go under `settings:`")
     return given | {"decoder": parsed.decoder, "loop": parsed.loop, "pretrained": parsed.pretrained}
+
+
+def file_arguments(
+    arguments: Mapping[str, Any], where: str, *, allow_code: bool, of_servers: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`entry_arguments` of a file, which may be a stranger's; it imports and sends nothing that the user did not allow.
+
+    Args:
+        allow_code: whether the file may name code.
+        of_servers: what the command line says of servers, which counts before what the file says.
+    """
+    code = [arguments["decoder"]] if names_code(str(arguments.get("decoder", ""))) else []
+    code += [arguments["ray_address"]] if arguments.get("ray_address") else []  # a cluster sends objects with code
+    check_code(code, where, allow_code=allow_code)
+    names_host = "base_url" in arguments or str(arguments.get("system", "")).startswith(f"{SERVER}:")
+    variable = arguments.get("api_key_env")
+    if names_host and variable is not None and not ({"base_url", "api_key_env"} & of_servers.keys()):
+        raise ConfigError(
+            f"{where}: names a host and the variable {variable}, whose key would be sent there; if you want that, "
+            f"say it on the command line: --api-key-env {variable}"
+        )
+    return entry_arguments(arguments, where, of_servers)
+
+
+def check_code(code: Sequence[Any], where: str, *, allow_code: bool) -> None:
+    """Refuses code that a file names, unless the command line allows it."""
+    if code and not allow_code:
+        raise ConfigError(f"{where}: names code, {code[0]}, which runs only with --allow-code; read it before")
 
 
 @settings_class()

@@ -21,6 +21,8 @@ from refusion_eval.runs.server_client import Answer, Refused, client_of
 from refusion_eval.store.records import REFUSED, Hardware, Sample
 from refusion_eval.types import MOST_POSITIONS, MOST_TOKENS, Decoded, StopReason, Trace
 
+# The text split again here may have more tokens than the server generated, but not so many times as many.
+_MOST_TIMES = 2
 UNKNOWN = "unknown"  # dtype and device of a server, where the user does not name them
 # Finish reasons that are neither the end token's nor a stop string's.
 _ENDED_BY_SERVER: Mapping[str, StopReason] = {"length": "length", "content_filter": "content_filter"}
@@ -187,18 +189,25 @@ class ServerLoop:
         sent = self._sent()
         try:
             answer = self._complete(job, sent)
+            return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency, warm)
         except DecodeError as error:
             return self._failed(job, error, sent, concurrency)
-        return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency, warm)
 
     def _record(self, job: Job, answer: Answer, concurrency: int, warm: bool) -> Sample:
-        until, ids, counted_by = job.resolved.until, answer.token_ids, "ids" if self._model.has_files else "usage"
-        stop = self._stop(answer, until)
+        until, ids, most_tokens = job.resolved.until, answer.token_ids, job.resolved.settings.gen_length
+        counted_by = "ids" if self._model.has_files else "usage"
+        stop = self._stop(answer, until, most_tokens)
         if ids is None and self._model.has_files:
             # The text is split again, up to its stop string, and the end token that it lacks is added.
             end = self._model.card.eos_ids[:1] if stop == "eos" else ()
             ids, counted_by = (*self._model.tokenizer.encode(answer.text), *end), "tokenizer"
-        facts = {**answer.facts, "tokens": counted_by}
+            if len(ids) > _MOST_TIMES * most_tokens:
+                split = f"{len(ids)} tokens here, where max_tokens is {most_tokens}"
+                raise DecodeError(
+                    f"the text of the answer has {split}: name the files of the model that the server runs"
+                )
+        tokens = answer.facts.get("completion_tokens") if ids is None else len(ids)
+        facts = {**answer.facts, **({} if tokens is None else {"tokens": counted_by})}
         # Of a diffusion model, what a server calls accepted drafts saves no forward.
         num_forwards = 0 if self._args.diffusion else forwards(facts, self.client.describe())
         decoded = Decoded(tuple(ids or ()), stop, num_forwards, answer.seconds, Trace())
@@ -207,13 +216,17 @@ class ServerLoop:
         if answer.token_ids is None:
             changes["tokens"] = None
         if ids is None:
-            changes["num_tokens"] = int(answer.facts.get("completion_tokens", 0))
+            changes["num_tokens"] = tokens
         if not self._model.has_files:
             cut = min((place for text in until if (place := answer.text.find(text)) >= 0), default=None)
             changes["text"] = redact(answer.text[:cut], job.sealed)
+        elif (text := self.client.clean(sample.text)) != sample.text:  # ids that spell the key
+            changes |= {"text": text, "tokens": None}
         return replace(sample, **changes)
 
-    def _stop(self, answer: Answer, until: tuple[str, ...]) -> StopReason:
+    def _stop(self, answer: Answer, until: tuple[str, ...], most_tokens: int) -> StopReason:
+        if not answer.finish_reason and answer.facts.get("completion_tokens", 0) >= most_tokens:
+            return "length"
         if answer.finish_reason in _ENDED_BY_SERVER:
             return _ENDED_BY_SERVER[answer.finish_reason]
         text = self._detokenizer.spelled(answer.token_ids or ()) or answer.text

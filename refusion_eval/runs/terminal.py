@@ -136,7 +136,7 @@ class _Tally:
     def summary(self, score: RunningScore | None) -> str:
         num_right, num_judged = score or (0, 0)
         parts = (
-            self.seconds > 0 and f"{self.num_tokens / self.seconds:.1f} tokens/s",
+            self.seconds > 0 and self.num_tokens and f"{self.num_tokens / self.seconds:.1f} tokens/s",
             self.num_forwards and f"TPF {self.num_tokens / self.num_forwards:.2f}",
             num_judged and f"accuracy {100 * num_right / num_judged:.1f} % of {num_judged}",
             self.stored and f"{self.stored} from the run directory",
@@ -197,7 +197,7 @@ class ProgressDisplay:
         tally.seconds += sample.seconds if sample.batch_size == 1 else now - self._last_sample
         self._last_sample = now
         tally.failed += sample.error is not None
-        tally.num_tokens += sample.num_decoded
+        tally.num_tokens += sample.num_decoded or 0
         tally.num_forwards += sample.num_forwards
         self.scored(sample.key.task)
 

@@ -14,6 +14,7 @@ from refusion_eval.errors import DataError
 # Bytes of a file that is one JSON document.
 LARGEST_DOCUMENT = 256 * 2**20
 _DEEPEST = 8  # levels of lists and objects around a text
+_TEXTS = ("text", "output_text")  # types of parts that are text of the response
 _ZIP = b"PK\x03\x04"
 
 
@@ -115,12 +116,19 @@ def _texts_of(value: object, depth: int = 0) -> list[str] | None:
     match value:
         case str():
             return [value]
+        case {"choices": []} | {"output": []}:  # of a sample that failed
+            return []
         case {"choices": [_, *_] as choices}:
             return inside(choices)
+        case {"output": [_, *_] as parts}:  # of /v1/responses, whose messages are one text
+            messages = [part for part in parts if isinstance(part, dict) and part.get("type") == "message"]
+            texts = inside(messages) if messages else []
+            return texts and ["".join(texts)]
         case {"body": inner} | {"message": inner} | {"text": inner} | {"completion": inner}:
             return inside(inner)
         case {"content": list(parts)}:  # of these only text is part of the response
-            return ["".join(part["text"] for part in parts if isinstance(part, dict) and part.get("type") == "text")]
+            of_text = (part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in _TEXTS)
+            return ["".join(text for text in of_text if isinstance(text, str))]
         case {"content": content}:
             return inside(content or "")  # none where the model refused
         case [_, *_]:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +37,12 @@ NO_ISOLATION = "none"
 # Sample.stop of a request that cannot be decoded, for example because prompt and response exceed the context.
 REFUSED = "refused"
 
+# Characters of a text in a record, of the texts that are names and the like, entries of a mapping and characters of its
+# JSON, and settings of a sample: what is longer would only make readers slow.
+LONGEST_TEXT, LONGEST_NAME = 16 << 20, 4096
+_LONG_TEXTS = ("text", "error", "extracted", "reason")
+_MOST_ENTRIES, _LARGEST_MAPPING, _MOST_SETTINGS = 10_000, 1 << 20, 1000
+_LARGEST_NUMBER = 2**64  # of a whole number that is no count, such as a seed
 MOST = 2**53  # limit of whole numbers in records: all of them are exact as floats, and fit every column of a data frame
 LONGEST_SLOT = 4096  # a slot is never longer; a larger one would only make readers slow
 NO_CACHE = (
@@ -88,7 +95,7 @@ class Sample:
         item_id: the benchmark's own name for the item.
         text: the response; empty with an error.
         tokens: ids of the tokens kept, up to and including the first EOS or stop string; None if not recorded.
-        num_tokens: number of tokens kept.
+        num_tokens: number of tokens kept; None where a server does not tell it, and no tokenizer is here.
         num_forwards: model calls; 0 where a server does not tell them.
         seconds: from the prompt on the device to the last token on the host; of a server, from the request to the last
             byte of the answer.
@@ -114,11 +121,12 @@ class Sample:
         server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids" or
             "text", as it was sent in the last of so many `attempts`; `dropped` lists the fields of the request that it
             could not read; an error has these three only. `tokens` says what `num_tokens` rests on: the server's "ids",
-            the kept text split by the "tokenizer" here, or, without a tokenizer, the server's "usage"; then `template`
-            is "none", because no chat template was applied. `first_byte_seconds` is the client's. Where the server
-            tells them: `id`, `finish_reason`, `prompt_tokens`, `completion_tokens`, `cached_tokens` (of the prompt),
-            `drafted_tokens`, `accepted_tokens`, and its own `prefill_seconds`, `generation_seconds` and
-            `queue_seconds`.
+            the kept text split by the "tokenizer" here, or, without a tokenizer, the server's "usage", and is left out
+            where it tells none; without a tokenizer `template` is "none", because no chat template was applied.
+            `first_byte_seconds` is the client's. `model` is the model's name in the answer, where another was asked.
+            Where the server tells them: `id`, `finish_reason` (empty for no reason), `prompt_tokens`,
+            `completion_tokens`, `cached_tokens` (of the prompt), `drafted_tokens`, `accepted_tokens`, and its own
+            `prefill_seconds`, `generation_seconds` and `queue_seconds`.
         protocol: name and short hash of the protocol that the sample was made under, NAME@HASH, which the store fills
             in; None, and no key in the record, without a protocol.
     """
@@ -128,7 +136,7 @@ class Sample:
     item_id: str
     text: str = ""
     tokens: list[int] | None = None
-    num_tokens: int = 0
+    num_tokens: int | None = 0
     num_forwards: int = 0
     seconds: float = 0.0
     stop: str = ""
@@ -159,8 +167,13 @@ class Sample:
                 raise StoreError(f"{where}: {name} is {value!r}; a count or time is never negative, nor above 2**53")
         if self.prefill_seconds is not None and not 0 <= self.prefill_seconds <= self.seconds:
             raise StoreError(f"{where}: {self.prefill_seconds!r} prefill_seconds are not a part of {self.seconds!r}")
-        if not 1 <= self.batch_size <= MOST:
-            raise StoreError(f"{where}: batch_size is {self.batch_size}; it is at least 1")
+        for name in ("num_thought_tokens", "num_forced_tokens"):
+            if (part := getattr(self, name)) is not None and part > (self.num_tokens or 0):
+                raise StoreError(f"{where}: {part} {name} are not a part of {self.num_tokens} num_tokens")
+        if not (1 <= self.batch_size <= MOST and 0 <= self.key.sample <= MOST):
+            raise StoreError(f"{where}: batch_size {self.batch_size} or sample {self.key.sample} is out of its range")
+        if max(len(self.settings), len(self.settings_source)) > _MOST_SETTINGS:
+            raise StoreError(f"{where}: a sample has at most {_MOST_SETTINGS} settings")
         if self.tokens is not None and len(self.tokens) != self.num_tokens:
             raise StoreError(f"{where}: num_tokens is {self.num_tokens}, but {len(self.tokens)} tokens are given")
         if self.tokens and not 0 <= min(self.tokens) <= max(self.tokens) < MOST_TOKENS:
@@ -173,9 +186,9 @@ class Sample:
             return Trace.from_json(self.trace)
 
     @property
-    def num_decoded(self) -> int:
-        """Tokens kept that forwards chose: those of all figures of speed."""
-        return self.num_tokens - (self.num_forced_tokens or 0)
+    def num_decoded(self) -> int | None:
+        """Tokens kept that forwards chose: those of all figures of speed; None where they are not known."""
+        return None if self.num_tokens is None else self.num_tokens - (self.num_forced_tokens or 0)
 
     @property
     def slot_size(self) -> int | None:
@@ -217,7 +230,11 @@ class ScoreRow:
     @property
     def followed(self) -> list[bool]:
         """Whether the text follows each instruction, in scores of a benchmark of instructions."""
-        return json.loads(self.extracted or "[]")
+        with checking(f"the score of {self.key.task} {self.item_id}"):
+            flags = parse_json(self.extracted or "[]")
+            if not isinstance(flags, list) or not {*map(type, flags)} <= {bool}:
+                raise TypeError("its answer is no list of true and false")
+        return flags
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
@@ -232,11 +249,63 @@ def from_stored(kind: type[_Kind], body: str, packed_trace: bytes | None = None)
     with checking("a stored record"):
         fields = parse_json(body)
         fields["key"] = from_fields(SampleKey, fields["key"])
+        if kind is Sample:
+            told = fields.get("server")
+            if told is not None:
+                from_fields(_Told, told)
+                if told.get("tokens") == "usage" and "completion_tokens" not in told:  # earlier versions recorded 0
+                    fields["num_tokens"] = None
         record = from_fields(kind, fields)
     if packed_trace is not None:
         with checking(f"the stored trace of {fields['key'].task} {fields['item_id']}"):
             record = replace(record, trace=unpack(packed_trace))  # type: ignore[type-var]
     return record
+
+
+def moment(created: str) -> datetime:
+    """The moment of a record; ValueError for a text that is none, or none of this era."""
+    found = datetime.fromisoformat(created)
+    if not 1970 <= found.year <= 9000:
+        raise ValueError(f"{created} is no moment of this era")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What `Sample.server` may hold."""
+
+    prompt: str = ""
+    attempts: int = 0
+    dropped: Sequence[str] = ()
+    tokens: str = ""
+    template: str = ""
+    id: str = ""
+    finish_reason: str = ""
+    model: str = ""
+    prompt_tokens: float | None = None
+    completion_tokens: float | None = None
+    cached_tokens: float | None = None
+    drafted_tokens: float | None = None
+    accepted_tokens: float | None = None
+    first_byte_seconds: float | None = None
+    prefill_seconds: float | None = None
+    generation_seconds: float | None = None
+    queue_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers = [value for name in self.__slots__ if type(value := getattr(self, name)) in (int, float)]
+        if not all(0 <= value <= MOST for value in numbers):
+            raise ValueError("a number of the server is out of range")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stamp:
+    """What `Manifest.protocol` holds, if anything."""
+
+    label: str
+    hash: str
+    system: str
+    content: Mapping[str, Any]
 
 
 @contextmanager
@@ -267,7 +336,20 @@ def from_fields(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
             held = set(map(type, value.values() if isinstance(value, Mapping) else value))
             if not held <= held_types:
                 raise TypeError(f"{name} holds a {(held - held_types).pop().__name__}")
+        _check_size(name, value)
     return kind(**{name: fields[name] for name in types if name in fields})
+
+
+def _check_size(name: str, value: Any) -> None:
+    """Refuses (ValueError) what is out of the range of every field, or would only make readers slow."""
+    if type(value) is str:
+        is_wrong = len(value) > (LONGEST_TEXT if name in _LONG_TEXTS else LONGEST_NAME)
+    elif type(value) in (int, float):
+        is_wrong = not (math.isfinite(value) if type(value) is float else abs(value) < _LARGEST_NUMBER)
+    else:
+        is_wrong = type(value) is dict and (len(value) > _MOST_ENTRIES or len(json.dumps(value)) > _LARGEST_MAPPING)
+    if is_wrong:
+        raise ValueError(f"{name} is too long, or out of range")
 
 
 # What JSON has in the place of a type; any other type stands for itself.
@@ -464,7 +546,16 @@ class Manifest:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Manifest:
-        return from_fields(cls, {**fields, "hardware": from_fields(Hardware, fields.get("hardware", {}))})
+        manifest = from_fields(cls, {**fields, "hardware": from_fields(Hardware, fields.get("hardware", {}))})
+        if manifest.protocol:
+            from_fields(_Stamp, manifest.protocol)
+        # Of settings, what readers look into.
+        tables = manifest.settings.get("tables") or {}
+        mappings = [tables, *(manifest.settings.get(name) or {} for name in ("model_args", "server"))]
+        mappings += [part for table in tables.values() for part in (table, *table.values())]
+        if not all(isinstance(part, Mapping) for part in mappings):
+            raise TypeError("settings hold something else in the place of a mapping")
+        return manifest
 
 
 def split_code(decoder: str) -> tuple[str, str]:

@@ -1,7 +1,9 @@
 """The file of a sweep: YAML of systems, tasks and the settings that vary; docs/guides/sweeps.md describes it."""
 
+import hashlib
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +17,13 @@ from annotated_types import Ge, MinLen
 from refusion_eval import config
 from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
-from refusion_eval.runs.model_args import entry_arguments
+from refusion_eval.evaluation.tasks import LM_EVAL
+from refusion_eval.runs.model_args import check_code, file_arguments
 from refusion_eval.store.records import SERVER
 
 SPECS = Path(__file__).parent / "specs"
+MOST_SYSTEMS, MOST_POINTS = 50, 1000
+_LONGEST_POINT = 150  # characters of a point's name; the longest name of a file is 255 with that of the system
 # Arguments that belong to one checkpoint, and say nothing of another one.
 _OF_CHECKPOINT = ("adapter", "revision", "preset", "chat_template", "backbone")
 
@@ -92,6 +97,13 @@ class _SystemEntry:
     points: list[dict[str, Any]] = field(default_factory=list)
     frontier: Frontier | None = None
 
+    @property
+    def num_points(self) -> int:
+        """As many as it varies, equal ones included."""
+        of_frontier = 0 if self.frontier is None else self.frontier.points
+        grid = math.prod(map(len, self.grid.values())) if self.grid else 0
+        return 1 + grid + sum(map(len, self.around.values())) + len(self.points) + of_frontier
+
     def varied(self) -> Iterator[tuple[Origin, dict[str, Any]]]:
         yield "settings" if self.settings else "table", {}
         combinations = itertools.product(*self.grid.values()) if self.grid else ()
@@ -109,7 +121,10 @@ class SweepPoint:
     def name(self) -> str:
         """Name of the run directory after the system's name; that of the point that varies nothing is its origin."""
         parts = [f"{key}={_text(value)}" for key, value in self.settings.items()]
-        return re.sub(r"[^A-Za-z0-9_.=+-]", "_", "+".join(parts)) or self.origin
+        name = re.sub(r"[^A-Za-z0-9_.=+-]", "_", "+".join(parts)) or self.origin
+        if len(name) <= _LONGEST_POINT:
+            return name
+        return f"{name[: _LONGEST_POINT // 2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,21 +166,38 @@ def shipped_specs() -> list[str]:
     return sorted(path.stem for path in SPECS.glob("*.yaml"))
 
 
-def read_spec(name: str, of_servers: Mapping[str, Any] = MappingProxyType({})) -> SweepSpec:
-    """Reads a sweep; every system that a server decodes gets the arguments `of_servers` over those of the file."""
+def read_spec(
+    name: str, of_servers: Mapping[str, Any] = MappingProxyType({}), *, allow_code: bool = False
+) -> SweepSpec:
+    """Reads a sweep; raises ConfigError for an unknown field, name or value.
+
+    Args:
+        of_servers: arguments of every system that a server decodes, over those of the file.
+        allow_code: whether the file may name code, which is imported then.
+    """
     path = SPECS / f"{name}.yaml" if name in shipped_specs() else Path(name)
     if not path.is_file():
         raise ConfigError(f"sweep {name}: no such file; give a YAML file, or one of {', '.join(shipped_specs())}")
     where = f"sweep {name}"
+    if not path.stem.strip("."):  # becomes the name of a folder
+        raise ConfigError(f"{where}: the name of the file has dots alone; rename it")
     content = config.read_yaml(path, where)
     if not content.get("systems"):
         raise ConfigError(f"{where}: needs `systems:` with one or more entries")
     systems = config.mapping(content["systems"], f"{where}: systems")
-    content["systems"] = [_system(f"{where}: {key}", key, row, of_servers) for key, row in systems.items()]
+    config.check_number(len(systems), MOST_SYSTEMS, where, "systems")
+    content["systems"] = swept = []
+    for key, row in systems.items():
+        swept.append(_system(f"{where}: {key}", key, row, allow_code, of_servers))
+        config.check_number(sum(len(system.points) for system in swept), MOST_POINTS, where, "points")
     if of_servers and all(system.arguments["loop"] != SERVER for system in content["systems"]):
         option = next(iter(of_servers)).replace("_", "-")
         raise ConfigError(f"{where} has no system server, so --{option} changes nothing")
-    return config.build(SweepSpec, {**_without_none(content), "name": path.stem}, where)
+    spec = config.build(SweepSpec, {**_without_none(content), "name": path.stem}, where)
+    # A task file of lm-eval may name functions of a Python file beside it.
+    files = [task for task in spec.tasks if os.path.isfile(task.removeprefix(LM_EVAL))]
+    check_code(files, f"{where}: tasks", allow_code=allow_code)
+    return spec
 
 
 def with_model(spec: SweepSpec, model: str) -> SweepSpec:
@@ -195,11 +227,11 @@ def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None}
 
 
-def _system(where: str, name: str, row: Any, of_servers: Mapping[str, Any]) -> SweptSystem:
+def _system(where: str, name: str, row: Any, allow_code: bool, of_servers: Mapping[str, Any]) -> SweptSystem:
     entry = config.build(_SystemEntry, _without_none(config.mapping(row, where)), where)
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
-        raise ConfigError(f"{where}: a system's name is part of folder names; use letters, digits, _, - and . only")
-    given = entry_arguments(entry.arguments, where, of_servers)
+    config.check_name(name, where)
+    config.check_number(entry.num_points, MOST_POINTS, where, "points")
+    given = file_arguments(entry.arguments, where, allow_code=allow_code, of_servers=of_servers)
     system = SweptSystem(name=name, arguments=given)
     settings = system.point(entry.settings, "settings").settings
     if entry.frontier is not None:

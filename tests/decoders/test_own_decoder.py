@@ -1,6 +1,7 @@
 """A decoder of a user's own: named by its file, its module or an entry point, or given as it is."""
 
 import dataclasses
+import functools
 import hashlib
 import re
 import sys
@@ -53,6 +54,16 @@ def test_an_entry_point_names_it(file, monkeypatch):
     assert find_decoder("mine").label == "Mine"
     with pytest.raises(ConfigError, match=r"unknown decoder 'min'; did you mean mine\?"):
         find_decoder("min")
+
+
+def test_a_file_of_the_current_folder_does_not_stand_for_an_installed_decoder(tmp_path, monkeypatch):
+    (tmp_path / "installed_elsewhere.py").write_text("open('ran', 'w')\n" + CODE)
+    entry = EntryPoint("mine", "installed_elsewhere:DECODER", decoders.ENTRY_POINTS)
+    monkeypatch.setattr(decoders, "entry_points", lambda group: [entry])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        find_decoder("mine")
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
@@ -122,14 +133,16 @@ def test_other_code_is_another_protocol_and_continues_no_run(tmp_path, monkeypat
         f"tasks: [parts]\nlimit: 1\nrounds: 1\nsystems:\n  mine:\n    arguments: {{pretrained: 'embedded:refusion', "
         f"decoder: '{file}:DECODER', warmup: 0}}\n    settings: {{gen_length: 8, block_length: 8, steps: 4}}\n"
     )
-    command = ["run", "--protocol", f"{tmp_path}/mine.yaml:mine", "--run-dir", str(run_dir)]
+    command = ["run", "--protocol", f"{tmp_path}/mine.yaml:mine", "--run-dir", str(run_dir), "--allow-code"]
+    read_mine = functools.partial(read_protocol, f"{tmp_path}/mine.yaml", allow_code=True)
+    differing = functools.partial(protocol_differences, f"{tmp_path}/mine.yaml", str(run_dir), allow_code=True)
     assert (done := CliRunner().invoke(app, command)).exit_code == 0, done.output
-    assert protocol_differences(f"{tmp_path}/mine.yaml", str(run_dir)) == []
-    label = read_protocol(f"{tmp_path}/mine.yaml").label
+    assert differing() == []
+    label = read_mine().label
     file.write_text(CODE.replace("OTHER = 3", "OTHER = 4"))
     decoders._decoder_at.cache_clear()  # as in another process
-    assert read_protocol(f"{tmp_path}/mine.yaml").label != label
-    assert any("arguments.decoder" in line for line in protocol_differences(f"{tmp_path}/mine.yaml", str(run_dir)))
+    assert read_mine().label != label
+    assert any("arguments.decoder" in line for line in differing())
     again = CliRunner().invoke(app, command)
     assert isinstance(again.exception, StoreError)
     assert f"the code of {file}:DECODER changed" in str(again.exception)

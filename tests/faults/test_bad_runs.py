@@ -10,16 +10,6 @@ import pytest
 
 from refusion_eval.results.render import csv_text
 from tests.faults.front_end import DATABASE
-from tests.faults.runs import command
-
-
-@pytest.fixture(scope="session")
-def sound(server, tmp_path_factory):
-    """A finished run."""
-    run_dir = tmp_path_factory.mktemp("sound") / "run"
-    status, output = server.run(command(run_dir))
-    assert status == 0, output
-    return run_dir
 
 
 def database(change):

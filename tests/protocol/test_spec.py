@@ -115,7 +115,7 @@ def test_what_is_wrong_is_named_with_the_nearest_name(protocol, line, said):
         ("tau_slot", "tau_slott", "systems: refusion: settings: unknown key 'tau_slott'; did you mean tau_slot?"),
         ("decoder: refusion", "dekoder: refusion", "systems: refusion: model_args: unknown key 'dekoder'"),
         ("tau_slot: 0.5", "seed: 1", "write `seeds:` for all of them"),
-        ("  ar:", "  a/r:", "a system's name is part of folder names"),
+        ("  ar:", "  a/r:", "'a/r' is part of folder names"),
     ],
 )
 def test_what_is_wrong_with_a_system_is_named(protocol, old, new, said):

@@ -76,6 +76,43 @@ def test_the_columns_of_each_tool_are_known(read: Any, benchmark: str, lines: li
     assert read(benchmark, lines) == texts
 
 
+def test_a_failed_sample_of_a_log_of_inspect_has_no_text(read: Any) -> None:
+    failed = {"model": "m", "choices": [], "completion": "", "usage": None}
+    lines = [inspected(0, PROBLEMS[0]["question"], "a"), {**inspected(1, PROBLEMS[1]["question"]), "output": failed}]
+    lines[1]["error"] = {"message": "RuntimeError", "traceback": "..."}
+    assert read("gsm8k", lines) == {"0": ["a"], "1": []}
+
+
+def responded(*output: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A line of a batch of /v1/responses."""
+    body = {"object": "response", "status": "completed", "error": None, "output": list(output), **more}
+    return {"status_code": 200, "request_id": "r", "body": body}
+
+
+def message(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": list(parts)}
+
+
+def test_batches_of_responses_are_read(read: Any) -> None:
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+    one, other = ({"type": "output_text", "text": text, "annotations": []} for text in ("The answer", " is 5."))
+    lines = [
+        batched("0", responded(thought, message(one, other))),
+        batched("1", responded(message(one), {"type": "web_search_call", "id": "w"}, message(other))),
+        batched("2", responded(thought, status="incomplete")),
+    ]
+    assert read("gsm8k", lines) == {"0": ["The answer is 5."], "1": ["The answer is 5."], "2": []}
+    refused = {"type": "refusal", "refusal": "I cannot."}
+    assert read("gsm8k", [batched("0", responded(message(refused)))]) == {"0": [""]}
+    failed = responded(error={"code": "server_error"}, status="failed")
+    assert read("gsm8k", [batched("0", failed)]) == {"0": []}
+
+
+@pytest.mark.parametrize("part", [{"type": "text"}, {"type": "text", "text": 5}, {"type": "output_text", "text": None}])
+def test_a_part_without_text_adds_none(read: Any, part: dict[str, Any]) -> None:
+    assert read("gsm8k", [batched("0", responded(message(part, {"type": "text", "text": "5"})))]) == {"0": ["5"]}
+
+
 def test_texts_that_are_logged_once_for_each_filter_are_read_once(read: Any) -> None:
     lines = [
         logged(number, PROBLEMS[number], f"x{number}", filter_name=name)

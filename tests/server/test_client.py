@@ -300,21 +300,21 @@ def test_numbers_that_no_record_may_hold_are_left_out():
     assert facts.keys() == {"id", "finish_reason", "first_byte_seconds"}
 
 
-LLAMA = {"timings": {"prompt_ms": 500, "predicted_ms": 1500, "draft_n": 9, "draft_n_accepted": 4, "cache_n": 2}}
+LLAMA = {"timings": {"prompt_ms": 5, "predicted_ms": 15, "draft_n": 9, "draft_n_accepted": 4, "cache_n": 2}}
 VLLM = {
     "metrics": {
-        "time_to_first_token_ms": 500,
-        "generation_time_ms": 1500,
-        "queue_time_ms": 250,
+        "time_to_first_token_ms": 5,
+        "generation_time_ms": 15,
+        "queue_time_ms": 2.5,
         "speculative_decoding": {"num_spec_steps": 2, "num_accepted_draft_tokens": 4, "num_draft_tokens": 9},
     }
 }
 
 
-@pytest.mark.parametrize(("told", "more"), [(LLAMA, {"cached_tokens": 2}), (VLLM, {"queue_seconds": 0.25})])
+@pytest.mark.parametrize(("told", "more"), [(LLAMA, {"cached_tokens": 2}), (VLLM, {"queue_seconds": 0.0025})])
 def test_seconds_and_drafts_are_read_from_both_engines(told, more):
-    facts = completed(Peer(lambda number, body: stream(number, ("a", (1,) * 10), **told))).facts
-    wanted = {"prefill_seconds": 0.5, "generation_seconds": 1.5, "drafted_tokens": 9, "accepted_tokens": 4, **more}
+    facts = completed(Peer(lambda number, body: stream(number, ("a", (1,) * 9), **told))).facts
+    wanted = {"prefill_seconds": 0.005, "generation_seconds": 0.015, "drafted_tokens": 9, "accepted_tokens": 4, **more}
     assert {name: facts[name] for name in wanted} == wanted
 
 

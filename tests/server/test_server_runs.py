@@ -148,7 +148,7 @@ def test_forwards_are_tokens_minus_accepted_drafts_where_both_are_told(told, nam
 def test_the_kept_text_is_counted_here_where_the_server_gives_no_ids(tmp_path):
     # The stop text stays in the answer, as in `transformers serve`, and in the server's count.
     def told(number, body):
-        return stream(number, (f"{ANSWER}Q: next", ()), usage={"prompt_tokens": 1, "completion_tokens": 99})
+        return stream(number, (f"{ANSWER}Q: next", ()), usage={"prompt_tokens": 1, "completion_tokens": 90})
 
     with serving(Peer(told)) as peer:
         assert run(peer, tmp_path / "a", limit=1).exit_code == 0

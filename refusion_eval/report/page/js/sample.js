@@ -38,9 +38,9 @@ const sample = (() => {
     const [tokens, forwards, seconds] = [columns.tokens[row], columns.forwards[row], columns.seconds[row]];
     const alone = body.batchSize === 1;
     const facts = [
-      ["Tokens kept", tokens], ["Forwards", forwards], ["Tokens a forward", forwards ? format.number(tokens / forwards, 2) : "–"],
+      ["Tokens kept", tokens ?? "–"], ["Forwards", forwards], ["Tokens a forward", forwards ? format.number(tokens / forwards, 2) : "–"],
       [alone ? "Time" : `Time, in a batch of ${body.batchSize}`, format.seconds(seconds)],
-      ["Tokens a second", alone && seconds ? format.number(tokens / seconds, 1) : "–"],
+      ["Tokens a second", alone && seconds && tokens !== null ? format.number(tokens / seconds, 1) : "–"],
       ["Prompt tokens", body.promptTokens], ["Ended by", body.stop || "–"],
     ];
     return dom.el("dl.tiles", {}, facts.map(([name, value]) => dom.el("div", {}, dom.el("dt", {}, name), dom.el("dd", {}, value))));

@@ -128,7 +128,7 @@ const task = (() => {
     const question = dom.el("span.question", {}, row.question);
     if (row.other) return [name, verdict(row.state), answer(row), verdict(row.other.state), answer(row.other), gold, question];
     return [name, verdict(row.state), answer(row), gold, question, dom.el("span.system", {}, store.title(row.cell)),
-      dom.el("span.cost", {}, `${row.tokens} tok · ${row.forwards} fwd`, dom.el("span.time", {}, ` · ${format.seconds(row.seconds)}`))];
+      dom.el("span.cost", {}, `${row.tokens ?? "–"} tok · ${row.forwards} fwd`, dom.el("span.time", {}, ` · ${format.seconds(row.seconds)}`))];
   }
 
   function exported(row) {
