@@ -150,6 +150,7 @@ def plus_benchmark(
             user=user,
             gold_text=lambda row: fenced(program_of(row)),
             filters={"first": extract, BASE: extract},
+            version="1.1",
             normalise=normalise,
         ),
         id_column="task_id",

@@ -321,6 +321,7 @@ def named(name: str) -> Benchmark | None:
             user=_user,
             gold_text=_no_program,
             filters={"first": _program},
+            version="1.1",
             normalise=functools.partial(_as_read, start, end),
         ),
         id_column="question_id",

@@ -50,7 +50,7 @@ def test_a_stated_number_is_read_as_people_write_it(text: str, number: str) -> N
         ("\\boxed{5 \\times 4 + $2}", "22"),
         ("The answer is 12 ÷ 4 eggs.", "3"),
         ("The answer is 2 x 3.5 x 2", "14"),
-        ("The answer is 5-6 hours.", "5"),
+        ("The answer is 5-6 hours.", None),
         ("The answer is 5.1 x 10^3", "5100"),
         ("The answer is 5 - a good number.", "5"),
         ("The answer is 3 for each - 4 of them.", "3"),
@@ -138,6 +138,20 @@ def test_a_size_that_the_question_asks_for_is_a_unit(question: str, number: str)
         ("The answer is not 5, it is 6.", "6"),
         ("The answer is not 5. It is 6.", "6"),
         ("The answer is not 5.", None),
+        ("The answer is 300 in total, 100 a day.", "300"),
+        ("The answer is 3 groups of 100, for a total of 300.", "300"),
+        ("The answer is 10 plus 5, which is 15.", "15"),
+        ("10 + 5 = 15 apples. (That is 3 more than 12.)", "15"),
+        ("The answer is twelve.", "12"),
+        ("#### three apples", "3"),
+        ("The answer is one hundred and five.", "105"),
+        ("The answer is two thirds.", "2/3"),
+        ("The answer is one of these. It costs 7.", "7"),
+        ("The answer is either 12 or 14.", None),
+        ("The answer is 5 to 6 apples.", None),
+        ("The answer is between 10 and twenty.", None),
+        ("The answer is less than 20.", None),
+        ("The answer is 20 or more.", None),
         ("The answer is 5. Wait, that is wrong. It should be 6.", "6"),
         ("The answer is 5, no, 6. Actually, it's -7.", "-7"),
         ("The answer is 5. Let me recheck: 3 + 3 = 6. So it is 6.", "6"),
@@ -263,6 +277,16 @@ def test_a_shown_number_is_in_normal_form(text: str) -> None:
         ("c. 4", "C"),
         ("C\n\nExplanation: because A is too hot.", "C"),
         ("Explanation.\n\n**C. Blue**", "C"),
+        ("Answer: I think it is C", "C"),
+        ("Answer: we can rule out A and B, so C", "C"),
+        ("Answer: rules out C, leaving D", "D"),
+        ("Answer: after eliminating the others, B.", "B"),
+        ("Answer: A and B are wrong, which leaves C.", "C"),
+        ("Answer: Not B but D", "D"),
+        ("Option D: option 3", "D"),
+        ("Of these, D. option 3 is the right one.", "D"),
+        ("Letter: C", "C"),
+        ("The answer is <C>.", "C"),
     ],
 )
 def test_a_stated_letter_is_found_in_any_dress(text: str, letter: str) -> None:
@@ -297,6 +321,10 @@ def test_a_stated_letter_is_found_in_any_dress(text: str, letter: str) -> None:
         "The answer is A car.",
         "The answer is vitamin C.",
         "The answer is Blue (C) or Red (A).",
+        "Answer: either A or (C)",
+        "Answer: `B` or maybe `C`",
+        "Option A: one\nOption B: two",
+        "Answer: hepatitis B",
         "The answer is not Blue (C).",
         "The answer is A if x > 2",
         "Statement A is correct.",
@@ -355,4 +383,4 @@ def test_no_text_of_100_kilobytes_stalls_an_extraction(piece: str, benchmark: st
     for name in bench.prompts.filters:
         start = time.process_time()
         bench.extract(text, {"options": ["x"] * 10}, name)
-        assert time.process_time() - start < 0.25
+        assert time.process_time() - start < 0.5
