@@ -20,7 +20,8 @@ _EXPLANATION = re.compile(rf",? (?:{frames.REASON}|or (?:about|approximately|rou
 _BRACKETED = re.compile(r"\A[<\[(]([^,<>()\[\]]{1,80})[>\])]\Z")
 _SHORT = re.compile(r"[-+*/=^\d\s.,\\{}()a-z]{1,40}")
 _ALONE = re.compile(
-    r"(?:\A|\n[ \t]{0,9}\n)[ \t*>]{0,9}(?:\$\$?([^$\n]{1,200})\$?\$|\\[(\[]([^\n]{1,200})\\[)\]]"
+    r"(?:\A|\n[ \t]{0,9}\n)[ \t*>]{0,9}(?:\$\$?\s{0,4}([^$\n]{1,200}?)\s{0,4}\$?\$"
+    r"|\\[(\[]\s{0,4}([^\n]{1,200}?)\s{0,4}\\[)\]]"
     r"|(-?[\d.,/]{1,40}))[ \t*.]{0,9}\s{0,9}\Z"
 )
 _HEDGE = re.compile(

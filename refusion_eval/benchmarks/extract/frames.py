@@ -48,7 +48,8 @@ FRAMES = (
     ),
     Frame(
         "label",
-        r"^[^\w\n]{0,8}(?:A|(?i:(?:(?:my|final|correct|selected|chosen) )?(?:letter|choice|option))):",
+        r"^[^\w\n]{0,8}(?:(?i:answer) [-–—](?=[ ])"
+        r"|(?:A|(?i:(?:(?:my|final|correct|selected|chosen) )?(?:letter|choice|option))):)",
         "Choice: {}",
     ),
     Frame(

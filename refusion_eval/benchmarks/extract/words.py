@@ -14,17 +14,20 @@ _MARKUP = re.compile(
 )
 _NOT = (
     r"(?:(?:\bnot|n['’]t|\bnever|\bcannot be|\bfar from|\bneither)"
-    r"(?: (?:be|a|an|the|[a-z]{2,12}ly)){0,2} )"
+    r"(?: (?:be|a|an|the|[a-z]{2,12}ly)){0,2} |\bnot the case that (?:[a-z]{1,20} ){0,6})"
 )
 _FILLED = r"[^.;\n]{0,60}?"
 # Behind a word that is said, its clause ends, or a reason follows.
-_ENDS = rf"(?=\s*(?:\Z|[.,;:!?—–|-])|\s(?:{REASON}|it|he|she|we|they|this|that|there|the|you)\b)"
+_ENDS = rf"(?=\s*(?:\Z|[.,;:!?—–|-])|,? {CONDITION}|\s(?:{REASON}|it|he|she|we|they|this|that|there|the|you)\b)"
 
 # What a list is written with, beside its items.
 _ITEM = re.compile(r"^[ \t]{0,9}(?:[-*•+–]|\(?\d{1,3}[.):])[ \t]+", re.MULTILINE)
 _LINES = re.compile(r"(?:[^\n]*[,<→][ \t]*\n[ \t]*)*[^\n]*")
 _MARKED_LINES = re.compile(rf"(?:{_ITEM.pattern.removeprefix('^')}[^\n]*(?:\n\s{{0,9}}|\Z)){{2,60}}")
-_WORD_LINES = re.compile(r"(?:[ \t*\"'`]{0,4}[\w&'’-]{1,40}[ \t*\"'`,]{0,4}(?:\n[ \t]{0,9}|\Z)){2,60}")
+_WORD_LINES = re.compile(r"(?:[ \t*\"'`]{0,4}[\w&'’-]{1,40}[ \t*\"'`,.]{0,4}(?:\n[ \t]{0,9}|\Z)){2,60}")
+_LIST_NAME = re.compile(
+    r"\A(?:the )?(?:[a-z]{2,14} ){0,2}(?:list|order|words|sequence)(?: is| of)?[: ]{1,3}", re.IGNORECASE
+)
 _TAIL = re.compile(rf",? (?:{REASON}|in alphabetical|alphabetically|when sorted|is the)")
 _CLOSERS = re.compile(r"[\])}>\s,*`\"'$\\]+")
 
@@ -63,7 +66,8 @@ def _word(sentence: str, pair: tuple[str, str], *, is_first: bool = False) -> Ex
         plain = part if re.search(either, part) else plain
     plain = re.sub(r"\s+", " ", _MARKUP.sub(" ", plain)).strip(" :-–—")
     if re.search(
-        rf"{either}\s?(?:,? ?\b(?:or(?: (?:not|maybe|perhaps|[a-z]{{2,12}}ly)){{0,3}}|and|nor)|[/|,&])\s?{either}",
+        rf"{either}\s?(?:,? ?\b(?:or(?: (?:not|maybe|perhaps|[a-z]{{2,12}}ly)){{0,3}}|and|nor)"
+        rf"|,? (?:possibly|maybe|perhaps|probably)|[/|,&])\s?{either}",
         plain,
     ):
         return Extraction(None, "both words")
@@ -104,9 +108,9 @@ def last_list_stated(text: str, *, brackets: bool = False) -> Extraction:
     text = frames.tidy(text)
     if stated := frames.last_stated(text, read, None if brackets else read):
         return stated
-    last = next(frames.lone_lines(text))
-    answer = _brackets(last, 0) if brackets else frames.bare(_ITEM.sub("", last))
-    return Extraction(answer, "last line") if answer else NOTHING
+    last = text.rstrip().rpartition("\n" if brackets else "\n\n")[2]
+    answer = (_brackets if brackets else _items)(last, 0)
+    return Extraction(answer, "last line" if brackets else "last paragraph") if answer else NOTHING
 
 
 def _brackets(text: str, start: int) -> str:
@@ -124,6 +128,7 @@ def _items(text: str, start: int) -> str:
         inside = _ITEM.sub("", lines[0]).replace("\n", " , ")
     elif not is_framed:
         inside = frames.SENTENCE_END.split(_LINES.match(region)[0].replace("\n", " "), maxsplit=1)[0]  # type: ignore[index]
+    inside = _LIST_NAME.sub("", inside)
     inside = re.sub(r"(?:\A|(?<=\s))\(?\d{1,2}[.)]\s", " ", inside)
     return frames.bare(_TAIL.split(_ASIDE.sub("", inside).rpartition(": ")[2], maxsplit=1)[0])
 

@@ -32,7 +32,9 @@ def test_the_word_that_a_sentence_asserts_is_the_answer(text: str) -> None:
     [
         "The answer is Yes or No.", "Yes/No", "The answer is <Yes or No>.", "The answer is either **Yes** or **No**.",
         "Answer: No idea.", "The answer is Yes only if he ran.", "The answer is No, provided that he ran.",
-        "The answer is that there is no way to tell.", "The answer is neither yes nor no.",
+        "The answer is that there is no way to tell.",
+        "The answer is Yes if he ran, otherwise no.", "The answer is possibly yes, possibly no.",
+        "The answer is neither yes nor no.",
     ],
 )  # fmt: skip
 def test_both_words_a_condition_and_no_idea_are_no_answer(text: str) -> None:
@@ -57,6 +59,7 @@ def test_a_denied_word_is_the_other_one(text: str) -> None:
         "The answer is apple, banana, and cherry.", "The answer is apple < banana < cherry.",
         "The answer is <apple banana cherry>.", "\\boxed{apple\\ banana\\ cherry}",
         "<answer>\napple\nbanana\ncherry\n</answer>",
+        "1. apple\n2. banana\n3. cherry", "The answer is: apple,\nbanana,\ncherry.",
         "The answer is the sorted list: apple banana cherry.", "The answer is apple banana cherry\nI sorted them.",
         "The answer is banana apple cherry. Wait, it should be apple banana cherry.", "We sort.\n\napple banana cherry",
     ],
