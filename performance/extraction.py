@@ -50,7 +50,7 @@ class Item(NamedTuple):
 
 def outputs(data: Path, folder: Path) -> Iterator[Item]:
     """The recorded outputs; of a text that runs on into another question, the part before it."""
-    rows = {name: get_task(name).rows(data) for name in ("gsm8k", "mmlu_pro", "humaneval", "mbpp")}
+    rows = {name: get_task(name).rows(data) for name in ("gsm8k", "mmlu_pro", "humaneval")}
     for _, line in json_lines(folder / "gsm8k_openai_solutions.jsonl.gz"):
         for model, output in line["outputs"].items():
             row = rows["gsm8k"][line["idx"]]
@@ -59,11 +59,13 @@ def outputs(data: Path, folder: Path) -> Iterator[Item]:
     for _, line in json_lines(folder / "mmlu_pro_llama-3-8b.jsonl.gz"):
         row, text = asked[line["question_id"]], line["model_output"].split("Question:")[0]
         yield Item("outputs", "mmlu_pro", str(line["question_id"]), row, text, line["pred"] == row["answer"])
-    for name, file in (("humaneval", "humaneval_gpt-4_body_only"), ("mbpp", "mbpp_gpt-4_run1")):
-        asked = {str(row["task_id"]).split("/")[-1]: row for row in rows[name]}
-        for _, line in json_lines(folder / f"{file}.jsonl.gz"):
-            if row := asked.get(str(line["task_id"]).split("/")[-1]):
-                yield Item("outputs", name, str(line["task_id"]), row, line["solution"], line["is_solved"])
+    asked = {row["task_id"]: row for row in rows["humaneval"]}
+    for _, line in json_lines(folder / "humaneval_gpt-4_body_only.jsonl.gz"):
+        yield Item("outputs", "humaneval", line["task_id"], asked[line["task_id"]], line["solution"], line["is_solved"])
+    for _, line in json_lines(folder / "mbpp_gpt-4_run1.jsonl.gz"):  # with tests of their own
+        name = line["entry_point"]
+        row = {"text": "", "code": "", "test_list": [f"{line['test']}\ncheck({name})"], "entry_point": name}
+        yield Item("outputs", "mbpp", str(line["task_id"]), row, line["solution"], line["is_solved"])
 
 
 def cases(folder: Path) -> Iterator[Item]:
@@ -139,7 +141,7 @@ def opencompass(item: Item, gold: str) -> bool:
 
 def evalplus(item: Item) -> Extraction:
     """`sanitize`: the longest run of lines that parses, reduced to what the function asked for needs."""
-    name = item.row.get("entry_point") or re.findall(r"assert (?:\w+\()*(\w+)\(", "\n".join(item.row["test_list"]))[0]
+    name = item.row.get("entry_point") or re.findall(r"assert (\w+)\(", item.row["test_list"][0])[0]
     is_body = "prompt" in item.row and not re.search(rf"def {name}\b", item.text)  # it completes the prompt
     code = release.function_after_prompt(
         item.text, {"prompt": item.row["prompt"] if is_body else "", "entry_point": name}
@@ -152,7 +154,7 @@ def lm_eval(items: list[Item]) -> list[bool]:
     name = items[0].benchmark
     rule = FILTERS[LM_EVAL[name]].rules[name]
     extracted = rule.find([(item.row, item.text) for item in items])
-    if name == "humaneval":  # its two tasks: an answer in a fence, or one that continues the prompt
+    if name in ("humaneval", "mbpp"):  # its two tasks: an answer in a fence, or one that continues the prompt
         raw = FILTERS["raw-continuation"].rules[name].find([(item.row, item.text) for item in items])
         extracted = [one if one.answer else other for one, other in zip(extracted, raw, strict=True)]
     verdicts = judge_extractions(BENCHMARKS[name], [item.row for item in items], extracted, is_right=rule.is_right)
@@ -238,8 +240,8 @@ def compare(
     with (RESULTS / "extraction_judged.csv").open(encoding="utf-8", newline="") as file:
         judged = list(csv.DictReader(file))
     for rule in sorted({row["rule"] for row in judged}):
-        own = [row["right_rule"] for row in judged if row["rule"] == rule]
-        print(f"{rule}: of {len(own)} texts, ours right {own.count('ours')}, theirs {own.count('other')}")
+        found = [row["right_rule"] for row in judged if row["rule"] == rule]
+        print(f"{rule}: of {len(found)} texts, ours right {found.count('ours')}, theirs {found.count('other')}")
 
 
 def _write_drawn(path: Path, differing: Mapping[Any, list[Any]], generator: random.Random) -> None:
