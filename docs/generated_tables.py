@@ -23,6 +23,7 @@ from refusion_eval.bench.checkpoints import SHAPES, config_of
 from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, results_rows
 from refusion_eval.bench.predict import CARDS, WIDTHS, expected
 from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.benchmarks.extract import answers, formulas, frames, letters, words
 from refusion_eval.models.device import weight_bytes
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
@@ -358,7 +359,30 @@ def training_memory_table(_: Sequence[str]) -> str:
 
 # What makes sentences, some of them with a table.
 TEXTS: dict[str, Maker] = {**FAMILY, **PAIRED, "recordings": recordings}
+# --- Answers ---
+
+
+def answer_frames(_: Sequence[str]) -> str:
+    """Each frame in which an answer may stand, with an example and what is read in it: the rules are run."""
+    readers: Sequence[tuple[str, Callable[[str], str | None]]] = (
+        ("42", lambda text: answers.last_number_stated(text).answer),
+        ("x+1", lambda text: formulas.last_box_or_statement(text).answer),
+        ("C", lambda text: letters.last_letter_stated(text, 4).answer),
+        ("True", lambda text: words.last_word_stated(text, words.PAIRS[0]).answer),
+        ("ash birch", lambda text: words.last_list_stated(text).answer),
+    )
+    rows = []
+    for strength, group in (("marked", frames.FRAMES), ("weaker", frames.WEAKER_FRAMES)):
+        for frame in group:
+            lines = frame.example.replace("{{{}}}", "{{}}").format("{}").split("\n")
+            example = "<br>".join(f"`{line}`" for line in lines if line)
+            read = [value for value, reader in readers if reader(frame.example.format(value)) == value]
+            rows.append(f"| {frame.name} | {strength} | {example} | {', '.join(read)} |\n")
+    return "| Frame | Statement | Example | Values that are read in it |\n|---|---|---|---|\n" + "".join(rows)
+
+
 MAKERS: dict[str, Maker] = {
+    "frames": answer_frames,
     "clone": clone,
     "results": results,
     "gpu": gpu,

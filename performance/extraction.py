@@ -1,243 +1,260 @@
-"""The slowest answer extractions on text that is made to stall them: `python performance/extraction.py`.
+"""Verdicts of this project beside those of other tools: `python performance/extraction.py DATA OUTPUTS CASES`.
 
-Each text repeats pieces: the literals of all patterns, and text that models often write. A piece is repeated alone,
-before and after a well-formed answer, and in random pairs, triples and mixes. A pattern that backtracks too much shows
-on such texts. All texts are timed at a fifth of the full length, and the slowest again at full length.
+DATA holds the benchmarks' rows, OUTPUTS recorded outputs of public models with their publishers' verdicts, and CASES
+files of texts with the verdict that is right. The other rules are written here from their published definitions
+(OpenCompass, EvalPlus, lm-eval's BBH) or called from the installed libraries (lm-eval, math-verify). One table says how
+often each rule agrees with this project and with the right verdict; 60 texts on which a rule and this project differ
+are drawn with a seed, and `extraction_judged.csv` says which of the two is right, as judged by hand.
 """
 
-import argparse
+import csv
+import json
 import random
 import re
-import time
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import Any, NamedTuple
-from unittest import mock
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
-from refusion_eval.benchmarks import BENCHMARKS, Row, Task, gsm8k
-from refusion_eval.benchmarks.extract import answers, letters
-from refusion_eval.benchmarks.extract import formulas as extract_math
-from refusion_eval.benchmarks.extract import programs as extract_code
+import typer
+from command import run_script, show_progress
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig, parse, verify
+
+from refusion_eval.benchmarks import BENCHMARKS, LETTERS, Extraction, Row, get_task
+from refusion_eval.benchmarks.extract import release
+from refusion_eval.benchmarks.extract.formulas import box
+from refusion_eval.benchmarks.extract.programs import NO_CODE
+from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.lm_eval_plugin.filters import FILTERS
-from refusion_eval.scoring.filters import OURS, Rule
+from refusion_eval.scoring.judge import judge_extractions
 
-FULL_LENGTH = 100_000
-SCREENING_LENGTH = 20_000  # characters of the first pass
-NUM_DRAWN = 1_200  # random texts of each kind
-NUM_MEASURED = 60
-NUM_SHOWN = 10
-REPEATS = 3
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "embedded"
+NUM_JUDGED = 60
+COLUMNS = ("texts", "benchmark", "id", "rule", "expected", "text", "ours", "other")
 
-# Pieces that are not literals of a pattern but that models write: code, nesting, numbers, white space, odd characters.
-WRITTEN = (
-    " ", "\n", "\t", "\r\n", "\r", "\x0b", "\x00", "\ud800", "\u2028", "\xe9", "a", "Z", "A ", "I ", "1", "-1", "1,",
-    "111,", "1.1", "1 1/1", "1/1", "1/2 ", "1/", ".5", "$1", "$$", "\\\\", "\\{", "{{", "}}", "{}", "{a", "((", "([{",
-    "<<1", "**", "* ", "_ ", "__", "# ", "= 1", "=1", "a=", ".", ". ", "the answer is ", "Answer: ", "answer is (",
-    "The answer is 1", "The answer is (A). ", "answer is **", "answers are: ", "\\boxed{", "\\boxed{1} ", "\\boxed 1",
-    "\\frac{1}{", "\\frac12", "\\frac{", "\\text{a", "\\sqrt 1", "\\left(", "\\circ", "^{\\circ}", "```", "```\n",
-    "````", "```python\n", "```python\nx = 1\n```\n", "def ", "def f():\n", "def f(x):\n    return x\n", "import a\n",
-    "    x\n", "x = 1\n", "1+", "not ", "lambda:", "a.", "f(", "f(a,", '"""\n', "'''", "'", "x=1\n)\n", "@a\n",
-    "@(a)\n", "a;", "a\n", "a\na,", "[a]", "a<b\n", "f'{a}'", "class A:\n", "if 1:\n ", "[[", "-", "−", "1234567890",
-    "1,234,567,", "\u0661", "\uff11", "\U0001f600", "Final Answer: The final answer is ", ". I hope it is correct.",
-    "#### ", "#### 1\n", "A. ", "(A) ", "a) b\n", "Q\n", "   \n", "\n\n", "x\x0b", "\x85", "The correct option is ",
-    "\\boxed ",
-)  # fmt: skip
-
-# Well-formed answers; repeated pieces stand before or after them.
-ANSWERS = (
-    "The answer is 42.",
-    "The answer is (B).",
-    "#### 42",
-    "\\boxed{\\frac{1}{2}}",
-    "Final Answer: The final answer is $5$. I hope it is correct.",
-    "\n```python\ndef f(x):\n    return x\n```\n",
-)
+# How each row of CASES that names its task only is asked: as its files define them.
+PROMPT = "def twice_plus(x: int, y: int) -> int:\n    "
+PROMPT += '"""Return twice x, plus y.\n    >>> twice_plus(2, 3)\n    7\n    """\n'
+TESTS = ["assert twice_plus(2, 3) == 7", "assert twice_plus(0, 0) == 0", "assert twice_plus(-4, 1) == -7"]
 
 
-class Recipe(NamedTuple):
-    """How a text is made.
+class Item(NamedTuple):
+    """One text: where it is from, what it answers, and whether it is right (None where that is not clear)."""
 
-    Attributes:
-        pieces: texts that are repeated.
-        before, after: texts before and after the repetition.
-        seed: seed of a random order of the pieces; None repeats them in the given order.
-    """
-
-    pieces: tuple[str, ...]
-    before: str = ""
-    after: str = ""
-    seed: int | None = None
-
-    def text(self, length: int) -> str:
-        """The text, about `length` characters long."""
-        unit = "".join(self.pieces)
-        if self.seed is None:
-            return self.before + unit * (length // len(unit)) + self.after
-        drawn = random.Random(self.seed).choices(self.pieces, k=2 * len(self.pieces) * (1 + length // len(unit)))
-        return "".join(drawn)[:length]
-
-    def __str__(self) -> str:
-        parts = [repr(self.before)] if self.before else []
-        order = "repeated" if self.seed is None else f"mixed (seed {self.seed})"
-        parts.append(f"{' '.join(map(repr, self.pieces))} {order}")
-        return ", then ".join(parts + ([repr(self.after)] if self.after else []))
+    texts: str
+    benchmark: str
+    id: str
+    row: Row
+    text: str
+    is_right: bool | None
 
 
-class Timed(NamedTuple):
-    """The processor time of one rule on one text.
-
-    Attributes:
-        seconds: processor time.
-        rule: name of the rule.
-        recipe: description of the text.
-    """
-
-    seconds: float
-    rule: str
-    recipe: str
-
-
-def rules() -> dict[str, Callable[[str], object]]:
-    """All functions that read a model's text on the way to a verdict, by name: filters and normal forms of answers."""
-    rows = {name: Task(one, mini=True).rows()[0] for name, one in BENCHMARKS.items() if one.has_mini}
-    named: dict[str, Callable[[str], object]] = {}
-    for name, row in rows.items():
-        for filter_name, extractor in BENCHMARKS[name].prompts.filters.items():
-            named[f"{name}/{filter_name}"] = _on(row, extractor)
-    for filter_name, answer_filter in FILTERS.items():
-        for name, rule in answer_filter.rules.items():
-            if name in rows and filter_name not in (OURS, *BENCHMARKS[name].prompts.filters):
-                named[f"{name}/{filter_name}"] = _by_rule(rows[name], name, rule)
-    named["number"] = answers.parse_number
-    named["normal form"] = extract_math.normalise
-    named["equal answers"] = lambda text: extract_math.equal_answers(text, text + "1", lambda *forms: False)
-    return named
+def outputs(data: Path, folder: Path) -> Iterator[Item]:
+    """The recorded outputs; of a text that runs on into another question, the part before it."""
+    rows = {name: get_task(name).rows(data) for name in ("gsm8k", "mmlu_pro", "humaneval")}
+    for _, line in json_lines(folder / "gsm8k_openai_solutions.jsonl.gz"):
+        for model, output in line["outputs"].items():
+            row = rows["gsm8k"][line["idx"]]
+            yield Item("outputs", "gsm8k", f"{model}/{line['idx']}", row, output["solution"], output["is_correct"])
+    asked = {row["question_id"]: row for row in rows["mmlu_pro"]}
+    for _, line in json_lines(folder / "mmlu_pro_llama-3-8b.jsonl.gz"):
+        row, text = asked[line["question_id"]], line["model_output"].split("Question:")[0]
+        yield Item("outputs", "mmlu_pro", str(line["question_id"]), row, text, line["pred"] == row["answer"])
+    asked = {row["task_id"]: row for row in rows["humaneval"]}
+    for _, line in json_lines(folder / "humaneval_gpt-4_body_only.jsonl.gz"):
+        yield Item("outputs", "humaneval", line["task_id"], asked[line["task_id"]], line["solution"], line["is_solved"])
+    for _, line in json_lines(folder / "mbpp_gpt-4_run1.jsonl.gz"):  # with tests of their own
+        name = line["entry_point"]
+        row = {"text": "", "code": "", "test_list": [f"{line['test']}\ncheck({name})"], "entry_point": name}
+        yield Item("outputs", "mbpp", str(line["task_id"]), row, line["solution"], line["is_solved"])
 
 
-def _on(row: Row, extractor: Callable[[str, Row], object]) -> Callable[[str], object]:
-    return lambda text: extractor(text, row)
+def cases(folder: Path) -> Iterator[Item]:
+    for path in sorted(folder.glob("cases*.jsonl")):
+        for _, line in json_lines(path):
+            name = line.get("task") or line.get("benchmark")
+            if name in ("gsm8k", "math", "mmlu_pro", "humaneval", "mbpp", "bbh"):
+                row = line.get("row") or _row(name, line["gold"])
+                is_right = {"correct": True, "wrong": False}.get(line["right"])
+                yield Item("cases", name, line["id"], row, line["text"], is_right)
 
 
-def _by_rule(row: Row, benchmark: str, rule: Rule) -> Callable[[str], object]:
-    """A function that extracts an answer and, if the rule defines its own comparison, compares it."""
-    gold = BENCHMARKS[benchmark].gold(row)
+def _row(name: str, gold: str) -> dict[str, Any]:
+    if name == "gsm8k":
+        return {"question": "How many?", "answer": f"#### {gold}"}
+    if name == "math":
+        return {"problem": "Find it.", "solution": f"It is $\\boxed{{{gold}}}$."}
+    if name == "mmlu_pro":
+        return {"question": "Which?", "options": [f"option {number}" for number in range(10)], "answer": gold}
+    if name == "humaneval":
+        test = "def check(twice_plus):\n" + "".join(f"    {one}\n" for one in TESTS)
+        return {
+            "prompt": PROMPT,
+            "canonical_solution": "    return 2 * x + y\n",
+            "test": test,
+            "entry_point": "twice_plus",
+        }
+    return {"text": "Twice x, plus y.", "code": "", "test_list": TESTS[:2], "test_setup_code": ""}
 
-    def judged(text: str) -> object:
-        (extraction,) = rule.find([(row, text)])
-        if extraction.answer is None or rule.is_right is None:
-            return extraction
-        return rule.is_right(gold, extraction.answer)
+
+# --- The other rules: (row, text) -> the answer as text, or for math-verify the verdict ---
+
+
+def math_verify(item: Item, gold: str) -> bool:
+    """The library alone: what it finds in the whole text against the right answer."""
+    if item.benchmark == "mmlu_pro":
+        configs: Any = [StringExtractionConfig(strings=tuple(LETTERS[:10]))]
+    else:
+        configs = [LatexExtractionConfig(), ExprExtractionConfig()]
+    right = parse(gold if item.benchmark == "mmlu_pro" else f"${gold}$", configs, parsing_timeout=None)
+    return bool(verify(right, parse(item.text, configs, parsing_timeout=None), timeout_seconds=None))
+
+
+def lm_eval_bbh(item: Item, gold: str) -> bool:
+    found = re.findall(r"(?<=the answer is )(.*)(?=.)", item.text)
+    return bool(found) and found[0].strip() == gold
+
+
+def opencompass(item: Item, gold: str) -> bool:
+    """`gsm8k_postprocess`, `math_postprocess_v2`, `first_option_postprocess` and BBH's two rules."""
+    text = item.text
+    if item.benchmark == "gsm8k":
+        numbers = re.findall(r"-?\d+\.\d+|-?\d+", text.split("Question:")[0])
+        return bool(numbers) and abs(float(numbers[-1]) - float(gold.replace(",", ""))) < 1e-6
+    if item.benchmark == "math":
+        stated = re.findall(r"(?:final answer|answer is)[^.\n]*", text, re.IGNORECASE)
+        found = box(text).answer or (stated[-1].split(" is ")[-1].strip(" .$:") if stated else "")
+        return "".join(found.split()).replace("dfrac", "frac") == "".join(gold.split()).replace("dfrac", "frac")
+    if item.benchmark == "mmlu_pro":
+        for pattern in (
+            r"[Tt]he answer is:?\s+\(?([A-J])\)?", r"[Aa]nswer:?\s*\(?([A-J])\)?", r"[Oo]ption:?\s+\(?([A-J])\)?\b",
+            r"(?:^|\s)\(?([A-J])\)?(?:\s|$)", r"([A-J])[.,:]",
+        ):  # fmt: skip
+            if match := re.search(pattern, text):
+                return match[1] == gold
+        return False
+    found = text.split("answer is ")[1].strip() if "answer is " in text else text
+    if re.fullmatch(r"\([A-R]\)", gold):
+        letter = re.search(r"\(([A-Z])\)*", found) or re.search(r"([A-Z])", found)
+        return letter is not None and f"({letter[1]})" == gold
+    return found.split("\n")[0].strip().removesuffix(".").strip().strip("*") == gold
+
+
+def evalplus(item: Item) -> Extraction:
+    """`sanitize`: the longest run of lines that parses, reduced to what the function asked for needs."""
+    name = item.row.get("entry_point") or re.findall(r"assert (\w+)\(", item.row["test_list"][0])[0]
+    is_body = "prompt" in item.row and not re.search(rf"def {name}\b", item.text)  # it completes the prompt
+    code = release.function_after_prompt(
+        item.text, {"prompt": item.row["prompt"] if is_body else "", "entry_point": name}
+    ).answer
+    return Extraction(code, "sanitize") if code and name in code else NO_CODE
+
+
+def lm_eval(items: list[Item]) -> list[bool]:
+    """The filter of lm-eval's own task, with its comparison."""
+    name = items[0].benchmark
+    rule = FILTERS[LM_EVAL[name]].rules[name]
+    extracted = rule.find([(item.row, item.text) for item in items])
+    if name in ("humaneval", "mbpp"):  # its two tasks: an answer in a fence, or one that continues the prompt
+        raw = FILTERS["raw-continuation"].rules[name].find([(item.row, item.text) for item in items])
+        extracted = [one if one.answer else other for one, other in zip(extracted, raw, strict=True)]
+    verdicts = judge_extractions(BENCHMARKS[name], [item.row for item in items], extracted, is_right=rule.is_right)
+    return [verdict.passed for verdict in verdicts]
+
+
+LM_EVAL = {"gsm8k": "flexible-extract", "math": "minerva-statement", "mmlu_pro": "custom-extract",
+           "humaneval": "first-fenced-block", "mbpp": "first-fenced-block"}  # fmt: skip
+
+
+def by_text(rule: Callable[[Item, str], bool]) -> Callable[[list[Item]], list[bool]]:
+    def judged(items: list[Item]) -> list[bool]:
+        verdicts = []
+        for item in items:
+            try:
+                verdicts.append(rule(item, BENCHMARKS[item.benchmark].gold(item.row)))
+            except Exception:  # noqa: BLE001 - a rule that fails on a text does not count it as right
+                verdicts.append(False)
+        return verdicts
 
     return judged
 
 
-def pieces() -> list[str]:
-    """The pieces of all texts: the literals of all patterns, and `WRITTEN`."""
-    modules = (answers, letters, extract_math, extract_code, gsm8k)
-    values = [value for module in modules for value in vars(module).values()]
-    values += [pattern for pattern, _ in extract_math.SPELLINGS]
-    patterns = [value for value in values if isinstance(value, re.Pattern)]
-    return list(dict.fromkeys([*(literal for pattern in patterns for literal in _literals(pattern)), *WRITTEN]))
+def by_program(items: list[Item]) -> list[bool]:
+    rows, extracted = [item.row for item in items], [evalplus(item) for item in items]
+    return [verdict.passed for verdict in judge_extractions(BENCHMARKS[items[0].benchmark], rows, extracted)]
 
 
-def _literals(pattern: re.Pattern[str]) -> Iterator[str]:
-    """The runs of fixed characters in a pattern, read from its parse tree."""
-    parser: Any = re._parser  # type: ignore[attr-defined]
-    yield from _runs(parser.parse(pattern.pattern, pattern.flags))
+def ours(items: list[Item]) -> list[bool]:
+    benchmark = BENCHMARKS[items[0].benchmark]
+    extracted = [benchmark.extract(item.text, item.row) for item in items]
+    return [verdict.passed for verdict in judge_extractions(benchmark, [item.row for item in items], extracted)]
 
 
-def _runs(items: Any) -> Iterator[str]:
-    run = ""
-    for operator, argument in items:
-        if str(operator) == "LITERAL":
-            run += chr(argument)
-            continue
-        if run:
-            yield run
-        run = ""
-        yield from _inside(argument)
-    if run:
-        yield run
+RULES: Mapping[str, tuple[tuple[str, ...], Callable[[list[Item]], list[bool]]]] = {
+    "ours": (tuple(BENCHMARKS), ours),
+    "math-verify": (("gsm8k", "math", "mmlu_pro"), by_text(math_verify)),
+    "lm-eval": (tuple(LM_EVAL), lm_eval),
+    "lm-eval BBH": (("bbh",), by_text(lm_eval_bbh)),
+    "OpenCompass": (("gsm8k", "math", "mmlu_pro", "bbh"), by_text(opencompass)),
+    "EvalPlus": (("humaneval", "mbpp"), by_program),
+}
 
 
-def _inside(argument: Any) -> Iterator[str]:
-    """The runs of fixed characters in the parts of a group, a repetition or an alternative."""
-    if hasattr(argument, "data"):
-        yield from _runs(argument)
-    elif isinstance(argument, list | tuple):
-        for part in argument:
-            yield from _inside(part)
+def compare(
+    data: Annotated[Path, typer.Argument(help="Folder with the benchmarks' rows.")],
+    outputs_folder: Annotated[Path, typer.Argument(metavar="OUTPUTS", help="Folder with recorded outputs.")],
+    cases_folder: Annotated[Path, typer.Argument(metavar="CASES", help="Folder with cases*.jsonl.")],
+    seed: Annotated[int, typer.Option(help="Seed of the texts that are drawn to be judged by hand.")] = 0,
+    draw: Annotated[Path | None, typer.Option(help="Write the drawn texts to this CSV file.")] = None,
+) -> None:
+    """Compares the rules, writes the table of agreements, and draws texts on which they differ."""
+    groups: dict[tuple[str, str], list[Item]] = {}
+    for item in [*outputs(data, outputs_folder), *cases(cases_folder)]:
+        groups.setdefault((item.texts, item.benchmark), []).append(item)
+    table, differing = [], {}
+    for (texts, benchmark), items in groups.items():
+        right = ours(items)
+        for name, (benchmarks, rule) in RULES.items():
+            if benchmark in benchmarks:
+                verdicts = right if name == "ours" else rule(items)
+                known = [(item.is_right, verdict) for item, verdict in zip(items, verdicts, strict=True)
+                         if item.is_right is not None]  # fmt: skip
+                table.append({
+                    "texts": texts, "benchmark": benchmark, "rule": name.removesuffix(" BBH"), "num_texts": len(items),
+                    "agree_with_ours": sum(map(bool.__eq__, right, verdicts)),
+                    "num_known": len(known), "agree_with_right": sum(a == b for a, b in known),
+                })  # fmt: skip
+                show_progress(str(table[-1]))
+                found = [
+                    (item, name.removesuffix(" BBH"), own, other)
+                    for item, own, other in zip(items, right, verdicts, strict=True)
+                    if own != other
+                ]
+                if found:
+                    differing[texts, benchmark, name] = found
+    with (RESULTS / "extraction.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, table[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+    if draw is not None:
+        _write_drawn(draw, differing, random.Random(seed))
+    with (RESULTS / "extraction_judged.csv").open(encoding="utf-8", newline="") as file:
+        judged = list(csv.DictReader(file))
+    for rule in sorted({row["rule"] for row in judged}):
+        found = [row["right_rule"] for row in judged if row["rule"] == rule]
+        print(f"{rule}: of {len(found)} texts, ours right {found.count('ours')}, theirs {found.count('other')}")
 
 
-def recipes(num_drawn: int = NUM_DRAWN, seed: int = 0) -> Iterator[Recipe]:
-    """Recipes of hostile texts: each piece alone and beside each answer, then random combinations.
-
-    Args:
-        num_drawn: number of random recipes of each of four kinds.
-        seed: seed of the random recipes.
-    """
-    parts = pieces()
-    for piece in parts:
-        yield Recipe((piece,))
-        for answer in ANSWERS:
-            yield Recipe((piece,), before=answer)
-            yield Recipe((piece,), after=answer)
-    draw = random.Random(seed)
-    for number in range(num_drawn):
-        first, *others = draw.sample(parts, 3)
-        yield Recipe((first,), before=others[0])
-        yield Recipe((first, others[0]))
-        yield Recipe((first, *others))
-        yield Recipe(tuple(draw.sample(parts, draw.randint(2, 8))), seed=number)
-
-
-def without_table() -> Any:
-    """A context in which lm-eval's `multi_choice_regex` builds no table of all Unicode characters.
-
-    It builds this table in every call, for a third of a second, which would be counted as the time of one text.
-    """
-    return mock.patch("lm_eval.filters.extraction.sys", SimpleNamespace(maxunicode=128))
-
-
-def seconds_of(rule: Callable[[str], object], text: str, repeats: int = 1) -> float:
-    """Smallest processor time of a rule on a text over several repetitions."""
-    least = float("inf")
-    for _ in range(repeats):
-        extract_code.parse.cache_clear()
-        started = time.process_time()
-        rule(text)
-        least = min(least, time.process_time() - started)
-    return least
-
-
-def slowest(num_drawn: int = NUM_DRAWN, seed: int = 0) -> list[Timed]:
-    """The slowest pairs of rule and text at full length, slowest first; the arguments are those of `recipes`."""
-    named = rules()
-    texts = list(recipes(num_drawn, seed))
-    with without_table():
-        screened = [
-            (seconds_of(rule, text), name, number)
-            for number, text in enumerate(recipe.text(SCREENING_LENGTH) for recipe in texts)
-            for name, rule in named.items()
-        ]
-        timed = [
-            Timed(seconds_of(named[name], texts[number].text(FULL_LENGTH), REPEATS), name, str(texts[number]))
-            for _, name, number in sorted(screened, reverse=True)[:NUM_MEASURED]
-        ]
-    return sorted(timed, reverse=True)
-
-
-def main() -> None:
-    """Prints the slowest extractions."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--drawn", type=int, default=NUM_DRAWN, help="number of random texts of each kind")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random texts")
-    arguments = parser.parse_args()
-    num_texts = sum(1 for _ in recipes(arguments.drawn, arguments.seed))
-    print(f"{len(rules())} rules, {num_texts} texts of {FULL_LENGTH} characters; processor time")
-    for timed in slowest(arguments.drawn, arguments.seed)[:NUM_SHOWN]:
-        print(f"{1000 * timed.seconds:8.1f} ms  {timed.rule:<28} {timed.recipe}")
+def _write_drawn(path: Path, differing: Mapping[Any, list[Any]], generator: random.Random) -> None:
+    """As many texts of each group as there are, in turns, up to `NUM_JUDGED`."""
+    shuffled = [generator.sample(group, len(group)) for _, group in sorted(differing.items())]
+    turns = [group[turn] for turn in range(max(map(len, shuffled))) for group in shuffled if turn < len(group)]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for item, rule, own, other in turns[:NUM_JUDGED]:
+            expected = BENCHMARKS[item.benchmark].gold(item.row) if item.benchmark not in ("humaneval", "mbpp") else ""
+            writer.writerow((item.texts, item.benchmark, item.id, rule, expected, json.dumps(item.text), own, other))
 
 
 if __name__ == "__main__":
-    main()
+    run_script(compare)

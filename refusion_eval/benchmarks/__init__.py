@@ -29,7 +29,6 @@ from refusion_eval.benchmarks.rows import (
 )
 from refusion_eval.errors import DataError
 from refusion_eval.paths import tasks_path
-from refusion_eval.types import THINK_END, THINK_START
 
 __all__ = [
     "BENCHMARKS", "LETTERS", "OTHER", "OURS", "OWN", "PUBLISHED", "RELEASE", "RELEASED", "SUITES", "SUITE_TASKS",
@@ -111,19 +110,41 @@ class Prompts:
     test: Callable[[Row], CodeTest] | None = None
 
 
-_THINK_TAG = re.compile(f"{THINK_START}|{THINK_END}")
+# How the families of models mark their thoughts, in any case: names of tags, then other pairs of marks.
+_THOUGHT = r"(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad|seed:think|mm:think)"
+_THOUGHT_START = (
+    rf"<{_THOUGHT}>|\[THINK\]|<\|(?:start_thinking|begin_of_thought|think(?:ing)?)\|>|◁think▷|<unused94>"
+    r"|<\|channel\|?>\s?(?:analysis|thought)\b(?:[^<\n]{0,80}<\|message\|>)?"
+)
+_THOUGHT_END = (
+    rf"</{_THOUGHT}>|\[/THINK\]|<\|(?:end_thinking|end_of_thought|/think(?:ing)?)\|>|◁/think▷|<unused95>|<channel\|>"
+    r"|<\|channel\|>\s?(?:final|commentary)\b[^<\n]{0,80}<\|message\|>"
+)
+_THINK_TAG = re.compile(f"(?i:({_THOUGHT_START})|{_THOUGHT_END})")
+# Special tokens of which these marks consist.
+THOUGHT_TOKEN = re.compile(rf"(?i:{_THOUGHT_START}|{_THOUGHT_END}|<\|?channel\|?>|<\|message\|>)")
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # labels of choices, by position
 
 
+def opens_thought(prompt: str) -> bool:
+    """Whether a prompt ends with the mark that opens a thought."""
+    return re.search(rf"(?i:{_THOUGHT_START})\s*\Z", prompt) is not None
+
+
+def closes_thought(text: str) -> bool:
+    """Whether a text ends with the mark that closes a thought."""
+    return re.search(rf"(?i:{_THOUGHT_END})\Z", text) is not None
+
+
 def thinking_blocks(text: str, *, is_open: bool = False) -> list[tuple[int, int]]:
-    """The (start, end) of every `<think>` block with its tags; the last may be cut off by the end of the text."""
-    # The prompt may have opened the first block (`is_open`); a first tag that closes a block says so too.
+    """The (start, end) of every thinking block with its marks; the last may be cut off by the end of the text."""
+    # The prompt may have opened the first block (`is_open`); a first mark that closes a block says so too.
     tags = list(_THINK_TAG.finditer(text))
-    start = 0 if is_open or (tags and tags[0][0] == THINK_END) else None
+    start = 0 if is_open or (tags and not tags[0][1]) else None
     blocks = []
     for tag in tags:
-        if tag[0] == THINK_START:
+        if tag[1]:
             start = tag.start() if start is None else start
         elif start is not None:
             blocks.append((start, tag.end()))
@@ -258,7 +279,7 @@ class Benchmark:
         if name not in filters:
             raise DataError(f"{self.name} has no filter {name!r}; it has {', '.join(filters)}")
         # Texts from elsewhere hold control tokens.
-        clean = self.prompts.clean or (lambda text: without_thoughts(without_control_tokens(text)))
+        clean = self.prompts.clean or (lambda text: without_control_tokens(without_thoughts(text)))
         return filters[name](clean(text), row)
 
     def check_gold(self, rows: Sequence[Row]) -> None:

@@ -17,5 +17,5 @@ def boxed_prompts(gold_text: Callable[[Row], str], problem: str = "problem") -> 
             "first": lambda text, _: formulas.box(text, last=False),
             "strict": lambda text, _: formulas.box(text),
         },
-        version="1.3",
+        version="1.4",
     )

@@ -53,7 +53,7 @@ BENCHMARK = Benchmark(
             "first": lambda text, row: answers.first_number_stated(text, row.get("question", "")),
             "strict": lambda text, _: answers.strict_number(text),
         },
-        version="1.2",
+        version="1.3",
     ),
     release=release.prompts(
         user=_release_prompt,

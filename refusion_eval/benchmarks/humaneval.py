@@ -36,7 +36,7 @@ BENCHMARK = Benchmark(
         ),
         gold_text=lambda row: fenced(_gold(row)),
         filters={"first": function_code},
-        version="1.3",
+        version="1.4",
     ),
     release=release.prompts(
         user=lambda row: (

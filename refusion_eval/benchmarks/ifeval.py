@@ -42,6 +42,7 @@ BENCHMARK = Benchmark(
         user=lambda row: str(row["prompt"]),
         gold_text=_no_text,
         filters={rule: _whole_text(rule) for rule in ("strict", "loose")},
+        version="1.1",
     ),
     id_column="key",
     settings_of="gsm8k",

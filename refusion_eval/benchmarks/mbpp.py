@@ -51,7 +51,7 @@ BENCHMARK = Benchmark(
         user=_prompt,
         gold_text=lambda row: fenced(_gold(row)),
         filters={"first": module_code},
-        version="1.3",
+        version="1.4",
     ),
     release=release.prompts(
         user=_release_prompt,

@@ -25,6 +25,6 @@ def choice_prompts(choices: Callable[[Row], Sequence[str]], gold: Callable[[Row]
         user=user,
         gold_text=lambda row: f"The answer is ({gold(row)}).",
         filters={name: by_letter(rule) for name, rule in rules.items()},
-        version="1.2",
+        version="1.3",
         **options,
     )

@@ -20,5 +20,6 @@ BENCHMARK = Benchmark(
         user=lambda row: f"{row['question']}\n\nAnswer each part on its own line, in this order.",
         gold_text=lambda row: str(row["answer"]),
         filters={"lines": lambda text, _: Extraction(_lines(text) or None, "all lines" if text.strip() else "no line")},
+        version="1.1",
     ),
 )

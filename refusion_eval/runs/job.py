@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from refusion_eval.benchmarks import OURS, thinking_blocks
+from refusion_eval.benchmarks import OURS, THOUGHT_TOKEN, closes_thought, opens_thought, thinking_blocks
 from refusion_eval.benchmarks.rows import redact
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.runs.model_args import Resolved
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.types import (
     PROMPT_END,
-    THINK_END,
     THINK_START,
     Decoded,
     Draft,
@@ -58,7 +57,7 @@ class Detokenizer:
         num_left = min(starts, default=len(whole))
         kept = ""
         for text, is_special in pieces:
-            kept += text[:num_left] if not is_special or text in (THINK_START, THINK_END) else ""
+            kept += text[:num_left] if not is_special or THOUGHT_TOKEN.fullmatch(text) else ""
             num_left = max(0, num_left - len(text))
         return kept
 
@@ -163,14 +162,14 @@ def _thoughts(tokens: Sequence[int], prompt_ids: Sequence[int], detokenizer: Det
         return len(detokenizer.spelled(tokens[:length]).rstrip("\ufffd"))
 
     text = detokenizer.spelled(tokens)
-    is_open = detokenizer.spelled(prompt_ids[-PROMPT_END:]).rstrip().endswith(THINK_START)
+    is_open = opens_thought(detokenizer.spelled(prompt_ids[-PROMPT_END:]))
     blocks = thinking_blocks(text, is_open=is_open)
     if not blocks:
         return {}
     numbers = [bisect.bisect_left(range(len(tokens)), end, key=num_characters) for block in blocks for end in block]
     return {
         "num_thought_tokens": sum(numbers[1::2]) - sum(numbers[::2]),
-        "cut_in_thought": blocks[-1][1] == len(text) and not text.endswith(THINK_END),
+        "cut_in_thought": blocks[-1][1] == len(text) and not closes_thought(text),
     }
 
 
@@ -183,7 +182,7 @@ def _num_forced(decoded: Decoded, num_kept: int, settings: Any) -> int | None:
 
 def response(sample: Sample) -> str:
     """The text that is judged: with the tag of a thought that the prompt opened and the text does not close."""
-    is_open = sample.cut_in_thought and THINK_START not in sample.text
+    is_open = sample.cut_in_thought and not thinking_blocks(sample.text)
     return f"{THINK_START}{sample.text}" if is_open else sample.text
 
 

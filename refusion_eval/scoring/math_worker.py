@@ -12,7 +12,7 @@ from typing import Any
 
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
 from math_verify import parse, verify
-from sympy import Eq, Expr, FiniteSet, Float, I, Intersection, MatrixBase, Rational, Set, Symbol, Union
+from sympy import Eq, Expr, FiniteSet, Float, I, Intersection, MatrixBase, Rational, Set, Symbol, Union, simplify
 
 # The script imports nothing of this project, so that it starts quickly. A hostile expression may hang it or use up its
 # memory; then `Comparer` kills it.
@@ -80,7 +80,20 @@ def equal(gold: str, answer: str) -> bool:
         return equal_numbers(left, right, is_rounded="." in gold or "." in answer)
     if _verified(left, right):
         return True
-    return ("=" in answer or "=" not in gold) and _verified(right, left)
+    if ("=" in answer or "=" not in gold) and _verified(right, left):
+        return True
+    return isinstance(left, Expr) and isinstance(right, Expr) and _equal_if_positive(left, right)
+
+
+def _equal_if_positive(left: Expr, right: Expr) -> bool:
+    """Whether two expressions are equal for positive letters, if neither is real where a letter is negative."""
+    letters = left.free_symbols | right.free_symbols
+    for letter in letters:
+        values = {other: Rational(-7 if other == letter else 7, 3) for other in letters}
+        if any(side.subs(values).evalf().is_real is not False for side in (left, right)):
+            return False
+    positive = {letter: Symbol(letter.name, positive=True) for letter in letters}
+    return bool(letters) and simplify(left.xreplace(positive) - right.xreplace(positive)) == 0
 
 
 def _verified(gold: Any, answer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Finds statements of an answer in a model's text, and the number of such a statement."""
+"""Reads the number that a statement in a model's text gives."""
 
 import re
 import unicodedata
@@ -7,12 +7,18 @@ from fractions import Fraction
 from itertools import islice
 
 from refusion_eval.benchmarks import Extraction
-
-# Two rules hold in all modules of this folder. The last statement of an answer counts, with a correction behind it,
-# because a model may correct itself. Every scan is linear in the length of the text: patterns repeat single characters
-# or are bounded, so no text can stall the scoring.
-
-NOTHING = Extraction(None, "no answer found")
+from refusion_eval.benchmarks.extract.frames import (
+    IT_IS,
+    LEAD,
+    MOST_STATEMENTS,
+    NOT,
+    NOT_BUT,
+    NOTHING,
+    STATEMENT_REACH,
+    end_of,
+    last_stated,
+    tidy,
+)
 
 # No benchmark asks for a number of more characters; exact arithmetic on 100,000 digits would stall the scoring.
 LONGEST_NUMBER = 120
@@ -57,43 +63,10 @@ _SIZED = re.compile(
 )
 _ASKED_SIZE = re.compile(rf"(?i)\b(?:how (?:many|much)\b[^.?]{{0,40}}?|in[ \t])(?<!\d )\b({_SIZE})s?\b")
 
-STATEMENT_REACH = 240  # characters after "the answer is" in which an answer may stand
 _TAIL = 4_000  # characters at the end of a text in which its last number may stand
 
-# Statements that are looked at in one text, from its end (or start, where the first counts). A model that makes more
-# of them is stuck.
-MOST_STATEMENTS = 50
-
-_ANSWER = r"(?i:\banswers?\b[^\n.:=]{0,40}?(?:\bis\b|\bare\b|:|=))"
-ANSWER_LEAD = re.compile(_ANSWER)
-_FIRST_LEAD = re.compile(_ANSWER + r"|^[ \t]{0,8}A:|####|\\boxed\b", re.MULTILINE)
-_LAST_LEAD = re.compile(rf"(?<!/)(?:{_FIRST_LEAD.pattern})|<(?i:answer)>", re.MULTILINE)
-
-# "It is" before the right answer: in a correction, and behind "not 5".
-_IT_IS = (
-    r"(?i:\b(?:it|that|this|the (?:correct |right |actual )?(?:answer|number|total|result|letter|option|choice))"
-    r"(?:['’]s|[ \t](?:is|(?:should|must|would|has to) be|should have been))\b|\bshould be\b)"
-)
-_SAID = re.compile(rf"{_IT_IS}[ \t]{{1,3}}(?:(?:actually|really|in fact|indeed|therefore)[ \t])?")
-NOT = re.compile(r"\s{0,4}not\b")
-NOT_BUT = re.compile(
-    rf"{NOT.pattern}(?:[^.\n=]{{1,60}}?\bbut\b|[^\n=]{{1,60}}?{_IT_IS}|[^.\n=]{{1,60}}?(?:\binstead\b|[,;—–][ \t]))"
-    rf"(?:[ \t]{{0,3}}(?:rather[ \t])?{_IT_IS})?"
-)
-# Words with which a model turns against what it has just said. They begin a sentence or a part of one.
-_TURNS = (
-    r"(?:wait|actually|no|sorry|oops|hold on|correction|scratch that|my mistake|i meant?|make (?:that|it)|or rather"
-    r"|let me (?:correct|re-?check|reconsider|redo)\b[^\n.:]{0,40}"
-    r"|(?:that|this)(?:['’]s| is| was) (?:wrong|incorrect|not right|a mistake))"
-)
-_TURN = re.compile(
-    r"(?i:[.!?…—–,;:\n*(-][ \t\n*]{0,4}"
-    rf"(?:(?:but |hmm,? )?{_TURNS}\b[ \t]?(?:[,.:;!?…—–]|-(?=\s)){{0,4}}[ \t\n]{{0,3}}){{1,3}})"
-)
-_ENDS_A_TURN = re.compile(r"(?i:[,.:;!?…—–-]|\b(?:meant?|that|it|rather))\s{1,3}\Z")
-
 _NUMBER = re.compile(rf"(?:{APART}(?<![)])-)?\$?(?:(?<=\$)-)?(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?")
-_OPENING = " \t\n*_$:\\[({>"
+_OPENING = " \t\n*_$:\\[({<>\"'“‘"
 _SENTENCE_END = re.compile(r"\.(?=\s|$|[*$)])|\n|;|</")
 _EQUALS = re.compile(r"[=≈]|\\approx(?![a-z])")
 # The mark of an item of a list is no number. Of numbered items the last one counts.
@@ -119,47 +92,78 @@ _DESCRIBES = (
     r"|[ \t](?:times|decimals?|significant|places)\b|(?:[ \t]?%|[ \t]percent)[ \t]of\b)"
 )
 _DESCRIPTION = re.compile(_DESCRIBES)
+# What makes a number a bound, or one of several that may be meant; and the sum of others.
+_BOUND = re.compile(
+    r"(?i:\b(?:(?:less|fewer|more|greater|smaller|larger|higher|lower|longer|shorter) than(?: or equal to)?"
+    r"|at (?:least|most)|under|below|above|over|beyond|up to|(?:minimum|maximum) of|between|from|either)"
+    r"|[<>≤≥]|\\[lg]eq?(?![a-z]))\s?\$?\Z"
+)
+_NO_VALUE = re.compile(
+    rf"(?: [A-Za-z%]{{1,20}}){{0,2}}(?:[-–—~]|\s[–~]\s|,? (?:to|through|or) (?:maybe |perhaps |even )?)-?\$?{DIGITS}"
+    r"|(?: [A-Za-z%]{1,20}){0,2}(?: (?:or|and) (?:more|less|fewer|above|below|over|under|higher|lower|greater|up)\b"
+    r"|,? (?:only if|unless|depending)\b)|\+(?!\s?\$?\d)"
+)
+_INTERVAL = re.compile(
+    rf"(?i:(?:somewhere )?(?:from|between)) -?\$?{DIGITS}(?:\.\d+)?(?: [A-Za-z%]{{1,20}}){{0,2}}"
+    rf" (?:to|and) -?\$?{DIGITS}"
+)
+_TOTAL = re.compile(r"(?: [A-Za-z]{1,20}){0,3},? (?:in total|altogether|in all|all together|overall|combined)\b")
+_COMPARED = re.compile(r"\([^()\n]{0,160}?\bthan\b[^()\n]{0,160}\)")
 _CIRCUMSTANCE = re.compile(
     r"(?i:\b(?:after|in|for|with|within|during|per|every|at|from|before|than|twice|double|triple|half of|sum of"
-    r"|product of|difference (?:of|between))[ \t]{1,3}(?:the[ \t])?|\d:)\Z"
+    r"|over|product of|difference (?:of|between))[ \t]{1,3}(?:the[ \t])?|\d:)\Z"
 )
 _SO = (
     r"so|thus|hence|therefore|round(?:s|ed|ing)?(?: it)?(?: up| down)? to"
-    r"|(?:which|this|that|it) (?:makes|gives|totals|comes to)"
+    r"|(?:which|this|that|it) (?:makes|gives|totals|comes to)|a (?:grand )?total of|totall?ing"
 )
 
 
 def _before_result(words: str) -> re.Pattern[str]:
     """Words that a number follows at once which describes nothing further."""
     return re.compile(
-        rf"\b(?i:{words})(?:,|[ \t]{_IT_IS})?[ \t]{{1,3}}(?:(?:exactly|only|just|about)[ \t])?"
+        rf"\b(?i:{words})(?:,|[ \t]{IT_IS})?[ \t]{{1,3}}(?:(?:exactly|only|just|about)[ \t])?"
         rf"(?={_NUMBER.pattern}(?![\d.,]*\d|{_DESCRIBES}))"
     )
 
 
 _CONCLUSION = _before_result(_SO)
 _RESULT = _before_result(rf"{_SO}|(?:which|that) (?:is|equals)|equals|or")
+_SIGN_WORD = re.compile(r"(?<=\d) (plus|times|multiplied by|divided by) (?=\$?\d)")
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_NUMBER_NAMES = dict(zip([*_ONES.split(), *_TENS.split()], [*range(20), *range(20, 100, 10)], strict=True))
+_NAME = rf"(?:{'|'.join(_NUMBER_NAMES)}|(?:a )?(?:{_SIZE}))"
+_PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8}
+# A number in words, directly behind a statement; "one of them" is none.
+_NUMBER_WORDS = re.compile(
+    rf"(?i:(?:\A(?:(?:exactly|only|just|simply|about)\s)?|(?<=\bor )|(?<=\bto )|(?<=\bmaybe )|(?<=\bbetween )"
+    rf"|(?<=\bfrom )|(?<=\bthan )|(?<=\bleast )|(?<=\bmost )|(?<=\beither ))"
+    rf"({_NAME}(?:(?:-|\s|\sand\s){_NAME}){{0,12}})\b"
+    rf"(?:[\s-]({'|'.join(_PARTS)})s?\b|(\sand (?:a|one) half\b))?)"
+    r"(?!\s(?:of|that|which|who|way|thing|could|can|should|where|we)\b)"
+)
 _STRICT_NUMBER = re.compile(rf"The answer is (-?{DIGITS}(?:\.\d+)?)\.?[ \t]{{0,8}}(?:\n|\Z)")
 
 
 def last_number_stated(text: str, question: str = "") -> Extraction:
     """The number of the last statement of an answer to the question; without any statement, the last number."""
-    plain = plain_numbers(text, question)
-    for start in last_statements(_LAST_LEAD, plain):
-        stated = _number_after(plain, start)
-        if stated is not None:
-            corrected = (_number_after(plain, end) for end in corrections(plain, start) if _begins(plain, end))
-            return next((other for other in corrected if other is not None and other.answer is not None), stated)
-    written = _NUMBER.findall(plain[-_TAIL:])
+    plain = plain_numbers(tidy(text), question)
+    if stated := last_stated(plain, _number_after):
+        return stated
+    written = _NUMBER.findall(_COMPARED.sub("", plain[-_TAIL:]))
     number = next((value for value in map(_value, reversed(written)) if value is not None), None)
     return NOTHING if number is None else Extraction(number, "last number")
 
 
 def first_number_stated(text: str, question: str = "") -> Extraction:
     """The number of the first statement of an answer, for text that runs on; no other number counts."""
-    plain = plain_numbers(text, question)
-    leads = islice(_FIRST_LEAD.finditer(plain), MOST_STATEMENTS)
-    return next((stated for lead in leads if (stated := _number_after(plain, lead.end())) is not None), NOTHING)
+    plain = plain_numbers(tidy(text), question)
+    leads = islice(LEAD.finditer(plain), MOST_STATEMENTS)
+    return next((stated for lead in leads if (stated := _number_after(plain, end_of(lead))) is not None), NOTHING)
 
 
 def strict_number(text: str) -> Extraction:
@@ -167,49 +171,32 @@ def strict_number(text: str) -> Extraction:
     return Extraction(_value(numbers[-1]), "asked-for form") if numbers else NOTHING
 
 
-def last_statements(lead: re.Pattern[str], text: str) -> list[int]:
-    """The end offsets of the last statements that a pattern finds, the last one first."""
-    return [statement.end() for statement in lead.finditer(text)][: -MOST_STATEMENTS - 1 : -1]
-
-
-def corrections(text: str, start: int) -> list[int]:
-    """The offsets, in falling order, at which an answer may stand that corrects the statement at `start`."""
-    region = text[start : start + STATEMENT_REACH]
-    turns = list(_TURN.finditer(region))
-    if not turns:
-        return []
-    direct = [turn.end() for turn in turns if _ENDS_A_TURN.search(turn[0])]
-    said = [found.end() for found in _SAID.finditer(region, turns[0].end())]
-    return [start + end for end in sorted([*direct, *said], reverse=True)]
-
-
 def _value(text: str) -> str | None:
     value = parse_number(text)
     return None if value is None else show_number(value)
 
 
-def _begins(text: str, start: int) -> bool:
-    return _NUMBER.match(text[start : start + STATEMENT_REACH].lstrip(_OPENING)) is not None
-
-
-def _number_after(text: str, start: int) -> Extraction | None:
+def _number_after(text: str, start: int, *, is_correction: bool = False) -> Extraction | None:
     """The number of the sentence that begins at `start`; None if the sentence has no number."""
     # Of "not 5 but 6" it is the second number, of an equation the one after its last "=", of arithmetic the value, and
     # else the first one that is no description; a conclusion in the same sentence ("so 15") replaces it. A denied
-    # number, an expression with unknowns and several different counts are a statement without a number.
+    # number, a range, a bound, an expression with unknowns and several counts are a statement without a number.
     denied = NOT_BUT.match(text, start)
-    if denied is None and (negation := NOT.match(text, start)) and _begins(text, negation.end()):
-        return Extraction(None, "a denied number")
-    start = denied.end() if denied else start
-    item = _ITEMS.match(text, start) or _ITEM.match(text, start)
-    start = item.end() if item else start
+    negation = None if denied else NOT.match(text, start)
+    item = _ITEMS.match(text, denied.end() if denied else start) or _ITEM.match(text, denied.end() if denied else start)
+    start = next((found.end() for found in (item, denied, negation) if found), start)
     sentence = text[start : start + STATEMENT_REACH].lstrip(_OPENING)
-    sentence = _SENTENCE_END.split(sentence, maxsplit=1)[0]
+    sentence = _SIGN_WORD.sub(_sign, _NUMBER_WORDS.sub(_digits, _SENTENCE_END.split(sentence, maxsplit=1)[0]))
+    if (is_correction or negation) and not _NUMBER.match(sentence):
+        return None
+    if negation:
+        return Extraction(None, "a denied number")
     without_asides = _ASIDE.sub("", sentence)
     sentence = without_asides if _NUMBER.search(without_asides) else sentence
     first = _NUMBER.search(sentence)
-    before_result = _CONCLUSION if first is None or _is_main(sentence, first) else _RESULT
-    sentence = sentence[max((found.end() for found in before_result.finditer(sentence)), default=0) :]
+    stands_alone = first is None or (_is_main(sentence, first) and not _EXPRESSION.match(sentence, first.start()))
+    results = (_CONCLUSION if stands_alone else _RESULT).finditer(sentence)
+    sentence = sentence[max((found.end() for found in results), default=0) :]
     *left_sides, result = _EQUALS.split(sentence)
     for part in (result.lstrip(" $("), sentence) if left_sides else (sentence,):
         expression = _EXPRESSION.match(part)
@@ -218,12 +205,40 @@ def _number_after(text: str, start: int) -> Extraction | None:
         numbers = [(number, value) for number in _NUMBER.finditer(part) if (value := _value(number[0])) is not None]
         if restated := _RESTATED.match(part):
             return Extraction(_value(_NUMBER.findall(restated[1])[0]), "statement")
-        if len({value for _, value in numbers}) > 1 and _COUNTS.match(_BRACES.sub(" ", part)):
+        total = [(number, value) for number, value in numbers if _TOTAL.match(part, number.end())]
+        if not total and len({value for _, value in numbers}) > 1 and _COUNTS.match(_BRACES.sub(" ", part)):
             return Extraction(None, "a statement of several numbers")
         if numbers:
-            main = (value for number, value in numbers if left_sides or _is_main(part, number))
-            return Extraction(next(main, numbers[0][1]), "statement")
+            main = [one for one in numbers if left_sides or _is_main(part, one[0])]
+            number, value = [*total, *main, *numbers][0]
+            if _INTERVAL.match(part) or _BOUND.search(part[: number.start()]) or _NO_VALUE.match(part, number.end()):
+                return Extraction(None, "a range, a bound or alternatives")
+            return Extraction(value, "statement")
     return None
+
+
+def in_digits(text: str) -> str:
+    """The digits of a number in words that is all of a text, else the text."""
+    words = _NUMBER_WORDS.match(text)
+    return _digits(words) if words and not text[words.end() :].strip(" .") else text
+
+
+def _sign(word: re.Match[str]) -> str:
+    return {"p": "+", "t": "*", "m": "*", "d": "÷"}[word[1][0]]
+
+
+def _digits(written: re.Match[str]) -> str:
+    """The digits of a number in words."""
+    total = current = 0
+    for word in re.findall("[a-z]+", written[1].lower()):
+        size = _SIZES.get(word, 1)
+        current = max(current, 1) * size if size > 1 else current + _NUMBER_NAMES.get(word, 0)
+        if size >= 1000:
+            total, current = total + current, 0
+    value = Fraction(total + current)
+    if written[3]:
+        value += Fraction(1, 2)
+    return show_number(value / _PARTS.get((written[2] or "").lower().rstrip("s"), 1))
 
 
 def _is_main(sentence: str, number: re.Match[str]) -> bool:

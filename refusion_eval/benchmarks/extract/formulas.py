@@ -6,10 +6,28 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 from refusion_eval.benchmarks import Extraction
-from refusion_eval.benchmarks.extract.answers import ANSWER_LEAD, NOTHING, STATEMENT_REACH, last_statements
+from refusion_eval.benchmarks.extract import answers, frames
+from refusion_eval.benchmarks.extract.frames import NOTHING, STATEMENT_REACH
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
-_BRACES = re.compile(rf"{_BOX.pattern}|[{{}}]")
+_BRACES = re.compile(r"\\boxed\s{0,4}\{|[{}]")
+_BOX_END = re.compile(r"\\[)\]]|\$|\n|</")
+# Formulas of a line between their signs, joined by words of lists; and what stands around them.
+_ONE = r"(?:\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\))"
+_INLINE = re.compile(rf"{_ONE}(?:(?:,|,? (?:and|or)) {_ONE}){{0,9}}")
+_INLINE_SIGNS = re.compile(r"(?<!\\)\$|\\[()]")
+_WORDS_BEFORE = re.compile(r"[A-Za-z ,'’:*_=-]{0,200}")
+_EXPLANATION = re.compile(rf",? (?:{frames.REASON}|or (?:about|approximately|roughly)\b|\()|\.(?=\s|$|\*)|;")
+_BRACKETED = re.compile(r"\A[<\[(]([^,<>()\[\]]{1,80})[>\])]\Z")
+_SHORT = re.compile(r"[-+*/=^\d\s.,\\{}()a-z]{1,40}")
+_ALONE = re.compile(
+    r"(?:\A|\n[ \t]{0,9}\n)[ \t*>]{0,9}(?:\$\$?\s{0,4}([^$\n]{1,200}?)\s{0,4}\$?\$"
+    r"|\\[(\[]\s{0,4}([^\n]{1,200}?)\s{0,4}\\[)\]]"
+    r"|(-?[\d.,/]{1,40}))[ \t*.]{0,9}\s{0,9}\Z"
+)
+_HEDGE = re.compile(
+    r"(?i:\s{0,9}(?:either|between|somewhere|from|less than|more than|fewer than|greater than|at (?:least|most)"
+    r"|under|over|below|above|up to|(?:a )?(?:minimum|maximum) of)\b)"
+)
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
 
 # Signs that Unicode does not take apart, as TeX writes them.
@@ -20,7 +38,20 @@ _SIGNS = str.maketrans(
     | dict.fromkeys("≥⩾", "\\ge ")
     | dict.fromkeys("⁄∕", "/")
     | dict.fromkeys("°º", "^\\circ ")
-    | {"±": "\\pm ", "∓": "\\mp ", "≠": "\\ne ", "∞": "\\infty ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in "}
+    | {
+        "≈": "\\approx ",
+        "✓": "",
+        "✔": "",
+        "✅": "",
+        "…": "...",
+        "±": "\\pm ",
+        "∓": "\\mp ",
+        "≠": "\\ne ",
+        "∞": "\\infty ",
+        "∪": "\\cup ",
+        "∩": "\\cap ",
+        "∈": "\\in ",
+    }
     | {"∅": "\\emptyset ", "∨": "\\lor ", "∧": "\\land ", "π": "\\pi ", "√": "\\sqrt ", "⟨": "(", "⟩": ")"}
 )
 _RAISED = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207f]{1,60}")
@@ -47,18 +78,61 @@ def _one_number(groups: re.Match[str]) -> str:
     return number if "," in number and _BRACKET.search(groups.string) else re.sub(r"[,\s]", "", number)
 
 
+_LEAD_WORDS = (
+    r"(?i:(?:(?:the|final|correct|so|thus|hence|therefore)[\s,]{1,4}){0,4}(?:(?:answer|ans|result|solution|value)\b"
+    r"(?:\s{1,4}(?:is|equals)\b)?|(?:so|thus|hence|therefore)\b)[\s:=,.]{0,9})"
+)
+_DEGREES = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)?\s{0,4}\^\s{0,4}(?:\\circ(?![A-Za-z])|\{\s{0,4}\\circ\s{0,4}\})")
+_FUNCTION = re.compile(
+    r"\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])\s{0,4}(?:\^\s{0,4}(?:\{[^{}]{1,9}\}|-?\d)\s{0,4})?"
+    rf"(?:\([^()]{{1,80}}\)|\{{[^{{}}]{{1,80}}(?:\{{[^{{}}]{{0,20}}\}}[^{{}}]{{0,40}}){{0,3}}\}}"
+    rf"|\\[dt]?frac\s{{0,4}}\{{[^{{}}]{{1,40}}(?:\{{[^{{}}]{{0,20}}\}}[^{{}}]{{0,20}})?\}}\{{[^{{}}]{{1,40}}\}}|[\d.]{{1,30}})"
+    rf"(?:{_DEGREES.pattern})?"
+)
+
+
+def _radians(degrees: re.Match[str]) -> str:
+    return f"\\frac{{{degrees[1]}\\pi}}{{180}}" if degrees[1] else "\\cdot\\frac{\\pi}{180}"
+
+
+def _endless(decimal: re.Match[str]) -> str:
+    """The fraction of a decimal whose last digits repeat without end; one that only goes on stays rounded."""
+    whole, digits, block = decimal[1] or "0", decimal[2], decimal[3]
+    if not block:
+        repeated = re.search(r"(\d{1,9}?)\1{1,60}\Z", digits)
+        if repeated is None and len(digits) > 2:
+            return f"{whole}.{digits}"
+        block = repeated[1] if repeated else digits[-1:]
+        digits = digits[: repeated.start() if repeated else -1]
+    nines = 10 ** len(block) - 1
+    return f"\\frac{{{int(whole + digits) * nines + int(block)}}}{{{10 ** len(digits) * nines}}}"
+
+
 # Pattern and replacement, in the order of replacing. The repetitions are bounded, so that the time stays linear.
 SPELLINGS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         # Ends of rows, space, and marks around the whole answer.
-        (r"\\\\\s{0,4}\[\s{0,4}-?[\d.]{1,9}\s{0,4}[a-z]{2}\s{0,4}\]|\\cr(?![A-Za-z])", r"\\\\"),
+        (r"\\\\\s{0,4}\[\s{0,4}-?[\d.]{1,9}\s{0,4}[a-z]{2}\s{0,4}\]|\\(?:cr|newline)(?![A-Za-z])", r"\\\\"),
         (r"(?<=\d)(?:,\s?\\!|\{,\})\s?(?=\d{3}(?!\d))", ""),
         (r"(?<!\\)\\!|\{\s{0,4}\}", ""),
         (
             r"(?<!\\)((?:\\\\){0,4})\\[,;:> ]|\\(?:q?quad|(?:thin|en)?space)(?![A-Za-z])|~"
             r"|\\[hv]space\*?\s{0,4}\{[^{}]{0,40}\}",
             r"\1 ",
+        ),
+        # Marks, lead words and a sign for "about" before or behind an answer; dots behind digits repeat them.
+        (r"\\checkmark(?![A-Za-z])", ""),
+        (r"\A\s{0,9}(?:\\(?:approx|simeq|sim|cong|implies|Rightarrow|therefore)(?![A-Za-z])\s{0,4})", ""),
+        (rf"\A\s{{0,9}}\\(?:text|mathrm|mbox)[a-z]{{0,2}}\s{{0,4}}\{{\s{{0,4}}{_LEAD_WORDS}\}}(?=\s{{0,9}}\S)", ""),
+        (
+            rf"\A(\s{{0,9}}(?:\\(?:text|mathrm|mbox)[a-z]{{0,2}}\s{{0,4}}\{{)?)\s{{0,4}}{_LEAD_WORDS}(?=[\w\\$(\[-])",
+            r"\1",
+        ),
+        (r"\A\s{0,9}([A-Za-z])\s{0,4}\\approx(?![A-Za-z])", r"\1="),
+        (
+            r"(\d{0,60})\.(\d{0,60})(?:\\overline\s?\{(\d{1,9})\}|(?<=\d)\s{0,4}(?:\\[lc]?dots(?![A-Za-z])|\.{3}))",
+            _endless,
         ),
         # Size, colour and font do not change a value, nor do currency, degrees and percent signs: these are units.
         (r"(?<!\\)\\[()\[\]]|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
@@ -71,9 +145,29 @@ SPELLINGS = tuple(
             r"\s{0,4}(?=\{|\\text)",
             r"\\text",
         ),
-        (r"\\(?:underline|boxed|fbox|boldsymbol|bm|rm|bf|it|sf|tt)(?![A-Za-z])", ""),
+        (r"\\(?:underline|boxed|fbox|framebox|boldsymbol|bm|rm|bf|it|sf|tt)(?![A-Za-z])", ""),
+        # A degree is a unit but for the argument of a function, where it is pi/180.
+        (_FUNCTION.pattern, lambda function: _DEGREES.sub(_radians, function[0])),
         (r"\\?[$%]|\^\s{0,4}(?:\\circ(?![A-Za-z])|\{\s{0,4}\\circ\s{0,4}\})", ""),
         (_ENDS.pattern, ""),
+        # Other ways to write binomials, powers, matrices, open ends and conditions.
+        (
+            r"\{([^{}]{1,60})\\choose(?![A-Za-z])([^{}]{1,60})\}|\A([^{}]{1,60})\\choose(?![A-Za-z])([^{}]{1,60})\Z",
+            r"\\binom{\1\3}{\2\4}",
+        ),
+        (r"(?<=[\w)}\]])\s?\*\*\s?(?=[\w({\\-])", "^"),
+        (r"\\(begin|end)\s{0,4}\{([pbvBV]?)smallmatrix\*?\}", r"\\\1{\2matrix}"),
+        (
+            r"[(\[]\s{0,4}\\begin\{matrix\}((?:[^\\]|\\(?!end)){0,400})\\end\{matrix\}\s{0,4}[)\]]",
+            r"\\begin{pmatrix}\1\\end{pmatrix}",
+        ),
+        (r"(\A|\\cup|\\cap|\\in)\s{0,4}\](?=[^\[\]()]{1,80},)", r"\1 ("),
+        (r"(,[^\[\]()]{1,80})\[\s{0,4}(?=\Z|\\cup|\\cap)", r"\1)"),
+        (
+            r"\A\s{0,9}\\\{\s{0,4}[A-Za-z]\s{0,4}(?:\\in\s{0,4}(?:\\mathbb\s{0,4})?\{?\s?R\s?\}?\s{0,4})?"
+            r"(?:\\(?:mid|colon|vert)(?![A-Za-z])|[|:])([^|]{1,300})\\\}\s{0,9}\Z",
+            r"\1",
+        ),
         # One spelling of fractions, vectors and words between answers.
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (rf"\\(frac|binom)\s{{0,4}}{_ARGUMENT}\s{{0,4}}{_ARGUMENT}", r"\\\1{\2\3}{\4\5}"),
@@ -126,22 +220,46 @@ _MOST_DOUBLE_SIGNS = 3
 
 
 def last_box_or_statement(text: str) -> Extraction:
+    """The last box, else the last statement, with a correction behind it; else a formula that is the last paragraph."""
+    text = frames.tidy(text)
     boxed = box(text)
     if boxed.answer is not None:
-        return boxed
-    for start in last_statements(ANSWER_LEAD, text):
-        line = text[start : start + STATEMENT_REACH].lstrip(" \t\n*_:").split("\n", 1)[0]
-        answer = re.split(r"\.(?=\s|$|\*)", line, maxsplit=1)[0].strip(" \t*$.")
-        answer = answer.removeprefix("\\(").removesuffix("\\)").strip(" $")
-        if answer:
-            return Extraction(answer, "statement")
-    return NOTHING
+        others = (
+            _formula_after(text, end, is_correction=True)
+            for end in frames.corrections(text, text.rindex(boxed.answer) + len(boxed.answer))
+        )
+        return next((other for other in others if other is not None and other.answer is not None), boxed)
+    alone = _ALONE.search(text)
+    found = Extraction(next(filter(None, alone.groups())).strip(), "formula on the last line") if alone else NOTHING
+    return frames.last_stated(text, _formula_after) or found
+
+
+def _formula_after(text: str, start: int, *, is_correction: bool = False) -> Extraction | None:
+    """The formulas between signs of formulas, or the line up to its explanation."""
+    begin = frames.after_denial(text, start)
+    if begin is None:
+        return Extraction(None, "a denied answer")
+    start = begin
+    line = frames.SENTENCE_END.split(text[start : start + STATEMENT_REACH].lstrip(" \t\n*_:`"), maxsplit=1)[0]
+    inline = _INLINE.search(line)
+    if inline and _WORDS_BEFORE.fullmatch(line[: inline.start()]) and not (is_correction and inline.start()):
+        answer = inline[0]
+    else:
+        answer, is_framed = frames.framed(text, start)
+        answer = answer if is_framed else _EXPLANATION.split(answer, maxsplit=1)[0].strip(' \t*_`"“”').removesuffix(".")
+        if is_correction and not (is_framed or _SHORT.fullmatch(answer)):
+            return None
+        answer = _BRACKETED.sub(r"\1", answer)
+    if _HEDGE.match(answer):
+        return Extraction(None, "a range, a bound or alternatives")
+    answer = answers.in_digits(_INLINE_SIGNS.sub("", answer).strip())
+    return Extraction(answer, "statement") if answer else None
 
 
 def box(text: str, *, last: bool = True) -> Extraction:
     """The content of the last box, which of several (an answer in parts, a correction) counts, or of the first one."""
     # One pass over the braces is linear, however many boxes are nested or never closed.
-    plain = text
+    plain = text = frames.tidy(text)
     for escaped in ("\\\\", "\\{", "\\}"):  # these are neither commands nor braces
         plain = plain.replace(escaped, "\0\0")
     boxes: list[tuple[int, int]] = []  # depth of braces, and where the content begins, of each open box
@@ -158,9 +276,11 @@ def box(text: str, *, last: bool = True) -> Extraction:
             depth += 1
             if mark[0] != "{":
                 boxes.append((depth, mark.end()))
-    if whole_box is not None:
-        content = text[whole_box].strip()
-        return Extraction(content, "box") if content else NOTHING
+    if boxes and (whole_box is None or boxes[-1][1] > whole_box.stop):  # another sign stands for the brace
+        end = _BOX_END.search(plain, boxes[-1][1])
+        whole_box = slice(boxes[-1][1], end.start() if end else len(plain))
+    if whole_box is not None and (content := text[whole_box].strip()):
+        return Extraction(content, "box")
     bare = _BARE_BOX.findall(text)
     return Extraction(bare[-1 if last else 0], "box without braces") if bare else NOTHING
 

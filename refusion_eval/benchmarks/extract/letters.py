@@ -3,39 +3,17 @@
 import re
 
 from refusion_eval.benchmarks import LETTERS, Extraction
-from refusion_eval.benchmarks.extract import answers
-
-_BEST = r"(?:most )?(?:correct|right|best|accurate|appropriate)"
-_IS = (
-    r"(?:is|are|(?:would|should|must|will|might|may|could) be"
-    r"|(?:seems|appears|turns out|has|happens|is (?:most )?likely) to be)"
-)
-# A letter by itself, in whatever marks: what a pattern looks ahead for.
-_OPEN, _CLOSE = r"[*_$(\[\"'“‘（【]{0,4}", r"[*_$)\]\"'”’）】]{0,4}"
-_ITSELF = rf"{_OPEN}[A-Z]{_CLOSE}"
-_NO_CONDITION = r"(?<!\b(?i:if) )(?<!\b(?i:nor) )(?<!\b(?i:whether) )(?<!\b(?i:neither) )"
-_CHOICE_LEAD = re.compile(
-    rf"(?i:(?<!/)\b(?:answers?"
-    rf"|(?:{_BEST}|closest|only) (?:[a-z]+ ){{0,2}}?(?:option|choice|statement|letter|value|match))\b"
-    rf"[^\n.:=]{{0,40}}?(?:\b{_IS}\b|:|=))"
-    # "Option D is the correct answer", "D is the best choice": such a lead ends where the letter begins.
-    rf"|(?i:{_NO_CONDITION}\b(?:option|choice|answer)[ \t](?=[*(]{{0,3}}[a-z][*)]{{0,3}} is (?:the )?{_BEST}\b))"
-    rf"|{_NO_CONDITION}(?<!\w)(?={_ITSELF} is (?:the |my )(?:{_BEST} (?:answer|option|choice)|(?:final )?answer)\b)"
-    rf"|\b(?:Therefore|Thus|Hence|So|Consequently)\b,?[ \t]{{1,3}}(?={_ITSELF} is (?:the )?{_BEST}\b)"
-    # "Final answer (C)" at the end of a line, and a heading before the answer.
-    rf"|(?:^[^\w\n]{{0,8}}|\b(?i:final|correct|my) )(?i:answer)[ \t]{{1,3}}(?={_ITSELF}[.!]?[ \t]{{0,8}}$)"
-    rf"|^[#*_ \t]{{0,8}}(?i:(?:the )?(?:final |correct |best )?answer)[*_ \t]{{0,8}}\n\s{{0,4}}(?={_OPEN}[A-Z]\b)"
-    r"|\\boxed\b|<(?i:answer)>"
-    r"|\bis:[ \t*_]{0,4}(?=\n\s{0,4}[*(]{0,3}[A-Z][*]{0,2}[).])",
-    re.MULTILINE,
-)
-# Leads that mark an answer less clearly. They count where no other statement is made.
-_WEAK_LEAD = re.compile(
-    r"(?i:\b(?:(?:go|going|went) (?:with|for)|pick|picked|picking|choose|chose|choosing|select|selected|selecting"
-    r"|correspond(?:s|ing)? to|match(?:es)?|(?:guess|choice|pick) (?:is|would be)|leaves(?: us with)?|left with)\b"
-    r"(?=[ \t]))"
-    rf"|{_NO_CONDITION}(?<!(?i:option) )(?<!(?i:choice|answer) )(?<!(?i:statement) )(?<![\w'’])"
-    rf"(?={_ITSELF} is (?:the )?{_BEST}\b)"
+from refusion_eval.benchmarks.extract.frames import (
+    BEST,
+    CLOSE,
+    NOTHING,
+    OPEN,
+    SENTENCE_END,
+    STATEMENT_REACH,
+    Reader,
+    after_denial,
+    last_stated,
+    tidy,
 )
 
 _FILL = (
@@ -44,14 +22,14 @@ _FILL = (
 )
 _TAG = r"</?[A-Za-z]{1,10}>"
 _CHOICE = re.compile(
-    rf"((?:[\s*_$`\"'“‘:,(\[{{}}（【「『]|[-•>][ \t]"
+    rf"((?:[\s*_$`\"'“‘:,<(\[{{}}（【「『]|[-•>][ \t]"
     rf"|{_TAG}|\\[(\[]|\\boxed\b|\\(?:text|math)(?:bf|rm|it|sf)?\b|{_FILL}){{0,24}})"
     r"([A-Za-z])(?![A-Za-z0-9#]|\+\+|['’-]\w)"
 )
 _WRAPPERS = frozenset("([{*_`\"'“‘（【「『>")
 _STRICT_CHOICE = re.compile(r"The answer is \(([A-Z])\)")
 _FIRST_CHOICE = re.compile(r"answer is \(?([A-J])\)?")
-_CLOSING = rf"(?:[*_$)\]}}`\"'”’）】」』]|{_TAG}){{0,6}}"
+_CLOSING = rf"(?:[*_$)\]}}`\"'”’）】」』>]|{_TAG}){{0,6}}"
 # What makes a letter part of a formula: "C(6, 3)", "A - B =", "x_1", "A \cap B"; "B - the text" is a choice.
 _OPERATION = r"cdot|times|cap|cup|div|pm|to|leq?|geq?|approx|equiv|subset|setminus|oplus|wedge|vee|frac|sqrt"
 _IN_FORMULA = re.compile(
@@ -65,8 +43,9 @@ _DENIED = re.compile(
     r"|(?:only[ \t])?(?:if|unless|provided|assuming)\b|only[ \t](?:when|for|in)\b)"
 )
 _FURTHER_LETTER = re.compile(
-    rf"{_CLOSING}(?:[ \t]?[,;&/]|[ \t](?:and|or)\b|,[ \t](?:and|or)\b)[ \t]{{0,3}}(?i:option |choice )?[*_$(\[]{{0,3}}"
-    r"([A-Z])(?![\w'’]|[)*\]]{0,3}[ \t](?!(?:and|or|because|since|as)\b)[a-z])"
+    rf"{_CLOSING}(?:[ \t]?[,;&/]|[ \t](?:and|or)\b|,[ \t](?:and|or)\b)[ \t]{{0,3}}"
+    r"(?i:option |choice |maybe |perhaps |possibly ){0,2}[*_$`<(\[]{0,3}([A-Z])(?![A-Za-z0-9'’]|[)*\]]{0,3}[ \t]"
+    r"(?!(?:and|or|because|since|as)\b)[a-z])"
 )
 _PART = re.compile(r"[)*\]]{1,3}:?[ \t]{1,3}(?!(?:because|since|as|is)\b)[\w$\\-]")
 # A bare letter before any other word is part of a text: "A car", "B cells".
@@ -82,20 +61,43 @@ _LABEL = re.compile(
     r"(?:[(\[（【][*_$ ]{0,3}(?i:option |choice |answer )?([A-Za-z])[*_$ ]{0,3}[)\]）】]"
     r"|\b(?i:option|choice|letter)[ \t]{1,2}[*_$\"'“‘]{0,4}([A-Z])(?![\w'’]))"
 )
+# Letters of one list, and the words that rule them out.
+_ONE_LETTER = rf"{OPEN}[A-Z]{CLOSE}(?![\w'’])"
+_LETTERS = (
+    rf"{OPEN}[A-Z]{CLOSE}(?:(?:,? (?:and|or|nor)|,|/| &)[ ]?(?i:option |choice )?{OPEN}[A-Z]{CLOSE}){{0,9}}(?![\w'’])"
+)
+_RULED_OUT = re.compile(
+    r"(?:(?i:\b(?:not|nor|neither|never|except|unlike|than|instead of|versus|besides|aside from|cannot(?: be)?"
+    r"|(?:rul|eliminat|exclud|discard|reject|dismiss|cross)(?:e|es|ed|ing|s)?(?: out)?)|n['’]t(?: be)?)"
+    rf"[ ](?i:(?:either|both|the|options?|choices?|answers?)[ ]){{0,3}}{_LETTERS})"
+    rf"|(?:{_ONE_LETTER}[ ](?:is|was|has been|being)|{_LETTERS}[ ](?:are|were|have been|being))[ ](?:[a-z]{{1,12}}[ ])?"
+    r"(?:not|wrong|incorrect|false|out|ruled|eliminated|excluded|invalid|impossible)\b"
+    rf"|{_ONE_LETTER}[ ](?:(?:is|ca|does)n['’]t\b|cannot\b|fails\b|does not\b)"
+    rf"|{_LETTERS}[ ](?:(?:are|ca|do)n['’]t|fail)\b"
+)
+_BARE_LETTER = re.compile(
+    r"(?<![A-Za-z0-9'’+#^/-])(?<![A-Za-z0-9]_)(?!I [a-z]|A (?!or |and |nor )[a-z])([A-Z])(?![A-Za-z0-9'’#+^]|-\w)"
+)
+# The place of a sentence where a letter by itself is what it says.
+_ASSERTED = re.compile(
+    r"(?:\A|[,:;—–=][ ]?|\b(?i:is|['’]s|are|be|say|so|thus|hence|therefore|leav(?:es|ing)|with|us|pick|choose|select|to"
+    r"|but|option|choice|letter|only|[a-z]{2,12}ly)[ ])(?i:(?:the |option |choice |letter |answer ){0,2})"
+    rf"{OPEN}([A-Z]){CLOSE}(?=[ ]?(?:\Z|[,;!—]|\.(?![ ][a-z]))|[ ](?:because|since|as|remains?|fits?|works?|holds?"
+    rf"|is (?:left|true|the )|is {BEST})\b)"
+)
 _AFTER_LABEL = re.compile(rf"{_CLOSING}(?:\s{{0,9}}\Z|,?[ \t](?:because|since|as)\b)")
-_SENTENCE_END = re.compile(r"[.!?](?=[*_\"'”)]{0,4}(?:\s{1,3}[^a-z\s]|\s{0,9}\Z))|\n")
 _ENDS_A_CORRECTION = re.compile(rf"{_CLOSING}(?:[.,;!?\n]|\Z|[ \t](?:because|since|as)\b)")
 
 # An answer without any statement.
 _SYMBOL = r"←-⇿☀-➿\ufe0f\U0001f300-\U0001faff"
 _ALONE = (
-    rf"(?:[*_$(\[ \t\"'“‘（【#>{_SYMBOL}]|{_TAG}){{0,8}}(?:(?i:option|choice|answer|letter)[ \t]{{1,2}}[*_$(]{{0,4}})?"
-    rf"([A-Za-z])(?:[*_$)\].: \t\"'”’）】]|{_TAG}){{0,8}}"
+    rf"(?:[*_$(\[ \t\"'“‘（【#<>{_SYMBOL}]|{_TAG}){{0,8}}(?:(?i:option|choice|answer|letter)[ \t]{{1,2}}[*_$(]{{0,4}})?"
+    rf"([A-Za-z])(?:[*_$)\].: \t\"'”’）】>]|{_TAG}){{0,8}}"
 )
 _LONE_LETTER = re.compile(rf"{_ALONE}\Z")
 _LONE_PARAGRAPH = re.compile(rf"\s{{0,9}}{_ALONE}\n[ \t]{{0,9}}\n")
 _LABEL_END = r"(?:[*_]{0,3}[)\].:](?![a-z]\.)|[ \t][-–—][ \t](?![A-Za-z\d]{1,4}[ \t]?[-+*/=^]))"
-_LABELLED_LINE = re.compile(rf"[*_(\[ \t{_SYMBOL}-]{{0,8}}([A-Za-z]){_LABEL_END}")
+_LABELLED_LINE = re.compile(rf"[*_(\[ \t{_SYMBOL}-]{{0,8}}(?:(?:Option|Choice) [*(]{{0,3}})?([A-Za-z]){_LABEL_END}")
 _MARKED_LINE = re.compile(rf"[_ \t{_SYMBOL}]{{0,6}}(?=[*(\[]|[A-Z]\))[*(\[]{{0,3}}([A-Z]){_LABEL_END}")
 # Characters of a text that is a choice with a small letter and nothing else; answers in parts "(a) ..." are longer.
 _LONGEST_CHOICE = 60
@@ -103,45 +105,44 @@ _LONGEST_CHOICE = 60
 
 def last_letter_stated(text: str, num_choices: int) -> Extraction:
     """The letter of the last statement of an answer, else of the last weaker one, else of a choice's label alone."""
-    valid = LETTERS[:num_choices]
-    leads = ((_CHOICE_LEAD, valid + valid.lower(), "statement"), (_WEAK_LEAD, valid, "weaker statement"))
-    for lead, letters, how in leads:
-        for start in answers.last_statements(lead, text):
-            if letter := _letter_after(text, start, letters):
-                return Extraction(_corrected(text, start, letters) or letter, how)
-    return _letter_line(text, valid)
+    text, valid = tidy(text), LETTERS[:num_choices]
+
+    def read(letters: str) -> Reader:
+        def read(text: str, start: int, *, is_correction: bool = False) -> Extraction | None:
+            choice = _CHOICE.match(text, start) if is_correction else None
+            if is_correction and not (choice and _ENDS_A_CORRECTION.match(text, choice.end())):
+                return None
+            letter = _letter_after(text, start, letters)
+            return Extraction(letter, "statement") if letter else None
+
+        return read
+
+    return last_stated(text, read(valid + valid.lower()), read(valid)) or _letter_line(text, valid)
 
 
 def first_letter_stated(text: str, num_choices: int) -> Extraction:
     """The first "answer is (X)", by the unchanged pattern of MMLU-Pro's authors, for text that runs on."""
     del num_choices  # the letter may lie outside the row's choices, and is wrong then
     choice = _FIRST_CHOICE.search(text)
-    return Extraction(choice.group(1), "first statement") if choice else answers.NOTHING
+    return Extraction(choice.group(1), "first statement") if choice else NOTHING
 
 
 def strict_letter(text: str, num_choices: int) -> Extraction:
     letters = [letter for letter in _STRICT_CHOICE.findall(text) if letter in LETTERS[:num_choices]]
-    return Extraction(letters[-1], "asked-for form") if letters else answers.NOTHING
-
-
-def _corrected(text: str, start: int, valid: str) -> str | None:
-    """The letter of the last correction behind a statement, which nothing but its reason may follow."""
-    for end in answers.corrections(text, start):
-        choice = _CHOICE.match(text, end)
-        if choice and _ENDS_A_CORRECTION.match(text, choice.end()) and (letter := _letter_after(text, end, valid)):
-            return letter
-    return None
+    return Extraction(letters[-1], "asked-for form") if letters else NOTHING
 
 
 def _letter_after(text: str, start: int, valid: str) -> str | None:
     """The letter after a lead, or at the end of its sentence, if it labels one choice and is not a word or formula."""
-    denied = answers.NOT_BUT.match(text, start)
-    if denied is None and answers.NOT.match(text, start):
+    begin = after_denial(text, start)
+    if begin is None:
         return None
-    start = denied.end() if denied else start
-    region = text[start : start + answers.STATEMENT_REACH]
+    start = begin
+    region = text[start : start + STATEMENT_REACH]
     choice = _CHOICE.match(region)
     if choice is None or choice.group(2) not in valid:
+        return _label_behind(region, valid)
+    if _RULED_OUT.match(region.lstrip(" \t\n*_:")):
         return _label_behind(region, valid)
     letter, rest = choice.group(2), region[choice.end() :]
     is_small = letter.islower() or letter == "I"
@@ -159,14 +160,21 @@ def _letter_after(text: str, start: int, valid: str) -> str | None:
 
 
 def _label_behind(region: str, valid: str) -> str | None:
-    """The label at the end of the first sentence, if the sentence has no other one."""
-    sentence = _SENTENCE_END.split(region.lstrip(), maxsplit=1)[0]
+    """The only label of the first sentence, at its end; else the only letter in it that is said and not ruled out."""
+    sentence = SENTENCE_END.split(region.lstrip(" \t\n*_:"), maxsplit=1)[0]
+    left = _RULED_OUT.sub("", sentence)
+    if any(
+        (other := _FURTHER_LETTER.match(left, one.end())) and other[1] in valid for one in _BARE_LETTER.finditer(left)
+    ):
+        return None
     labels = list(_LABEL.finditer(sentence))
     letters = {label[2] or label[3] for label in labels}
-    if len(letters) != 1 or labels[-1][1] or not _AFTER_LABEL.match(sentence, labels[-1].end()):
+    if len(letters) == 1 and not labels[-1][1] and _AFTER_LABEL.match(sentence, labels[-1].end()):
+        return letters.pop().upper() if letters <= set(valid) else None
+    said = list(_ASSERTED.finditer(left))
+    if not said or set(_BARE_LETTER.findall(left)) != {said[-1][1]}:
         return None
-    (letter,) = letters
-    return letter.upper() if letter in valid else None
+    return said[-1][1] if said[-1][1] in valid else None
 
 
 def _is_part(letter: str, rest: str) -> bool:
@@ -181,13 +189,13 @@ def _letter_line(text: str, valid: str) -> Extraction:
     """An answer without a statement: a letter alone on the last line or before a blank line, or one label."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if not lines:
-        return answers.NOTHING
+        return NOTHING
     labels = _labels(lines[:-1])
     lone = _LONE_LETTER.match(lines[-1]) if len(lines[-1]) <= 24 else None
     if lone and lone[1] != "i" and lone[1].upper() in valid:
         # After a list of choices the letter is the label of the next one, where the text was cut off.
         is_label = len(labels) > 1 or chr(ord(lone[1]) - 1) in labels
-        return answers.NOTHING if is_label else Extraction(lone[1].upper(), "letter on the last line")
+        return NOTHING if is_label else Extraction(lone[1].upper(), "letter on the last line")
     valid = valid.replace("I", "")
     alone = _LONE_PARAGRAPH.match(text)
     if alone and alone[1] in valid and set(labels) <= {alone[1]}:
@@ -196,7 +204,7 @@ def _letter_line(text: str, valid: str) -> Extraction:
     if label is None or (label[1].islower() and (len(lines) > 1 or len(lines[0]) > _LONGEST_CHOICE)):
         label = _MARKED_LINE.match(lines[-1])
     if label is None or label[1].upper() not in valid or len(_labels(lines)) > 1 or lines.count(lines[0]) > 1:
-        return answers.NOTHING
+        return NOTHING
     return Extraction(label[1].upper(), "label before the choice")
 
 

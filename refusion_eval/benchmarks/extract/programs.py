@@ -26,6 +26,18 @@ CODE = re.compile(
 )
 # With blanks around its sign, because `title="a.py"` is an attribute of the fence.
 _CODE_ON_FENCE = re.compile(rf"{CODE.pattern}|[A-Za-z_]\w*[ \t]+=[ \t]")
+# What Markdown and tags put around code where no fence is: quotes, one line between backquotes, indents, and tags.
+_QUOTE = re.compile(r"^ {0,3}>(?!>>)[ ]?", re.MULTILINE)
+_INLINE = re.compile(rf"(`{{1,2}})[ ]?((?:{CODE.pattern})[^`\n]*)\1")
+_TAG = r"(?:</?[A-Za-z_][\w=]{0,20}>|<[|｜][^\s<>|｜]{1,40}[|｜]>|\[/?[A-Z]{3,12}\])"
+_TAGS = re.compile(
+    rf"^[ \t]*{_TAG}(?:[ \t]*{_TAG}){{0,5}}[ \t]*(?={CODE.pattern})"
+    r"|(?<=[^\s>])(?:</(?i:answer|code|pre|solution|program"
+    r"|python|output|response|result|function)>|<[|｜][^\s<>|｜]{1,40}[|｜]>|\[/[A-Z]{3,12}\]|\[DONE\]){1,6}(?!['\"])",
+    re.MULTILINE,
+)
+_INDENTED_LINES = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*(?:\n|\Z)|[ \t]*\n(?= {4}|\t|[ \t]*\n))+")
+_LANGUAGE_LINE = re.compile(r"\A\s*(?:python3?|py3?)[ \t]*\n")
 _FENCE = re.compile(r"`{3,}([^\n`]*)")
 _BLANK_LINE = re.compile(r"(?:(?<=\n)|\A)[ \t]+(?=\n|\Z)")
 _INDENT = re.compile(r"^[ \t]*(?=[^ \t\n])", re.MULTILINE)
@@ -38,6 +50,12 @@ _BUILTINS = frozenset(dir(builtins))
 # Assignments and comments that stand in front of a definition or an import belong to it.
 _CODE_LINES = re.compile(
     rf"^(?:(?:[A-Za-z_]\w*[ \t]*=|#)[^\n]*\n{{1,3}}){{0,20}}(?P<code>{CODE.pattern})", re.MULTILINE
+)
+# How a line of a program begins that prose does not begin with.
+_STATEMENT = re.compile(
+    rf"^(?:{CODE.pattern}|[A-Za-z_][\w.,\[\] \t]*[ \t]*[-+*/%|&^]?=[^=]"
+    r"|[A-Za-z_][\w.]*\(|(?:for|while|if|with|try)\b[^\n]*:[ \t]*$|#)",
+    re.MULTILINE,
 )
 _DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _INDENTED = re.compile(r"^(?: {4}|\t)[ \t]*[^ \t\n]", re.MULTILINE)
@@ -76,8 +94,11 @@ def fenced_blocks(text: str) -> list[str]:
 
 def blocks_of(text: str) -> list[Block]:
     """The fenced blocks that are not blank; of endless repetitions only the first `_MOST_BLOCKS`."""
+    if "```" in (quoted := _QUOTE.sub("", text)) and not re.search(r"^[ \t]*```", text, re.MULTILINE):
+        text = quoted
     blocks = (Block(language, text[start:end], end < len(text)) for language, start, end in _fenced_parts(text))
-    filled = (block._replace(code=dedented(block.code).rstrip() + "\n") for block in blocks if block.code.strip())
+    plain = (block._replace(code=_LANGUAGE_LINE.sub("", block.code)) for block in blocks)
+    filled = (block._replace(code=dedented(block.code).rstrip() + "\n") for block in plain if block.code.strip())
     return list(islice(filled, _MOST_BLOCKS))
 
 
@@ -105,6 +126,16 @@ def dedented(code: str) -> str:
     code = _BLANK_LINE.sub("", code)
     margin = os.path.commonprefix(list(set(_INDENT.findall(code))))  # noqa: RUF071 - indents are no paths
     return f"\n{code}".replace(f"\n{margin}", "\n")[1:]
+
+
+def _without_tags(text: str) -> str:
+    return _TAGS.sub(lambda tags: "\n" if tags.string[tags.start() - 1 : tags.start()].strip() else "", text)
+
+
+def unwrapped(text: str) -> str:
+    """The text with its code at the left margin: outside of quotes, backquotes and Markdown's indents."""
+    text = _INLINE.sub(r"\n\2\n", _without_tags(_QUOTE.sub("", text)))
+    return text if _CODE_LINES.search(text) else _INDENTED_LINES.sub(lambda lines: dedented(lines[0]), text)
 
 
 class _Effort:
@@ -230,17 +261,31 @@ def whole_program(text: str, marks: Sequence[str]) -> Extraction:
     for how, found in (("last program", closed), ("program that is cut off", marked), ("another block", labelled)):
         if found:
             return Extraction(found[-1].code, how)
-    code = parsable_prefix(text)
-    return Extraction(code, "without a block") if any(mark in code for mark in marks) else NO_CODE
+    effort = _Effort()
+    runs = [code for form in (_without_tags(text), unwrapped(text)) for code in _runs(form, effort)]
+    longest = max((code for code in runs if any(mark in code for mark in marks)), key=len, default=None)
+    return Extraction(longest, "without a block") if longest else NO_CODE
+
+
+def _runs(text: str, effort: _Effort) -> Iterator[str]:
+    """The runs of lines that parse, each as long as it can be, from each line at the left margin that is no prose."""
+    end = 0
+    for line in _STATEMENT.finditer(text):
+        if effort.is_spent:
+            return
+        if line.start() >= end and (code := parsable_prefix(text[line.start() : line.start() + _LONGEST_CODE], effort)):
+            end = line.start() + len(code)
+            yield code
 
 
 def _find_program(text: str, names: Set[str], effort: _Effort, *, before: str = "", after: str = "") -> str:
     """The last block of a text that defines one of the names, behind what it needs of the other blocks."""
     blocks = blocks_of(text)
     code = _last_definition(blocks, names, effort)
-    if not code:
-        blocks = list(_unfenced(text, effort))
-        code = _last_definition(blocks, names, effort)
+    for form in (_without_tags(text), unwrapped(text)):
+        if not code:
+            blocks = list(_unfenced(form, effort))
+            code = _last_definition(blocks, names, effort)
     if not code:
         return ""
     missing = _names(f"{before}\n{code}\n{after}").unbound - _BUILTINS

@@ -25,18 +25,39 @@ from tests.examples import examples
         ("so $\\boxed{\\frac{1}{2}}$.", "\\frac{1}{2}"),
         ("\\boxed{1} and \\boxed{2}", "2"),
         ("\\boxed{\\left\\{ 1, 2 \\right\\}}", "\\left\\{ 1, 2 \\right\\}"),
-        ("\\boxed{1} then \\boxed{2", "1"),
+        ("\\boxed{1} then \\boxed{2", "2"),
         ("\\fbox{7}", "7"),
         ("\\boxed 5", "5"),
     ],
 )
-def test_the_last_complete_box_is_the_answer(text: str, answer: str) -> None:
+def test_the_last_box_is_the_answer(text: str, answer: str) -> None:
     assert box(text).answer == answer
 
 
-@pytest.mark.parametrize("text", ["", "the answer is 5", "\\boxed{5", "\\boxed{}", "}}}{"])
-def test_without_a_complete_box_there_is_no_boxed_answer(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "the answer is 5", "\\boxed{}", "}}}{"])
+def test_without_a_box_there_is_no_boxed_answer(text: str) -> None:
     assert box(text).answer is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$boxed{70}$", "\\\\boxed{70}.", "\x08oxed{70}", "\\boxed{70\\).", "$\\boxed{70$", "\\framebox{70}",
+        "\\boxed{70}. As asked, it stands in \\boxed{}.", "\\boxed{70}\n\nFinal Answer: \\boxed{ }",
+        "\\boxed{70} (Format: \\boxed{\\text{your answer}})", "The answer is\n\\[\n70\n\\]",
+        "$$\n70\n$$\nThe answer is $70$.",
+        "### Answer\n\n70", "**Final Answer**\n\n$70$", "<answer>70</answer>", "#### 70",
+        "The answer is $70$, as desired.",
+        "The answer is 70, i.e. about 70.0.", "We get this.\n\n$70$", "\\boxed{60}. Wait, it should be $70$.",
+    ],
+)  # fmt: skip
+def test_boxes_that_were_spelled_badly_and_statements_without_a_box_are_read(text: str) -> None:
+    assert last_box_or_statement(text).answer == "70"
+
+
+@pytest.mark.parametrize("text", ["The answer is between 10 and 20.", "The answer is less than 20.", "It is not 20."])
+def test_a_bound_is_no_formula(text: str) -> None:
+    assert last_box_or_statement(text).answer is None
 
 
 def test_the_first_box_counts_where_text_runs_on() -> None:
@@ -146,11 +167,39 @@ EQUAL = [
     ("\\frac13", "0.333333"),
     ("\\sqrt2", "1.414214"),
     ("\\frac{1}{30!}", "\\frac{1}{30\\cdot 29!}"),
+    # Degrees of functions, signs and words beside a value, sets, matrices, endless decimals.
+    ("\\frac12", "\\sin 30^\\circ"),
+    ("\\cos 13^\\circ", "\\sin 77^\\circ"),
+    ("2\\cos 15^\\circ", "2\\cos\\frac{\\pi}{12}"),
+    ("\\frac34", "\\cos^2 (30^\\circ)"),
+    ("42", "\\text{Answer: } 42"),
+    ("42", "\\text{The answer is } 42"),
+    ("42", "42 \\, \\checkmark"),
+    ("42", "\\approx 42"),
+    ("[-2,7]", "\\{x \\mid -2 \\le x \\le 7\\}"),
+    ("(-\\infty,0)", "\\{x \\in \\mathbb{R} : x < 0\\}"),
+    ("(-\\infty,0)", "]-\\infty,0["),
+    ("(-\\infty,-3)\\cup(4,\\infty)", "]-\\infty,-3[\\cup]4,\\infty["),
+    ("\\frac{1}{\\sqrt n}", "\\sqrt{1/n}"),
+    (
+        "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+        "\\left(\\begin{smallmatrix}1&2\\newline 3&4\\end{smallmatrix}\\right)",
+    ),
+    ("\\frac13", "0.333\\ldots"),
+    ("\\frac16", "0.1\\overline{6}"),
+    ("120", "{10 \\choose 3}"),
+    ("x^2y", "x**2*y"),
     ("ab", "ba"),
     ("3abc", "3cba"),
 ]
 UNEQUAL = [
     ("10\\%", "0.1"),
+    ("\\cos 13^\\circ", "\\cos 13"),
+    ("x", "\\sqrt{x^2}"),
+    ("[-2,7]", "\\{x \\mid -2 < x \\le 7\\}"),
+    ("[0,2]", "\\{x\\in\\mathbb{Z} : 0\\le x\\le 2\\}"),
+    ("[1,2]", "]1,2["),
+    ("\\frac13", "0.3332\\ldots"),
     ("(1,2)", "(2,1)"),
     ("[1,2]", "(1,2)"),
     ("12_5", "12_6"),

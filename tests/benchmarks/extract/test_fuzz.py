@@ -6,8 +6,8 @@ import re
 import sys
 from unittest import mock
 
-import extraction
 import pytest
+import stalling
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +16,8 @@ from refusion_eval.benchmarks.extract import programs as extract_code
 from refusion_eval.lm_eval_plugin.filters import FILTERS, minerva_statement
 from tests.examples import examples
 
-RULES = extraction.rules()
-PIECES = extraction.pieces()
+RULES = stalling.rules()
+PIECES = stalling.pieces()
 # Far above what any rule needs on any machine, far below what backtracking would take.
 STALLED_SECONDS = 2.0
 
@@ -25,7 +25,7 @@ STALLED_SECONDS = 2.0
 @pytest.fixture(scope="module", autouse=True)
 def without_table():
     """lm-eval prepares one filter anew at each call, for a third of a second; it is called for many texts at a time."""
-    with extraction.without_table():
+    with stalling.without_table():
         yield
 
 
@@ -86,22 +86,20 @@ HOSTILE = (
 
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_100_kilobytes_that_once_took_long_stall_no_rule(piece):
-    text = piece * (extraction.FULL_LENGTH // len(piece))
+    text = piece * (stalling.FULL_LENGTH // len(piece))
     slow = {
-        name: seconds
-        for name, rule in RULES.items()
-        if (seconds := extraction.seconds_of(rule, text)) > STALLED_SECONDS
+        name: seconds for name, rule in RULES.items() if (seconds := stalling.seconds_of(rule, text)) > STALLED_SECONDS
     }
     assert not slow
 
 
 def test_no_hostile_text_of_100_kilobytes_stalls_a_rule():
     """A sample of the texts that the benchmark goes through, of each kind."""
-    recipes = list(extraction.recipes(num_drawn=200))
+    recipes = list(stalling.recipes(num_drawn=200))
     for recipe in [*random.Random(7).sample(recipes, 6), *recipes[-8:]]:
-        text = recipe.text(extraction.FULL_LENGTH)
+        text = recipe.text(stalling.FULL_LENGTH)
         for name, rule in RULES.items():
-            seconds = extraction.seconds_of(rule, text)
+            seconds = stalling.seconds_of(rule, text)
             assert seconds < STALLED_SECONDS, f"{name} on {recipe}: {seconds:.2f} s"
 
 
@@ -136,22 +134,22 @@ def test_what_is_parsed_for_one_text_is_bounded(rule, piece, monkeypatch):
     extract_code.parse.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(ast, "parse", noting)
-        RULES[rule](piece.replace("a", name) * (extraction.FULL_LENGTH // len(piece)))
+        RULES[rule](piece.replace("a", name) * (stalling.FULL_LENGTH // len(piece)))
     assert max(sizes, default=0) <= 3_000
     assert sum(sizes) <= 20_000  # most of what lies behind errors, which costs nothing
     assert len(sizes) <= 200
 
 
 def test_a_text_is_what_its_recipe_says():
-    assert extraction.Recipe(("ab", "c"), before="<", after=">").text(7) == "<abcabc>"
-    mixed = extraction.Recipe(("ab", "c"), seed=3)
+    assert stalling.Recipe(("ab", "c"), before="<", after=">").text(7) == "<abcabc>"
+    mixed = stalling.Recipe(("ab", "c"), seed=3)
     assert mixed.text(50) == mixed.text(50)
     assert set(mixed.text(50)) == set("abc")
-    assert all(len(recipe.text(1000)) > 900 for recipe in extraction.recipes(num_drawn=50))
+    assert all(len(recipe.text(1000)) > 900 for recipe in stalling.recipes(num_drawn=50))
 
 
 @pytest.mark.parametrize("text", ["1" * 100_000, "#### " + "1," * 50_000, "The answer is " + "7" * 99_000 + "."])
 @pytest.mark.parametrize("name", ["gsm8k/flexible-extract", "gsm8k/strict-match", "gsm8k/cot-strict-match"])
 def test_lm_evals_comparison_reads_no_endless_number(name, text):
     """The patterns that it removes first take quadratic time."""
-    assert extraction.seconds_of(RULES[name], text) < STALLED_SECONDS
+    assert stalling.seconds_of(RULES[name], text) < STALLED_SECONDS

@@ -100,6 +100,12 @@ WRAPPERS: dict[str, Callable[[Reference], str]] = {
     "unfenced, usage fenced": lambda r: f"{r.program}\nUse it like this:\n{fence(f'print({r.name}(1))')}",
     "after a thought": lambda r: f"<think>\n{fence(r.wrong)}\n</think>\n{fence(r.program)}",
     "before a thought": lambda r: f"{fence(r.program)}\n<think>\n{fence(r.wrong)}",
+    "quoted": lambda r: "> " + fence(r.program).replace("\n", "\n> "),
+    "in an answer tag": lambda r: f"<answer>{r.program.strip()}</answer>",
+    "in tags of code": lambda r: f"<pre><code>{r.program.strip()}</code></pre>",
+    "behind a control token": lambda r: f"<|python_tag|>{r.program.lstrip()}",
+    "language inside the fence": lambda r: f"```\npython\n{r.program.strip()}\n```",
+    "indented in prose": lambda r: f"Sure:\n\n{textwrap.indent(r.program.strip(), '    ')}\n\nDone.",
     "carriage returns": lambda r: f"Sure:\n{fence(r.program)}\n".replace("\n", "\r\n"),
 }
 
