@@ -3,8 +3,8 @@
 DATA holds the benchmarks' rows, OUTPUTS recorded outputs of public models with their publishers' verdicts, and CASES
 files of texts with the verdict that is right. The other rules are written here from their published definitions
 (OpenCompass, EvalPlus, lm-eval's BBH) or called from the installed libraries (lm-eval, math-verify). One table says how
-often each rule agrees with this project and with the right verdict; 60 texts on which a rule and this project differ
-are drawn with a seed, and `extraction_judged.csv` says which of the two is right, as judged by hand.
+often each rule agrees with this project and with the right verdict. With `--draw`, 60 outputs on which a rule and this
+project differ are drawn with a seed, to be judged by a reader.
 """
 
 import csv
@@ -210,12 +210,13 @@ def compare(
     groups: dict[tuple[str, str], list[Item]] = {}
     for item in [*outputs(data, outputs_folder), *cases(cases_folder)]:
         groups.setdefault((item.texts, item.benchmark), []).append(item)
-    table, differing = [], {}
+    table: list[dict[str, Any]] = []
+    differing: dict[tuple[str, str, str], list[tuple[Item, str, bool, bool]]] = {}
     for (texts, benchmark), items in groups.items():
         right = ours(items)
         for name, (benchmarks, rule) in RULES.items():
             if benchmark in benchmarks:
-                verdicts = right if name == "ours" else rule(items)
+                verdicts = right if rule is ours else rule(items)
                 known = [(item.is_right, verdict) for item, verdict in zip(items, verdicts, strict=True)
                          if item.is_right is not None]  # fmt: skip
                 table.append({
@@ -224,12 +225,9 @@ def compare(
                     "num_known": len(known), "agree_with_right": sum(a == b for a, b in known),
                 })  # fmt: skip
                 show_progress(str(table[-1]))
-                found = [
-                    (item, name.removesuffix(" BBH"), own, other)
-                    for item, own, other in zip(items, right, verdicts, strict=True)
-                    if own != other
-                ]
-                if found:
+                others = zip(items, right, verdicts, strict=True)
+                found = [(item, name.removesuffix(" BBH"), own, other) for item, own, other in others if own != other]
+                if found and texts == "outputs":
                     differing[texts, benchmark, name] = found
     with (RESULTS / "extraction.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, table[0], lineterminator="\n")
@@ -237,11 +235,6 @@ def compare(
         writer.writerows(table)
     if draw is not None:
         _write_drawn(draw, differing, random.Random(seed))
-    with (RESULTS / "extraction_judged.csv").open(encoding="utf-8", newline="") as file:
-        judged = list(csv.DictReader(file))
-    for rule in sorted({row["rule"] for row in judged}):
-        found = [row["right_rule"] for row in judged if row["rule"] == rule]
-        print(f"{rule}: of {len(found)} texts, ours right {found.count('ours')}, theirs {found.count('other')}")
 
 
 def _write_drawn(path: Path, differing: Mapping[Any, list[Any]], generator: random.Random) -> None:

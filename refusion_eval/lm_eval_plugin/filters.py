@@ -15,7 +15,7 @@ from lm_eval.api.registry import get_metric
 from lm_eval.filters import build_filter_ensemble
 
 from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row
-from refusion_eval.benchmarks.extract.answers import NOTHING
+from refusion_eval.benchmarks.extract.frames import NOTHING
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.scoring.filters import OTHER_FORMS, OWN_RULES, AnswerFilter, Rule, custom_filter, per_text_rule

@@ -185,7 +185,9 @@ def tidy(text: str) -> str:
 def last_stated(text: str, read: Reader, weaker: Reader | None = None) -> Extraction | None:
     """What the last statement says that a reader can read, or a correction behind it; else the last weaker one."""
     for lead, reader, how in ((LEAD, read, "statement"), (WEAKER_LEAD, weaker, "weaker statement")):
-        for start in last_statements(lead, text) if reader else ():
+        if reader is None:
+            continue
+        for start in last_statements(lead, text):
             if (stated := reader(text, start)) is not None:
                 others = (reader(text, end, is_correction=True) for end in corrections(text, start))
                 stated = next((other for other in others if other is not None and other.answer is not None), stated)

@@ -6,7 +6,7 @@ import string
 from functools import partial
 
 from refusion_eval.benchmarks import Extraction, Extractor, Prompts
-from refusion_eval.benchmarks.extract.answers import NOTHING
+from refusion_eval.benchmarks.extract.frames import NOTHING
 from refusion_eval.benchmarks.extract.programs import NO_CODE, parse
 from refusion_eval.benchmarks.rows import Row
 
