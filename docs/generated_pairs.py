@@ -12,8 +12,6 @@ import numpy as np
 import pandas
 from generated_common import RESULTS, interval, listed, table_of, title
 
-from miniature.equal_start import ANSWERS, SETTINGS
-from miniature.seeds import over_seeds
 from refusion_eval.metrics import Interval, Statistic, bootstrap, mean_of_intervals, paired_difference, scaled
 from refusion_eval.results.compare import holm, mcnemar
 
@@ -182,42 +180,7 @@ def verifier_serial(_: Sequence[str]) -> str:
     )
 
 
-def equal_start(_: Sequence[str]) -> str:
-    """Systems that continue one autoregressive model with the same last course."""
-    answers = pandas.read_csv(RESULTS / ANSWERS)
-    settings = pandas.read_csv(RESULTS / SETTINGS)
-    rows = []
-    for system, found in answers.groupby("system", sort=False):
-        model = found.model.iloc[0]
-        accuracy = over_seeds(answers, system)
-        difference = "" if system == AR_SFT else over_seeds(answers, system, AR_SFT)
-        totals = found[["tokens", "forwards", "rows"]].sum()
-        trained = settings[settings.model == model].trained_rows.mean() / 1e6
-        rows.append(
-            (
-                system,
-                found.seed.nunique(),
-                "" if np.isnan(trained) else f"{trained:.1f}",
-                interval(accuracy.value, accuracy.low, accuracy.high),
-                difference and interval(difference.value, difference.low, difference.high),
-                f"{totals.tokens / totals.forwards:.2f}",
-                f"{totals['rows'] / totals.tokens:.1f}",
-            )
-        )
-    columns = (
-        "System",
-        "Seeds",
-        "Trained rows, millions",
-        "Accuracy, %",
-        f"Minus {AR_SFT}, points",
-        "TPF",
-        "Rows a token",
-    )
-    return table_of(columns, rows)
-
-
 PAIRED = {
-    "equal_start": equal_start,
     "paired": paired,
     "equal_accuracy": equal_accuracy,
     "verifier_gain": verifier_gain,

@@ -2,6 +2,7 @@
 
     python -m miniature.equal_start train --work-dir W --runs refusion:2514,bd3lm:2514
     python -m miniature.equal_start measure --work-dir W --out results/embedded
+    python -m miniature.equal_start table --out results/embedded
 
 The start is AR-SFT before its last course. Every system then has the last course: the rows, steps, batch, learning rate
 and optimiser of `miniature.train`, with the objective and the EOS filling of its own configuration, and products in
@@ -10,6 +11,7 @@ for each task on held-out draws by the rule of `miniature.frontier`.
 
 `train` continues what was interrupted and makes nothing twice. `measure` writes one row for each answer to a committed
 test item into `equal_start.csv`, and what was chosen into `equal_start_settings.csv`; it appends to files that exist.
+`table` prints what they say.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from miniature.data import asked_items
 from miniature.family import EMBEDDED, Family
 from miniature.frontier import choices, measured
 from miniature.measure import measure
+from miniature.seeds import over_seeds
 from miniature.systems import System, products
 from miniature.train import BACKBONE, COURSE_ROWS, LATER_SETTINGS, STAGES, config_of, runs_of, write_rows
 from refusion_eval import api
@@ -178,18 +181,44 @@ def measure_all(family: Family, work_dir: Path, count: int, out: Path) -> None:
             tables[file].to_csv(out / file, index=False, float_format="%.6g")
 
 
+def table(folder: Path) -> pandas.DataFrame:
+    """A row for each system: its seeds, accuracy and difference from AR-SFT, TPF, and trained and computed rows."""
+    answers, settings = (pandas.read_csv(folder / file) for file in (ANSWERS, SETTINGS))
+    rows = []
+    for system, found in answers.groupby("system", sort=False):
+        values = [over_seeds(answers, str(system), reference) for reference in (None, SYSTEMS[0].name)]
+        totals = found[["tokens", "forwards", "rows"]].sum()
+        rows.append(
+            {
+                "system": system,
+                "seeds": found.seed.nunique(),
+                "trained rows": settings[settings.system == system].trained_rows.mean(),
+                "accuracy, %": "{0.value:.1f} [{0.low:.1f}, {0.high:.1f}]".format(values[0]),
+                f"minus {SYSTEMS[0].name}": "{0.value:.1f} [{0.low:.1f}, {0.high:.1f}]".format(values[1]),
+                "TPF": round(totals.tokens / totals.forwards, 2),
+                "rows a token": round(totals["rows"] / totals.tokens, 1),
+            }
+        )
+    return pandas.DataFrame(rows)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m miniature.equal_start", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("action", choices=("train", "measure"))
-    parser.add_argument("--work-dir", type=Path, required=True, help="courses and their rows")
+    parser.add_argument("action", choices=("train", "measure", "table"))
+    parser.add_argument("--work-dir", type=Path, help="train, measure: courses and their rows")
     parser.add_argument(
         "--start", type=Path, help=f"weights that the courses start from (default: those of {START} in --work-dir)"
     )
     parser.add_argument("--runs", default="", help="train: NAME:SEED of courses, separated by commas")
     parser.add_argument("--items", type=int, default=100, help="measure: draws of each task to choose on")
-    parser.add_argument("--out", type=Path, default=Path("results/embedded"), help="measure: folder of the CSV files")
+    parser.add_argument("--out", type=Path, default=Path("results/embedded"), help="folder of the CSV files")
     given = parser.parse_args()
+    if given.action == "table":
+        print(table(given.out).to_string(index=False))
+        return
+    if given.work_dir is None:
+        parser.error(f"{given.action} needs --work-dir")
     if given.action == "measure":
         measure_all(EMBEDDED, given.work_dir, given.items, given.out)
         return

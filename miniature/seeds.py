@@ -22,15 +22,13 @@ def over_seeds(answers: pandas.DataFrame, system: str, reference: str | None = N
         Percent or points; `n` is the number of items.
     """
     names = [system] if reference is None else [system, reference]
-    right = {
-        name: answers[answers.system == name].pivot(index=["task", "item"], columns=["model", "seed"], values="right")
+    right = [
+        answers[answers.system == name].pivot(index=["task", "item"], columns=["model", "seed"], values="right")
         for name in names
-    }
-    if reference is not None and right[system].columns.equals(right[reference].columns):
-        seeds = [right[system] - right[reference]]
-    else:
-        seeds = list(right.values())
-    of_items = [table.mean(axis=1) for table in right.values()]
+    ]
+    is_paired = reference is not None and right[0].columns.equals(right[1].columns)
+    seeds = [right[0] - right[1]] if is_paired else right
+    of_items = [table.mean(axis=1) for table in right]
     before = of_items[1] if reference is not None else of_items[0] * 0
     pairs = pandas.DataFrame({"before": before, "after": of_items[0]}).dropna().groupby("task")
     mean = mean_of_intervals([paired_difference(part.before, part.after) for _, part in pairs])

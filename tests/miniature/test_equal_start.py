@@ -12,6 +12,7 @@ from miniature.equal_start import (
     ANSWERS,
     FIRST_SEED,
     NUM_SETTINGS,
+    SETTING_COLUMNS,
     SETTINGS,
     SHIPPED,
     SYSTEMS,
@@ -19,6 +20,7 @@ from miniature.equal_start import (
     main,
     measure_all,
     settings_of,
+    table,
     trained,
 )
 from miniature.family import EMBEDDED
@@ -110,6 +112,24 @@ def test_each_course_is_measured_once_with_the_settings_chosen_for_it(
     measure_all(family, work_dir, 3, out)  # nothing is measured twice
     assert not loaded
     assert len(pandas.read_csv(out / ANSWERS)) == len(answers)
+
+
+def test_the_table_has_a_row_for_each_system(tmp_path: Path) -> None:
+    rows = [
+        (system, model, seed, task, item, int(item >= wrong), 8, 2 if model == "refusion" else 8, 30)
+        for system, model, wrong in (("AR-SFT", "autoregressive_sft", 2), ("ReFusion", "refusion", 4))
+        for seed in (1, 2)
+        for task in ("gsm8k", "math")
+        for item in range(10)
+    ]
+    pandas.DataFrame(rows, columns=list(ANSWER_COLUMNS)).to_csv(tmp_path / ANSWERS, index=False)
+    chosen = [(system, model, seed, task, "{}", 80, 1, 42) for system, model, seed, task, item, *_ in rows if not item]
+    pandas.DataFrame(chosen, columns=list(SETTING_COLUMNS)).to_csv(tmp_path / SETTINGS, index=False)
+    found = table(tmp_path).set_index("system")
+    assert found["seeds"].tolist() == [2, 2]
+    assert found.loc["ReFusion", "accuracy, %"].startswith("60.0 [")
+    assert found.loc["ReFusion", "minus AR-SFT"].startswith("-20.0 [")
+    assert found.loc["ReFusion", ["trained rows", "TPF", "rows a token"]].tolist() == [42, 4, 3.8]
 
 
 def test_an_unknown_course_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
