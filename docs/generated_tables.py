@@ -378,7 +378,8 @@ def answer_frames(_: Sequence[str]) -> str:
             example = "<br>".join(f"`{line}`" for line in lines if line)
             read = [value for value, reader in readers if reader(frame.example.format(value)) == value]
             rows.append(f"| {frame.name} | {strength} | {example} | {', '.join(read)} |\n")
-    return "| Frame | Statement | Example | Values that are read in it |\n|---|---|---|---|\n" + "".join(rows)
+    head = "| Frame | Statement | Example | Values that are read in it |\n| :-- | :-- | :-- | :-- |\n"
+    return head + "".join(rows)
 
 
 MAKERS: dict[str, Maker] = {
