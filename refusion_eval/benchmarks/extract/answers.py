@@ -68,6 +68,8 @@ _TAIL = 4_000  # characters at the end of a text in which its last number may st
 _NUMBER = re.compile(rf"(?:{APART}(?<![)])-)?\$?(?:(?<=\$)-)?(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?")
 _OPENING = " \t\n*_$:\\[({<>\"'“‘"
 _SENTENCE_END = re.compile(r"\.(?=\s|$|[*$)])|\n|;|</")
+# Marks around a number or a word, which are no product: "either *5* or *6*".
+_AROUND = re.compile(r"(?<![\d)][ ])(?<![\w)*])[*_`\"“”]{1,3}(?=-?\$?\w)|(?<=\w)[*_`\"“”]{1,3}(?![\w*]|\s?-?\$?\d)")
 _EQUALS = re.compile(r"[=≈]|\\approx(?![a-z])")
 # The mark of an item of a list is no number. Of numbered items the last one counts.
 _ITEM = re.compile(r"[\s*_:]{0,8}(?:[-–—•+][ \t]{1,4}|1\)[ \t]{1,4}(?=\S))")
@@ -104,7 +106,7 @@ _NO_VALUE = re.compile(
     r"|,? (?:only if|unless|depending)\b)|\+(?!\s?\$?\d)"
 )
 _INTERVAL = re.compile(
-    rf"(?i:(?:somewhere )?(?:from|between)) -?\$?{DIGITS}(?:\.\d+)?(?: [A-Za-z%]{{1,20}}){{0,2}}"
+    rf"(?i:(?:somewhere )?(?:from|between)) -?\$?{DIGITS}(?:\.\d+|\s?/\s?\d+)?(?: [A-Za-z%]{{1,20}}){{0,2}}"
     rf" (?:to|and) -?\$?{DIGITS}"
 )
 _TOTAL = re.compile(r"(?: [A-Za-z]{1,20}){0,3},? (?:in total|altogether|in all|all together|overall|combined)\b")
@@ -186,7 +188,8 @@ def _number_after(text: str, start: int, *, is_correction: bool = False) -> Extr
     item = _ITEMS.match(text, denied.end() if denied else start) or _ITEM.match(text, denied.end() if denied else start)
     start = next((found.end() for found in (item, denied, negation) if found), start)
     sentence = text[start : start + STATEMENT_REACH].lstrip(_OPENING)
-    sentence = _SIGN_WORD.sub(_sign, _NUMBER_WORDS.sub(_digits, _SENTENCE_END.split(sentence, maxsplit=1)[0]))
+    sentence = _AROUND.sub("", _SENTENCE_END.split(sentence, maxsplit=1)[0])
+    sentence = _SIGN_WORD.sub(_sign, _NUMBER_WORDS.sub(_digits, sentence))
     if (is_correction or negation) and not _NUMBER.match(sentence):
         return None
     if negation:

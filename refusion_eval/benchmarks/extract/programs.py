@@ -31,7 +31,7 @@ _QUOTE = re.compile(r"^ {0,3}>(?!>>)[ ]?", re.MULTILINE)
 _INLINE = re.compile(rf"(`{{1,2}})[ ]?((?:{CODE.pattern})[^`\n]*)\1")
 _TAG = r"(?:</?[A-Za-z_][\w=]{0,20}>|<[|｜][^\s<>|｜]{1,40}[|｜]>|\[/?[A-Z]{3,12}\])"
 _TAGS = re.compile(
-    rf"^[ \t]*{_TAG}(?:[ \t]*{_TAG}){{0,5}}[ \t]*(?={CODE.pattern})"
+    rf"^[ \t]*{_TAG}(?:[ \t]*{_TAG}){{0,5}}[ \t]*(?={_CODE_ON_FENCE.pattern})"
     r"|(?<=[^\s>])(?:</(?i:answer|code|pre|solution|program"
     r"|python|output|response|result|function)>|<[|｜][^\s<>|｜]{1,40}[|｜]>|\[/[A-Z]{3,12}\]|\[DONE\]){1,6}(?!['\"])",
     re.MULTILINE,

@@ -407,13 +407,13 @@ def test_a_child_that_is_killed_costs_no_verdict(monkeypatch: pytest.MonkeyPatch
     pairs = [("\\frac12", "0.5"), ("x^2+2x+1", "(x+1)^2"), ("5", "x")]
     ask, number = Child._ask, Counter[str]()
 
-    def ask_and_kill(process: Any, *arguments: Any) -> bytes | None:
+    def ask_and_kill(child: Child, process: Any, *arguments: Any) -> bytes | None:
         number["asked"] += 1
         if number["asked"] in (2, 5):  # the first of each process is its start
             process.kill()
-        return ask(process, *arguments)
+        return ask(child, process, *arguments)
 
-    monkeypatch.setattr(Child, "_ask", staticmethod(ask_and_kill))
+    monkeypatch.setattr(Child, "_ask", ask_and_kill)
     assert [it.equal for it in compared(pairs)] == [True, True, False]
     assert number["asked"] == 8
 
@@ -421,12 +421,12 @@ def test_a_child_that_is_killed_costs_no_verdict(monkeypatch: pytest.MonkeyPatch
 def test_a_comparison_that_ends_every_child_counts_as_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Child._ask
 
-    def ask_and_kill(process: Any, pair: tuple[str, str, bool], *arguments: Any) -> bytes | None:
+    def ask_and_kill(child: Child, process: Any, pair: tuple[str, str, bool], *arguments: Any) -> bytes | None:
         if pair[0] != "1":
             process.kill()
-        return ask(process, pair, *arguments)
+        return ask(child, process, pair, *arguments)
 
-    monkeypatch.setattr(Child, "_ask", staticmethod(ask_and_kill))
+    monkeypatch.setattr(Child, "_ask", ask_and_kill)
     (comparison,) = compared([("\\frac12", "0.5")])
     assert not comparison.equal
     assert "crashed" in comparison.reason
