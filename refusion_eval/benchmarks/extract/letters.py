@@ -78,6 +78,8 @@ _RULED_OUT = re.compile(
 _BARE_LETTER = re.compile(
     r"(?<![A-Za-z0-9'’+#^/-])(?<![A-Za-z0-9]_)(?!I [a-z]|A (?!or |and |nor )[a-z])([A-Z])(?![A-Za-z0-9'’#+^]|-\w)"
 )
+# "Vitamin D, option A": the letter before the comma is a part of a name.
+_LABEL_OF_A_WORD = re.compile(r"[ ]?,[ ](?i:option|choice|letter)\b")
 # The place of a sentence where a letter by itself is what it says.
 _ASSERTED = re.compile(
     r"(?:\A|[,:;—–=][ ]?|\b(?i:is|['’]s|are|be|say|so|thus|hence|therefore|leav(?:es|ing)|with|us|pick|choose|select|to"
@@ -164,7 +166,9 @@ def _label_behind(region: str, valid: str) -> str | None:
     sentence = SENTENCE_END.split(region.lstrip(" \t\n*_:"), maxsplit=1)[0]
     left = _RULED_OUT.sub("", sentence)
     if any(
-        (other := _FURTHER_LETTER.match(left, one.end())) and other[1] in valid for one in _BARE_LETTER.finditer(left)
+        (other := _FURTHER_LETTER.match(left, one.end())) and other[1] in valid
+        for one in _BARE_LETTER.finditer(left)
+        if not _LABEL_OF_A_WORD.match(left, one.end())
     ):
         return None
     labels = list(_LABEL.finditer(sentence))
