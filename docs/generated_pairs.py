@@ -180,7 +180,24 @@ def verifier_serial(_: Sequence[str]) -> str:
     )
 
 
+def processors(_: Sequence[str]) -> str:
+    """What changes where the family is decoded as on a processor with fewer instructions."""
+    rows = pandas.read_csv(RESULTS / "processors.csv")
+    totals = rows.groupby("variant", sort=False)[["items", "changed"]].sum()
+    lesser = totals.drop(index="own")
+    changed = [
+        f"{changed:,} of {items:,} responses under `{variant}`" for variant, items, changed in lesser.itertuples()
+    ]
+    return (
+        "`python performance/processors.py` decodes the items of all mini tasks with "
+        f"{listed(list(rows.system.unique()))} once more, with the kernels, the compiled code and the order of sums of "
+        "a processor with fewer instructions. "
+        f"Other tokens or forwards come out for {listed(changed)} (`results/embedded/processors.csv`).\n"
+    )
+
+
 PAIRED = {
+    "processors": processors,
     "paired": paired,
     "equal_accuracy": equal_accuracy,
     "verifier_gain": verifier_gain,

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 # What else is there: files of training, of the machine, and what the commands read.
 OTHERS = {
     "bench_0.6B_inflated.json", "bench_train.json", "courses", "digits.csv", "learning_curves.csv",
-    "extraction.csv", "extraction_judged.csv", "learning_curves.png", "orders.yaml", "sandbox.json", "scaleout.csv",
-    "soak.json", "trials.csv",
+    "extraction.csv", "extraction_judged.csv", "learning_curves.png", "orders.yaml", "processors.csv", "sandbox.json",
+    "scaleout.csv", "soak.json", "trials.csv",
 }  # fmt: skip
 
 

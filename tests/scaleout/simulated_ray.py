@@ -75,8 +75,14 @@ class Actor:
                     answer.error.actor_id = self._actor_id.hex()
             else:
                 method = self._load if name == "load" else getattr(self._worker, name)
-                value = method(*arguments)
-                answer = Answer(self._ray.now + (value["seconds"] if name == "decode" else 0.0), value)
+                try:
+                    value = method(*arguments)
+                    answer = Answer(self._ray.now + (value["seconds"] if name == "decode" else 0.0), value)
+                except (
+                    StopIteration
+                ):  # a process that began anew between two calls knows no request; Ray wraps its error
+                    error = RayError("the worker has no request", self._actor_id.hex())
+                    answer = Answer(self._ray.now, error=error)
             self.answers.append(answer)
             return answer
 
