@@ -42,6 +42,7 @@ REFUSED = "refused"
 LONGEST_TEXT, LONGEST_NAME = 16 << 20, 4096
 _LONG_TEXTS = ("text", "error", "extracted", "reason")
 _MOST_ENTRIES, _LARGEST_MAPPING, _MOST_SETTINGS = 10_000, 1 << 20, 1000
+_ESCAPED = 12  # characters that JSON writes for one at most: the halves of a surrogate pair
 _LARGEST_NUMBER = 2**64  # of a whole number that is no count, such as a seed
 MOST = 2**53  # limit of whole numbers in records: all of them are exact as floats, and fit every column of a data frame
 LONGEST_SLOT = 4096  # a slot is never longer; a larger one would only make readers slow
@@ -255,7 +256,7 @@ def from_stored(kind: type[_Kind], body: str, packed_trace: bytes | None = None)
                 from_fields(_Told, told)
                 if told.get("tokens") == "usage" and "completion_tokens" not in told:  # earlier versions recorded 0
                     fields["num_tokens"] = None
-        record = from_fields(kind, fields)
+        record = from_fields(kind, fields, length=len(body))
     if packed_trace is not None:
         with checking(f"the stored trace of {fields['key'].task} {fields['item_id']}"):
             record = replace(record, trace=unpack(packed_trace))  # type: ignore[type-var]
@@ -318,8 +319,12 @@ def checking(what: str) -> Iterator[None]:
         raise StoreError(f"{what} is damaged ({type(error).__name__}: {error}); {advice}") from error
 
 
-def from_fields(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
-    """A dataclass from its fields, each of the type that the class declares (else a TypeError)."""
+def from_fields(kind: type[_Kind], fields: Mapping[str, Any], *, length: float = math.inf) -> _Kind:
+    """A dataclass from its fields, each of the type that the class declares (else a TypeError).
+
+    Args:
+        length: characters of the JSON that the fields were read from; infinite where it is not known.
+    """
     # A validation library would refuse lone surrogates, which models write and records keep. Fields of later versions
     # are ignored, so that an earlier version still reads their runs.
     if not isinstance(fields, Mapping):
@@ -336,18 +341,22 @@ def from_fields(kind: type[_Kind], fields: Mapping[str, Any]) -> _Kind:
             held = set(map(type, value.values() if isinstance(value, Mapping) else value))
             if not held <= held_types:
                 raise TypeError(f"{name} holds a {(held - held_types).pop().__name__}")
-        _check_size(name, value)
+        _check_size(name, value, length)
     return kind(**{name: fields[name] for name in types if name in fields})
 
 
-def _check_size(name: str, value: Any) -> None:
+def _check_size(name: str, value: Any, length: float) -> None:
     """Refuses (ValueError) what is out of the range of every field, or would only make readers slow."""
+    # Writing a mapping anew takes as long as reading the record, so that short records are spared it.
+    may_be_large = _ESCAPED * length > _LARGEST_MAPPING
     if type(value) is str:
         is_wrong = len(value) > (LONGEST_TEXT if name in _LONG_TEXTS else LONGEST_NAME)
     elif type(value) in (int, float):
         is_wrong = not (math.isfinite(value) if type(value) is float else abs(value) < _LARGEST_NUMBER)
     else:
-        is_wrong = type(value) is dict and (len(value) > _MOST_ENTRIES or len(json.dumps(value)) > _LARGEST_MAPPING)
+        is_wrong = type(value) is dict and (
+            len(value) > _MOST_ENTRIES or (may_be_large and len(json.dumps(value)) > _LARGEST_MAPPING)
+        )
     if is_wrong:
         raise ValueError(f"{name} is too long, or out of range")
 
