@@ -34,15 +34,6 @@ def calm(server, tmp_path_factory):
     return run_dir
 
 
-@pytest.fixture(scope="session")
-def sound(server, tmp_path_factory):
-    """A finished run."""
-    run_dir = tmp_path_factory.mktemp("sound") / "run"
-    status, output = server.run(command(run_dir))
-    assert status == 0, output
-    return run_dir
-
-
 @pytest.fixture
 def report(capsys):
     """Prints a figure where it is seen, whether the test passes or not."""

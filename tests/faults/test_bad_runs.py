@@ -96,19 +96,19 @@ def files(folder):
 
 
 @pytest.fixture
-def refused(front_end, sound, tmp_path):
+def refused(front_end, calm, tmp_path):
     """Damages a copy of the run, gives it to a command, and returns the error; nothing is written."""
 
     def run(name, damage):
         bad = tmp_path / "bad"
-        shutil.copytree(sound, bad)
+        shutil.copytree(calm, bad)
         damage(bad)
-        before = files(tmp_path), (sound / DATABASE).read_bytes()
-        words = {"RUN": bad, "SOUND": sound}
+        before = files(tmp_path), (calm / DATABASE).read_bytes()
+        words = {"RUN": bad, "SOUND": calm}
         message = front_end.refusal(
             *(words.get(word, word.replace("OUT", f"{tmp_path}/out")) for word in COMMANDS[name])
         )
-        assert (files(tmp_path), (sound / DATABASE).read_bytes()) == before
+        assert (files(tmp_path), (calm / DATABASE).read_bytes()) == before
         return message, str(bad)
 
     return run
@@ -169,8 +169,8 @@ def test_a_results_table_that_is_none_is_one_error(content, name, front_end, tmp
 
 
 @pytest.mark.parametrize("damage", ["header alone", "short row", "texts for numbers"])
-def test_a_damaged_results_table_is_one_error(damage, sound, front_end, tmp_path):
-    header, row = (sound / "results.csv").read_text().splitlines()[:2]
+def test_a_damaged_results_table_is_one_error(damage, calm, front_end, tmp_path):
+    header, row = (calm / "results.csv").read_text().splitlines()[:2]
     rows = {"header alone": "", "short row": "x,y", "texts for numbers": ",".join("x" for _ in row.split(","))}
     path = tmp_path / "results.csv"
     path.write_text(f"{header}\n{rows[damage]}\n")
@@ -189,8 +189,8 @@ def test_a_damaged_locality_file_is_one_error(row, front_end, tmp_path):
     assert "make it again" in message
 
 
-def test_a_setting_of_another_kind_is_shown_as_it_is(sound, front_end, tmp_path):
-    head, *rows = csv.reader((sound / "results.csv").read_text().splitlines())
+def test_a_setting_of_another_kind_is_shown_as_it_is(calm, front_end, tmp_path):
+    head, *rows = csv.reader((calm / "results.csv").read_text().splitlines())
     at = head.index("setting_block_size")
     (tmp_path / "results.csv").write_text(csv_text(head, [[*row[:at], "eight", *row[at + 1 :]] for row in rows]))
     assert front_end.run("paper-table", "6", tmp_path / "results.csv", "--out", tmp_path / "out")[0] == 0
@@ -252,9 +252,9 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_an_argument_that_names_something_else_is_one_error(name, sound, front_end, tmp_path):
+def test_an_argument_that_names_something_else_is_one_error(name, calm, front_end, tmp_path):
     arguments, words = ARGUMENTS[name]
-    names = {"SOUND": sound, "FILE": tmp_path / "file", "FOLDER": tmp_path / "folder", "MISSING": tmp_path / "missing"}
+    names = {"SOUND": calm, "FILE": tmp_path / "file", "FOLDER": tmp_path / "folder", "MISSING": tmp_path / "missing"}
     names["FILE"].write_text("what was there")
     names["FOLDER"].mkdir()
     texts = []
@@ -262,9 +262,9 @@ def test_an_argument_that_names_something_else_is_one_error(name, sound, front_e
         for word, place in {**names, "OUT": tmp_path / "out"}.items():
             text = text.replace(word, str(place))
         texts.append(text)
-    before = (sound / DATABASE).read_bytes()
+    before = (calm / DATABASE).read_bytes()
     message = front_end.refusal(*texts[: len(arguments)])
     assert all(word in message for word in texts[len(arguments) :]), message
     assert names["FILE"].read_text() == "what was there"
     assert not list(names["FOLDER"].iterdir())
-    assert (sound / DATABASE).read_bytes() == before
+    assert (calm / DATABASE).read_bytes() == before

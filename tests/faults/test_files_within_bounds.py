@@ -179,9 +179,9 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_record_beyond_the_bounds_is_one_line(name, sound, tmp_path):
+def test_a_record_beyond_the_bounds_is_one_line(name, calm, tmp_path):
     run_dir = tmp_path / "run"
-    shutil.copytree(sound, run_dir)
+    shutil.copytree(calm, run_dir)
     DAMAGED[name](run_dir, None)
     started = time.monotonic()
     for words in (["table", str(run_dir)], ["export", str(run_dir), "--out", str(tmp_path / "o")]):
@@ -193,8 +193,8 @@ def test_a_record_beyond_the_bounds_is_one_line(name, sound, tmp_path):
 
 
 @pytest.mark.parametrize("created", ["yesterday", "0001-01-01T00:00:00+00:00"])
-def test_a_moment_that_is_none_is_one_line_where_it_is_read(created, sound, tmp_path):
-    shutil.copytree(sound, tmp_path / "run")
+def test_a_moment_that_is_none_is_one_line_where_it_is_read(created, calm, tmp_path):
+    shutil.copytree(calm, tmp_path / "run")
     sample("created", created)(tmp_path / "run", None)
     words = (["speed", "--concurrency"], ["export", "--format", "hf", "--out", str(tmp_path / "out")])
     for name, *options in words:
@@ -202,11 +202,11 @@ def test_a_moment_that_is_none_is_one_line_where_it_is_read(created, sound, tmp_
         assert isinstance(done.exception, StoreError), done.exception
 
 
-def test_arguments_of_another_type_are_one_line_in_a_comparison(sound, tmp_path):
+def test_arguments_of_another_type_are_one_line_in_a_comparison(calm, tmp_path):
     file = written(tmp_path, ONE, "one.yaml")
     for number, arguments in enumerate(({"samples": 0}, {"samples": "many"}, {"samples": ["a"]})):
         run_dir = tmp_path / f"run{number}"
-        shutil.copytree(sound, run_dir)
+        shutil.copytree(calm, run_dir)
         manifest("arguments", arguments)(run_dir, None)
         manifest("protocol", {"label": "a@1", "hash": "1", "system": "a", "content": {}})(run_dir, None)
         with pytest.raises(StoreError, match=re.escape(str(run_dir))) if arguments["samples"] else nullcontext():
@@ -214,9 +214,9 @@ def test_arguments_of_another_type_are_one_line_in_a_comparison(sound, tmp_path)
 
 
 @pytest.mark.parametrize("checkpoint", ["../..", "a\0b/c", "\x1b[31m/\x1b]0;x\x07", "./.", f"{'n' * 300}/m"])
-def test_an_export_stays_in_its_folder_and_prints_no_escape(checkpoint, sound, tmp_path):
+def test_an_export_stays_in_its_folder_and_prints_no_escape(checkpoint, calm, tmp_path):
     run_dir, out = tmp_path / "run", tmp_path / "a" / "b" / "out"
-    shutil.copytree(sound, run_dir)
+    shutil.copytree(calm, run_dir)
     manifest("checkpoint", checkpoint)(run_dir, None)
     manifest("checkpoint_revision", "1")(run_dir, None)
     before = set(tmp_path.rglob("*"))
@@ -229,9 +229,9 @@ def test_an_export_stays_in_its_folder_and_prints_no_escape(checkpoint, sound, t
     assert "\x1b" not in done.output
 
 
-def test_the_heading_of_a_model_card_is_escaped_as_its_table_is(sound, tmp_path):
+def test_the_heading_of_a_model_card_is_escaped_as_its_table_is(calm, tmp_path):
     run_dir, out = tmp_path / "run", tmp_path / "out"
-    shutil.copytree(sound, run_dir)
+    shutil.copytree(calm, run_dir)
     manifest("system", hostile.SPEAKING)(run_dir, None)
     assert CliRunner().invoke(app, ["export", str(run_dir), "--format", "hf", "--out", str(out)]).exit_code == 0
     card = (out / "run" / "README.md").read_text().partition("\n---\n")[2]
