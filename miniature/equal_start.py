@@ -186,15 +186,16 @@ def table(folder: Path) -> pandas.DataFrame:
     answers, settings = (pandas.read_csv(folder / file) for file in (ANSWERS, SETTINGS))
     rows = []
     for system, found in answers.groupby("system", sort=False):
-        values = [over_seeds(answers, str(system), reference) for reference in (None, SYSTEMS[0].name)]
+        values = (over_seeds(answers, str(system), reference) for reference in (None, SYSTEMS[0].name))
+        accuracy, difference = (f"{value.value:.1f} [{value.low:.1f}, {value.high:.1f}]" for value in values)
         totals = found[["tokens", "forwards", "rows"]].sum()
         rows.append(
             {
                 "system": system,
                 "seeds": found.seed.nunique(),
                 "trained rows": settings[settings.system == system].trained_rows.mean(),
-                "accuracy, %": "{0.value:.1f} [{0.low:.1f}, {0.high:.1f}]".format(values[0]),
-                f"minus {SYSTEMS[0].name}": "{0.value:.1f} [{0.low:.1f}, {0.high:.1f}]".format(values[1]),
+                "accuracy, %": accuracy,
+                f"minus {SYSTEMS[0].name}": difference,
                 "TPF": round(totals.tokens / totals.forwards, 2),
                 "rows a token": round(totals["rows"] / totals.tokens, 1),
             }

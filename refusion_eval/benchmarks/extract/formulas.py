@@ -10,7 +10,6 @@ from refusion_eval.benchmarks.extract import answers, frames
 from refusion_eval.benchmarks.extract.frames import NOTHING, STATEMENT_REACH
 
 _BRACES = re.compile(r"\\boxed\s{0,4}\{|[{}]")
-_BOX_END = re.compile(r"\\[)\]]|\$|\n|</")
 # Formulas of a line between their signs, joined by words of lists; and what stands around them.
 _ONE = r"(?:\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\))"
 _INLINE = re.compile(rf"{_ONE}(?:(?:,|,? (?:and|or)) {_ONE}){{0,9}}")
@@ -224,11 +223,8 @@ def last_box_or_statement(text: str) -> Extraction:
     text = frames.tidy(text)
     boxed = box(text)
     if boxed.answer is not None:
-        others = (
-            _formula_after(text, end, is_correction=True)
-            for end in frames.corrections(text, text.rindex(boxed.answer) + len(boxed.answer))
-        )
-        return next((other for other in others if other is not None and other.answer is not None), boxed)
+        end = text.rindex(boxed.answer) + len(boxed.answer)
+        return frames.corrected(text, end, _formula_after, boxed)
     alone = _ALONE.search(text)
     found = Extraction(next(filter(None, alone.groups())).strip(), "formula on the last line") if alone else NOTHING
     return frames.last_stated(text, _formula_after) or found
@@ -277,7 +273,7 @@ def box(text: str, *, last: bool = True) -> Extraction:
             if mark[0] != "{":
                 boxes.append((depth, mark.end()))
     if boxes and (whole_box is None or boxes[-1][1] > whole_box.stop):  # another sign stands for the brace
-        end = _BOX_END.search(plain, boxes[-1][1])
+        end = frames.BOX_END.search(plain, boxes[-1][1])
         whole_box = slice(boxes[-1][1], end.start() if end else len(plain))
     if whole_box is not None and (content := text[whole_box].strip()):
         return Extraction(content, "box")

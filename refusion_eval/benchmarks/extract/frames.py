@@ -134,6 +134,7 @@ _ENDS_A_TURN = re.compile(r"(?i:[,.:;!?…—–-]|\b(?:meant?|that|it|rather))\
 _BOX = re.compile(
     r"(?:\\{1,4}|(?<![A-Za-z\\]))(?:boxed|fbox|framebox(?:\[[^\]\n]{0,9}\]){0,2})\s{0,4}(?=\{)|\x08oxed|\x0c(?:framebox|box)(?=\{)"
 )
+BOX_END = re.compile(r"\\[)\]]|\$|\n|</")  # what stands for the brace of a box where that is missing
 # A box that is empty, or holds nothing but the words of the instruction.
 _NO_ANSWER = (
     r"(?:\\(?:[,;! ]|(?:l?dots|cdots|quad|square)\b)|[ \t.…?_~*,:$]|(?i:(?:your|the|my|final|correct|numerical|answer"
@@ -189,8 +190,7 @@ def last_stated(text: str, read: Reader, weaker: Reader | None = None) -> Extrac
             continue
         for start in last_statements(lead, text):
             if (stated := reader(text, start)) is not None:
-                others = (reader(text, end, is_correction=True) for end in corrections(text, start))
-                stated = next((other for other in others if other is not None and other.answer is not None), stated)
+                stated = corrected(text, start, reader, stated)
                 return Extraction(stated.answer, how) if stated.how == "statement" else stated
     return None
 
@@ -211,7 +211,13 @@ def after_denial(text: str, start: int) -> int | None:
     return denied.end() if denied else None if NOT.match(text, start) else start
 
 
-def corrections(text: str, start: int) -> list[int]:
+def corrected(text: str, start: int, read: Reader, stated: Extraction) -> Extraction:
+    """What the last correction of a statement says that begins at `start`; what it `stated` where there is none."""
+    others = (read(text, end, is_correction=True) for end in _corrections(text, start))
+    return next((other for other in others if other is not None and other.answer is not None), stated)
+
+
+def _corrections(text: str, start: int) -> list[int]:
     """The offsets, in falling order, at which an answer may stand that corrects the statement at `start`."""
     region = text[start : start + STATEMENT_REACH]
     turns = list(_TURN.finditer(region))
@@ -245,8 +251,8 @@ def _closing(region: str) -> int:
         depth += (sign[0] == "{") - (sign[0] == "}")
         if depth == 0:
             return sign.start()
-    ends = re.search(r"\\[)\]]|\$|\n|</|\Z", region)
-    return ends.start() if ends else -1
+    end = BOX_END.search(region)
+    return end.start() if end else len(region)
 
 
 def bare(text: str) -> str:

@@ -132,10 +132,11 @@ def _without_tags(text: str) -> str:
     return _TAGS.sub(lambda tags: "\n" if tags.string[tags.start() - 1 : tags.start()].strip() else "", text)
 
 
-def unwrapped(text: str) -> str:
-    """The text with its code at the left margin: outside of quotes, backquotes and Markdown's indents."""
+def _unwrapped(text: str) -> Iterator[str]:
+    """A text without fences, without its tags; then with its code out of quotes, backquotes and Markdown's indents."""
+    yield _without_tags(text)
     text = _INLINE.sub(r"\n\2\n", _without_tags(_QUOTE.sub("", text)))
-    return text if _CODE_LINES.search(text) else _INDENTED_LINES.sub(lambda lines: dedented(lines[0]), text)
+    yield text if _CODE_LINES.search(text) else _INDENTED_LINES.sub(lambda lines: dedented(lines[0]), text)
 
 
 class _Effort:
@@ -262,7 +263,7 @@ def whole_program(text: str, marks: Sequence[str]) -> Extraction:
         if found:
             return Extraction(found[-1].code, how)
     effort = _Effort()
-    runs = [code for form in (_without_tags(text), unwrapped(text)) for code in _runs(form, effort)]
+    runs = [code for form in _unwrapped(text) for code in _runs(form, effort)]
     longest = max((code for code in runs if any(mark in code for mark in marks)), key=len, default=None)
     return Extraction(longest, "without a block") if longest else NO_CODE
 
@@ -282,10 +283,10 @@ def _find_program(text: str, names: Set[str], effort: _Effort, *, before: str = 
     """The last block of a text that defines one of the names, behind what it needs of the other blocks."""
     blocks = blocks_of(text)
     code = _last_definition(blocks, names, effort)
-    for form in (_without_tags(text), unwrapped(text)):
-        if not code:
-            blocks = list(_unfenced(form, effort))
-            code = _last_definition(blocks, names, effort)
+    forms = _unwrapped(text)
+    while not code and (form := next(forms, None)) is not None:
+        blocks = list(_unfenced(form, effort))
+        code = _last_definition(blocks, names, effort)
     if not code:
         return ""
     missing = _names(f"{before}\n{code}\n{after}").unbound - _BUILTINS

@@ -16,7 +16,6 @@ _NOT = (
     r"(?:(?:\bnot|n['’]t|\bnever|\bcannot be|\bfar from|\bneither)"
     r"(?: (?:be|a|an|the|[a-z]{2,12}ly)){0,2} |\bnot the case that (?:[a-z]{1,20} ){0,6})"
 )
-_FILLED = r"[^.;\n]{0,60}?"
 # Behind a word that is said, its clause ends, or a reason follows.
 _ENDS = rf"(?=\s*(?:\Z|[.,;:!?—–|-])|,? {CONDITION}|\s(?:{REASON}|it|he|she|we|they|this|that|there|the|you)\b)"
 
