@@ -6,16 +6,13 @@ values are cached.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, ClassVar
 
 from refusion_eval.config import PositiveInt, settings_class
-from refusion_eval.decoders.canvas import Canvas, MaskedSettings
-from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Readout, StopReason, Trace, block_causal
-
-# Fills a block; returns why decoding ends with it, or None.
-Filling = Generator[Forward, tuple[Readout, ...], StopReason | None]
+from refusion_eval.decoders.canvas import Canvas, Filling, MaskedSettings
+from refusion_eval.types import NOTHING, Commit, Decoding, Forward, Read, Trace, block_causal
 
 
 @settings_class("aligned")
@@ -45,11 +42,11 @@ class AlignedSettings(MaskedSettings):
 
 
 class AlignedCanvas(Canvas):
-    """A canvas that grows by blocks, and what of it is cached."""
+    """A canvas that grows by blocks, and what of it is cached; one of the blocks begins at `origin`."""
 
-    def __init__(self, prompt: Sequence[int], settings: Any, trace: Trace) -> None:
+    def __init__(self, prompt: Sequence[int], settings: Any, trace: Trace, origin: int = 0) -> None:
         super().__init__(prompt, settings, trace, gen_length=0)
-        self._size = settings.block_length
+        self._size, self._origin = settings.block_length, origin
         self._most = None if settings.release_compatible else settings.gen_length  # tokens of the response
         # The first `num_cached` tokens are cached as soon as `commit` is done.
         self.num_cached, self.commit = 0, NOTHING
@@ -64,12 +61,13 @@ class AlignedCanvas(Canvas):
 
     def has_stop(self, positions: Iterable[int]) -> bool:
         """Whether one of some response indices holds a stop token."""
-        return any(self.tokens[self.start + position] in self._settings.eos_ids for position in positions)
+        return any(self.tokens[self.start + position] in self.settings.eos_ids for position in positions)
 
     def forward(self, end: int, kind: str, reads: tuple[Read, ...] = (), num_final: int | None = None) -> Forward:
         """The forward of all rows up to `end` that are not cached; the first `num_final` tokens (all) are final."""
         fed, num_final = range(self.num_cached, end), end if num_final is None else num_final
-        sizes = Counter(position // self._size for position in fed)
+        # Floor division also cuts what is before the origin.
+        sizes = Counter((position - self._origin) // self._size for position in fed)
         tokens, attention = self.tokens[fed.start : end], block_causal(list(sizes.values()))
         forward = Forward(tokens, fed, attention, reads, self.commit, kind)
         self.commit, self.num_cached = Commit(range(num_final - fed.start)), num_final

@@ -4,18 +4,20 @@ Attention is full within a block, and a block sees all blocks before it. The pro
 that one of them ends where the response begins. Finished blocks never change, so their keys and values are cached.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import ClassVar
 
 from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, added_setting, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, first_eos, most_confident
-from refusion_eval.decoders.canvas import Canvas, MaskedSettings, Remasking, rounded_quotas
-from refusion_eval.decoders.drafts import check_drafts, fill_by_drafts
+from refusion_eval.decoders import Decoder, Reads, Style
+from refusion_eval.decoders.aligned import AlignedCanvas
+from refusion_eval.decoders.canvas import MaskedSettings, Remasking, rounded_quotas
+from refusion_eval.decoders.drafts import Drafts, check_drafts
+from refusion_eval.decoders.filling import Rule, at_least, fill
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import DROP_ALL, NOTHING, Commit, Decoding, Forward, Read, Trace, block_causal
+from refusion_eval.types import DROP_ALL, Commit, Decoding, Forward, ProbArray, Readout, Trace, block_causal
 
 
 @settings_class("bd3lm")
@@ -73,69 +75,52 @@ class Bd3lmSettings(MaskedSettings):
     def draws_order(self) -> bool:
         return self.remasking == "random"
 
-    def quotas(self, num_masked: int) -> list[int]:
+    def scores(self, readout: Readout, step: int, positions: Sequence[int]) -> ProbArray:
+        return self.random_scores(step, positions) if self.remasking == "random" else readout.probs
+
+    def rule(self, num_masked: int) -> Rule | Drafts:
+        if self.draft_steps:
+            return Drafts(self.draft_steps)
+        if self.threshold is not None:
+            return Rule(at_least(self.threshold))
         num_blocks = -(-self.gen_length // self.block_length)
         steps = self.block_length if self.steps is None else -(-self.steps // num_blocks)
-        return rounded_quotas(num_masked, self.steps_per_block or steps)
+        return Rule(quotas=rounded_quotas(num_masked, self.steps_per_block or steps))
 
 
 def decode(prompt: Sequence[int], settings: Bd3lmSettings, trace: Trace) -> Decoding:
     """Decodes one prompt; each block enters the cache once it is finished."""
-    canvas, steps = Canvas(prompt, settings, trace, gen_length=0), count()
-    # The first `num_cached` tokens are cached as soon as `commit` is done.
-    start, num_cached, commit = canvas.start, 0, NOTHING
-
-    def denoise(reads: tuple[Read, ...] = ()) -> Forward:
-        nonlocal num_cached, commit
-        forward = replace(_forward(canvas, settings, num_cached, commit, reads), kind="denoise")
-        # Finished blocks see no masks, so the rows that this forward computes for them are exact and stay; those of
-        # the block itself change with every token that is filled in.
-        commit, num_cached = Commit(range(start - num_cached)), start
-        return forward
-
+    canvas, steps = AlignedCanvas(prompt, settings, trace, origin=len(prompt)), count()
     while canvas.gen_length < settings.gen_length:
         start = len(canvas.tokens)
-        if settings.release_compatible:  # dllm's sampler keeps nothing from block to block
-            num_cached, commit = 0, DROP_ALL
-        if num_cached < start and (settings.separate_commit or settings.release_compatible):
-            store = _forward(canvas, settings, num_cached, commit)
-            yield store
-            num_rows = len(store.tokens)  # padding first, which is not kept
-            commit, num_cached = Commit(range(num_rows - start + num_cached, num_rows)), start
-        canvas.extend(min(settings.block_length, settings.gen_length - canvas.gen_length))
-        block = range(start - canvas.start, canvas.gen_length)
-        if settings.draft_steps:  # leaves no mask for the steps below
-            reason = yield from fill_by_drafts(canvas, settings, block, settings.draft_steps, denoise)
-            if reason:
-                return canvas.finish(reason)
-        quotas = iter(settings.quotas(len(block)))
-        while masked := canvas.masked(block):
-            step = next(steps)
-            (readout,) = yield denoise(canvas.reads(masked, step, num_cached))
-            scores = settings.random_scores(step, masked) if settings.remasking == "random" else readout.probs
-            if settings.threshold is None:
-                accepted = most_confident(scores, next(quotas))
-            else:
-                accepted = at_least_or_best(scores, settings.threshold, readout)
-            canvas.fix_chosen(masked, readout, scores, accepted)
-            if reason := canvas.settled():
-                return canvas.finish(reason)
-        if first_eos(canvas.tokens[start:], settings.eos_ids) is not None:
+        if settings.release_compatible:
+            yield _store_anew(canvas, settings)
+        elif settings.separate_commit and canvas.num_cached < start:
+            yield canvas.forward(start, "store")
+        canvas.open(range(start, min(start + settings.block_length, canvas.start + settings.gen_length)))
+        block = range(start, len(canvas.tokens))
+        # Finished blocks see no masks, so the rows that the first forward computes for them are exact and stay; those
+        # of the block itself change with every token that is filled in.
+        forward, rule = partial(canvas.denoise, block), settings.rule(len(block))
+        if reason := (yield from fill(canvas, [canvas.region(block)], steps, forward, rule)):
+            return canvas.finish(reason)
+        if canvas.has_stop(canvas.region(block)):
             break
     return canvas.finish()
 
 
-def _forward(
-    canvas: Canvas, settings: Bd3lmSettings, num_cached: int, commit: Commit, reads: tuple[Read, ...] = ()
-) -> Forward:
-    """The forward of all tokens that are not cached yet; without a read it is made for their keys and values only."""
-    padding = -canvas.start % settings.block_length if settings.release_compatible and not reads else 0
-    # Floor division also cuts the prompt, whose positions are negative, so that a block ends where the response begins.
-    fed = range(num_cached, len(canvas.tokens))
-    sizes = Counter((position - canvas.start) // settings.block_length for position in fed)
-    attention = block_causal(list(sizes.values()), padding)
-    tokens = [settings.mask_id] * padding + canvas.tokens[num_cached:]
-    return Forward(tokens, [0] * padding + list(fed), attention, reads, commit, "denoise" if reads else "store")
+def _store_anew(canvas: AlignedCanvas, settings: Bd3lmSettings) -> Forward:
+    """The forward of everything before a block, left-padded to whole blocks: dllm's sampler keeps nothing."""
+    canvas.num_cached, canvas.commit = 0, DROP_ALL
+    store, padding = canvas.forward(len(canvas.tokens), "store"), -canvas.start % settings.block_length
+    num_rows = padding + len(store.tokens)
+    canvas.commit = Commit(range(padding, num_rows))
+    return replace(
+        store,
+        tokens=[settings.mask_id] * padding + [*store.tokens],
+        positions=[0] * padding + [*store.positions],
+        attention=block_causal([segment.size for segment in store.attention], padding),
+    )
 
 
 DECODER = Decoder(

@@ -1,6 +1,6 @@
 """What decoders of masked models share: settings, and a response of masks that is filled in."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
@@ -13,6 +13,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
     Confidence,
     ConfidenceDtype,
+    Forward,
     ProbArray,
     Read,
     Readout,
@@ -25,6 +26,8 @@ from refusion_eval.types import (
 
 Remasking = Literal["low_confidence", "random"]
 PositiveFraction = Annotated[float, Gt(0), Le(1)]
+# A part of a decoding that fills masks; returns why decoding ends with it, or None.
+Filling = Generator[Forward, tuple[Readout, ...], StopReason | None]
 
 
 def rounded_quotas(num_masked: int, steps: int) -> list[int]:
@@ -163,7 +166,7 @@ class Canvas:
     ) -> None:
         self.tokens = list(prompt)  # prompt and response, with masks where nothing is final
         self.start = len(prompt)  # index in `tokens` of the first response position
-        self._settings = settings
+        self.settings = settings
         self._trace = trace
         self.gen_length = 0  # response positions so far
         self._is_masked: list[bool] = []
@@ -171,7 +174,7 @@ class Canvas:
 
     def extend(self, num_positions: int) -> None:
         self.gen_length += num_positions
-        self.tokens += [self._settings.mask_id] * num_positions
+        self.tokens += [self.settings.mask_id] * num_positions
         self._is_masked += [True] * num_positions
 
     def masked(self, region: Iterable[int] | None = None) -> list[int]:
@@ -182,8 +185,8 @@ class Canvas:
     def reads(self, positions: Sequence[int], step: int, first: int = 0) -> tuple[Read, ...]:
         """The read of some response indices, if there are any, in a forward whose rows are the text from `first` on."""
         # A model that was made from a causal one predicts a masked position in the row before it, also its own masks.
-        rows = [self.start + position - self._settings.shift - first for position in positions]
-        return (self._settings.read(rows, step, positions),) if rows else ()
+        rows = [self.start + position - self.settings.shift - first for position in positions]
+        return (self.settings.read(rows, step, positions),) if rows else ()
 
     def fix(self, positions: Sequence[int], tokens: Iterable[int]) -> None:
         """Makes response positions final, and records them if there are any."""
@@ -211,18 +214,18 @@ class Canvas:
     def settled(self) -> StopReason | None:
         """With `early_stop`, why the text can no longer change; else None."""
         # A final token never changes, so without a mask before it a stop token or string ends the text for good.
-        if not self._settings.early_stop:
+        if not self.settings.early_stop:
             return None
         gapless = self._gapless()
-        if first_eos(gapless, self._settings.eos_ids) is not None:
+        if first_eos(gapless, self.settings.eos_ids) is not None:
             return "eos"
-        rule = self._settings.stop_rule
+        rule = self.settings.stop_rule
         return "stop_string" if rule is not None and rule(gapless) else None
 
     def finish(self, reason: StopReason | None = None, most: int | None = None) -> Response:
         """The response: the tokens without a gap from the start, `most` of them, up to and including the first EOS."""
         tokens = self._gapless()[:most]
-        eos = first_eos(tokens, self._settings.eos_ids)
+        eos = first_eos(tokens, self.settings.eos_ids)
         if eos is not None:
             tokens, reason = tokens[: eos + 1], "eos"
         response = Response(tuple(tokens), reason or "length")

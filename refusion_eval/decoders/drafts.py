@@ -6,12 +6,13 @@ before it is right and the prediction of that one makes just this next step. So 
 token a step, and the branches that were right took one forward together.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from typing import NamedTuple
 
-from refusion_eval.decoders.canvas import Canvas, MaskedSettings
+from refusion_eval.decoders.canvas import Canvas, Filling, MaskedSettings
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import Attention, Forward, Readout, StopReason
+from refusion_eval.types import Attention, Forward, Readout
 
 Branch = Mapping[int, int]  # positions of the response that are filled besides, and their tokens
 
@@ -27,33 +28,34 @@ def check_drafts(settings: MaskedSettings, draft_steps: int, **wrong: bool) -> N
         raise ConfigError(f"{where}; drafts are of the most confident token a step, so set {advice}")
 
 
-def fill_by_drafts(
-    canvas: Canvas,
-    settings: MaskedSettings,
-    region: range,
-    draft_steps: int,
-    text: Callable[[], Forward],
-    block_length: int | None = None,
-    ahead: Sequence[int] = (),
-) -> Generator[Forward, tuple[Readout, ...], StopReason | None]:
-    """Fills response indices; returns why decoding ends with them, or None.
+class Drafts(NamedTuple):
+    """How steps are drafted.
 
-    Args:
-        region: the indices that are filled.
-        draft_steps: most branches of a forward, >= 1.
-        text: makes the forward of the text as it is, without reads; its rows are consecutive positions.
+    Attributes:
+        most: branches of a forward, >= 1.
         block_length: length of blocks, counted from the end of the region, of which the earlier ones are filled first;
             None for one block.
         ahead: indices behind the region; some of them may be filled too.
     """
 
+    most: int
+    block_length: int | None = None
+    ahead: Sequence[int] = ()
+
+
+def fill_by_drafts(
+    canvas: Canvas, region: range, forward: Callable[[Sequence[int], int], Forward], drafts: Drafts
+) -> Filling:
+    """As `refusion_eval.decoders.filling.fill`; the rows of the forwards are consecutive positions."""
+    indices = [*region, *drafts.ahead]
+
     def guesses(branch: Branch, readout: Readout | None) -> list[tuple[int, int]]:
         """Masked indices and their tokens, in the order in which steps fill them."""
         if readout is None:
             return []
-        masked = _masked(canvas, [*region, *ahead], branch)
-        blocks = [0 if block_length is None else (index - region.stop) // block_length for index in masked]
-        scores = settings.scores(readout, 0, masked).tolist()
+        masked, length = _masked(canvas, indices, branch), drafts.block_length
+        blocks = [0 if length is None else (index - region.stop) // length for index in masked]
+        scores = canvas.settings.scores(readout, 0, masked).tolist()
         guessed = zip(blocks, scores, masked, readout.tokens.tolist(), strict=True)
         in_order = sorted(guessed, key=lambda guess: (guess[0], -guess[1]))
         return [(index, token) for _, _, index, token in in_order]
@@ -61,13 +63,13 @@ def fill_by_drafts(
     if not canvas.masked(region):
         return None
     branches: list[Branch] = [{}]
-    readouts = yield _branched(canvas, text(), branches, [*region, *ahead])
+    readouts = yield _branched(canvas, forward((), 0), branches, indices)
     best = guesses({}, *readouts)
     while masked := canvas.masked(region):
-        branches = [dict(best[:number]) for number in range(1, min(draft_steps, len(best)) + 1)]
+        branches = [dict(best[:number]) for number in range(1, min(drafts.most, len(best)) + 1)]
         accepted = branches[0]  # the step that is made without drafts
-        if len(masked) > 1 or ahead:  # what a forward says after the last mask would not be used
-            readouts = yield _branched(canvas, text(), branches, [*region, *ahead])
+        if len(masked) > 1 or drafts.ahead:  # what a forward says after the last mask would not be used
+            readouts = yield _branched(canvas, forward((), 0), branches, indices)
             # Only the last branch may have no masks, and then no readout.
             after = [guesses(*pair) for pair in zip(branches, [*readouts, None], strict=False)]
             number, last = 0, len(branches) - 1

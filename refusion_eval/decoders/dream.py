@@ -7,7 +7,7 @@ With alg="entropy_threshold" there is no schedule: entropies decide how many pos
 dParallel (arXiv 2509.26488).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -25,10 +25,11 @@ from refusion_eval.config import (
     added_setting,
     settings_class,
 )
-from refusion_eval.decoders import Decoder, Reads, Style, above_or_best, most_confident, rounded_threshold
+from refusion_eval.decoders import Decoder, Reads, Style
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, PositiveFraction, blocks_of, check_blocks
 from refusion_eval.decoders.dllm_cache import text_forward
-from refusion_eval.decoders.drafts import check_drafts, fill_by_drafts
+from refusion_eval.decoders.drafts import Drafts, check_drafts
+from refusion_eval.decoders.filling import Rule, above, fill
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Confidence, Decoding, ProbArray, Read, Readout, Trace
 
@@ -142,6 +143,13 @@ class DreamSettings(MaskedSettings):
         uniform = self.random_scores(step, positions).clip(2**-64, 1 - 2**-53)
         return scores.astype(np.float64) / self.alg_temp - np.log(-np.log(uniform))
 
+    def rule(self) -> Rule | Drafts:
+        if self.draft_steps:
+            return Drafts(self.draft_steps)
+        if self.alg == "entropy_threshold":
+            return Rule(above(-self.threshold))
+        return Rule(quotas=quotas(self.gen_length, shares(self.num_steps, self.eps)))
+
 
 def shares(steps: int, eps: float) -> npt.NDArray[np.float32]:
     """Share of the masks that each step fills: 1 - t[i + 1] / t[i], t falling evenly from 1 to eps; the last is 1."""
@@ -163,45 +171,37 @@ def quota(num_masked: int, share: np.float32) -> int:
     return int(np.float32(num_masked) * share)
 
 
+def quotas(num_masked: int, shares: Iterable[np.float32]) -> Iterator[int]:
+    """Numbers of masks that the steps fill; a 0 is a forward too, as in the release."""
+    for share in shares:
+        num_filled = quota(num_masked, share)
+        yield num_filled
+        num_masked -= num_filled
+
+
 def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Decoding:
     """Decodes one prompt in `steps` forwards, or fewer with `early_stop`."""
-    if settings.alg == "entropy_threshold":
-        return (yield from _decode_by_entropy(prompt, settings, trace))
     canvas = Canvas(prompt, settings, trace)
-    if settings.draft_steps:
-        region, text = range(settings.gen_length), partial(text_forward, canvas, settings, (), 0)
-        return canvas.finish((yield from fill_by_drafts(canvas, settings, region, settings.draft_steps, text)))
+    if settings.alg == "origin":
+        return (yield from _decode_at_random(canvas, settings, trace))
+    length = settings.gen_length
+    if settings.alg == "entropy_threshold":
+        length = settings.block_length or length
+    regions, forward = blocks_of(settings.gen_length, length), partial(text_forward, canvas, settings)
+    return canvas.finish((yield from fill(canvas, regions, count(), forward, settings.rule())))
+
+
+def _decode_at_random(canvas: Canvas, settings: DreamSettings, trace: Trace) -> Decoding:
     for step, share in enumerate(shares(settings.num_steps, settings.eps)):
         masked = canvas.masked()
-        if settings.alg == "origin":
-            scores = settings.random_scores(step, masked)
-            # Each mask is filled with the probability `share`, independently: the number varies from step to step.
-            picked = [position for position, score in zip(masked, scores, strict=True) if score >= 1 - share]
-            for readout in (yield text_forward(canvas, settings, picked, step)):
-                trace.select("token", masked, scores.tolist(), picked)
-                canvas.fix(picked, readout.tokens)
-        else:
-            num_filled = quota(len(masked), share)
-            candidates = masked if num_filled else []  # the release makes a forward also for a quota of 0
-            for readout in (yield text_forward(canvas, settings, candidates, step)):
-                scores = settings.scores(readout, step, candidates)
-                canvas.fix_chosen(candidates, readout, scores, most_confident(scores, num_filled))
+        scores = settings.random_scores(step, masked)
+        # Each mask is filled with the probability `share`, independently: the number varies from step to step.
+        picked = [position for position, score in zip(masked, scores, strict=True) if score >= 1 - share]
+        for readout in (yield text_forward(canvas, settings, picked, step)):
+            trace.select("token", masked, scores.tolist(), picked)
+            canvas.fix(picked, readout.tokens)
         if reason := canvas.settled():
             return canvas.finish(reason)
-    return canvas.finish()
-
-
-def _decode_by_entropy(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Decoding:
-    canvas, steps = Canvas(prompt, settings, trace), count()
-    for block in blocks_of(settings.gen_length, settings.block_length or settings.gen_length):
-        while masked := canvas.masked(block):
-            step = next(steps)
-            (readout,) = yield text_forward(canvas, settings, masked, step)
-            scores = settings.scores(readout, step, masked)
-            accepted = above_or_best(scores, -rounded_threshold(settings.threshold, readout))
-            canvas.fix_chosen(masked, readout, scores, accepted)
-            if reason := canvas.settled():
-                return canvas.finish(reason)
     return canvas.finish()
 
 

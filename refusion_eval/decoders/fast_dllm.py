@@ -16,16 +16,19 @@ released, all rows of the block ask, masked or not, the number of kept rows is r
 block on either side are neighbours. Of equal scores, common among neighbours, the first stay; the release says nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import count
+from functools import partial
+from itertools import chain, count, repeat
 from typing import ClassVar, Literal
 
 from refusion_eval.config import Fraction, NonNegativeFloat, PositiveInt, added_setting, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, dream, most_confident, num_within_factor
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, blocks_of, check_blocks, even_quotas
-from refusion_eval.decoders.dllm_cache import reuses_features, text_forward
+from refusion_eval.decoders.dllm_cache import reuses_features
+from refusion_eval.decoders.drafts import Drafts
 from refusion_eval.decoders.dream import DreamSettings
+from refusion_eval.decoders.filling import Rule, at_least, fill
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
     DROP_ALL,
@@ -92,25 +95,20 @@ class FastDllmLladaSettings(BlockSettings):
             raise ConfigError(f"{self.decoder}: {rules}; they are two rules for one choice, so leave out one of them")
         _check_kernel_size(self.decoder, self.kernel_size)
 
-    @property
-    def fewest_forwards(self) -> int:
-        """Number of forwards of a block that are made even if it is filled before."""
-        return 2 if self.release_compatible and self.remasking == "low_entropy" and self.cache != "none" else 0
-
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         return replace(BlockSettings.read(self, rows, step, positions), entropy=self.remasking == "low_entropy")
 
-    def quota(self, num_masked: int, num_before: int) -> int | None:
-        """Number of candidates that a forward of a block commits; None if their confidences decide."""
-        if self.threshold is None and self.factor is None:  # LLaDA's quotas
-            return even_quotas(self.block_length, self.steps_per_block)[num_before]
-        return None
+    def rule(self) -> Rule:
+        rule = Rule(quotas=even_quotas(self.block_length, self.steps_per_block))
+        if self.factor is not None:
+            rule = Rule(self._within_factor)
+        elif self.threshold is not None:
+            rule = Rule(at_least(-self.threshold if self.remasking == "low_entropy" else self.threshold))
+        is_released = self.release_compatible and self.remasking == "low_entropy" and self.cache != "none"
+        return rule._replace(fewest=2) if is_released else rule
 
-    def accepted(self, scores: ProbArray, readout: Readout) -> list[int]:
-        if self.factor is None:
-            assert self.threshold is not None
-            by_entropy = self.remasking == "low_entropy"
-            return at_least_or_best(scores, -self.threshold if by_entropy else self.threshold, readout)
+    def _within_factor(self, scores: ProbArray, readout: Readout, quota: int) -> list[int]:
+        assert self.factor is not None
         num_accepted = num_within_factor(scores, self.factor)
         # The release ends its loop at the last candidate without looking at it.
         if self.release_compatible and num_accepted == len(scores) - 1:
@@ -140,7 +138,6 @@ class FastDllmDreamSettings(DreamSettings):
 
     decoder: ClassVar[str] = "fast_dllm_dream"
     kind_in_block: ClassVar[str] = "decode"
-    fewest_forwards: ClassVar[int] = 0
 
     alg: FastAlg = "confidence_threshold"  # type: ignore[assignment]
     threshold: NonNegativeFloat = 0.9
@@ -190,13 +187,23 @@ class FastDllmDreamSettings(DreamSettings):
     def steps_per_block(self) -> int:
         return self.num_steps // len(self.blocks)
 
-    def quota(self, num_masked: int, num_before: int) -> int | None:
+    def rule(self) -> Rule | Drafts:
+        if self.cache != "none":  # after the first forward of a block
+            if self.by_threshold:
+                return Rule(at_least(self.threshold))
+            shares = dream.shares(self.steps_per_block, self.eps)[1:]
+            return Rule(quotas=dream.quotas(self.block_length - 1, shares))
         if self.by_threshold:
-            return None
-        return dream.quota(num_masked, dream.shares(self.steps_per_block, self.eps)[num_before])
+            quota = self.gen_length // self.num_steps
+            # Of each forward, how many positions may be filled when it is done.
+            return Rule(self._accept, chain(range(quota, self.gen_length, quota), repeat(self.gen_length)))
+        return DreamSettings.rule(self)
 
-    def accepted(self, scores: ProbArray, readout: Readout) -> list[int]:
-        return at_least_or_best(scores, self.threshold, readout)
+    def _accept(self, scores: ProbArray, readout: Readout, most: int) -> list[int]:
+        # The release transfers a quota a step and takes back what is below the threshold, all but the best. So
+        # positions that a step did not commit are candidates of the next step again, also after the last step.
+        candidates = most_confident(scores, most - (self.gen_length - len(scores)))
+        return [candidates[index] for index in at_least_or_best(scores[candidates], self.threshold, readout)]
 
 
 Settings = FastDllmLladaSettings | FastDllmDreamSettings
@@ -211,36 +218,29 @@ def decode(prompt: Sequence[int], settings: Settings, trace: Trace) -> Decoding:
     """Fills block after block; a block takes one to `block_length` forwards, or with quotas its number of steps."""
     canvas, steps = Canvas(prompt, settings, trace), count()
     for block in settings.blocks:
-        num_before = 0
-        while (masked := canvas.masked(block)) or num_before < settings.fewest_forwards:
-            step, quota = next(steps), settings.quota(len(masked), num_before) if masked else 0
-            # On Dream the row that predicts the first position of a block lies before the block and is fed only by the
-            # block's first forward, which therefore commits this one position whatever its confidence. In the release
-            # a second forward follows even if that fills the block; it would change nothing and is left out.
-            if settings.shift and num_before == 0:
-                (readout,) = yield _forward(canvas, settings, block, num_before, masked[:1], step)
-                canvas.fix(masked[:1], readout.tokens)
-            else:
-                candidates = [] if quota == 0 else masked  # the release makes a forward also for a quota of 0
-                readouts = yield _forward(canvas, settings, block, num_before, candidates, step)
-                for readout in readouts:
-                    scores = settings.scores(readout, step, candidates)
-                    accepted = settings.accepted(scores, readout) if quota is None else most_confident(scores, quota)
-                    canvas.fix_chosen(candidates, readout, scores, accepted)
+        forward = partial(_forward, canvas, settings, block, count())
+        # On Dream the row that predicts the first position of a block lies before the block and is fed only by the
+        # block's first forward, which therefore commits this one position whatever its confidence. In the release
+        # a second forward follows even if that fills the block; it would change nothing and is left out.
+        if settings.shift:
+            (readout,) = yield forward(block[:1], next(steps))
+            canvas.fix(block[:1], readout.tokens)
             if reason := canvas.settled():
                 return canvas.finish(reason)
-            num_before += 1
+        if reason := (yield from fill(canvas, [block], steps, forward, settings.rule())):
+            return canvas.finish(reason)
     return canvas.finish()
 
 
 def _forward(
-    canvas: Canvas, settings: Settings, block: range, num_before: int, candidates: Sequence[int], step: int
+    canvas: Canvas, settings: Settings, block: range, numbers: Iterator[int], candidates: Sequence[int], step: int
 ) -> Forward:
-    """A forward of a block after `num_before` others, which reads the predictions of some response indices."""
+    """A forward of a block, which reads some response indices; `numbers` counts those of the block."""
     # Keys and values of masks are stale at once, those of other rows drift slowly: so the block is recomputed in each
     # forward, and the rest only when a block begins. Sparse-dLLM waits one step, until scores are more stable.
-    length, own = len(canvas.tokens), range(canvas.start + block.start, canvas.start + block.stop)
-    since_refresh = -1 if settings.cache == "none" else num_before - (settings.cache == "sparse")
+    number, length = next(numbers), len(canvas.tokens)
+    own = range(canvas.start + block.start, canvas.start + block.stop)
+    since_refresh = -1 if settings.cache == "none" else number - (settings.cache == "sparse")
     fed, commit, kind, scores = range(length), DROP_ALL, "denoise", None
     if since_refresh == 0:
         kind = "refresh"
@@ -260,29 +260,7 @@ def _rows_outside(rows: range, length: int) -> list[int]:
 
 
 def decode_dream(prompt: Sequence[int], settings: FastDllmDreamSettings, trace: Trace) -> Decoding:
-    if settings.cache != "none":
-        return decode(prompt, settings, trace)
-    if settings.by_threshold:
-        return _decode_without_blocks(prompt, settings, trace)
-    return dream.decode(prompt, settings, trace)
-
-
-def _decode_without_blocks(prompt: Sequence[int], settings: FastDllmDreamSettings, trace: Trace) -> Decoding:
-    """Commits anywhere in the response; takes `steps` to `gen_length` forwards."""
-    canvas, steps = Canvas(prompt, settings, trace), settings.num_steps
-    for step in count():
-        if not (masked := canvas.masked()):
-            break
-        (readout,) = yield text_forward(canvas, settings, masked, step)
-        # The release transfers a quota a step and takes back what is below the threshold, all but the best. So
-        # positions that a step did not commit are candidates of the next step again, also after the last step.
-        num_candidates = settings.gen_length // steps * min(step + 1, steps) - (settings.gen_length - len(masked))
-        candidates = most_confident(readout.probs, num_candidates)
-        accepted = [candidates[index] for index in settings.accepted(readout.probs[candidates], readout)]
-        canvas.fix_chosen(masked, readout, readout.probs, accepted)
-        if reason := canvas.settled():
-            return canvas.finish(reason)
-    return canvas.finish()
+    return (dream.decode if settings.cache == "none" else decode)(prompt, settings, trace)
 
 
 DECODERS = {

@@ -10,9 +10,10 @@ from itertools import count
 from typing import ClassVar
 
 from refusion_eval.config import NonNegativeFloat, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, above_or_best, rounded_threshold
-from refusion_eval.decoders.aligned import AlignedCanvas, Filling
-from refusion_eval.decoders.canvas import MaskedSettings, PositiveFraction
+from refusion_eval.decoders import Decoder, Reads, Style
+from refusion_eval.decoders.aligned import AlignedCanvas
+from refusion_eval.decoders.canvas import Filling, MaskedSettings, PositiveFraction
+from refusion_eval.decoders.filling import Rule, above, fill
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import NOTHING, Commit, Confidence, Decoding, Forward, Read, Trace, bidirectional
 
@@ -107,35 +108,26 @@ def _store(canvas: AlignedCanvas, end: int, settings: FastDllmV2Settings, steps:
 
 
 def _fill(canvas: AlignedCanvas, block: range, settings: FastDllmV2Settings, steps: Iterator[int]) -> Filling:
-    since_whole: int | None = None  # forwards since that of the whole block
-    for start in range(block.start, block.stop, settings.small_block_size):
-        rows = range(start, start + settings.small_block_size)
-        while masked := canvas.masked(canvas.region(rows)):
-            step = next(steps)
-            # The row before the first position of a sub-block, which predicts it, is not among the sub-block's rows.
-            is_begun = masked[0] > rows.start - canvas.start
-            if settings.use_block_cache and since_whole is not None and is_begun:
-                forward = _forward_of_rows(canvas, block, rows, masked, step, since_whole)
-                since_whole += 1
-            else:
-                forward, since_whole = canvas.denoise(block, masked, step), 0
-            (readout,) = yield forward
-            accepted = above_or_best(readout.probs, rounded_threshold(settings.threshold, readout))
-            canvas.fix_chosen(masked, readout, readout.probs, accepted)
-            if reason := canvas.settled():
-                return reason
-    return None
+    size, num_narrow = settings.small_block_size, -1  # forwards since that of the whole block; -1 before it
 
+    def forward(masked: Sequence[int], step: int) -> Forward:
+        nonlocal num_narrow
+        first = canvas.start + masked[0]
+        rows = range(first // size * size, first // size * size + size)
+        num_narrow += 1
+        # The row before the first position of a sub-block, which predicts it, is not among the sub-block's rows.
+        if not settings.use_block_cache or num_narrow == 0 or first == rows.start:
+            num_narrow = 0
+            return canvas.denoise(block, masked, step)
+        # The block's other rows have the keys and values of the last whole forward.
+        others = [row - block.start for row in block if row not in rows]
+        commit = Commit(others) if num_narrow == 1 else NOTHING
+        canvas.commit = Commit(keep=block.start)  # those of the block are dropped before the next whole forward
+        reads, tokens = canvas.reads(masked, step, rows.start), canvas.tokens[rows.start : rows.stop]
+        return Forward(tokens, rows, bidirectional(size), reads, commit, "denoise")
 
-def _forward_of_rows(
-    canvas: AlignedCanvas, block: range, rows: range, masked: Sequence[int], step: int, since_whole: int
-) -> Forward:
-    """The forward of a sub-block over the keys and values that the block's other rows had in the last whole forward."""
-    others = [row - block.start for row in block if row not in rows]
-    commit = NOTHING if since_whole else Commit(others)
-    canvas.commit = Commit(keep=block.start)  # those of the block are dropped before the next whole forward
-    reads, tokens = canvas.reads(masked, step, rows.start), canvas.tokens[rows.start : rows.stop]
-    return Forward(tokens, rows, bidirectional(len(rows)), reads, commit, "denoise")
+    regions = [canvas.region(range(start, start + size)) for start in range(block.start, block.stop, size)]
+    return (yield from fill(canvas, regions, steps, forward, Rule(above(settings.threshold))))
 
 
 DECODER = Decoder(

@@ -5,10 +5,9 @@ after block (semi-autoregressive remasking), each block in the same number of st
 the candidates decide how many are committed, as in dParallel (arXiv 2509.26488).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import repeat
+from itertools import count
 from typing import ClassVar, Literal
 
 from refusion_eval.config import (
@@ -19,10 +18,11 @@ from refusion_eval.config import (
     added_setting,
     settings_class,
 )
-from refusion_eval.decoders import Decoder, Reads, Style, at_least_or_best, most_confident
+from refusion_eval.decoders import Decoder, Reads, Style
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, even_quotas
 from refusion_eval.decoders.dllm_cache import reuses_features, text_forward
-from refusion_eval.decoders.drafts import check_drafts, fill_by_drafts
+from refusion_eval.decoders.drafts import Drafts, check_drafts
+from refusion_eval.decoders.filling import Rule, at_least, fill
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Confidence, Decoding, Forward, Guidance, ProbArray, Read, Readout, Segment, Trace
 
@@ -100,42 +100,29 @@ class LladaSettings(BlockSettings):
         read = replace(BlockSettings.read(self, rows, step, positions), entropy=self.remasking == "low_entropy")
         return replace(read, exclude=self.eos_ids[:1]) if self.logits_eos_inf else read
 
-    @property
-    def quotas(self) -> Iterable[int | None]:
-        """Numbers of candidates that the steps of a block commit; None where entropies decide, until none is left."""
-        return repeat(None) if self.threshold is not None else even_quotas(self.block_length, self.steps_per_block)
+    def scores(self, readout: Readout, step: int, positions: Sequence[int]) -> ProbArray:
+        if self.remasking == "random":
+            return self.random_scores(step, positions)
+        return BlockSettings.scores(self, readout, step, positions)
+
+    def rule(self) -> Rule | Drafts:
+        if self.draft_steps:
+            return Drafts(self.draft_steps, self.block_length)
+        if self.threshold is not None:
+            return Rule(at_least(-self.threshold))
+        # With more steps than positions the last quotas are 0, and the release makes these forwards too.
+        return Rule(quotas=even_quotas(self.block_length, self.steps_per_block), fewest=self.steps_per_block)
 
 
 def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
     """Decodes one prompt; takes `steps` forwards, fewer only with `early_stop`, `threshold` or drafts."""
-    canvas, step = Canvas(prompt, settings, trace), 0
-    if settings.draft_steps:
-        region, text = range(settings.gen_length), partial(text_forward, canvas, settings, (), 0)
-        filling = fill_by_drafts(canvas, settings, region, settings.draft_steps, text, settings.block_length)
-        return canvas.finish((yield from filling))
-    for block in settings.blocks:
-        # With more steps than positions the last quotas are 0, and the release makes these forwards too.
-        for quota in settings.quotas:
-            masked = canvas.masked(block)
-            if quota is None and not masked:
-                break
-            forward = text_forward(canvas, settings, masked, step)
-            for readout in (yield _guided(forward, canvas, settings)):
-                # Low-confidence remasking keeps the most confident candidates and masks the others again.
-                is_random = settings.remasking == "random"
-                scores = settings.random_scores(step, masked) if is_random else settings.scores(readout, step, masked)
-                canvas.fix_chosen(masked, readout, scores, _accepted(settings, scores, readout, quota))
-            step += 1
-            if reason := canvas.settled():
-                return canvas.finish(reason)
-    return canvas.finish()
+    canvas = Canvas(prompt, settings, trace)
 
+    def forward(positions: Sequence[int], step: int) -> Forward:
+        return _guided(text_forward(canvas, settings, positions, step), canvas, settings)
 
-def _accepted(settings: LladaSettings, scores: ProbArray, readout: Readout, quota: int | None) -> list[int]:
-    if quota is not None:
-        return most_confident(scores, quota)
-    assert settings.threshold is not None
-    return at_least_or_best(scores, -settings.threshold, readout)
+    regions = [range(settings.gen_length)] if settings.draft_steps else settings.blocks
+    return canvas.finish((yield from fill(canvas, regions, count(), forward, settings.rule())))
 
 
 def _guided(forward: Forward, canvas: Canvas, settings: LladaSettings) -> Forward:

@@ -5,13 +5,16 @@ SGLang: `low_confidence` of LLaDA2.0 and, with editing, `joint_threshold` of LLa
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from refusion_eval.config import NonNegativeFloat, NonNegativeInt, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style, above_or_best, rounded_threshold
-from refusion_eval.decoders.aligned import AlignedCanvas, AlignedSettings, Filling, decode_blocks
+from refusion_eval.decoders.aligned import AlignedCanvas, AlignedSettings, decode_blocks
+from refusion_eval.decoders.canvas import Filling
+from refusion_eval.decoders.filling import Rule, above, fill
 from refusion_eval.types import Decoding, Trace
 
 
@@ -44,14 +47,8 @@ def _fill(canvas: AlignedCanvas, block: range, settings: Llada2Settings, steps: 
     region, num_edits_left = canvas.region(block), settings.max_post_edit_steps
     threshold = settings.edit_threshold
     if threshold is None:
-        while masked := canvas.masked(region):
-            step = next(steps)
-            (readout,) = yield canvas.denoise(block, masked, step)
-            accepted = above_or_best(readout.probs, rounded_threshold(settings.threshold, readout))
-            canvas.fix_chosen(masked, readout, readout.probs, accepted)
-            if reason := canvas.settled():
-                return reason
-        return None
+        rule = Rule(above(settings.threshold))
+        return (yield from fill(canvas, [region], steps, partial(canvas.denoise, block), rule))
     while True:
         (readout,) = yield canvas.denoise(block, region, next(steps))
         old = canvas.tokens[canvas.start + region.start : canvas.start + region.stop]

@@ -12,9 +12,10 @@ import numpy as np
 
 from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style, most_confident, rounded_threshold
-from refusion_eval.decoders.aligned import AlignedCanvas, AlignedSettings, Filling, decode_blocks
-from refusion_eval.decoders.canvas import PositiveFraction, even_quotas
-from refusion_eval.decoders.drafts import check_drafts, fill_by_drafts
+from refusion_eval.decoders.aligned import AlignedCanvas, AlignedSettings, decode_blocks
+from refusion_eval.decoders.canvas import Filling, PositiveFraction, even_quotas
+from refusion_eval.decoders.drafts import Drafts, check_drafts
+from refusion_eval.decoders.filling import Rule, fill
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Confidence, Decoding, ProbArray, Read, Readout, Trace
 
@@ -88,8 +89,13 @@ class SdarSettings(AlignedSettings):
             return read
         return replace(read, top_k=self.top_k, top_p=self.top_p, top_k_first=True)
 
-    def accepted(self, scores: ProbArray, readout: Readout, quota: int) -> list[int]:
-        """Indices of the candidates that a step commits, ascending."""
+    def rule(self, ahead: range) -> Rule | Drafts:
+        if self.draft_steps:
+            return Drafts(self.draft_steps, self.block_length, ahead)
+        # Where the prompt's rest is in a block, it is full before its last steps; by entropy it may need further ones.
+        return Rule(self._accept, even_quotas(self.block_length, self.denoising_steps or self.block_length))
+
+    def _accept(self, scores: ProbArray, readout: Readout, quota: int) -> list[int]:
         if self.remasking_strategy == "sequential":
             return list(range(min(quota, len(scores))))
         if self.remasking_strategy == "entropy_bounded":
@@ -107,27 +113,13 @@ def decode(prompt: Sequence[int], settings: SdarSettings, trace: Trace) -> Decod
 
 
 def _fill(canvas: AlignedCanvas, block: range, settings: SdarSettings, steps: Iterator[int]) -> Filling:
-    region, size = canvas.region(block), len(block)
-    if settings.draft_steps:
-        end = block.stop
-        if settings.eager_acceptance_mode:
-            most = block.stop + -(-settings.draft_steps // size) * size
-            end = min(most, -(-(canvas.start + settings.gen_length) // size) * size)
-            canvas.open(range(block.start, end))
-        ahead = range(region.stop, end - canvas.start)
-        text = partial(canvas.forward, end, "denoise", num_final=block.start)
-        return (yield from fill_by_drafts(canvas, settings, region, settings.draft_steps, text, size, ahead))
-    # Where the prompt's rest is in the block, it is full before its last steps; by entropy it may need further ones.
-    quotas = iter(even_quotas(size, settings.denoising_steps or size))
-    while masked := canvas.masked(region):
-        step = next(steps)
-        (readout,) = yield canvas.denoise(block, masked, step)
-        scores = settings.scores(readout, step, masked)
-        quota = next(quotas, 1)
-        canvas.fix_chosen(masked, readout, scores, settings.accepted(scores, readout, quota))
-        if reason := canvas.settled():
-            return reason
-    return None
+    region, size, end = canvas.region(block), len(block), block.stop
+    if settings.eager_acceptance_mode:
+        most = end + -(-settings.draft_steps // size) * size
+        end = min(most, -(-(canvas.start + settings.gen_length) // size) * size)
+        canvas.open(range(block.start, end))
+    rule = settings.rule(range(region.stop, end - canvas.start))
+    return (yield from fill(canvas, [region], steps, partial(canvas.denoise, range(block.start, end)), rule))
 
 
 DECODER = Decoder(

@@ -1,0 +1,62 @@
+"""The denoising loop: which forwards a rule asks for, and what they fill."""
+
+from functools import partial
+from itertools import count
+
+import pytest
+
+from refusion_eval.decoders.canvas import Canvas, MaskedSettings
+from refusion_eval.decoders.dllm_cache import text_forward
+from refusion_eval.decoders.drafts import Drafts
+from refusion_eval.decoders.filling import Rule, above, at_least, fill
+from refusion_eval.types import Fix
+from tests.decoders.scripted import readout, run_scripted
+
+MASK, EOS = 99, 98
+PROBS = {2: 0.5, 3: 0.9, 4: 0.7, 5: 0.8}  # of the positions of the text
+
+
+class Settings(MaskedSettings):
+    prompt_interval_steps = gen_interval_steps = 1
+
+
+def filled(rule, tokens=(1, 2, 3, 4), regions=(range(4),), **settings):
+    """What each forward fills after a prompt of two tokens, and whether it reads anything."""
+    chosen = Settings(gen_length=4, mask_id=MASK, eos_ids=(EOS,), **settings)
+
+    def decode(prompt, settings, trace):
+        canvas = Canvas(prompt, settings, trace)
+        reason = yield from fill(canvas, regions, count(), partial(text_forward, canvas, settings), rule)
+        return canvas.finish(reason)
+
+    def answer(forward, read):
+        positions = [forward.positions[row] for row in read.rows]
+        return readout([tokens[position - 2] for position in positions], [PROBS[position] for position in positions])
+
+    _, trace, forwards = run_scripted(decode, [7, 7], chosen, answer)
+    fixes = {event.forward: sorted(event.positions) for event in trace.of(Fix)}
+    return [fixes.get(number) if forward.reads else "nothing read" for number, forward in enumerate(forwards)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Rule(quotas=[2, 2]), [[1, 3], [0, 2]]),
+        (Rule(quotas=[2]), [[1, 3], [2], [0]]),  # then one a step
+        (Rule(quotas=[0, 4]), ["nothing read", [0, 1, 2, 3]]),
+        (Rule(quotas=[4], fewest=3), [[0, 1, 2, 3], "nothing read", "nothing read"]),
+        (Rule(at_least(0.6)), [[1, 2, 3], [0]]),
+        (Rule(above(0.95)), [[1], [3], [2], [0]]),  # the best one where none is above
+        (Drafts(4), [None, [0, 1, 2, 3]]),
+    ],
+)
+def test_a_rule_says_what_forwards_fill(rule, expected):
+    assert filled(rule) == expected
+
+
+def test_quotas_begin_anew_in_each_region():
+    assert filled(Rule(quotas=[2]), regions=[range(2), range(2, 4)]) == [[0, 1], [2, 3]]
+
+
+def test_decoding_ends_with_the_forward_that_settles_the_text():
+    assert filled(Rule(above(0.95)), (EOS, 2, 3, 4), [range(2), range(2, 4)], early_stop=True) == [[1], [0]]
