@@ -1,48 +1,34 @@
 """ReFusion (arXiv 2512.13586): plans slots, verifies their drafts, and completes what was rejected.
 
-`refusion_slots` has the rules. With `fuse=False` this is the paper's algorithm. Fused, it makes the same tokens in
-fewer forwards: a verification carries speculative branches, which are the plan that follows it under each likely
-outcome, and the predictions that follow if slots have to be completed. Attention is causal, so masks after the drafts
-cannot change what is read of the drafts, and each branch sees only the rows that are accepted under its outcome. If
-that outcome comes true, the readout of the branch is exactly that of the forward that it saves. Only cost decides how
-many branches are attached. A slot under completion has k rows; a length is how many of its tokens are valid.
+`refusion_slots` has the choices. With `fuse=False` this is the paper's algorithm; fused, some forwards are left out,
+because one before them carried what they would read (`refusion_fused`). A slot under completion has k rows; a length is
+how many of its tokens are valid.
 """
 
-import math
-from collections import defaultdict
-from collections.abc import Container, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from itertools import count
-from types import MappingProxyType
-from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from refusion_eval.decoders import Decoder, Reads, Style, first_eos
+from refusion_eval.decoders import Decoder, Reads, Style, accepted_prefix, first_eos
 from refusion_eval.decoders import refusion_slots as rules
-from refusion_eval.decoders.refusion_slots import Completion, Drafts, Final, RefusionSettings, Rows, Text
-from refusion_eval.types import NOTHING, Commit, Decoding, Forward, ProbArray, Read, Readout, Segment, Trace, causal
-
-MAX_LENGTHS = 8  # outcomes that are considered for one slot: bounds the work on the host, whatever rows cost
-
-OutcomeKey = tuple[object, ...]
-T = TypeVar("T")
-Steps = Generator[Forward, tuple[Readout, ...], T]  # a part of a decoding
-
-
-class Ready(NamedTuple):
-    """What branches have read: whether it is sampled -> what was read, and for each outcome its part of that."""
-
-    readouts: Mapping[bool, Readout] = MappingProxyType({})
-    places: Mapping[OutcomeKey, tuple[bool, int, int]] = MappingProxyType({})
-
-    def of(self, *outcome: object) -> Readout | None:
-        if outcome not in self.places:
-            return None
-        is_sampled, first, end = self.places[outcome]
-        readout = self.readouts[is_sampled]
-        return Readout(readout.tokens[first:end], readout.probs[first:end])
+from refusion_eval.decoders.refusion_fused import Fusion, Iteration, Steps
+from refusion_eval.decoders.refusion_settings import RefusionSettings
+from refusion_eval.decoders.refusion_slots import BoolArray, Drafts, Final, Rows, Verdicts
+from refusion_eval.types import (
+    NOTHING,
+    Commit,
+    Decoding,
+    Forward,
+    Read,
+    Readout,
+    Response,
+    StopReason,
+    TokenArray,
+    Trace,
+    causal,
+    groups,
+)
 
 
 def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
@@ -50,28 +36,35 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
     if settings.serial:
         return (yield from _decode_serial(prompt, settings, trace))
     num_prompt, iterations = len(prompt), count()
-    text, blocks = Text(settings, trace), rules.block_slots(settings)
+    text, blocks = Text(settings, trace), settings.blocks
+    fusion = Fusion(num_prompt, settings) if settings.fused else None
     # The first plan also carries the prompt, which is all of that forward that stays in the cache.
     context, commit = Rows(list(prompt), range(num_prompt)), NOTHING
-    ready = Ready()  # of the last verification; nothing unless fused
     for slots, next_slots in zip(blocks, [*blocks, range(0)][1:], strict=True):
         text.masked = list(slots)
         while text.masked:
             number = next(iterations)
             # A plan that was read in advance saw neither the prompt nor rows that are computed once more.
-            readout = None if context.tokens else ready.of("plan", len(commit.rows), *text.masked)
+            readout = None if fusion is None or context.tokens else fusion.read("plan", len(commit.rows), *text.masked)
             if readout is None:
                 (readout,) = yield rules.plan(context, text.masked, num_prompt, settings, number, commit)
                 commit = Commit(range(len(context.tokens)))
             context = Rows((), ())
             drafts = rules.select_slots(text.masked, readout, settings, trace)
-            step = _Iteration(number, drafts, text.masked, next_slots, text.met_eos, num_prompt, settings)
-            readouts, ready = yield from _with_branches(*step.verification(commit), settings)
-            verdicts = rules.judged_drafts(drafts, readouts, settings)
+            # All drafts are one sequence. The first one of a slot always passes: its probability is the certainty that
+            # selected the slot, and tau_token does not apply to it.
+            checked_SK = np.tile(np.arange(settings.slot_size) > 0, (len(drafts.slots), 1))
+            forward = rules.verification(drafts, checked_SK, [checked_SK.size], num_prompt, settings, commit)
+            if fusion is None:
+                readouts = yield forward
+            else:
+                iteration = Iteration(number, text.masked, next_slots, text.met_eos)
+                readouts = yield from fusion.verify(forward, drafts, iteration)
+            verdicts = rules.judged(drafts.tokens_SK, checked_SK, readouts, settings)
             final, uncomputed = rules.accepted(drafts, verdicts, settings)
             if final is None:
                 completion = Completion(drafts, verdicts, num_prompt, settings, trace)
-                ready = yield from _complete(completion, step, ready)
+                yield from _complete(completion, settings, fusion)
                 final, uncomputed = completion.final(), completion.uncomputed_rows()
             text.add(final)
             commit = Commit(range(len(final.tokens)))
@@ -79,9 +72,9 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
             # keeps them all the same (section 5.5, Table 4). With `recompute_kv` the rows of one more forward enter the
             # cache instead of those of the verification. The paper makes it also where it changes nothing: ARC-C takes
             # 1.16 times as long, though its answers of two tokens end in the only slot of their only iteration.
-            if settings.recompute_kv and not settings.fused:
+            if settings.recompute_kv and fusion is None:
                 yield Forward(*final.rows(num_prompt), causal(len(final.tokens)), (), kind="refresh")
-            elif _changes_keys(final, settings):  # the next plan computes them, at next to no cost
+            elif final.changes_keys(settings):  # the next plan computes them, at next to no cost
                 context, commit = final.rows(num_prompt), NOTHING
             elif rows := [row for row in uncomputed if row < len(final.tokens)]:  # the verifier's own tokens
                 tokens, positions = final.rows(num_prompt)
@@ -92,6 +85,34 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
         if text.met_eos:
             return text.finish("eos")
     return text.finish("length")
+
+
+def _complete(completion: "Completion", settings: RefusionSettings, fusion: Fusion | None) -> Steps[None]:
+    """Completes slots independently of each other, in rounds of one prediction and one verification (Eq. 7-8)."""
+    # No forward commits anything: each carries its slots whole, as groups that see the cache and themselves only.
+    is_verified = not settings.verify_independently
+    while not is_verified or not completion.end_round():
+        if is_verified:
+            missing = []
+            for row in completion.unfinished:
+                outcome = ("prediction", completion.slots[row], completion.valid_S[row])
+                if fusion is None or (readout := fusion.read(*outcome)) is None:
+                    missing.append(row)
+                else:
+                    completion.predict([row], readout)
+            if missing:
+                (readout,) = yield completion.prediction(missing)
+                completion.predict(missing, readout)
+            completion.record_drafts()
+        forward = completion.verification()
+        if fusion is None:
+            readouts = yield forward
+        else:
+            readouts = yield from fusion.verify_groups(
+                forward, completion.drafts, completion.valid_S, completion.final()
+            )
+        completion.lengthen(readouts)
+        is_verified = True
 
 
 def _decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
@@ -116,274 +137,156 @@ def _decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Tra
     return text.finish("length")
 
 
-def _changes_keys(final: Final, settings: RefusionSettings) -> bool:
-    """Whether recomputing final tokens changes their keys and values: others than completed slots see each other."""
-    return settings.recompute_kv and final.completed and len(final.slots) > 1
+class Text:
+    """What is decoded so far."""
+
+    def __init__(self, settings: RefusionSettings, trace: Trace) -> None:
+        self.tokens: dict[int, int] = {}  # final ones, by response index
+        self.masked: list[int] = []  # slots of the current block that are not final yet, ascending
+        self.met_eos = False  # whether the response ends within what is decoded so far
+        self._settings, self._trace = settings, trace
+
+    def add(self, final: Final) -> None:
+        if not final.completed:  # a completion reports the tokens of each round
+            self._trace.fix(final.positions, final.tokens)
+        self.tokens.update(zip(final.positions, final.tokens, strict=True))
+        self.masked = rules.masked_after(self.masked, final, self._settings)
+        self.met_eos |= final.has_eos
+
+    def stops(self) -> bool:
+        rule = self._settings.stop_rule
+        return rule is not None and rule(self._gapless())
+
+    def finish(self, reason: StopReason) -> Response:
+        if self._settings.release_compatible:  # the release closes the gaps that dropped slots leave
+            tokens = [self.tokens[position] for position in sorted(self.tokens)]
+        else:
+            tokens = self._gapless()[: self._settings.gen_length]
+            eos = first_eos(tokens, self._settings.eos_ids)
+            if eos is not None:
+                tokens = tokens[: eos + 1]
+            elif reason == "eos":
+                reason = "length"  # the EOS stood in the surplus of the last slot
+        self._trace.stop(reason, len(tokens))
+        return Response(tuple(tokens), reason)
+
+    def _gapless(self) -> list[int]:
+        end = next(position for position in count() if position not in self.tokens)
+        return [self.tokens[position] for position in range(end)]
 
 
-def _complete(completion: Completion, step: "_Iteration", ready: Ready) -> Steps[Ready]:
-    """Completes slots independently of each other, in rounds of one prediction and one verification (Eq. 7-8)."""
-    # No forward commits anything: each carries its slots whole, as groups that see the cache and themselves only.
-    if step.settings.verify_independently:
-        ready = yield from _verify_groups(completion, step)
-    while not completion.end_round():
-        missing = []
-        for row in completion.unfinished:
-            readout = ready.of("prediction", completion.slots[row], completion.valid_S[row])
-            if readout is None:
-                missing.append(row)
-            else:
-                completion.predict([row], readout)
-        if missing:
-            (readout,) = yield completion.prediction(missing)
-            completion.predict(missing, readout)
-        completion.record_drafts()
-        ready = yield from _verify_groups(completion, step)
-    return ready
+class Completion:
+    """Slots, ascending, that are completed independently of each other (Eq. 7-8): `tokens_SK`, valid or drafted."""
 
-
-def _verify_groups(completion: Completion, step: "_Iteration") -> Steps[Ready]:
-    forward, branches = completion.verification(), step.branches_of_groups(completion)
-    readouts, ready = yield from _with_branches(forward, branches, step.settings)
-    completion.lengthen(readouts)
-    return ready
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardCost:
-    """Time of a forward by its number of rows, in units of the time of a forward of one row."""
-
-    free_rows: int  # up to this many rows a forward takes no longer than one of a single row
-    row_cost: float  # what every further row adds
-
-    def gain(self, chance: float, saved_rows: int, num_rows: int, extra_rows: int) -> float:
-        """Expected saving of extra rows: perhaps a forward of `saved_rows`, less the wider forward for certain."""
-        # This runs for every branch of every forward, and a GPU waits for it, so it calls no other function of Python.
-        free, unit = self.free_rows, self.row_cost
-        saved, narrow, wide = max(saved_rows, free), max(num_rows, free), max(num_rows + extra_rows, free)
-        return chance * (1.0 + unit * (saved - free)) - ((1.0 + unit * (wide - free)) - (1.0 + unit * (narrow - free)))
-
-
-class Branch(NamedTuple):
-    """Masks after a verification, read as if the verification had one certain outcome."""
-
-    outcome: OutcomeKey
-    sees: tuple[int, int]  # rows of the verification that are accepted under it: first, last + 1
-    positions: Sequence[int]  # position ids of the masks
-    draws: tuple[int, ...] = ()  # a draw key for each if their tokens are sampled
-
-
-def _with_branches(
-    forward: Forward, branches: Sequence[Branch], settings: RefusionSettings
-) -> Steps[tuple[tuple[Readout, ...], Ready]]:
-    """Makes a forward with branches after its rows; returns its own readouts, and those of the branches."""
-    if not branches:  # always, unless fused: nothing is copied between two forwards
-        return (yield forward), Ready()
-    tokens, positions, attention = list(forward.tokens), list(forward.positions), list(forward.attention)
-    # One read for all branches that are sampled and one for all others: every read takes time on the host, and most
-    # branches are never looked at.
-    rows: dict[bool, list[int]] = defaultdict(list)
-    draws: list[int] = []
-    places: dict[OutcomeKey, tuple[bool, int, int]] = {}
-    for branch in branches:
-        start, size, is_sampled = len(tokens), len(branch.positions), bool(branch.draws)
-        tokens += [settings.mask_id] * size
-        positions += branch.positions
-        attention.append(Segment(size, sees=(branch.sees,)))
-        places[branch.outcome] = (is_sampled, len(rows[is_sampled]), len(rows[is_sampled]) + size)
-        rows[is_sampled] += range(start, start + size)
-        draws += branch.draws
-    reads = list(forward.reads)
-    for is_sampled, own_rows in rows.items():
-        temperature, keys = (settings.temperature, tuple(draws)) if is_sampled else (0.0, ())
-        reads.append(Read(own_rows, suppress=settings.suppress, temperature=temperature, draws=keys))
-    readouts = yield Forward(tokens, positions, tuple(attention), tuple(reads), forward.commit, forward.kind)
-    num_own = len(forward.reads)
-    return readouts[:num_own], Ready(dict(zip(rows, readouts[num_own:], strict=True)), places)
-
-
-def profitable_branches(candidates: Sequence[tuple[float, Branch]], cost: ForwardCost, num_rows: int) -> list[Branch]:
-    """The branches that are worth their rows, the likeliest first."""
-    branches: list[Branch] = []
-    for chance, branch in sorted(candidates, key=lambda candidate: candidate[0], reverse=True):
-        size = len(branch.positions)
-        if cost.gain(chance, size, num_rows, size) > 0:
-            branches.append(branch)
-            num_rows += size
-    return branches
-
-
-def acceptance(probs_SK: ProbArray, tau_token: float) -> ProbArray:
-    # Chances are estimated by the drafts' own probabilities: a draft that is likely with masks before it is likely with
-    # tokens before it. Only speed depends on the estimate, never a token.
-    return np.ones_like(probs_SK) if tau_token <= 0 else probs_SK.copy()
-
-
-def length_chances(accept_N: ProbArray) -> npt.NDArray[np.float64]:
-    """Chance that exactly the first l of N tokens are accepted, for l = 0 .. N."""
-    reach = np.empty(len(accept_N) + 1)
-    reach[0] = 1
-    accept_N.cumprod(dtype=np.float64, out=reach[1:])
-    reach[:-1] *= 1 - accept_N.astype(np.float64)
-    return reach
-
-
-class SlotForecast(NamedTuple):
-    """How a verification may leave one slot."""
-
-    finished: float  # chance that the slot needs no further prediction
-    lengths: Sequence[tuple[float, int]]  # (chance, length) of the other outcomes, the likeliest first
-    copied_rows: int = 0  # rows that branches of this slot need besides their masks
-
-    @classmethod
-    def estimate(
-        cls, tokens_K: Sequence[int], accept_K: ProbArray, valid: int, eos_ids: Container[int]
-    ) -> "SlotForecast":
-        """Estimates the chances of a slot of which the first `valid` tokens are valid."""
-        size = len(tokens_K)
-        # Of valid + 1, ..., size valid tokens: the token after the valid ones is accepted in any case.
-        chances = length_chances(accept_K[valid + 1 :])
-        # A slot that reaches its EOS is finished, whatever follows.
-        eos = first_eos(tokens_K[valid:], eos_ids)
-        num_open = size - valid - 1 if eos is None else min(eos, size - valid - 1)
-        lengths = sorted([(float(chances[i]), valid + 1 + i) for i in range(num_open)], reverse=True)
-        return cls(float(chances[num_open:].sum()), lengths[:MAX_LENGTHS])
-
-
-def profitable_lengths(
-    forecasts: Sequence[SlotForecast], slot_size: int, cost: ForwardCost, num_rows: int
-) -> list[list[int]]:
-    """For each slot the lengths for which its next prediction is attached."""
-    # A forward is saved only if every unfinished slot is covered, so all slots get equally many, as many as pay.
-    nothing_to_save = math.prod([slot.finished for slot in forecasts])
-    best_number, best_gain = 0, 0.0
-    chances, rows = [0.0] * len(forecasts), 0
-    for number in range(max([len(slot.lengths) for slot in forecasts], default=0)):
-        covered = 1.0
-        for index, slot in enumerate(forecasts):
-            if number < len(slot.lengths):
-                chance, length = slot.lengths[number]
-                chances[index] += chance
-                rows += slot_size - length + (slot.copied_rows if number == 0 else 0)
-            covered *= slot.finished + chances[index]
-        gain = cost.gain(covered - nothing_to_save, len(forecasts) * slot_size, num_rows, rows)
-        if gain > best_gain:
-            best_number, best_gain = number + 1, gain
-    return [[length for _, length in slot.lengths[:best_number]] for slot in forecasts]
-
-
-@dataclass(frozen=True, slots=True)
-class _Iteration:
-    """One iteration of plan and infilling, whose verifications carry what is likely to follow."""
-
-    number: int  # of its plan, from 0
-    drafts: Drafts  # the selected slots
-    masked: Sequence[int]  # slots of the block, the selected ones included
-    next_slots: Sequence[int]  # of the next block; empty after the last one
-    met_eos: bool  # whether the response ends in what was decoded before
-    num_prompt: int
-    settings: RefusionSettings
+    def __init__(
+        self, drafts: Drafts, verdicts_SK: Verdicts, num_prompt: int, settings: RefusionSettings, trace: Trace
+    ) -> None:
+        self.slots = drafts.slots
+        self.tokens_SK, self.probs_SK = drafts.tokens_SK.copy(), drafts.probs_SK.copy()
+        # How many tokens of each slot are valid, from its first one. A prefix that passed the global verification saw
+        # more than its own slot; the release keeps it, and Eq. 7 as written verifies anew (`verify_independently`).
+        self.valid_S = [0 if settings.verify_independently else accepted_prefix(row) for row in verdicts_SK.passed]
+        # Slot row -> column of the verifier's token whose keys and values no forward has computed yet.
+        self._uncomputed: dict[int, int] = {}
+        self._num_reported_S = [0] * len(drafts.slots)
+        self._num_prompt, self._settings, self._trace = num_prompt, settings, trace
+        self._keep_verifiers(verdicts_SK.tokens)
 
     @property
-    def cost(self) -> ForwardCost:
-        """The settings' cost, or a guess for a device that nobody has measured."""
-        row_cost = self.settings.row_cost
-        return ForwardCost(self.settings.free_rows or 0, 0.02 if row_cost is None else row_cost)
+    def drafts(self) -> Drafts:
+        return Drafts(self.slots, self.tokens_SK, self.probs_SK)
 
-    def verification(self, commit: Commit) -> tuple[Forward, list[Branch]]:
-        """The global verification with the branches that pay, and these branches."""
-        forward = rules.verification(self.drafts, self.num_prompt, self.settings, commit)
-        if not self.settings.fused:
-            return forward, []
-        plans = profitable_branches(self._next_plans(), self.cost, len(forward.tokens))
-        # A completion begins with a verification of its own, or goes on after a token that nobody has drafted.
-        if self.settings.verify_independently or self.settings.keeps_verifier:
-            return forward, plans
-        num_rows = len(forward.tokens) + sum(len(branch.positions) for branch in plans)
-        forward, predictions = self._first_predictions(forward, num_rows)
-        return forward, plans + predictions
+    @property
+    def unfinished(self) -> list[int]:  # rows of slots
+        return [row for row, valid in enumerate(self.valid_S) if valid < self._settings.slot_size]
 
-    def branches_of_groups(self, completion: Completion) -> list[Branch]:
-        """The branches that pay on a verification of groups: the plan if all slots finish now, else predictions."""
-        if not self.settings.fused:
-            return []
-        k, unfinished = self.settings.slot_size, completion.unfinished
-        valid_S = [completion.valid_S[row] for row in unfinished]
-        forecasts = self._forecasts(completion.tokens_SK[unfinished].tolist(), completion.probs_SK[unfinished], valid_S)
-        branches: list[Branch] = []
-        num_rows = len(completion.slots) * k
-        plan = self._plan_after(completion.final())
-        if plan is not None:
-            chance = math.prod([slot.finished for slot in forecasts])
-            branches = profitable_branches([(chance, plan)], self.cost, num_rows)
-            num_rows += sum(len(branch.positions) for branch in branches)
-        if self.settings.keeps_verifier:
-            return branches
-        for row, lengths in zip(unfinished, profitable_lengths(forecasts, k, self.cost, num_rows), strict=True):
-            branches += [self._prediction(completion.slots[row], length, row * k) for length in lengths]
-        return branches
+    def after_prefix(self, skipped: int = 0) -> BoolArray:
+        """Which tokens stand after the valid prefix of their slot and the `skipped` tokens that follow it, [S, K]."""
+        return np.arange(self._settings.slot_size) >= np.array(self.valid_S)[:, None] + skipped
 
-    def _forecasts(self, tokens_SK: list[list[int]], probs_SK: ProbArray, valid_S: list[int]) -> list[SlotForecast]:
-        slots = zip(tokens_SK, acceptance(probs_SK, self.settings.tau_token), valid_S, strict=True)
-        return [SlotForecast.estimate(*slot, self.settings.eos_ids) for slot in slots]
+    def _checked(self) -> BoolArray:
+        """Which tokens a verification judges, [S, K]; no row predicts the first token of a slot."""
+        # Valid tokens are not checked again. By the paper's rule the token after them is accepted whatever its
+        # probability: it was predicted with the whole prefix in sight, and without it a round might not lengthen
+        # anything. The verifier's own token lengthens each round.
+        if not self._settings.keeps_verifier:
+            return self.after_prefix(1)
+        return self.after_prefix() & (np.arange(self._settings.slot_size) > 0)
 
-    def _next_plans(self) -> list[tuple[float, Branch]]:
-        """The plans that may follow the global verification, each with its chance."""
-        accept_SK = acceptance(self.drafts.probs_SK, self.settings.tau_token)
-        accept_SK[:, 0] = 1  # tau_token does not apply to the first token of a slot
-        eos = first_eos(self.drafts.tokens_SK.ravel().tolist(), self.settings.eos_ids)
-        chances: dict[int, float] = defaultdict(float)
-        # Outcomes that leave the same tokens are one branch.
-        for num_passed, chance in enumerate(length_chances(accept_SK.ravel()).tolist()):
-            chances[rules.num_kept(num_passed, eos, self.settings.slot_size)] += chance
-        plans = []
-        for kept, chance in chances.items():
-            final = rules.accepted_drafts(self.drafts, kept, self.settings)
-            if final is not None and (plan := self._plan_after(final)) is not None:
-                plans.append((chance, plan))
-        return plans
+    def lengthen(self, readouts: Sequence[Readout]) -> None:
+        """Lengthens the valid prefixes by the tokens that pass their verification (Eq. 7)."""
+        passed_SK, tokens_SK = rules.judged(self.tokens_SK, self._checked(), readouts, self._settings)
+        self.valid_S = [accepted_prefix(passed_K) for passed_K in passed_SK]
+        self._keep_verifiers(tokens_SK)
 
-    def _plan_after(self, final: Final) -> Branch | None:
-        """The plan that follows if these tokens become final; None if none follows or keys and values change before."""
-        # The key names all that the plan depends on: how many rows stay, and which slots are masked.
-        masked = rules.masked_after(self.masked, final, self.settings)
-        if not masked and not (self.met_eos or final.has_eos):
-            masked = list(self.next_slots)
-        if not masked or _changes_keys(final, self.settings):
-            return None
-        positions = self.settings.text_positions(masked, self.num_prompt)
-        read = rules.plan_read((), positions, self.settings, self.number + 1)
-        num_kept = len(final.tokens)
-        return Branch(("plan", num_kept, *masked), (0, num_kept), positions, read.draws)
+    def _keep_verifiers(self, tokens_SK: TokenArray) -> None:
+        """Puts the verifier's tokens after the valid prefixes, which they lengthen; nothing by the paper's rule."""
+        self._uncomputed = {}
+        if not self._settings.keeps_verifier:
+            return
+        for row, valid in enumerate(self.valid_S):
+            if 0 < valid < self._settings.slot_size:
+                self.tokens_SK[row, valid] = tokens_SK[row, valid]
+                self.valid_S[row] += 1
+                self._uncomputed[row] = valid
 
-    def _prediction(self, slot: int, length: int, first_row: int) -> Branch:
-        """The masks after the first `length` tokens of a slot whose rows begin at `first_row` of the verification."""
-        start = self.num_prompt + slot
-        positions = range(start + length, start + self.settings.slot_size)
-        return Branch(("prediction", slot, length), (first_row, first_row + length), positions)
+    def uncomputed_rows(self) -> list[int]:
+        """Rows of the last verification that hold another token than the one that became final there."""
+        return [row * self._settings.slot_size + column for row, column in self._uncomputed.items()]
 
-    def _first_predictions(self, forward: Forward, num_rows: int) -> tuple[Forward, list[Branch]]:
-        """Adds to a global verification the predictions that pay in case not even its first slot is accepted."""
-        # The first slot sees no other draft, so its rows in the verification serve. The other slots need rows of their
-        # own, which see no other draft either.
-        k, drafts = self.settings.slot_size, self.drafts
-        forecasts = self._forecasts(drafts.tokens_SK.tolist(), drafts.probs_SK, [0] * len(drafts.slots))
-        # If the first slot is finished, no completion follows.
-        forecasts = [forecasts[0]._replace(finished=0.0), *(slot._replace(copied_rows=k) for slot in forecasts[1:])]
-        branches: list[Branch] = []
-        for row, lengths in enumerate(profitable_lengths(forecasts, k, self.cost, num_rows)):
-            slot, first_row = drafts.slots[row], 0
-            if row > 0 and lengths:
-                first_row = len(forward.tokens)
-                start = self.num_prompt + slot
-                forward = replace(
-                    forward,
-                    tokens=[*forward.tokens, *drafts.tokens_SK[row].tolist()],
-                    positions=[*forward.positions, *range(start, start + k)],
-                    attention=(*forward.attention, Segment(k)),
-                )
-            branches += [self._prediction(slot, length, first_row) for length in lengths]
-        return forward, branches
+    def predict(self, rows: Sequence[int], readout: Readout) -> None:
+        """Puts predicted tokens after the valid prefixes of some slots, ascending."""
+        start, k = 0, self._settings.slot_size
+        for row in rows:
+            valid = self.valid_S[row]
+            end = start + k - valid
+            self.tokens_SK[row, valid:] = readout.tokens[start:end]
+            self.probs_SK[row, valid:] = readout.probs[start:end]
+            start = end
+
+    def prediction(self, rows: Sequence[int]) -> Forward:
+        """The forward that drafts the likeliest tokens after the valid prefix of some slots (Eq. 8)."""
+        masked_SK = self.after_prefix()[rows]
+        tokens_SK = np.where(masked_SK, self._settings.mask_id, self.tokens_SK[rows])
+        read = Read(rows=np.flatnonzero(masked_SK).tolist(), suppress=self._settings.suppress)
+        positions = self._settings.text_positions([self.slots[row] for row in rows], self._num_prompt)
+        if self._settings.keeps_verifier:  # by the paper's rule not sampled at any temperature, as in the release
+            read = rules.plan_read(read.rows, [positions[row] for row in read.rows], self._settings, 0)
+        attention = groups([self._settings.slot_size] * len(rows))
+        return Forward(tokens_SK.ravel().tolist(), positions, attention, (read,), kind="predict")
+
+    def verification(self) -> Forward:
+        """The forward that verifies each slot in a group of its own (Eq. 7)."""
+        # Finished slots take part: the keys and values of all slots are kept from the last verification. No slot sees
+        # another. All share the cache of what is final, so no copy of it is needed for each slot.
+        sizes = [self._settings.slot_size] * len(self.slots)
+        return rules.verification(self.drafts, self._checked(), sizes, self._num_prompt, self._settings, NOTHING)
+
+    def record_drafts(self) -> None:
+        cells_SK = self.after_prefix()
+        positions_SK = np.add.outer(self.slots, range(self._settings.slot_size))
+        self._trace.draft(positions_SK[cells_SK].tolist(), self.tokens_SK[cells_SK].tolist())
+
+    def end_round(self) -> bool:
+        """Drops the slots after the first valid EOS and reports what became final; True if all slots are finished."""
+        # A slot that meets EOS counts as valid to its end. An earlier slot may still meet EOS in a later round.
+        positions, tokens = [], []
+        for row, (slot, valid) in enumerate(zip(self.slots, self.valid_S, strict=True)):
+            final = rules.final_tokens([slot], self.tokens_SK[row, :valid].tolist(), self._settings)
+            positions += final.positions[self._num_reported_S[row] :]
+            tokens += final.tokens[self._num_reported_S[row] :]
+            self._num_reported_S[row] = len(final.tokens)
+            if final.has_eos:
+                self.slots = self.slots[: row + 1]
+                self.tokens_SK, self.probs_SK = self.tokens_SK[: row + 1], self.probs_SK[: row + 1]
+                self.valid_S = [*self.valid_S[:row], self._settings.slot_size]
+                break
+        if tokens:
+            self._trace.fix(positions, tokens)
+        return not self.unfinished
+
+    def final(self) -> Final:  # if all tokens are valid as they stand
+        return rules.final_tokens(self.slots, self.tokens_SK.ravel().tolist(), self._settings, completed=True)
 
 
 DECODER = Decoder(

@@ -9,12 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.decoders.refusion import (
+from refusion_eval.decoders.refusion import RefusionSettings, decode
+from refusion_eval.decoders.refusion_fused import (
     ForwardCost,
-    RefusionSettings,
     SlotForecast,
     acceptance,
-    decode,
     length_chances,
     profitable_branches,
     profitable_lengths,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refusion_eval.decoders.refusion import ForwardCost
+from refusion_eval.decoders.refusion_fused import ForwardCost
 from refusion_eval.engine.width import WidthCost, fit, measure, time_forwards
 from tests.engine.random_model import random_transformer
 

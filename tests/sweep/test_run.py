@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
-from refusion_eval.decoders.refusion_slots import RefusionSettings
+from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.paper.points import frontier
 from refusion_eval.paper.studies import sort_sources
