@@ -98,7 +98,6 @@ class D3llmDreamSettings(D3llmLladaSettings):
 class _Block:
     start: int  # response indices; the prompt is the block before index 0
     end: int
-    is_active: bool = False
     finished_at: int | None = None  # number of the forward from which on its delay counts
     is_stored: bool = False
 
@@ -117,13 +116,12 @@ class _Blocks:
         self._closed = [_Block(start, min(start + settings.block_size, settings.gen_length)) for start in starts]
         self.opened = [_Block(-canvas.start, 0, finished_at=0), self._closed.pop(0)]
         self.stored_to = -canvas.start  # response index up to which the blocks are stored
-        self._has_cache = False
 
-    def num_masked(self, block: _Block) -> int:
+    def _num_masked(self, block: _Block) -> int:
         return len(self._canvas.masked(range(max(block.start, 0), block.end)))
 
     def _progress(self, block: _Block) -> float:
-        return 1 - self.num_masked(block) / (block.end - block.start)
+        return 1 - self._num_masked(block) / (block.end - block.start)
 
     @property
     def end(self) -> int:
@@ -134,24 +132,22 @@ class _Blocks:
         edge = max(0, self.stored_to)
         return self._canvas.masked(range(edge, min(edge + self._settings.shift, self._settings.gen_length)))
 
-    def end_at(self, position: int, number: int) -> None:
-        """Opens all blocks, of which those behind the position of the end are finished and need no storing."""
-        self.opened += self._closed
-        self._closed = []
+    def end_at(self, position: int) -> None:
+        """Opens all blocks, of which those behind the position of the end need no storing."""
+        self.opened, self._closed = self.opened + self._closed, []
         for block in self.opened:
-            if block.start > position:
-                block.is_active = block.is_stored = True
-                block.finished_at = number if block.finished_at is None else block.finished_at
+            block.is_stored |= block.start > position
 
-    def advance(self) -> None:
+    def open_next(self) -> None:
         if self._closed and self._progress(self.opened[-1]) >= self._settings.block_add_threshold:
             self.opened.append(self._closed.pop(0))
-        for before, block in pairwise(self.opened):
-            block.is_active |= self._progress(before) >= self._settings.decoded_token_threshold
 
     def next_to_fill(self) -> _Block | None:
         """The first fully active block with masks."""
-        return next((block for block in self.opened[1:] if block.is_active and self.num_masked(block)), None)
+        for before, block in pairwise(self.opened):
+            if self._num_masked(block) and self._progress(before) >= self._settings.decoded_token_threshold:
+                return block
+        return None
 
     def plan(self, number: int) -> tuple[int, Commit, str]:
         """Where the rows of a forward begin, which of them the forward after it may keep, and its kind."""
@@ -160,11 +156,11 @@ class _Blocks:
             return start, NOTHING, "denoise"
         store_to = self._mark_stored(number, settings.cache_delay_iter)
         if store_to > self.stored_to:
-            begin, self.stored_to, self._has_cache = self.stored_to, store_to, True
+            begin, self.stored_to = self.stored_to, store_to
             return begin, Commit(range(store_to - begin)), "store"
         waiting = [block for block in self.opened if block.finished_at is not None and not block.is_stored]
         is_due = settings.refresh_interval is not None and number % settings.refresh_interval == 0
-        if not self._has_cache:
+        if self.stored_to == start:
             return start, NOTHING, "denoise"
         if waiting or is_due:
             kept_to = waiting[-1].start if waiting and settings.release_compatible else self.stored_to
@@ -177,7 +173,7 @@ class _Blocks:
         for block in self.opened:
             if block.end <= self.stored_to:
                 continue
-            if self.num_masked(block):
+            if self._num_masked(block):
                 break
             block.finished_at = number if block.finished_at is None else block.finished_at
             is_over = number - block.finished_at >= delay
@@ -198,15 +194,12 @@ def decode(prompt: Sequence[int], settings: D3llmLladaSettings, trace: Trace) ->
         end = first_eos(canvas.tokens[canvas.start :], settings.eos_ids[:1]) if settings.early_stop else None
         if end is not None:
             canvas.fill(range(end + 1, settings.gen_length), settings.eos_ids[0])
-            blocks.end_at(end, number)
+            blocks.end_at(end)
         if not canvas.masked():
             break
-        blocks.advance()
-        candidates = [
-            position
-            for position in (masked if settings.release_compatible else canvas.masked())
-            if position < blocks.end
-        ]
+        blocks.open_next()
+        masked = masked if settings.release_compatible else canvas.masked()
+        candidates = [position for position in masked if position < blocks.end]
         start, left, kind = blocks.plan(number)
         forward, positions = _forward(canvas, settings, number, start, [*candidates, *blocks.behind_cache()])
         (readout,) = yield replace(forward, commit=DROP_ALL if start == -canvas.start else commit, kind=kind)
