@@ -54,16 +54,8 @@ class Bd3lmSettings(MaskedSettings):
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
-        check_drafts(
-            self,
-            self.draft_steps,
-            temperature=self.temperature > 0,
-            remasking=self.remasking == "random",
-            threshold=self.threshold is not None,
-            steps=self.steps is not None,
-            steps_per_block=self.steps_per_block not in (None, self.block_length),
-            release_compatible=self.release_compatible,
-        )
+        one_token = ("temperature", "remasking", "threshold", "steps", "steps_per_block", "release_compatible")
+        check_drafts(self, one_token, steps_per_block=(None, self.block_length))
         rules = {"steps": self.steps, "steps_per_block": self.steps_per_block, "threshold": self.threshold}
         if len(given := [f"{rule} {value}" for rule, value in rules.items() if value is not None]) > 1:
             raise ConfigError(f"bd3lm: {' and '.join(given)} each say how much a forward commits; give one of them")

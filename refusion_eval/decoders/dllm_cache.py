@@ -19,10 +19,12 @@ from typing import Any
 from refusion_eval.decoders.canvas import Canvas
 from refusion_eval.types import FeatureReuse, Forward, bidirectional
 
+# Settings of LLaDA and Dream, which no class of settings joins, have these and the transfer ratio; others have none.
+FEATURE_INTERVALS = ("prompt_interval_steps", "gen_interval_steps")
 
-# Settings of LLaDA and Dream, which no class of settings joins, have both intervals and the transfer ratio.
+
 def reuses_features(settings: Any) -> bool:
-    return settings.prompt_interval_steps > 1 or settings.gen_interval_steps > 1
+    return any(getattr(settings, name, 1) > 1 for name in FEATURE_INTERVALS)
 
 
 def text_forward(canvas: Canvas, settings: Any, positions: Sequence[int], step: int) -> Forward:

@@ -8,23 +8,30 @@ token a step, and the branches that were right took one forward together.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from refusion_eval.decoders.canvas import Canvas, Filling, MaskedSettings
+from refusion_eval.decoders.canvas import Canvas, Filling
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Attention, Forward, Readout
 
 Branch = Mapping[int, int]  # positions of the response that are filled besides, and their tokens
 
 
-def check_drafts(settings: MaskedSettings, draft_steps: int, **wrong: bool) -> None:
-    """Raises ConfigError for drafts with settings (true if wrong) that do not commit one greedy token a step."""
-    if draft_steps and (names := [name for name, is_wrong in wrong.items() if is_wrong]):
-        values = " and ".join(f"{name} {getattr(settings, name)}" for name in names)
+def check_drafts(settings: Any, names: Sequence[str], **fit: Sequence[Any]) -> None:
+    """Raises ConfigError for drafts unless a step commits one greedy token.
+
+    Args:
+        settings: those of a decoder with `draft_steps`.
+        names: settings that decide about it, which fit if they have their default.
+        fit: other values that fit, of some of these settings.
+    """
+    defaults = {field.name: field.default for field in fields(settings)}
+    wrong = [name for name in names if getattr(settings, name) not in fit.get(name, (defaults[name],))]
+    if settings.draft_steps and wrong:
+        values = " and ".join(f"{name} {getattr(settings, name)}" for name in wrong)
         # Leaving one out would not help where a settings table gives it.
-        defaults = {field.name: str(field.default).lower() for field in fields(settings)}
-        advice = " and ".join(f"{name}={defaults[name]}" for name in names)
-        where = f"{settings.decoder}: draft_steps is {draft_steps} with {values}"
+        advice = " and ".join(f"{name}={str(defaults[name]).lower()}" for name in wrong)
+        where = f"{settings.decoder}: draft_steps is {settings.draft_steps} with {values}"
         raise ConfigError(f"{where}; drafts are of the most confident token a step, so set {advice}")
 
 

@@ -27,7 +27,7 @@ from refusion_eval.config import (
 )
 from refusion_eval.decoders import Decoder, Reads, Style
 from refusion_eval.decoders.canvas import Canvas, MaskedSettings, PositiveFraction, blocks_of, check_blocks
-from refusion_eval.decoders.dllm_cache import text_forward
+from refusion_eval.decoders.dllm_cache import FEATURE_INTERVALS, text_forward
 from refusion_eval.decoders.drafts import Drafts, check_drafts
 from refusion_eval.decoders.filling import Rule, above, fill
 from refusion_eval.errors import ConfigError
@@ -90,16 +90,7 @@ class DreamSettings(MaskedSettings):
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
-        check_drafts(
-            self,
-            self.draft_steps,
-            temperature=self.temperature > 0,
-            alg=self.alg not in RANKING_ALGS,
-            alg_temp=self.alg_temp > 0,
-            steps=self.steps is not None,
-            prompt_interval_steps=self.prompt_interval_steps > 1,
-            gen_interval_steps=self.gen_interval_steps > 1,
-        )
+        check_drafts(self, ("temperature", "alg", "alg_temp", "steps", *FEATURE_INTERVALS), alg=RANKING_ALGS)
         if self.alg_temp > 0 and self.alg not in RANKING_ALGS:
             where = f"{self.decoder}: alg_temp is {self.alg_temp}"
             raise ConfigError(f"{where}, and alg={self.alg} draws nothing by confidence; set alg_temp to 0")

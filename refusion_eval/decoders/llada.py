@@ -10,17 +10,10 @@ from dataclasses import replace
 from itertools import count
 from typing import ClassVar, Literal
 
-from refusion_eval.config import (
-    Fraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    added_setting,
-    settings_class,
-)
+from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, added_setting, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style
 from refusion_eval.decoders.canvas import BlockSettings, Canvas, even_quotas
-from refusion_eval.decoders.dllm_cache import reuses_features, text_forward
+from refusion_eval.decoders.dllm_cache import FEATURE_INTERVALS, reuses_features, text_forward
 from refusion_eval.decoders.drafts import Drafts, check_drafts
 from refusion_eval.decoders.filling import Rule, at_least, fill
 from refusion_eval.errors import ConfigError
@@ -62,17 +55,9 @@ class LladaSettings(BlockSettings):
 
     def __post_init__(self) -> None:
         BlockSettings.__post_init__(self)
-        check_drafts(
-            self,
-            self.draft_steps,
-            temperature=self.temperature > 0,
-            remasking=self.remasking == "random",
-            steps=self.steps not in (None, self.gen_length),
-            cfg_scale=self.cfg_scale > 0,
-            threshold=self.threshold is not None,
-            prompt_interval_steps=self.prompt_interval_steps > 1,
-            gen_interval_steps=self.gen_interval_steps > 1,
-        )
+        one_token = ("temperature", "remasking", "steps", "cfg_scale", "threshold", *FEATURE_INTERVALS)
+        ranked = ("low_confidence", "low_entropy")
+        check_drafts(self, one_token, remasking=ranked, steps=(None, self.gen_length))
         if (self.logits_eos_inf or self.confidence_eos_eot_inf) and not self.eos_ids:
             raise ConfigError("llada: logits_eos_inf and confidence_eos_eot_inf need eos_ids, and there are none")
         if self.cfg_scale > 0 and reuses_features(self):

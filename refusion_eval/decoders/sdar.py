@@ -61,13 +61,8 @@ class SdarSettings(AlignedSettings):
 
     def __post_init__(self) -> None:
         AlignedSettings.__post_init__(self)
-        check_drafts(
-            self,
-            self.draft_steps,
-            temperature=self.temperature > 0,
-            remasking_strategy=self.remasking_strategy != "low_confidence_static",
-            denoising_steps=self.denoising_steps not in (None, self.block_length),
-        )
+        one_token = ("temperature", "remasking_strategy", "denoising_steps")
+        check_drafts(self, one_token, denoising_steps=(None, self.block_length))
         if self.eager_acceptance_mode and not self.draft_steps:
             raise ConfigError("sdar: eager_acceptance_mode is about drafts, and draft_steps is 0; set it to 1 or more")
 
