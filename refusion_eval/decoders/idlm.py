@@ -168,9 +168,10 @@ def _forward(
 ) -> Forward:
     """Feeds the last token, its drafts and masks; reads the token after the last draft, the judgement, new drafts."""
     position, num_drafts = len(text), len(drafts)
-    num_masks = settings.gen_block_size - 1
-    padding = num_masks - num_drafts if settings.release_compatible else 0
-    if not settings.release_compatible:
+    num_masks, padding = settings.gen_block_size - 1, 0
+    if settings.release_compatible:
+        padding = num_masks - num_drafts
+    else:
         num_masks = max(0, min(num_masks, settings.gen_length - 1 - position - num_drafts))
     tokens = [text[-1], *drafts, *[settings.mask_id] * (num_masks + padding)]
     start = canvas.start + position - 1

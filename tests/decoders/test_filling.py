@@ -1,7 +1,9 @@
 """The denoising loop: which forwards a rule asks for, and what they fill."""
 
+import re
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -16,24 +18,27 @@ MASK, EOS = 99, 98
 PROBS = {2: 0.5, 3: 0.9, 4: 0.7, 5: 0.8}  # of the positions of the text
 
 
-class Settings(MaskedSettings):
-    prompt_interval_steps = gen_interval_steps = 1
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "own-decoder.md"
 
 
 def filled(rule, tokens=(1, 2, 3, 4), regions=(range(4),), **settings):
     """What each forward fills after a prompt of two tokens, and whether it reads anything."""
-    chosen = Settings(gen_length=4, mask_id=MASK, eos_ids=(EOS,), **settings)
+    chosen = MaskedSettings(gen_length=4, mask_id=MASK, eos_ids=(EOS,), **settings)
 
     def decode(prompt, settings, trace):
         canvas = Canvas(prompt, settings, trace)
         reason = yield from fill(canvas, regions, count(), partial(text_forward, canvas, settings), rule)
         return canvas.finish(reason)
 
+    return fixed(decode, chosen, tokens)
+
+
+def fixed(decode, settings, tokens):
     def answer(forward, read):
         positions = [forward.positions[row] for row in read.rows]
         return readout([tokens[position - 2] for position in positions], [PROBS[position] for position in positions])
 
-    _, trace, forwards = run_scripted(decode, [7, 7], chosen, answer)
+    _, trace, forwards = run_scripted(decode, [7, 7], settings, answer)
     fixes = {event.forward: sorted(event.positions) for event in trace.of(Fix)}
     return [fixes.get(number) if forward.reads else "nothing read" for number, forward in enumerate(forwards)]
 
@@ -60,3 +65,11 @@ def test_quotas_begin_anew_in_each_region():
 
 def test_decoding_ends_with_the_forward_that_settles_the_text():
     assert filled(Rule(above(0.95)), (EOS, 2, 3, 4), [range(2), range(2, 4)], early_stop=True) == [[1], [0]]
+
+
+def test_the_rule_of_the_guide_fills_half_of_the_masks_in_each_forward():
+    (code,) = re.findall(r"^```python\n(from functools.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    exec(code, names := {"__name__": "guide"})
+    decoder = names["DECODER"]
+    chosen = decoder.Settings(gen_length=4, mask_id=MASK, eos_ids=(EOS,))
+    assert fixed(decoder.decode, chosen, (1, 2, 3, 4)) == [[1, 3], [2], [0]]
