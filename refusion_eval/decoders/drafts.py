@@ -14,6 +14,7 @@ from refusion_eval.decoders.canvas import Canvas, Filling
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Attention, Forward, Readout
 
+MakeForward = Callable[[Sequence[int], int], Forward]  # makes that of a step, which reads some response indices
 Branch = Mapping[int, int]  # positions of the response that are filled besides, and their tokens
 
 
@@ -50,9 +51,7 @@ class Drafts(NamedTuple):
     ahead: Sequence[int] = ()
 
 
-def fill_by_drafts(
-    canvas: Canvas, region: range, forward: Callable[[Sequence[int], int], Forward], drafts: Drafts
-) -> Filling:
+def fill_by_drafts(canvas: Canvas, region: range, forward: MakeForward, drafts: Drafts) -> Filling:
     """As `refusion_eval.decoders.filling.fill`; the rows of the forwards are consecutive positions."""
     indices = [*region, *drafts.ahead]
 

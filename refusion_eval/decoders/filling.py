@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from refusion_eval.decoders import above_or_best, at_least_or_best, most_confident, rounded_threshold
 from refusion_eval.decoders.canvas import Canvas, Filling
-from refusion_eval.decoders.drafts import Drafts, fill_by_drafts
-from refusion_eval.types import Forward, ProbArray, Readout
+from refusion_eval.decoders.drafts import Drafts, MakeForward, fill_by_drafts
+from refusion_eval.types import ProbArray, Readout
 
 # The scores of the candidates, their readout and the quota of the step -> indices of those that are filled, ascending.
 Accept = Callable[[ProbArray, Readout, int], Sequence[int]]
@@ -42,34 +42,38 @@ class Rule(NamedTuple):
 
 
 def fill(
-    canvas: Canvas,
-    regions: Iterable[range],
-    steps: Iterator[int],
-    forward: Callable[[Sequence[int], int], Forward],
-    rule: Rule | Drafts,
+    canvas: Canvas, regions: Iterable[range], steps: Iterator[int], forward: MakeForward, rule: Rule | Drafts
 ) -> Filling:
     """Fills response indices, region after region; returns why decoding ends with them, or None.
 
     Args:
         canvas: its settings say what a forward reads and how candidates are scored.
-        regions: the indices that are filled. Drafts are of one region.
+        regions: the indices that are filled.
         steps: numbers the forwards of the whole decoding.
         forward: makes the forward of a step, which reads some response indices.
         rule: which masks a forward fills.
     """
     for region in regions:
         if isinstance(rule, Drafts):
-            return (yield from fill_by_drafts(canvas, region, forward, rule))
-        quotas = iter(rule.quotas)
-        for number in count():
-            masked = canvas.masked(region)
-            if not masked and number >= rule.fewest:
-                break
-            step, quota = next(steps), next(quotas, 1)
-            candidates = masked if quota else []
-            for readout in (yield forward(candidates, step)):
-                scores = canvas.settings.scores(readout, step, candidates)
-                canvas.fix_chosen(candidates, readout, scores, rule.accept(scores, readout, quota))
-            if reason := canvas.settled():
-                return reason
+            filling = fill_by_drafts(canvas, region, forward, rule)
+        else:
+            filling = _fill_region(canvas, region, steps, forward, rule)
+        if reason := (yield from filling):
+            return reason
+    return None
+
+
+def _fill_region(canvas: Canvas, region: range, steps: Iterator[int], forward: MakeForward, rule: Rule) -> Filling:
+    quotas = iter(rule.quotas)
+    for number in count():
+        masked = canvas.masked(region)
+        if not masked and number >= rule.fewest:
+            break
+        step, quota = next(steps), next(quotas, 1)
+        candidates = masked if quota else []
+        for readout in (yield forward(candidates, step)):
+            scores = canvas.settings.scores(readout, step, candidates)
+            canvas.fix_chosen(candidates, readout, scores, rule.accept(scores, readout, quota))
+        if reason := canvas.settled():
+            return reason
     return None

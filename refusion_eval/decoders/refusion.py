@@ -65,7 +65,7 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
             if final is None:
                 completion = Completion(drafts, verdicts, num_prompt, settings, trace)
                 yield from _complete(completion, settings, fusion)
-                final, uncomputed = completion.final(), completion.uncomputed_rows()
+                final, uncomputed = completion.final(), completion.uncomputed
             text.add(final)
             commit = Commit(range(len(final.tokens)))
             # Completed slots did not see each other, so their keys and values are not those of one sequence. The paper
@@ -186,8 +186,8 @@ class Completion:
         # How many tokens of each slot are valid, from its first one. A prefix that passed the global verification saw
         # more than its own slot; the release keeps it, and Eq. 7 as written verifies anew (`verify_independently`).
         self.valid_S = [0 if settings.verify_independently else accepted_prefix(row) for row in verdicts_SK.passed]
-        # Slot row -> column of the verifier's token whose keys and values no forward has computed yet.
-        self._uncomputed: dict[int, int] = {}
+        # Rows of the last verification that hold another token than the one that became final there, the verifier's.
+        self.uncomputed: list[int] = []
         self._num_reported_S = [0] * len(drafts.slots)
         self._num_prompt, self._settings, self._trace = num_prompt, settings, trace
         self._keep_verifiers(verdicts_SK.tokens)
@@ -221,18 +221,14 @@ class Completion:
 
     def _keep_verifiers(self, tokens_SK: TokenArray) -> None:
         """Puts the verifier's tokens after the valid prefixes, which they lengthen; nothing by the paper's rule."""
-        self._uncomputed = {}
+        self.uncomputed = []
         if not self._settings.keeps_verifier:
             return
         for row, valid in enumerate(self.valid_S):
             if 0 < valid < self._settings.slot_size:
                 self.tokens_SK[row, valid] = tokens_SK[row, valid]
                 self.valid_S[row] += 1
-                self._uncomputed[row] = valid
-
-    def uncomputed_rows(self) -> list[int]:
-        """Rows of the last verification that hold another token than the one that became final there."""
-        return [row * self._settings.slot_size + column for row, column in self._uncomputed.items()]
+                self.uncomputed.append(row * self._settings.slot_size + valid)
 
     def predict(self, rows: Sequence[int], readout: Readout) -> None:
         """Puts predicted tokens after the valid prefixes of some slots, ascending."""

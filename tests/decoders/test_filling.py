@@ -59,8 +59,10 @@ def test_a_rule_says_what_forwards_fill(rule, expected):
     assert filled(rule) == expected
 
 
-def test_quotas_begin_anew_in_each_region():
-    assert filled(Rule(quotas=[2]), regions=[range(2), range(2, 4)]) == [[0, 1], [2, 3]]
+def test_a_rule_begins_anew_in_each_region():
+    regions = [range(2), range(2, 4)]
+    assert filled(Rule(quotas=[2]), regions=regions) == [[0, 1], [2, 3]]
+    assert filled(Drafts(4), regions=regions) == [None, [0, 1], None, [2, 3]]
 
 
 def test_decoding_ends_with_the_forward_that_settles_the_text():
