@@ -278,7 +278,7 @@ def collect(
         "questions": questions,
         "metrics": [*ordered, *sorted(metrics - set(ordered))],
         "speed": list(SPEED_METRICS),
-        "costs": [name for name in metrics if is_cost(name)],
+        "costs": [name for name in sorted(metrics) if is_cost(name)],
         "states": {state: look.name for state, look in LOOKS.items()},
         "warnings": [
             *cautions,
