@@ -82,7 +82,8 @@ class Artefacts:
         scaling = f"{suite.results}/{self._family}/scaling.csv"
         if Path(scaling).is_file():
             self._part("plot", "figure7", scaling, "--out", out)
-        print(f"Tables and figures: {out}", flush=True)
+        if not self._suite.given.dry_run:
+            print(f"Tables and figures: {out}", flush=True)
 
     def _part(self, *words: str) -> None:
         status = self._suite.step(*words)

@@ -16,10 +16,11 @@ from refusion_eval.report.frames import frames, play
 from refusion_eval.report.replay import Replay, Speller, replay_of
 from refusion_eval.report.sample import find_sample, sample_replay, speller_of
 from refusion_eval.results import compare as comparing
+from refusion_eval.results.cautions import extent_sentences
 from refusion_eval.results.facts import extents_of
 from refusion_eval.results.gate import comparison_conditions, failures_of_comparison
 from refusion_eval.results.measured import read_measurements, run_measurements
-from refusion_eval.results.measurement import TaskExtent, extent_notes, notes_of, read_published
+from refusion_eval.results.measurement import notes_of, read_published
 from refusion_eval.results.render import Table, csv_text, measurement_cells
 from refusion_eval.results.seeds import means_over_seeds
 from refusion_eval.results.tables import SUMMARY_COLUMNS, speed_cells, speed_rows, speed_table, summary, summary_table
@@ -299,8 +300,8 @@ def _say_extents(run_dirs: list[Path]) -> None:
     for run_dir in run_dirs:
         with RunReader.open(run_dir) as reader:
             run, found = reader.run, extents_of(reader)
-        extents += [TaskExtent(run.run_id, run.command, row[0], *extent.texts) for row, extent in found.items()]
-    for note in extent_notes(extents):
+        extents += [extent.conditions(run, row[0]) for row, extent in found.items()]
+    for note in extent_sentences(extents):
         cli.say(f"note: {note}")
 
 

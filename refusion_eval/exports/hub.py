@@ -8,9 +8,10 @@ import yaml
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.exports.source import ExportedTask, file_name, plain, runs_of, safe_name
-from refusion_eval.results.measurement import MINI_NOTE, SCORES, SPEED_METRICS, Measurement, that_hold
+from refusion_eval.results.cautions import MINI_NOTE
+from refusion_eval.results.measurement import SCORES, SPEED_METRICS, Measurement
 from refusion_eval.results.render import markdown_text
-from refusion_eval.results.tables import run_marks, summary, summary_table
+from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.store.atomic_write import write_output
 
 # The hub's own libraries load in half a second, so they are imported inside the functions that need them.
@@ -59,10 +60,10 @@ def _card(tasks: Sequence[ExportedTask]) -> str:
 
 def _metric_name(entry: Measurement) -> str:
     """Metric, unit, and what the hub's page, which shows this name and the value alone, would hide of the number."""
-    marks = run_marks(entry)
-    if entry.metric in SPEED_METRICS:
-        marks |= {"slowed": bool(entry.slowed_by), "one round": entry.num_rounds == 1}
-    return ", ".join(filter(None, (entry.metric, entry.unit, *that_hold(marks))))
+    of_speed = entry.metric in SPEED_METRICS
+    labels = [one.label for one in entry.cautions if of_speed or one.scope == "task"]
+    labels += ["one round"] if of_speed and entry.num_rounds == 1 else []
+    return ", ".join(filter(None, (entry.metric, entry.unit, *labels)))
 
 
 def _dataset(task: ExportedTask) -> dict[str, Any]:

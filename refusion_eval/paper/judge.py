@@ -240,7 +240,7 @@ def averages(claim: Claim, evidence: Evidence) -> list[Average]:
 def _exclusion(measurement: Measurement) -> str:
     """Why a measurement is not evidence; empty if it is."""
     if not measurement.complete:
-        return f"{measurement.run_id} lacks samples: {'; '.join(measurement.notes)}"
+        return f"{measurement.run_id} lacks samples: {'; '.join(caution.note for caution in measurement.cautions)}"
     if measurement.mini:
         return ""
     needs_all = measurement.benchmark in BENCHMARKS and measurement.metric not in OF_SOME_ITEMS

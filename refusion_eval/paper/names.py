@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
 from refusion_eval.paper.rows import Point
-from refusion_eval.results.measurement import BESIDE, TASKS, Measurement, card_notes, read_published, speed_notes
+from refusion_eval.results.cautions import MINI_SENTENCE, sentences
+from refusion_eval.results.measurement import BESIDE, TASKS, Measurement, read_published
 
 TASK_NAMES: Mapping[str, str] = {task: BENCHMARKS[task].title for task in TASKS}
-MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, and compare with no published figure."
 NO_PUBLISHED = "The paper's values are not public."
 
 
@@ -70,8 +70,7 @@ def caption(points: Sequence[Point]) -> list[str]:
         "Bars: 95% intervals." if with_bars else "",
         f"Differences are {'; '.join(pairings)}." if pairings else "",
         f"Hardware: {', '.join(machines)}." if machines else "",
-        *card_notes(point.scored_on for point in points),
-        *speed_notes(point.conditions for point in points),
+        *sentences(point.conditions for point in points),
         f"Limited: {', '.join(limited)} samples were asked for." if limited else "",
         f"\u2020 {'; '.join(notes)}." if notes else "",
     ]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refusion_eval.errors import DataError
-from refusion_eval.results.measurement import Conditions, Origin
+from refusion_eval.results.cautions import Conditions
+from refusion_eval.results.measurement import Origin
 from refusion_eval.results.render import csv_records, csv_text
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.untrusted import open_plain
@@ -54,7 +55,10 @@ class Point:
 
     @property
     def conditions(self) -> Conditions:
-        return Conditions(self.fused, self.num_rounds, self.slowed_by, self.attention, protocol=self.protocol)
+        # Captions say themselves whether points are mini, and which were limited.
+        return Conditions.of(
+            self, card=self.scored_on, is_score=True, is_speed=self.num_rounds > 0, mini=False, limited=""
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.paper.formulas import MissingMeasurement, compute, mean
-from refusion_eval.paper.names import TASK_NAMES, mini_sentence, system_label
+from refusion_eval.paper.names import TASK_NAMES, system_label
 from refusion_eval.paths import tasks_path
 from refusion_eval.results.differences import difference
 from refusion_eval.results.measurement import (
@@ -352,7 +352,6 @@ def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]
         f"Fewer items than in another row: {', '.join(fewer)}." if fewer else "",
         f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
         *notes_of(measured),
-        mini_sentence(measured),
         f"The averages measured here are over {len(columns)} tasks." if len(columns) > len(TASKS) else "",
         "\u2020 Samples are missing; such figures are never best." if incomplete else "",
     ]

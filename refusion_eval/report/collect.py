@@ -7,33 +7,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from refusion_eval.benchmarks import OTHER, is_sealed
+from refusion_eval.benchmarks import is_sealed
 from refusion_eval.report.assemble import ChunkWriter
 from refusion_eval.report.frames import LOOKS
 from refusion_eval.report.replay import Spell, Speller
 from refusion_eval.report.sample import body, list_row, rounded
-from refusion_eval.results.facts import RowKey, RunFacts, TaskFacts, natural_order, read_each, row_of
+from refusion_eval.results.cautions import FEWER, FEWER_SENTENCE, MINI_SENTENCE, Caution, that_hold
+from refusion_eval.results.facts import RowKey, RunFacts, natural_order, read_each, row_of
 from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import (
-    CUT_NOTE,
-    FEWER_NOTE,
     MEAN_TASK,
     METRIC_ORDER,
-    OTHER_PROMPTS_NOTE,
-    SCORES,
-    SLOWED,
     SPEED_METRICS,
-    UNISOLATED,
-    UNTEMPLATED,
-    UNTEMPLATED_MARKS,
     Measurement,
-    card_notes,
     have_fewer,
     is_cost,
     notes_of,
-    speed_notes,
     system_key,
-    that_hold,
 )
 from refusion_eval.store.records import Sample, ScoreRow
 from refusion_eval.store.run_store import Run
@@ -125,87 +115,26 @@ class Questions:
         return self._whole.chunks | self._lists.chunks, names
 
 
-class Mark(NamedTuple):
-    """A warning that a reader needs before the figures of a task."""
-
-    kind: str
-    sentence: str
-    amount: int | str = ""
-    of_speed: bool = False  # whether it concerns no figure but speeds
-
-    def encoded(self) -> dict[str, Any]:
-        return {**self._asdict(), "label": f"{self.kind} {self.amount}" if self.amount else self.kind}
-
-
-def marks(
-    *,
-    isolated: bool,
-    hardware: Iterable[str],
-    unfinished: str,
-    limited: str,
-    missing: str,
-    slowed_by: Iterable[str],
-    unscored: int | str,
-    errors: int,
-    batched: bool,
-    num_cut: int,
-    prompts: Iterable[str],
-    server_notes: Iterable[str],
-    command: str = "",
-) -> list[Mark]:
-    """The marks of a task of one run, which a command continues; they are named as in the tables of a terminal."""
-    machines, slowed = sorted(hardware), f"Speed is {SLOWED}{', '.join(sorted(slowed_by))}."
-    why = f"there are no rows; {missing}" if missing else "the run ended early or is still going"
-    ended_early = f"{unfinished} samples: {why}."
-    ended_early += f" To continue it: {command}" if command else ""
-    statements = {
-        Mark("no isolation", _sentence(UNISOLATED)): not isolated,
-        Mark("mixed hardware", f"Samples of this task come from several machines: {' | '.join(machines)}."): (
-            len(machines) > 1
-        ),
-        Mark("unfinished", ended_early, unfinished): unfinished,
-        Mark("limited", f"{limited} samples of the task were asked for.", limited): limited,
-        Mark("slowed", slowed, of_speed=True): slowed_by,
-        Mark("unscored", f"{unscored} samples have no verdict: the run has not ended.", unscored): unscored,
-        Mark("errors", f"{errors} samples failed and are in no figure.", errors): errors,
-        Mark("cut short", _sentence(CUT_NOTE), num_cut): num_cut,
-        Mark("other prompts", _sentence(OTHER_PROMPTS_NOTE)): OTHER in prompts,
-        **dict.fromkeys(
-            (Mark(kind, _sentence(UNTEMPLATED)) for kind in UNTEMPLATED_MARKS), UNTEMPLATED in server_notes
-        ),
-        Mark("batched", "Some samples were decoded together; their times are in no speed figure.", of_speed=True): (
-            batched
-        ),
-    }
-    return that_hold(statements)
-
-
-def _sentence(note: str) -> str:
-    return f"{note[:1].upper()}{note[1:].rstrip('.')}."
+def encoded_marks(cautions: Iterable[Caution]) -> list[dict[str, Any]]:
+    """Cautions as the page reads them: the mark of a row, the sentence behind it, and whether it is of speeds only."""
+    return [
+        {
+            "kind": caution.kind,
+            "label": caution.label,
+            "amount": caution.amount,
+            "sentence": caution.sentence + (f" To continue it: {caution.advice}" if caution.advice else ""),
+            "of_speed": caution.scope == "speed",
+        }
+        for caution in dict.fromkeys(cautions)
+    ]
 
 
 def mark_fewer(cells: Sequence[dict[str, Any]]) -> None:
     """Adds the mark to cells that have fewer items than another one of their task, version and prompts."""
     alike = [(cell["task"], cell["version"], cell["mini"], str(cell["settings"].get("prompts"))) for cell in cells]
     fewer = have_fewer(zip(alike, (cell["items"] for cell in cells), strict=True))
-    mark = Mark("fewer items", FEWER_NOTE).encoded()
     for cell, has_fewer in zip(cells, fewer, strict=True):
-        cell["marks"] += [mark] * (has_fewer and cell["items"] > 0)
-
-
-def _marks_of(task: TaskFacts, command: str) -> list[Mark]:
-    extent = task.extent
-    names = ("isolated", "hardware", "slowed_by", "num_cut", "prompts", "server_notes")
-    return marks(
-        **{name: getattr(task, name) for name in names},
-        unfinished=extent.unfinished,
-        limited=extent.limited,
-        missing=extent.missing,
-        unscored=task.num_unscored,
-        errors=task.num_errors,
-        batched=any(sample.batch_size > 1 for sample in task.samples),
-        command=command,
-    )
+        cell["marks"] += encoded_marks([Caution(FEWER, FEWER_SENTENCE)] * (has_fewer and cell["items"] > 0))
 
 
 def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -220,9 +149,7 @@ def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any
     for task, names in sorted(versions.items()):
         listed = ", ".join(sorted(names))
         sentences[f"{task} is here in versions {listed}, whose figures must not be compared."] = len(names) > 1
-    sentences["mini: synthetic look-alikes of this project, not the real benchmarks."] = any(
-        cell["mini"] for cell in cells
-    )
+    sentences[MINI_SENTENCE] = any(cell["mini"] for cell in cells)
     return that_hold(sentences)
 
 
@@ -270,7 +197,7 @@ def collect(
     metrics = {name for cell in cells for name in cell["metrics"]}
     ordered = [name for name in METRIC_ORDER if name in metrics]
     chunks, questions = collector.chunks()
-    cautions = warnings(cells, runs)
+    warnings_of_table = warnings(cells, runs)
     index = {
         "title": "refusion_eval report",
         "runs": runs,
@@ -278,15 +205,11 @@ def collect(
         "questions": questions,
         "metrics": [*ordered, *sorted(metrics - set(ordered))],
         "speed": list(SPEED_METRICS),
-        "costs": [name for name in metrics if is_cost(name)],
+        "costs": [name for name in sorted(metrics) if is_cost(name)],
         "states": {state: look.name for state, look in LOOKS.items()},
-        "warnings": [
-            *cautions,
-            *card_notes(entry.card for entry in measurements if entry.metric in SCORES),
-            *speed_notes(entry.conditions for entry in measurements),
-        ],
+        "warnings": [*warnings_of_table, *notes_of(measurements, marked=True)],
     }
-    return ReportData(index, chunks, [*cautions, *notes_of(measurements)])
+    return ReportData(index, chunks, [*warnings_of_table, *notes_of(measurements)])
 
 
 class _Collector:
@@ -318,15 +241,15 @@ class _Collector:
 
     def cells(self, facts: RunFacts, measurements: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
         """The tasks of a run whose samples were all taken, and the means over them, as in the index of the page."""
-        run, part = facts.run, self._part(facts.run)
-        by_row: dict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
+        part = self._part(facts.run)
+        by_row: dict[tuple[str, ...], list[Measurement]] = defaultdict(list)
         for entry in measurements:
-            by_row[entry.row][entry.metric] = encoded(entry)
+            by_row[entry.row].append(entry)
         for task in facts.tasks:
-            task_marks = _marks_of(task, run.command)
+            own = by_row[task.row]
+            marks = encoded_marks(caution for entry in own for caution in entry.cautions)
             if task.row not in part.rows:
-                shown = [mark.encoded() for mark in task_marks]
-                yield page_cell(task=task.task, version=task.task_version, mini=task.mini, marks=shown)
+                yield page_cell(task=task.task, version=task.task_version, mini=task.mini, marks=marks)
                 continue
             rows = sorted(part.rows[task.row], key=lambda row: (natural_order(row["item_id"]), row["number"]))
             self._writer.flush()
@@ -341,11 +264,11 @@ class _Collector:
                 hardware=sorted(task.hardware),
                 items=len(task.asked),
                 samples=len(rows),
-                marks=[mark.encoded() for mark in task_marks],
-                metrics=by_row[task.row],
+                marks=marks,
+                metrics={entry.metric: encoded(entry) for entry in own},
                 list=chunk,
             )
-        yield from _means(measurements, facts.tasks, run.command)
+        yield from _means(measurements)
 
     def about(self, run: Run) -> dict[str, Any]:
         manifest, part = run.manifest, self._part(run)
@@ -389,16 +312,11 @@ def page_cell(**facts: Any) -> dict[str, Any]:
     return empty | facts
 
 
-def _means(entries: Sequence[Measurement], tasks: Sequence[TaskFacts], command: str) -> Iterator[dict[str, Any]]:
-    """Means over tasks, without samples but with the marks of the tasks that they are over."""
+def _means(entries: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
+    """Means over tasks, without samples."""
     means = [entry for entry in entries if entry.is_mean]
     for kind in sorted({entry.kind for entry in means}):
         own = [entry for entry in means if entry.kind == kind]
-        sentences: dict[tuple[str, bool], list[str]] = {}
-        for task in tasks:
-            is_of_it = task.kind_of_mean == kind if task.samples else task.mini == kind[0]
-            for mark in _marks_of(task, command) if is_of_it else ():
-                sentences.setdefault((mark.kind, mark.of_speed), []).append(f"{task.task}: {mark.sentence}")
         mini, prompts, protocol = kind
         several = len({entry.prompts for entry in means}) > 1
         yield page_cell(
@@ -409,8 +327,5 @@ def _means(entries: Sequence[Measurement], tasks: Sequence[TaskFacts], command: 
             metrics={entry.metric: encoded(entry) for entry in own},
             items=own[0].n,
             samples=own[0].samples,
-            marks=[
-                Mark(kind, " ".join(of_kind), of_speed=of_speed).encoded()
-                for (kind, of_speed), of_kind in sentences.items()
-            ],
+            marks=encoded_marks(caution for entry in own for caution in entry.cautions),
         )

@@ -6,12 +6,20 @@ from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, is_sealed
 from refusion_eval.errors import StoreError
-from refusion_eval.report.collect import Look, encoded, mark_fewer, marks, no_look, of_protocol, page_cell, warnings
+from refusion_eval.report.collect import (
+    Look,
+    encoded,
+    encoded_marks,
+    mark_fewer,
+    no_look,
+    of_protocol,
+    page_cell,
+    warnings,
+)
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import (
     METRIC_ORDER,
     SCORES,
-    SLOWED,
     SPEED_METRICS,
     Measurement,
     is_cost,
@@ -87,9 +95,9 @@ def leaderboard(placed: Sequence[Placed], *, look: Look = no_look) -> dict[str, 
         "questions": {},
         "metrics": [*ordered, *sorted(metrics - set(ordered))],
         "speed": list(SPEED_METRICS),
-        "costs": [name for name in metrics if is_cost(name)],
+        "costs": [name for name in sorted(metrics) if is_cost(name)],
         "states": {},
-        "warnings": [*warnings(cells, []), *notes_of(one.measurement for one in placed)],
+        "warnings": [*warnings(cells, []), *notes_of((one.measurement for one in placed), marked=True)],
         "published": published,
         "differing": differing(published),
     }
@@ -116,24 +124,6 @@ def _point(own: Sequence[Placed]) -> dict[str, Any]:
         "Samples": str(entry.samples),
         "Command": entry.command,
     }
-    unfinished, limited, slowed_by = (
-        [text for text in value.split("|") if text] for value in (entry.unfinished, entry.limited, timed.slowed_by)
-    )
-    task_marks = marks(
-        isolated=entry.isolated,
-        hardware=entry.hardware.split(" | "),
-        unfinished=", ".join(unfinished),
-        limited=", ".join(limited),
-        missing=entry.missing,
-        slowed_by=slowed_by,
-        unscored="" if entry.scored else "some",
-        errors=entry.errors,
-        batched=entry.batch_size not in ("", "1"),
-        num_cut=entry.num_cut,
-        prompts=entry.prompts.split("|"),
-        server_notes=entry.server_notes.split("|"),
-        command=entry.command,
-    )
     return page_cell(
         **{name: getattr(entry, name) for name in ("task", "benchmark", "mini")},
         version=entry.task_version,
@@ -143,16 +133,11 @@ def _point(own: Sequence[Placed]) -> dict[str, Any]:
         hardware=[entry.hardware],
         items=entry.n,
         samples=entry.samples,
-        # Beside a mean the words about each of its tasks would be too many.
-        marks=[(mark._replace(amount="") if entry.is_mean else mark).encoded() for mark in task_marks],
+        marks=encoded_marks(caution for one in own for caution in one.measurement.cautions),
         metrics={metric: encoded(measurement) for metric, measurement in by_metric.items()},
         facts={name: text for name, text in facts.items() if text},
-        notes=list(dict.fromkeys(_sentence(note) for one in own for note in one.measurement.note.split("; ") if note)),
+        notes=list(dict.fromkeys(f"{note[0].upper()}{note[1:]}" for one in own for note in one.measurement.notes)),
     )
-
-
-def _sentence(note: str) -> str:
-    return f"Speed is {note}" if note.startswith(SLOWED) else note[0].upper() + note[1:]
 
 
 def published_figures() -> list[dict[str, Any]]:

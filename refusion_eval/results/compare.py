@@ -12,16 +12,11 @@ from numpy.typing import ArrayLike
 
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Z_95, Interval, by_item, mean_of_intervals, paired_difference, scaled, speedup
+from refusion_eval.results.cautions import MINI_NOTE, sentences
 from refusion_eval.results.facts import Extent, RunFacts, SampleFacts, TaskFacts, natural_order, read_facts
 from refusion_eval.results.measured import seed_of
 from refusion_eval.results.measurement import (
     MEAN_TASK,
-    MINI_NOTE,
-    Conditions,
-    TaskExtent,
-    card_notes,
-    extent_notes,
-    speed_notes,
 )
 from refusion_eval.results.render import Table, interval_cells, interval_text, markdown_prose
 from refusion_eval.store.records import BY_FILTER, PASSED, as_json, differences
@@ -141,26 +136,11 @@ def compare_runs(
         tasks=tasks,
         lines=[*tasks, *(_mean_of_tasks(of_kind) for of_kind in of_kinds if len(of_kind) > 1)],
         only_in_one=sorted({task.task for task in run_a.tasks} ^ {task.task for task in run_b.tasks}),
-        notes=[
-            *extent_notes(
-                TaskExtent(facts.run.run_id, facts.run.command, task.task, *task.extent.texts)
-                for facts in (run_a, run_b)
-                for task in facts.tasks
-            ),
-            *card_notes(card for tasks in (tasks_a, tasks_b) for name in names for card in tasks[name].cards),
-            *speed_notes(Conditions(protocol=tasks[name].protocol) for tasks in (tasks_a, tasks_b) for name in names),
-            *speed_notes(
-                Conditions(
-                    num_rounds=len({sample.round for sample in task.samples}),
-                    slowed_by="|".join(sorted(task.slowed_by)),
-                    server_notes="|".join(sorted(task.server_notes)),
-                    attention=facts.run.manifest.attention,
-                )
-                for facts in (run_a, run_b)
-                for task in facts.tasks
-                if task.task in names and any(entry.speed for entry in tasks)
-            ),
-        ],
+        notes=sentences(
+            task.conditions(facts.run, is_speed=task.task in names and any(entry.speed for entry in tasks))
+            for facts in (run_a, run_b)
+            for task in facts.tasks
+        ),
     )
 
 
@@ -342,7 +322,6 @@ def comparison_table(comparison: Comparison) -> Table:
     ]
     notes += [f"No speed ratio: {reason}." for reason in sorted({task.no_speed for task in comparison.tasks} - {""})]
     notes += comparison.notes
-    notes += [f"mini: {MINI_NOTE}."] if any(task.mini for task in comparison.tasks) else []
     p_columns = ("p", "p (Holm)") if several else ("p",)
     measured = ("Task", "n", "A %", "B %", "B - A", "Detectable", *p_columns)
     columns = (*measured, *map(str.capitalize, counted), "Speed B / A")

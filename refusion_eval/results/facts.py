@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Self
 from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
-from refusion_eval.results.measurement import UNTEMPLATED, Kind
+from refusion_eval.results.cautions import UNTEMPLATED, Conditions
+from refusion_eval.results.measurement import Kind
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
@@ -91,10 +92,9 @@ class Extent(NamedTuple):
         """How many samples of the whole task were asked for; empty if that is all of them."""
         return f"{self.expected} of {self.whole}" if self.expected < self.whole else ""
 
-    @property
-    def texts(self) -> tuple[str, str, str]:
-        """The texts of a `TaskExtent`."""
-        return self.unfinished, self.limited, self.missing
+    def conditions(self, run: Run, task: str) -> Conditions:
+        """What the extent of a task tells of its numbers."""
+        return Conditions.of(self, run_id=run.run_id, command=run.command, task=task)
 
 
 UNKNOWN = Extent(0, 0, 0)  # of a task under several settings, whose shares the run does not say
@@ -167,6 +167,27 @@ class TaskFacts:
     @property
     def num_unscored(self) -> int:
         return sum(sample.verdict is None for sample in self.samples)
+
+    def conditions(self, run: Run, *, is_speed: bool) -> Conditions:
+        """What its cautions are made from, as of a score, or of a score and a speed."""
+        return self.extent.conditions(run, self.task)._replace(
+            place=(run.run_id, *self.row),
+            is_score=True,
+            is_speed=is_speed,
+            mini=self.mini,
+            errors=self.num_errors,
+            num_refused=self.num_refused,
+            unscored=str(self.num_unscored or ""),
+            isolated=self.isolated,
+            num_cut=self.num_cut,
+            prompts="|".join(sorted(self.prompts)),
+            card=" | ".join(sorted(self.cards)),
+            num_rounds=len({sample.round for sample in self.samples}),
+            slowed_by="|".join(sorted(self.slowed_by)),
+            attention=run.manifest.attention,
+            server_notes="|".join(sorted(self.server_notes)),
+            protocol=self.protocol,
+        )
 
     @property
     def unjudged(self) -> list[str]:

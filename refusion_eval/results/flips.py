@@ -7,9 +7,9 @@ from statistics import median
 from typing import Any
 
 from refusion_eval.metrics import Interval, accuracy
+from refusion_eval.results.cautions import MINI_SENTENCE
 from refusion_eval.results.compare import Comparison, TaskComparison, compare_runs
 from refusion_eval.results.measured import seed_of
-from refusion_eval.results.measurement import MINI_NOTE
 from refusion_eval.results.render import Table, interval_cells, interval_text
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_store import RunReader
@@ -104,7 +104,7 @@ def flips_table(flips: Sequence[Flips], machine: str, missing: str = "") -> Tabl
         "forwards: samples that took more or fewer, which moves TPF. Net: points of the mean over tasks, paired.",
         f"Measured on {machine}.",
         missing,
-        f"mini: {MINI_NOTE}." if any(entry.comparison.mini for entry in flips) else "",
+        MINI_SENTENCE if any(entry.comparison.mini for entry in flips) else "",
     )
     measured = ("n", "Tokens %", "First", "Other forwards", "Right to wrong", "Wrong to right", "Reference %", "Net")
     columns = ("System", "Configuration", *measured)

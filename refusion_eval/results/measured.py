@@ -16,6 +16,7 @@ from refusion_eval import metrics
 from refusion_eval.benchmarks.extract.formulas import normal_form
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import RESAMPLES, Bootstrap
+from refusion_eval.results.cautions import that_hold
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, on_common_items, read_each
 from refusion_eval.results.measurement import (
     ACCURACY,
@@ -26,17 +27,13 @@ from refusion_eval.results.measurement import (
     METRIC_ORDER,
     PASS_AT,
     PASS_AT_1,
-    REFUSED_NOTE,
     SCORES,
-    SLOWED,
     SPEED_METRICS,
-    UNISOLATED,
     UNSTATED,
     VARIES,
     ByItem,
     Measurement,
     system_key,
-    that_hold,
 )
 from refusion_eval.results.render import read_csv, read_json
 from refusion_eval.store.records import BY_FILTER, PASSED, STATED, STOCK_GENERATE, ScoreRow
@@ -177,33 +174,28 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
             yield _measurement(facts.run, [task], [measure], [*notes, measure.note])
     asked = [part for part in measured_tasks if not part[0].extent.missing]
     for kind in dict.fromkeys(task.kind_of_mean for task, _ in asked):
-        yield from _mean_measurements(facts.run, [part for part in asked if part[0].kind_of_mean == kind])
+        others = [task for task, _ in asked if task.kind_of_mean != kind]
+        waiting = [task for task in others if not task.asked and task.mini == kind[0]]
+        yield from _mean_measurements(facts.run, [part for part in asked if part[0].kind_of_mean == kind], waiting)
 
 
-def _mean_measurements(run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]]) -> Iterator[Measurement]:
+def _mean_measurements(
+    run: Run, part: Sequence[tuple[TaskFacts, list[Measure]]], waiting: Sequence[TaskFacts]
+) -> Iterator[Measurement]:
     """Means over tasks, of the metrics that every task has; pass@1 of a code task is its accuracy.
 
-    They are unweighted but for tokens a forward, which are all tokens of the tasks by all forwards.
+    They are unweighted but for tokens a forward, which are all tokens of the tasks by all forwards. Tasks that wait for
+    their first sample are in no mean, and each mean says so.
     """
     tasks = [task for task, _ in part]
     if len(tasks) < 2 or len({task.task for task in tasks}) < len(tasks):
         return  # one task needs no mean; a task under two settings has no single score
     by_name = [{_mean_name(measure.metric): measure for measure in measures} for _, measures in part]
-    num_errors, num_unscored = sum(task.num_errors for task in tasks), sum(task.num_unscored for task in tasks)
-    unfinished, limited = _of_tasks(tasks, "unfinished"), _of_tasks(tasks, "limited")
-    sentences = {
-        f"{num_errors} samples are errors and in no figure": num_errors,
-        f"unfinished: {', '.join(unfinished)}": unfinished,
-        f"limited: {', '.join(limited)}": limited,
-        f"{num_unscored} samples are not scored": num_unscored,
-        UNISOLATED: not all(task.isolated for task in tasks),
-    }
-    notes = that_hold(sentences)
     for metric in by_name[0]:
         if all(metric in measures for measures in by_name):
             over = "all tokens by all forwards of" if metric in _POOLED else "unweighted mean over"
             of_what = f"{over} {len(tasks)} tasks ({', '.join(task.task for task in tasks)})"
-            yield _measurement(run, tasks, [measures[metric] for measures in by_name], [of_what, *notes])
+            yield _measurement(run, tasks, [measures[metric] for measures in by_name], [of_what], waiting)
 
 
 def _of_tasks(tasks: Sequence[TaskFacts], name: str) -> list[str]:
@@ -213,7 +205,11 @@ def _of_tasks(tasks: Sequence[TaskFacts], name: str) -> list[str]:
 
 
 def _measurement(
-    run: Run, tasks: Sequence[TaskFacts], measures: Sequence[Measure], notes: Sequence[str]
+    run: Run,
+    tasks: Sequence[TaskFacts],
+    measures: Sequence[Measure],
+    notes: Sequence[str],
+    waiting: Sequence[TaskFacts] = (),
 ) -> Measurement:
     """One metric of one task, or of the mean of several tasks."""
     manifest = run.manifest
@@ -250,11 +246,12 @@ def _measurement(
         errors=sum(task.num_errors for task in tasks),
         num_refused=sum(task.num_refused for task in tasks),
         num_cut=sum(task.num_cut for task in tasks),
-        unfinished="|".join(_of_tasks(tasks, "unfinished")),
-        limited="|".join(_of_tasks(tasks, "limited")),
+        unfinished="|".join(_of_tasks([*tasks, *waiting], "unfinished")),
+        limited="|".join(_of_tasks([*tasks, *waiting], "limited")),
         missing="" if is_mean else tasks[0].extent.missing,
         command=run.command,
         scored=not any(task.num_unscored for task in tasks),
+        num_unscored=sum(task.num_unscored for task in tasks),
         isolated=all(task.isolated for task in tasks),
         num_seeds=max(1, len(by_sample)) if measures[0].metric.startswith(AVG_AT) else 1,
         seed_sd=stdev(by_sample) if by_sample else 0.0,
@@ -339,18 +336,11 @@ def _sort_key(measurement: Measurement) -> tuple:
 
 
 def _notes(task: TaskFacts) -> list[str]:
-    num_samples, unjudged, rounds = len(task.samples), task.unjudged, {sample.round for sample in task.samples}
+    """What is known of a task besides what its cautions say."""
+    unjudged, rounds = task.unjudged, {sample.round for sample in task.samples}
     more = f" and {len(unjudged) - _NUM_NAMED} more" if len(unjudged) > _NUM_NAMED else ""
-    extent = task.extent
     sentences = {
-        f"unfinished: {extent.unfinished} samples are there, run its command again": extent.unfinished,
-        f"limited: {extent.limited} samples were asked for": extent.limited,
-        f"{task.num_refused} {REFUSED_NOTE}": task.num_refused,
-        f"{task.num_errors} of {task.num_errors + num_samples} samples are errors and in no figure": task.num_errors,
-        f"{task.num_unscored} of {num_samples} samples are not scored": task.num_unscored,
         f"no verdict was possible, which counts as wrong: {', '.join(unjudged[:_NUM_NAMED])}{more}": unjudged,
-        UNISOLATED: not task.isolated,
-        **{f"{SLOWED}{sentence}": True for sentence in sorted(task.slowed_by)},
         f"timed in {len(rounds)} rounds": len(rounds) > 1,
     }
     return that_hold(sentences)

@@ -6,20 +6,20 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Interval, Timing
+from refusion_eval.results.cautions import MINI_NOTE, Caution, Conditions, cautions, sentences, that_hold
 from refusion_eval.runs.model_args import decoder_of_system, published_systems, system_of_label
-from refusion_eval.store.records import SERVER, STOCK_GENERATE
+from refusion_eval.store.records import STOCK_GENERATE
 
 Origin = Literal["published", "measured"]
 MeasurementKey = tuple[str, str, str]  # system, benchmark, metric
 Kind = tuple[bool, str, str]  # what the tasks of one mean agree in: mini, prompts, protocol
-_Statement = TypeVar("_Statement")
 
 # The seven benchmarks in the order of the paper's tables.
 TASKS = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.in_paper)
@@ -57,110 +57,17 @@ VARIES = "varies"
 
 NO_PROTOCOL = "no protocol"  # in the place of a protocol, of samples beside others that have one
 
-# Sentences, or parts of them, that both `Measurement.notes` and tables have.
-MINI_NOTE = "synthetic look-alike, not the real benchmark"
-CARDS_NOTE = (
-    "Scores were measured on several cards (GPUs or processors), and a score moves with the card: a row that was "
-    "measured on another card differs by that too (the command flips shows how far)."
-)
-SLOWED = "lower than need be: "
-REFUSED_NOTE = "prompts were refused, for example as too long for the context, and are in no figure"
-CUT_NOTE = "responses that reached the length of the settings, and so may lack their answer."
-OTHER_PROMPTS_NOTE = "neither those of this project nor those of the release."
-FEWER_NOTE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
-UNTEMPLATED_MARKS = ("no chat template", "tokens by server usage")
-UNTEMPLATED = "without --model no chat template was applied, and tokens are the server's own count (usage)"
-UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
-
 
 def is_cost(metric: str) -> bool:
     """Whether less of a metric is better."""
     return metric.startswith(_COSTS)
 
 
-class Conditions(NamedTuple):
-    """What the records know of how a number was measured; of a number that is no speed only what decides it."""
-
-    fused: bool = False
-    num_rounds: int = 0
-    slowed_by: str = ""
-    attention: str = ""
-    server_notes: str = ""
-    protocol: str = ""
-
-
-def speed_notes(entries: Iterable[Conditions]) -> list[str]:
-    """Sentences about what the records know of measured speeds, for wherever such a number stands."""
-    entries = list(entries)
-    slowed = sorted({sentence for entry in entries for sentence in entry.slowed_by.split("|")} - {""})
-    kernels = sorted({entry.attention for entry in entries} - {"", SERVER})  # those of a server are not known
-    of_servers = sorted({sentence for entry in entries for sentence in entry.server_notes.split("|")} - {""})
-    protocols = sorted({name for entry in entries for name in entry.protocol.split("|")} - {""})
-    in_rounds = {entry.num_rounds > 1 for entry in entries if entry.num_rounds}
-    sentences = {
-        f"Protocol{'s' * (len(protocols) > 1)}: {', '.join(protocols)}.": protocols,
-        "Intervals of speed also cover the rounds in which the systems took turns.": True in in_rounds,
-        "A speed of one round has an interval that leaves out changes of the machine's own speed.": False in in_rounds,
-        f"Speed is {SLOWED}{', '.join(slowed)}.": slowed,
-        f"Attention was computed by different kernels ({', '.join(kernels)}).": len(kernels) > 1,
-        "Fused: fewer forwards for the same tokens than the paper's algorithm makes.": any(
-            entry.fused for entry in entries
-        ),
-        f"Server: {'; '.join(of_servers)}.": of_servers,
-    }
-    return that_hold(sentences)
-
-
-class TaskExtent(NamedTuple):
-    """How much of a task a run has, with the command that continues the run; see `Measurement.unfinished`."""
-
-    run_id: str
-    command: str
-    task: str
-    unfinished: str
-    limited: str
-    missing: str
-
-
-def extent_notes(extents: Iterable[TaskExtent]) -> list[str]:
-    """Sentences about runs that lack samples, with the commands that continue them, missing rows, and limits."""
-    unfinished: dict[tuple[str, str], dict[str, None]] = {}
-    limited: dict[str, dict[str, dict[str, None]]] = {}
-    missing: dict[str, None] = {}
-    for extent in extents:
-        if extent.missing:
-            missing[f"{extent.task} was not asked, because there are no rows of it: {extent.missing}."] = None
-        elif extent.unfinished:
-            unfinished.setdefault(extent[:2], {})[f"{extent.task} {extent.unfinished}"] = None
-        if extent.limited:
-            limited.setdefault(extent.task, {}).setdefault(extent.limited, {})[extent.run_id] = None
-    sentences = [
-        f"{run_id} is unfinished: {', '.join(tasks)} samples are there (to continue it: {command or 'run it again'})."
-        for (run_id, command), tasks in unfinished.items()
-    ]
-    texts = [
-        f"{task} {text}" + (f" ({', '.join(runs)})" if len(by_text) > 1 else "")
-        for task, by_text in limited.items()
-        for text, runs in by_text.items()
-    ]
-    return [*sentences, *missing, *([f"Limited: {', '.join(texts)} samples were asked for."] if texts else [])]
-
-
-def notes_of(measurements: Iterable["Measurement"]) -> list[str]:
-    """The sentences of `extent_notes`, `card_notes`, `speed_notes` and `tpf_notes` about some measurements."""
+def notes_of(measurements: Iterable["Measurement"], *, marked: bool = False) -> list[str]:
+    """The sentences about some measurements: those of `cautions.sentences`, and what tokens a forward mean."""
     measured = [entry for entry in measurements if entry.origin == "measured"]
-    return [
-        *extent_notes_of(measured),
-        *card_notes(entry.card for entry in measured if entry.metric in SCORES),
-        *speed_notes(entry.conditions for entry in measured),
-        *tpf_notes(entry for entry in measured if entry.metric == "tpf" and entry.samples),
-    ]
-
-
-def card_notes(cards: Iterable[str]) -> list[str]:
-    """A sentence where scores were measured on several cards, by their names; an empty one is not known."""
-    several = len({card for card in cards if card}) > 1
-    return [CARDS_NOTE] if several else []
+    of_tpf = tpf_notes(entry for entry in measured if entry.metric == "tpf" and entry.samples)
+    return [*sentences((entry.conditions for entry in measured), marked=marked), *of_tpf]
 
 
 def tpf_notes(entries: Iterable["Measurement"]) -> list[str]:
@@ -175,25 +82,12 @@ def tpf_notes(entries: Iterable["Measurement"]) -> list[str]:
         and not entry.is_mean
     )
     spread = f"{lengths[0]} to {lengths[-1]}" if lengths and lengths[0] < lengths[-1] else f"{(lengths or [0])[0]}"
-    sentences = {
+    statements = {
         "Mean TPF: all tokens of the tasks by all their forwards.": any(entry.is_mean for entry in entries),
         f"Responses of ReFusion have {spread} tokens in the mean of a task; none takes fewer than 2 forwards, a plan "
         "and a verification.": lengths,
     }
-    return that_hold(sentences)
-
-
-def extent_notes_of(measurements: Iterable["Measurement"]) -> list[str]:
-    return extent_notes(
-        TaskExtent(entry.run_id, entry.command, entry.task, entry.unfinished, entry.limited, entry.missing)
-        for entry in measurements
-        if not (entry.is_mean or entry.is_mean_of_seeds)  # its tasks or its runs say it themselves
-    )
-
-
-def that_hold(statements: Mapping[_Statement, object]) -> list[_Statement]:
-    """The statements whose conditions are true, in their order."""
-    return [statement for statement, holds in statements.items() if holds]
+    return that_hold(statements)
 
 
 def have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
@@ -237,6 +131,7 @@ class Measurement:
     n: int = 0  # items
     samples: int = 0
     errors: int = 0  # samples that failed and are in no measurement
+    num_unscored: int = 0  # 0 also where only `scored` is known
     unfinished: str = ""  # `26 of 40` samples that were asked for are there; several tasks joined by `|`
     limited: str = ""  # `40 of 100` samples of the task were asked for; several tasks joined by `|`
     missing: str = ""  # of a task without rows, and so without samples, what to do; empty for a mean
@@ -330,10 +225,19 @@ class Measurement:
 
     @property
     def conditions(self) -> Conditions:
-        if self.metric in SPEED_METRICS:
-            speed = (self.num_rounds, self.slowed_by, self.attention)
-            return Conditions(self.fused, *speed, self.server_notes, self.protocol)
-        return Conditions(self.fused, server_notes=self.server_notes, protocol=self.protocol)
+        """All that its cautions are made from."""
+        return Conditions.of(
+            self,
+            place=(self.run_id, self.task, self.told_by),
+            is_mean=self.is_mean or self.is_mean_of_seeds,
+            is_score=self.metric in SCORES,
+            is_speed=self.metric in SPEED_METRICS,
+            unscored=str(self.num_unscored or "" if self.scored or self.num_unscored else "some"),
+        )
+
+    @property
+    def cautions(self) -> list[Caution]:
+        return cautions(self.conditions) if self.origin == "measured" else []
 
     @property
     def finished(self) -> bool:
@@ -360,7 +264,8 @@ class Measurement:
     @property
     def note(self) -> str:
         """All that a reader must know, as the `note` column of the CSV has it."""
-        return "; ".join((*([MINI_NOTE] if self.mini else []), *self.notes))
+        said = [caution.note for caution in self.cautions]
+        return "; ".join((*([MINI_NOTE] if self.mini else []), *said, *self.notes))
 
 
 def by_key(measurements: Iterable[Measurement]) -> dict[MeasurementKey, Measurement]:

@@ -16,7 +16,8 @@ from rich.table import Table as RichTable
 from refusion_eval.benchmarks import OURS
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
-from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, MINI_NOTE, VARIES, Measurement, Origin, system_key
+from refusion_eval.results.cautions import MINI_NOTE
+from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, VARIES, Measurement, Origin, system_key
 from refusion_eval.runs.model_args import decoder_of_system
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.untrusted import parse_json, read_plain, visible
@@ -423,6 +424,7 @@ class _Fact(NamedTuple):
 _WHERE_USED = {
     "prompts": _Fact(OURS, "wording of the prompts: of this project (`ours`), of the release (`release`), or `other`"),
     "num_cut": _Fact(0, "responses that reached the length of the settings, and so may lack their end"),
+    "num_unscored": _Fact(0, "samples without a verdict"),
     "num_rounds": _Fact(1, "rounds in which the systems took turns"),
     "num_refused": _Fact(0, "those of the errors that recur at every attempt, such as a prompt beyond the context"),
     "card": _Fact("", "GPU, else processor, without threads; empty for a server, whose card is not known"),
@@ -537,12 +539,14 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
     label, task, generate = values.pop("system"), values["task"], values.pop("generate", False)
     if not values.pop("finished", True):  # files of version 1.0 do not say how much is there
         values.setdefault("unfinished", "some")
-    notes = tuple(note for note in values.pop("note").split("; ") if note and note != MINI_NOTE)
+    notes = [note for note in values.pop("note").split("; ") if note and note != MINI_NOTE]
     values["mini"] = record["mini"] == "yes"
     values["benchmark"] = AVERAGE if task == MEAN_TASK else values["benchmark"] or task
     values["decoder"] = record.get("decoder") or ""
     system = system_key(label, values["backbone"], settings, generate=generate)
-    return Measurement(origin="measured", system=system, label=label, settings=settings, notes=notes, **values)
+    read = Measurement(origin="measured", system=system, label=label, settings=settings, **values)
+    said = read.note.split("; ")  # by its cautions, which its fields give again
+    return replace(read, notes=tuple(note for note in notes if note not in said))
 
 
 def _fact(cell: str, usual: Any) -> Any:

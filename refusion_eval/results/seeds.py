@@ -57,7 +57,9 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
             sorted({part for entry in entries for part in getattr(entry, name).split(separator) if part})
         )
 
-    summed: dict[str, Any] = {name: total(name) for name in ("samples", "errors", "num_refused", "num_cut")}
+    summed: dict[str, Any] = {
+        name: total(name) for name in ("samples", "errors", "num_refused", "num_unscored", "num_cut")
+    }
     summed["tokens"] = None if any(entry.tokens is None for entry in entries) else total("tokens")
     together: dict[str, Any] = {name: joined(name) for name in ("unfinished", "limited", "slowed_by", "server_notes")}
     together |= {name: joined(name, " | ") for name in ("hardware", "card")} | summed

@@ -10,39 +10,29 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from refusion_eval.benchmarks import OTHER, RELEASE, is_mini
+from refusion_eval.benchmarks import RELEASE, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
+from refusion_eval.results.cautions import FEWER, FEWER_SENTENCE, Caution, extent_sentences, that_hold
 from refusion_eval.results.measurement import (
     ACCURACY,
     AVG_AT,
     BESIDE,
-    CUT_NOTE,
-    FEWER_NOTE,
     FUSED,
     MEAN_TASK,
     NO_PROTOCOL,
     OF_SAMPLES,
-    OTHER_PROMPTS_NOTE,
     PASS_AT_1,
-    REFUSED_NOTE,
     SPEED_METRICS,
-    UNISOLATED,
     UNSTATED,
-    UNTEMPLATED,
-    UNTEMPLATED_MARKS,
     Measurement,
-    extent_notes_of,
     have_fewer,
     notes_of,
     require_comparable,
     require_one_machine,
-    that_hold,
 )
 from refusion_eval.results.render import Table, TableRow, interval_cells, interval_text, text_cells
 from refusion_eval.store.records import BY_FILTER, STATED
-
-MINI_CAPTION = "mini: tasks of this project's synthetic look-alikes, not the real benchmarks."
 
 
 class Column(NamedTuple):
@@ -137,17 +127,9 @@ def _marked(system: str, marks: Mapping[str, object]) -> str:
     return f"{system} [{', '.join(holding)}]" if holding else system
 
 
-def run_marks(measurement: Measurement) -> dict[str, object]:
-    """The marks of a task of a run that lacks samples, was limited or was asked without a chat template."""
-    if measurement.missing:
-        return {"no rows": True}
-    texts = {name: getattr(measurement, name) for name in ("unfinished", "limited")}
-    is_untemplated = UNTEMPLATED in measurement.server_notes.split("|")
-    return {
-        # A mean leaves the numbers to its tasks.
-        **{name if measurement.is_mean else f"{name} {text}": text for name, text in texts.items()},
-        **dict.fromkeys(UNTEMPLATED_MARKS, is_untemplated),
-    }
+def _labels(cautions: Iterable[Caution]) -> dict[str, object]:
+    """The marks of a row for cautions that are not about speeds alone, which the sentences below a table say."""
+    return {caution.label: caution.scope == "task" for caution in cautions}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +150,13 @@ class SummaryLine:
         return self.measurement(ACCURACY) or next(iter(self.measurements.values()))
 
     @property
-    def errors(self) -> int:
-        return max(entry.errors for entry in self.measurements.values())
-
-    @property
-    def isolated(self) -> bool:
-        return all(entry.isolated for entry in self.measurements.values())
+    def cautions(self) -> list[Caution]:
+        """Those of its score, and of its other measurements, once each."""
+        return list(
+            dict.fromkeys(
+                one for entry in (self.any_measurement, *self.measurements.values()) for one in entry.cautions
+            )
+        )
 
     @property
     def hardware(self) -> str:
@@ -190,16 +173,7 @@ class SummaryLine:
         """The cells of the line; `letter` stands for its items where another line of the task has as many others."""
         measurement = self.any_measurement
         mini = " (mini)" if measurement.mini and not is_mini(self.task) else ""
-        marks = {
-            **run_marks(measurement),
-            f"{self.errors} errors": self.errors,
-            "fewer items": fewer,
-            "measured on another card": elsewhere,
-            f"same decode as {measurement.same_decode_as}": measurement.same_decode_as,
-            "no isolation": not self.isolated,
-            f"{measurement.num_cut} cut short": measurement.num_cut,
-            "other prompts": OTHER in measurement.prompts,
-        }
+        marks = {**_labels(self.cautions), FEWER: fewer, "measured on another card": elsewhere}
         cells = (column.text(self.measurement(column.metric), missing="-") for column in columns)
         return (self.task + mini, _marked(self.system, marks), f"{measurement.n} {letter}".rstrip(), *cells)
 
@@ -269,7 +243,7 @@ def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> 
         _caption(lines, shown): True,
         "Speeds compare within one machine and number of threads only.": several and with_speed,
         f"Machine {listed}.": several,
-        FEWER_NOTE: any(fewer),
+        FEWER_SENTENCE: any(fewer),
         _OTHER_ITEMS_NOTE: any(letters),
     }
     rows = []
@@ -300,14 +274,10 @@ def _letters_of_items(lines: Sequence[SummaryLine]) -> list[str]:
 
 
 def _caption(lines: Sequence[SummaryLine], shown: Sequence[Column]) -> str:
-    # What is counted is counted in the tasks of runs, and not again in means over tasks or seeds.
     tasks = [line for line in lines if line.task != MEAN_TASK and not line.any_measurement.is_mean_of_seeds]
-    num_refused = sum(line.any_measurement.num_refused for line in tasks)
-    num_errors = sum(line.errors for line in tasks) - num_refused
     every = [line.any_measurement for line in lines]
-    cut, mini = (any(getattr(entry, name) for entry in every) for name in ("num_cut", "mini"))
     seeds = any(entry.num_seeds > 1 for entry in every)
-    release, other = RELEASE in {entry.prompts for entry in every}, any(OTHER in entry.prompts for entry in every)
+    release = RELEASE in {entry.prompts for entry in every}
     in_columns = [entry for line in lines for column in shown if (entry := line.measurement(column.metric)) is not None]
     known = notes_of([*in_columns, *every])
     untimed = "tps" in {column.metric for column in shown} and any(not line.hardware for line in lines)
@@ -317,28 +287,22 @@ def _caption(lines: Sequence[SummaryLine], shown: Sequence[Column]) -> str:
         for line in tasks
         if (share := line.measurement(UNSTATED)) is not None and share.value > 0
     ]
-    sentences = {
+    statements = {
         "There are no samples.": not lines,
         "In brackets: 95% interval by item.": bool(lines),
         **dict.fromkeys(known, True),
         "Mean of seeds: \u00b1 is the standard deviation over runs that differ in their seed only.": seeds,
         _BUDGET_NOTE: any(line.measurement("ended_by_budget") for line in lines),
         _SAMPLES_NOTE: any(metric.startswith(AVG_AT) for line in lines for metric in line.measurements),
-        MINI_CAPTION: mini,
-        f"{num_errors} samples are errors and in no figure; run the same command again to retry them.": num_errors > 0,
-        f"{num_refused} {REFUSED_NOTE}.": num_refused > 0,
-        f"No isolation: {UNISOLATED}.": not all(line.isolated for line in lines),
-        f"Cut short: {CUT_NOTE}": cut,
         "Tasks with _release: asked with the prompts of ReFusion's release, zero-shot.": release,
         "last %: the last box or stated answer counts (this project's rule for MATH), not any formula in a text.": any(
             line.measurement(STATED) for line in tasks
         ),
         f"Right by any formula, but without a box or a stated answer: {', '.join(unstated)}.": unstated,
-        f"Other prompts: {OTHER_PROMPTS_NOTE}": other,
         "Server TPS: by the client's clock, on a machine whose threads and dtype are not known.": served,
         "No TPS where no sample was decoded alone after a warm-up, or on several machines.": untimed,
     }
-    return " ".join(that_hold(sentences))
+    return " ".join(that_hold(statements))
 
 
 class SpeedRow(NamedTuple):
@@ -361,7 +325,7 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
             twice = f"{measurement.metric} of {measurement.task} of {measurement.run_id} is there twice"
             raise StoreError(f"{twice}; name each source once")
     if not any(metric in group for group in groups.values() for metric in _TIMED):
-        known = " ".join(extent_notes_of(measurements))
+        known = " ".join(extent_sentences(entry.conditions for entry in measurements))
         advice = known or "decode at batch size 1, or some of it with tps_samples"
         raise StoreError(f"nothing was timed in these runs, or a server did not tell its tokens; {advice}")
     of = {
@@ -394,8 +358,8 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
         marks = {
             of.run_id: any(other.of.label == of.label and other.of.run_id != of.run_id for other in rows),
             **dict.fromkeys(apart, True),
-            **run_marks(of),
-            "fewer items": row.fewer,
+            **_labels(of.cautions),
+            FEWER: row.fewer,
             "fused": of.fused,
         }
         task = f"{of.benchmark} (mini)" if of.mini else of.benchmark
@@ -405,7 +369,7 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
     notes = {
         **dict.fromkeys((*_SPEED_NOTES, *notes_of(every)), True),
         **dict.fromkeys(_SERVER_NOTES, SERVER_TPS in columns),
-        FEWER_NOTE: any(row.fewer for row in rows),
+        FEWER_SENTENCE: any(row.fewer for row in rows),
         _ENERGY_NOTE: not set(columns).isdisjoint(ENERGY_COLUMNS),
         "Averages are means over tasks, each column by itself, so that TPS is not that product.": any(
             row.of.is_mean for row in rows

@@ -17,11 +17,10 @@ from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.metrics import Interval, accuracy
+from refusion_eval.results.cautions import MINI_SENTENCE, UNISOLATED
 from refusion_eval.results.compare import ItemChange
 from refusion_eval.results.measured import seed_of
-from refusion_eval.results.measurement import UNISOLATED
 from refusion_eval.results.render import Table, csv_text, interval_text
-from refusion_eval.results.tables import MINI_CAPTION
 from refusion_eval.runs.job import Detokenizer, doc_hash, response
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
@@ -255,7 +254,7 @@ def _summary_table(filter_name: str, results: Sequence[RescoredTask]) -> Table:
         columns=("Task", "System", "n", "Recorded %", "Rescored %", "wrong to right", "right to wrong"),
         rows=rows,
         num_left=2,
-        notes=["In brackets: 95% interval by item.", MINI_CAPTION if any(is_mini(it.task) for it in results) else ""],
+        notes=["In brackets: 95% interval by item.", MINI_SENTENCE if any(is_mini(it.task) for it in results) else ""],
     )
 
 

@@ -324,5 +324,5 @@ def test_the_name_of_a_speed_on_the_hub_has_its_marks(tmp_path):
     hub.write(read_exported([run]), tmp_path / "hf")
     results = ModelCard.load(tmp_path / "hf" / "run" / "README.md").data.eval_results
     names = {result.metric_type: result.metric_name for result in results}
-    assert names["tps"] == "tps, tokens/s, limited 1 of 9, slowed, one round"
-    assert names["accuracy"] == "accuracy, percent, limited 1 of 9"
+    assert names["tps"] == "tps, tokens/s, limited 1 of 9, 1 cut short, slowed, one round"
+    assert names["accuracy"] == "accuracy, percent, limited 1 of 9, 1 cut short"

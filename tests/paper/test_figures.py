@@ -38,9 +38,10 @@ from refusion_eval.paper.points import (
 )
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, REFERENCE, Point, TokenCell, read_rows, write_rows
 from refusion_eval.paper.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order
+from refusion_eval.results.cautions import CARDS_SENTENCE
 from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.measurement import CARDS_NOTE, system_key
+from refusion_eval.results.measurement import system_key
 from refusion_eval.results.render import latex_text, read_csv, write_csv
 from tests.paper.conftest import write_sweep
 from tests.results.conftest import sample
@@ -479,8 +480,8 @@ def test_a_sweep_of_several_machines_is_refused_by_name(made, tmp_path):
     with pytest.raises(StoreError, match=r"speeds from different machines .*CPU 0\.5 in refusion-0\.5"):
         swept([folder])
     points = frontier([folder])  # without a time on its axes it may, and the caption says that scores move too
-    assert CARDS_NOTE in caption(points)
-    assert CARDS_NOTE not in caption([replace(point, scored_on="CPU") for point in points])
+    assert CARDS_SENTENCE in caption(points)
+    assert CARDS_SENTENCE not in caption([replace(point, scored_on="CPU") for point in points])
 
 
 def test_scaling_of_several_machines_is_refused_by_name(made, tmp_path):

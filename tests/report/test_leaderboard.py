@@ -42,7 +42,7 @@ def test_a_point_has_its_figures_its_settings_and_the_hash_of_its_records(tmp_pa
     assert cell["facts"]["Records"] == measured["tps"].records
     assert (cell["facts"]["Command"], cell["facts"]["Machine"]) == ("refusion-eval run", "Test CPU, 1 threads")
     assert cell["settings"] == {"slot_size": "2", "tau_slot": "0.6"}
-    assert [mark["label"] for mark in cell["marks"]] == ["unfinished 4 of 8", "slowed", "cut short 4"]
+    assert [mark["label"] for mark in cell["marks"]] == ["unfinished 4 of 8", "4 cut short", "slowed"]
     look = DECODERS["refusion"].style
     assert {name: index["runs"][cell["run"]][name] for name in ("colour", "marker", "dashes")} == {
         "colour": look.colour,

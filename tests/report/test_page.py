@@ -11,8 +11,9 @@ from refusion_eval.report import assemble
 from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import Asked, collect
 from refusion_eval.report.sample import find_sample
+from refusion_eval.results.cautions import CARDS_SENTENCE
 from refusion_eval.results.measured import _COUNTED, _OF_THOUGHTS, _SERVED
-from refusion_eval.results.measurement import CARDS_NOTE, METRIC_ORDER, PASS_AT_1, UNSTATED
+from refusion_eval.results.measurement import METRIC_ORDER, PASS_AT_1, UNSTATED
 from refusion_eval.results.tables import THOUGHT_COLUMNS
 from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_store import RunStore
@@ -78,7 +79,7 @@ def test_figures_and_failures_are_those_of_the_table(small_run):
     cell = data.index["cells"][0]
     assert cell["metrics"]["accuracy"]["value"] == 50
     assert cell["metrics"]["accuracy"]["n"] == 2
-    assert "errors 1" in marks(data)
+    assert "1 errors" in marks(data)
     assert opened(data, row=2)[1]["error"] == "it broke"
     assert opened(data, row=2)[1]["replay"] is None
 
@@ -163,7 +164,7 @@ def test_a_run_that_has_not_ended_says_so(tmp_path):
     expected = dict.fromkeys(tasks, 3)
     run = write_run(tmp_path / "run", [ended("1"), ended("2")], [], expected, tasks=tasks)
     data = collect([run], LetterSources())
-    assert marks(data) == ["unfinished 2 of 3", "unscored 2"]
+    assert marks(data) == ["unfinished 2 of 3", "2 unscored"]
     assert data.index["cells"][1]["task"] == "mini_math"
     assert marks(data, 1) == ["unfinished 0 of 3"]
 
@@ -186,10 +187,8 @@ def test_a_mean_over_tasks_has_the_marks_of_its_tasks(tmp_path):
     data = collect([run], LetterSources())
     mean = next(cell for cell in data.index["cells"] if cell["mean"])
     assert [mark["label"] for mark in mean["marks"]] == ["limited"]
-    assert mean["marks"][0]["sentence"] == (
-        "mini_gsm8k: 3 of 200 samples of the task were asked for. "
-        "mini_math: 3 of 200 samples of the task were asked for."
-    )
+    sentence = "mini_gsm8k 3 of 200, mini_math 3 of 200 samples of the task were asked for."
+    assert mean["marks"][0]["sentence"] == sentence
 
 
 def test_a_mark_that_concerns_speeds_alone_says_so_for_tasks_and_for_their_mean(tmp_path):
@@ -232,8 +231,8 @@ def test_scores_of_several_cards_have_a_caution(tmp_path):
             card = store.register_process(Hardware(cpu="CPU", cores=2, threads=1, gpu=gpu))
             store.append(sample := make_sample("1", process_id=card))
             store.append_scores([make_score(sample)])
-    assert CARDS_NOTE in collect(runs, LetterSources()).index["warnings"]
-    assert CARDS_NOTE not in collect(runs[:1], LetterSources()).index["warnings"]
+    assert CARDS_SENTENCE in collect(runs, LetterSources()).index["warnings"]
+    assert CARDS_SENTENCE not in collect(runs[:1], LetterSources()).index["warnings"]
 
 
 def test_programs_without_isolation_are_marked(tmp_path):

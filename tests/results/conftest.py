@@ -37,9 +37,8 @@ def sample(item, *, task="mini_gsm8k", version="1", prompt=None, number=0, **cha
     return Sample(key=SampleKey(task, version, f"doc-{item}", prompt or f"prompt-{item}", number, "settings"), **fields)
 
 
-@pytest.fixture
-def write_run(tmp_path):
-    """Writes a run: samples, the items that are right, how many were asked for, which samples are scored (all).
+def run_writer(folder):
+    """Writes runs into a folder: samples, which items are right, how many were asked for, and the scored samples (all).
 
     Its samples are one turn of a command that is this test process, so that all runs of a test took turns; `turn` None
     is a run in one go.
@@ -62,7 +61,7 @@ def write_run(tmp_path):
             "hardware": MACHINE,
             "roofline": ROOFLINE,
         }
-        with RunStore.open(tmp_path / name, Manifest(**{**fields, **changes})) as store:
+        with RunStore.open(folder / name, Manifest(**{**fields, **changes})) as store:
             store.expect(expected or {}, whole)
             if turn is not None:
                 store.note(store.process_id, round=turn)
@@ -74,9 +73,14 @@ def write_run(tmp_path):
                     for one in (samples if scored is None else scored)
                 ]
             )
-        return tmp_path / name
+        return folder / name
 
     return write
+
+
+@pytest.fixture
+def write_run(tmp_path):
+    return run_writer(tmp_path)
 
 
 @pytest.fixture(scope="session")

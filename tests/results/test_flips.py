@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_systems
+from refusion_eval.results.cautions import CARDS_SENTENCE
 from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.flips import flips_between, flips_cells, flips_table
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.measurement import CARDS_NOTE
 from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import choose_systems
@@ -133,9 +133,9 @@ def test_an_accuracy_of_another_card_says_so(write_run):
     assert [label for label in labels if "measured on another card" in label] == [
         "ReFusion (b) [measured on another card]"
     ]
-    assert CARDS_NOTE in table.caption
+    assert CARDS_SENTENCE in table.caption
     alone = summary_table(summary(run_measurements([here])))
-    assert CARDS_NOTE not in alone.caption
+    assert CARDS_SENTENCE not in alone.caption
 
 
 def test_the_same_processor_with_other_threads_or_a_server_is_no_other_card(write_run):
@@ -154,4 +154,4 @@ def test_the_same_processor_with_other_threads_or_a_server_is_no_other_card(writ
 def test_the_card_is_in_the_csv(write_run, tmp_path):
     runs = [write_run(name, ten(), hardware=Hardware(cpu=f"CPU {name}", threads=1)) for name in "ab"]
     write_csv(run_measurements(runs), tmp_path / "results.csv")
-    assert CARDS_NOTE in summary_table(summary(read_csv(tmp_path / "results.csv"))).caption
+    assert CARDS_SENTENCE in summary_table(summary(read_csv(tmp_path / "results.csv"))).caption

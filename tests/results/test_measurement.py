@@ -91,7 +91,7 @@ def test_a_half_written_run_is_marked_and_a_finished_one_is_not(write_run):
     found = read_measurements([half])
     assert found
     assert not any(one.complete for one in found)
-    assert "unfinished: 2 of 5 samples are there, run its command again" in found[0].notes
+    assert "2 of 5 samples: the run ended early or is still going" in found[0].note
     assert not any(one.complete for one in read_measurements([failed]))
 
 

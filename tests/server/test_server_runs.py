@@ -20,11 +20,12 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.paths import embedded_path, tasks_path
 from refusion_eval.protocol.spec import read_protocol
+from refusion_eval.results.cautions import Conditions, sentences
 from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.data_frames import load
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.measurement import Conditions, by_key, speed_notes
+from refusion_eval.results.measurement import by_key
 from refusion_eval.results.render import read_csv, write_csv
 from refusion_eval.results.tables import speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
@@ -419,8 +420,8 @@ def test_where_threads_device_and_dtype_are_given_the_speed_stands_beside_ours(t
 
 
 def test_the_kernels_of_a_server_are_not_known_so_no_note_compares_them():
-    of_both = [Conditions(num_rounds=2, attention=name) for name in ("native", "server")]
-    assert not any("kernels" in sentence for sentence in speed_notes(of_both))
+    of_both = [Conditions(is_speed=True, num_rounds=2, attention=name) for name in ("native", "server")]
+    assert not any("kernels" in sentence for sentence in sentences(of_both))
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ from refusion_eval.metrics import Interval, bootstrap_ratio
 from refusion_eval.models.checkpoint import Card
 from refusion_eval.paper.locality.divergence import MaskedText, Reading, reveal_divergences
 from refusion_eval.paths import embedded_name, embedded_path
+from refusion_eval.results.cautions import MINI_SENTENCE
 from refusion_eval.results.render import Table, csv_text, interval_text
-from refusion_eval.results.tables import MINI_CAPTION
 from refusion_eval.runs.terminal import ProgressDisplay
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.version import __version__
@@ -280,7 +280,7 @@ def locality_table(means: "DataFrame", distances: Sequence[int]) -> Table:
         num_left=0,
         notes=(
             "Jensen-Shannon divergence in nats (x 1.4427: bits). In brackets: 95% bootstrap interval by response.",
-            MINI_CAPTION if first.mini else "",
+            MINI_SENTENCE if first.mini else "",
         ),
     )
 
