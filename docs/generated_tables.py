@@ -28,6 +28,7 @@ from refusion_eval.models.device import weight_bytes
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import read_published
+from refusion_eval.results.metric_list import METRICS
 from refusion_eval.results.render import read_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.sandbox.jail import PROFILES
@@ -382,7 +383,13 @@ def answer_frames(_: Sequence[str]) -> str:
     return head + "".join(rows)
 
 
+def metric_definitions(_: Sequence[str]) -> str:
+    rows = [(f"`{one.name}`", one.label, one.unit, one.meaning) for one in METRICS]
+    return f"\n{table_of(('Name', 'On the page', 'Unit', 'Definition'), rows, 4)}"
+
+
 MAKERS: dict[str, Maker] = {
+    "metrics": metric_definitions,
     "frames": answer_frames,
     "clone": clone,
     "results": results,

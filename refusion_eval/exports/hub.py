@@ -9,7 +9,8 @@ import yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.exports.source import ExportedTask, file_name, plain, runs_of, safe_name
 from refusion_eval.results.cautions import MINI_NOTE
-from refusion_eval.results.measurement import SCORES, SPEED_METRICS, Measurement
+from refusion_eval.results.measurement import Measurement
+from refusion_eval.results.metric_list import SCORES, SPEED_METRICS
 from refusion_eval.results.render import markdown_text
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.store.atomic_write import write_output

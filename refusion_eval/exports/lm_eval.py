@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.exports.source import ExportedTask, JudgedSample, file_name, plain, runs_of, safe_name
-from refusion_eval.results.measurement import SCORES, Measurement, is_cost
+from refusion_eval.results.measurement import Measurement
+from refusion_eval.results.metric_list import SCORES, is_cost
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.store.records import BY_FILTER
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from refusion_eval.errors import DataError
 from refusion_eval.metrics import RESAMPLES, Z_95, Bootstrap, Interval
 from refusion_eval.paper.rows import number
-from refusion_eval.results.measurement import SCORES, TASKS, ByItem, Measurement, MeasurementKey
+from refusion_eval.results.measurement import TASKS, ByItem, Measurement, MeasurementKey
+from refusion_eval.results.metric_list import SCORES
 
 Values = NDArray[Any]  # [..., 1 + RESAMPLES]: the value itself, then its draws
 

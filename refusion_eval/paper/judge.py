@@ -27,7 +27,6 @@ from refusion_eval.paper.statements import Claim, read_claims
 from refusion_eval.paper.studies import CHOSEN, GRADED, OF_SOME_ITEMS
 from refusion_eval.results.measurement import (
     GENERATE,
-    SPEED_METRICS,
     TASKS,
     Measurement,
     MeasurementKey,
@@ -36,6 +35,7 @@ from refusion_eval.results.measurement import (
     published_backbone,
     published_measurements,
 )
+from refusion_eval.results.metric_list import SPEED_METRICS
 
 REPRODUCED = "reproduced"
 NOT_DECIDED = "not decided"

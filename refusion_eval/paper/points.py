@@ -17,7 +17,6 @@ from refusion_eval.results.differences import Difference, difference
 from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.measurement import (
     AVERAGE,
-    SCORES,
     Measurement,
     beside_published,
     by_key,
@@ -25,6 +24,7 @@ from refusion_eval.results.measurement import (
     require_comparable,
     speeds_of,
 )
+from refusion_eval.results.metric_list import SCORES
 
 log = logging.getLogger(__name__)
 

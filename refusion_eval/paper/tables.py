@@ -17,8 +17,6 @@ from refusion_eval.results.differences import difference
 from refusion_eval.results.measurement import (
     AVERAGE,
     BESIDE,
-    PASS_AT_1,
-    SCORES,
     TASKS,
     VARIANTS,
     Measurement,
@@ -34,6 +32,7 @@ from refusion_eval.results.measurement import (
     require_comparable,
     without_protocol,
 )
+from refusion_eval.results.metric_list import PASS_AT_1, SCORES
 from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, markdown_text, text_cells
 from refusion_eval.runs.model_args import load_table
 

@@ -15,16 +15,8 @@ from refusion_eval.report.sample import body, list_row, rounded
 from refusion_eval.results.cautions import FEWER, FEWER_SENTENCE, MINI_SENTENCE, Caution, that_hold
 from refusion_eval.results.facts import RowKey, RunFacts, natural_order, read_each, row_of
 from refusion_eval.results.measured import measurements_of, setting_text
-from refusion_eval.results.measurement import (
-    MEAN_TASK,
-    METRIC_ORDER,
-    SPEED_METRICS,
-    Measurement,
-    have_fewer,
-    is_cost,
-    notes_of,
-    system_key,
-)
+from refusion_eval.results.measurement import MEAN_TASK, Measurement, have_fewer, notes_of, system_key
+from refusion_eval.results.metric_list import BY_NAME, SPEED_METRICS, is_cost, place_of
 from refusion_eval.store.records import Sample, ScoreRow
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
@@ -137,6 +129,17 @@ def mark_fewer(cells: Sequence[dict[str, Any]]) -> None:
         cell["marks"] += encoded_marks([Caution(FEWER, FEWER_SENTENCE)] * (has_fewer and cell["items"] > 0))
 
 
+def metrics_of(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the page knows of the metrics of some cells, in their order."""
+    names = sorted({name for cell in cells for name in cell["metrics"]}, key=place_of)
+    return {
+        "metrics": names,
+        "labels": {name: BY_NAME[name].label for name in names if name in BY_NAME},
+        "speed": list(SPEED_METRICS),
+        "costs": [name for name in names if is_cost(name)],
+    }
+
+
 def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Cautions about the table as a whole: columns whose figures are not of the same kind."""
     machines = sorted({label for run in runs for label in run["hardware"]})
@@ -194,8 +197,6 @@ def collect(
         key = system_key(run.manifest.system, run.manifest.backbone, {}, generate=False)
         runs.append(collector.about(run) | look(key, run.manifest.decoder))
     mark_fewer(cells)
-    metrics = {name for cell in cells for name in cell["metrics"]}
-    ordered = [name for name in METRIC_ORDER if name in metrics]
     chunks, questions = collector.chunks()
     warnings_of_table = warnings(cells, runs)
     index = {
@@ -203,9 +204,7 @@ def collect(
         "runs": runs,
         "cells": cells,
         "questions": questions,
-        "metrics": [*ordered, *sorted(metrics - set(ordered))],
-        "speed": list(SPEED_METRICS),
-        "costs": [name for name in sorted(metrics) if is_cost(name)],
+        **metrics_of(cells),
         "states": {state: look.name for state, look in LOOKS.items()},
         "warnings": [*warnings_of_table, *notes_of(measurements, marked=True)],
     }

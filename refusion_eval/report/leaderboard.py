@@ -11,22 +11,15 @@ from refusion_eval.report.collect import (
     encoded,
     encoded_marks,
     mark_fewer,
+    metrics_of,
     no_look,
     of_protocol,
     page_cell,
     warnings,
 )
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.measurement import (
-    METRIC_ORDER,
-    SCORES,
-    SPEED_METRICS,
-    Measurement,
-    is_cost,
-    notes_of,
-    read_published,
-    system_key,
-)
+from refusion_eval.results.measurement import Measurement, notes_of, read_published, system_key
+from refusion_eval.results.metric_list import SCORES
 
 # Published figures that are shown.
 _PUBLISHED = ("score", "tps", "tpf")
@@ -84,8 +77,6 @@ def leaderboard(placed: Sequence[Placed], *, look: Look = no_look) -> dict[str, 
         runs.setdefault(key, {**run, "hardware": [], **shown, "number": len(runs)})
         cells.append(_point(own) | {"run": runs[key]["number"]})
     mark_fewer(cells)
-    metrics = {name for cell in cells for name in cell["metrics"]}
-    ordered = [name for name in METRIC_ORDER if name in metrics]
     published = published_figures()
     return {
         "kind": "leaderboard",
@@ -93,9 +84,7 @@ def leaderboard(placed: Sequence[Placed], *, look: Look = no_look) -> dict[str, 
         "runs": list(runs.values()),
         "cells": cells,
         "questions": {},
-        "metrics": [*ordered, *sorted(metrics - set(ordered))],
-        "speed": list(SPEED_METRICS),
-        "costs": [name for name in sorted(metrics) if is_cost(name)],
+        **metrics_of(cells),
         "states": {},
         "warnings": [*warnings(cells, []), *notes_of((one.measurement for one in placed), marked=True)],
         "published": published,

@@ -11,7 +11,8 @@ from refusion_eval.metrics import (
     scaled,
 )
 from refusion_eval.results.measured import seed_of
-from refusion_eval.results.measurement import SCORES, Measurement
+from refusion_eval.results.measurement import Measurement
+from refusion_eval.results.metric_list import SCORES
 
 
 class Difference(NamedTuple):

@@ -9,8 +9,8 @@ from refusion_eval.benchmarks import find_task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.results.compare import COMPARISON_COLUMNS
-from refusion_eval.results.measured import METRICS
-from refusion_eval.results.measurement import ACCURACY, MEAN_TASK, OF_SAMPLES, SCORES, Measurement
+from refusion_eval.results.measurement import MEAN_TASK, Measurement
+from refusion_eval.results.metric_list import ACCURACY, BY_NAME, OF_SAMPLES, SCORES
 from refusion_eval.store.records import BY_FILTER
 
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -62,7 +62,7 @@ def run_conditions(texts: Iterable[str]) -> list[Condition]:
         if condition.p is not None:
             raise ConfigError(f"--fail-if '{text}': p is of two runs; leave it out, or use compare")
         if not condition.metric.startswith(open_ended):
-            check_keys([condition.metric], METRICS, f"--fail-if '{text}'", what="metric")
+            check_keys([condition.metric], BY_NAME, f"--fail-if '{text}'", what="metric")
         conditions.append(condition)
     return conditions
 

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -19,74 +19,39 @@ from refusion_eval.metrics import RESAMPLES, Bootstrap
 from refusion_eval.results.cautions import that_hold
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, on_common_items, read_each
 from refusion_eval.results.measurement import (
-    ACCURACY,
     AVERAGE,
-    AVG_AT,
-    MAJORITY_AT,
     MEAN_TASK,
-    METRIC_ORDER,
-    PASS_AT,
-    PASS_AT_1,
-    SCORES,
-    SPEED_METRICS,
-    UNSTATED,
     VARIES,
     ByItem,
     Measurement,
     system_key,
+)
+from refusion_eval.results.metric_list import (
+    ACCURACY,
+    AVG_AT,
+    BY_NAME,
+    MAJORITY_AT,
+    METRICS,
+    PASS_AT,
+    PASS_AT_1,
+    PERCENT,
+    SCORES,
+    SPEED_METRICS,
+    UNSTATED,
+    Samples,
+    place_of,
 )
 from refusion_eval.results.render import read_csv, read_json
 from refusion_eval.store.records import BY_FILTER, PASSED, STATED, STOCK_GENERATE, ScoreRow
 from refusion_eval.store.run_store import Run
 
 AUTOREGRESSIVE = "autoregressive"
-_PERCENT = "percent"
 _NUM_NAMED = 5  # items in a note
 
-# Metric -> unit, and the attributes of samples that it is made of: two whose sums are divided, or one that is averaged.
-# A metric is left out where a sample lacks one of them.
-_TIMED = {
-    "tps": ("tokens/s", "tokens", "seconds"),
-    "tps_mean": ("tokens/s", "tps"),
-    "latency_mean": ("s", "seconds"),
-    "forwards_per_second": ("forwards/s", "forwards", "seconds"),
-    "prefill_seconds": ("s", "prefill_seconds"),
-    "decode_tps": ("tokens/s", "later_tokens", "later_seconds"),
-    "joules_mean": ("J", "joules"),
-    "joules_per_token": ("J/token", "joules", "tokens"),
-}
-# Of a server: where its machine is not known in place of `_TIMED`, and what it tells besides.
-_SERVED_APART = {
-    "server_tps": ("tokens/s", "tokens", "seconds"),
-    "server_latency_mean": ("s", "seconds"),
-    "server_forwards_per_second": ("forwards/s", "forwards", "seconds"),
-}
-_SERVED = {
-    "server_first_byte": ("s", "first_byte_seconds"),
-    "server_own_tps": ("tokens/s", "completion_tokens", "own_seconds"),
-    "server_queue": ("s", "queue_seconds"),
-    "draft_acceptance": ("", "accepted", "drafted"),
-}
-_COUNTED = {
-    "tokens_mean": ("tokens", "tokens"),
-    "tokens_no_eos_mean": ("tokens", "tokens_no_eos"),
-    "tokens_canvas_mean": ("tokens", "tokens_canvas"),
-    "forwards_mean": ("forwards", "forwards"),
-    "tpf": ("tokens/forward", "tokens", "forwards"),
-    "tpf_canvas": ("tokens/forward", "tokens_canvas", "forwards"),
-    "tpf_release": ("tokens/forward", "tpf_release"),
-}
 # Those of which a mean over tasks is all tokens / all forwards, so that a task weighs as much as it has forwards.
 _POOLED = ("tpf", "tpf_canvas")
 # Metrics that systems are compared by; those of many points would need too much memory for all metrics.
 _COMPARED = (*SCORES, "tps", "latency_mean", "tpf", "tokens_mean")
-_OF_THOUGHTS = {"thought_tokens_mean": ("tokens", "thought_tokens"), "answer_tokens_mean": ("tokens", "answer_tokens")}
-
-# Every metric but those whose names have a number of samples or a filter's name in them.
-METRICS = (
-    *dict.fromkeys((*METRIC_ORDER, *_TIMED, *_SERVED_APART, *_SERVED, *_COUNTED, *_OF_THOUGHTS)),
-    *("cut_in_thought", "ended_by_budget", "strict", UNSTATED),
-)
 
 
 class Measure(NamedTuple):
@@ -160,7 +125,7 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
             notes += [f"no speed: {error}"] if task.samples else []
             alone = []
         decoded = [sample for sample in task.samples if sample.forwards != 0]
-        measures = [*_scores(task), *_speed(task, alone), *_from_table(_COUNTED, task, decoded)]
+        measures = [*_scores(task), *_speed(task, alone), *_from_list("decoded", task, decoded)]
         measures += [*_thoughts(task), *_unstated(task), *_by_instruction(task)]
         for metric, (reference, _) in references.items():
             if reference is not None and alone and not any(sample.apart for sample in alone):
@@ -215,7 +180,7 @@ def _measurement(
     manifest = run.manifest
     if len(tasks) > 1 and measures[0].metric in _POOLED:
         strata = [(measure.samples, seed_of(task.task)) for task, measure in zip(tasks, measures, strict=True)]
-        combined = metrics.pooled_rate(strata, *_COUNTED[measures[0].metric][1:])
+        combined = metrics.pooled_rate(strata, *BY_NAME[measures[0].metric].of)
     else:
         combined = metrics.mean_of([measure.bootstrap for measure in measures])
     interval = combined.interval()
@@ -330,9 +295,8 @@ def _mean_name(metric: str) -> str:
 
 
 def _sort_key(measurement: Measurement) -> tuple:
-    rank = METRIC_ORDER.index(measurement.metric) if measurement.metric in METRIC_ORDER else len(METRIC_ORDER)
     place = (measurement.label, measurement.run_id, measurement.mini, measurement.is_mean, measurement.task)
-    return *place, sorted(measurement.settings.items()), measurement.protocol, rank, measurement.metric
+    return *place, sorted(measurement.settings.items()), measurement.protocol, *place_of(measurement.metric)
 
 
 def _notes(task: TaskFacts) -> list[str]:
@@ -357,7 +321,7 @@ def _scores(task: TaskFacts) -> Iterator[Measure]:
     withheld = not task.extent.unfinished and 0 < task.num_unscored < len(task.samples)
     if not task.samples or withheld:  # a task with nothing but errors has a figure that says so
         undefined = Bootstrap(math.nan, np.full(RESAMPLES, np.nan), 0)
-        yield Measure(task.score_name, _PERCENT, undefined, task.samples)
+        yield Measure(task.score_name, PERCENT, undefined, task.samples)
     for metric in sorted({name for sample in task.samples for name in sample.scores} if not withheld else ()):
         judged = [sample for sample in task.samples if metric in sample.scores]
         scores = [[sample.scores[metric] for sample in samples] for samples in metrics.by_item(judged)]
@@ -368,7 +332,7 @@ def _scores(task: TaskFacts) -> Iterator[Measure]:
             is_share = {score.value for item in scores for score in item} <= {0.0, 1.0}
             combined = (metrics.accuracy if is_share else metrics.bootstrap_mean)(means, seed=seed_of(task.task))
             combined = combined.scaled(100 if is_share else 1)
-            yield Measure(metric, _PERCENT if is_share else "", combined, judged)
+            yield Measure(metric, PERCENT if is_share else "", combined, judged)
 
 
 def _accuracy(
@@ -381,7 +345,7 @@ def _accuracy(
 
     def percent(metric: str, values: ArrayLike) -> Measure:
         share = metrics.accuracy(values, seed=seed_of(task.task)).scaled(100)
-        return Measure(metric, _PERCENT, share, judged, note, values)
+        return Measure(metric, PERCENT, share, judged, note, values)
 
     num_samples = min(map(len, verdicts))
     columns = np.array([item[:num_samples] for item in passed])
@@ -409,7 +373,7 @@ def _unstated(task: TaskFacts) -> Iterator[Measure]:
             for item in metrics.by_item(judged)
         ]
         share = metrics.accuracy(means, seed=seed_of(task.task)).scaled(100)
-        yield Measure(UNSTATED, _PERCENT, share, judged)
+        yield Measure(UNSTATED, PERCENT, share, judged)
 
 
 def _by_instruction(task: TaskFacts) -> Iterator[Measure]:
@@ -421,7 +385,7 @@ def _by_instruction(task: TaskFacts) -> Iterator[Measure]:
         if judged := [sample for sample in task.samples if metric in sample.scores]:
             flags = [[flag for s in item for flag in s.scores[metric].followed] for item in metrics.by_item(judged)]
             share = metrics.bootstrap_ratio(list(map(sum, flags)), list(map(len, flags)), seed=seed_of(task.task))
-            yield Measure(name, _PERCENT, share.scaled(100), judged)
+            yield Measure(name, PERCENT, share.scaled(100), judged)
 
 
 def _timed(task: TaskFacts) -> list[SampleFacts]:
@@ -442,46 +406,46 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
         return
     seed = seed_of(task.task)
     apart = any(sample.apart for sample in alone)
-    yield from _from_table(_SERVED_APART if apart else _TIMED, task, alone, timed=True)
-    yield from _from_table(_SERVED, task, alone, timed=True)
+    yield from _from_list("apart" if apart else "timed", task, alone, timed=True)
+    yield from _from_list("told", task, alone, timed=True)
     quantiles = metrics.latencies(alone, (0.5, 0.95), seed=seed)
     for name, quantile in zip(("latency_p50", "latency_p95"), quantiles, strict=True):
         yield Measure(f"server_{name}" if apart else name, "s", quantile, alone)
     if all(sample.least_seconds for sample in alone):
         used = metrics.rate(alone, "least_seconds", "seconds", seed=seed, timed=True)
-        yield Measure("mbu", _PERCENT, used.scaled(100), alone)
+        yield Measure("mbu", PERCENT, used.scaled(100), alone)
         # TPS divided by the memory-bound TPS at one token per forward (bandwidth / weight bytes). Reading the cache,
         # which would only lower that limit, is left out.
         share = metrics.rate(alone, "serial_seconds", "seconds", seed=seed, timed=True)
-        yield Measure("one_token_share", _PERCENT, share.scaled(100), alone)
+        yield Measure("one_token_share", PERCENT, share.scaled(100), alone)
 
 
 def _thoughts(task: TaskFacts) -> Iterator[Measure]:
     """Tokens spent in thinking blocks (0 for texts without one), if the task has any."""
     if any(sample.thinks for sample in task.samples):
-        yield from _from_table(_OF_THOUGHTS, task, task.samples)
+        yield from _from_list("thoughts", task, task.samples)
         for name in ("cut_in_thought", "ended_by_budget"):
             if all(getattr(sample, name) is not None for sample in task.samples):
                 share = metrics.mean(task.samples, name, seed=seed_of(task.task)).scaled(100)
-                yield Measure(name, _PERCENT, share, task.samples)
+                yield Measure(name, PERCENT, share, task.samples)
 
 
-def _from_table(
-    table: Mapping[str, tuple[str, ...]], task: TaskFacts, samples: Sequence[SampleFacts], *, timed: bool = False
+def _from_list(
+    of: Samples, task: TaskFacts, samples: Sequence[SampleFacts], *, timed: bool = False
 ) -> Iterator[Measure]:
-    """The metrics of a table that these samples have; intervals of timed ones cover rounds as well as items."""
+    """The metrics of the list that these samples have; intervals of timed ones cover rounds as well as items."""
     measurable: dict[str, tuple[str, ...]] = {}
-    for metric, (_, *names) in table.items():
-        columns = [[getattr(sample, name) for sample in samples] for name in names]
+    for metric in (metric for metric in METRICS if metric.samples == of):
+        columns = [[getattr(sample, name) for sample in samples] for name in metric.of]
         # Tokens per second of later forwards mean nothing where the first forward fixed all tokens.
-        divided = columns if metric == "decode_tps" else columns[1:]
+        divided = columns if metric.name == "decode_tps" else columns[1:]
         if any(None in column for column in columns) or not all(map(any, divided)) or not samples:
             continue
-        measurable[metric] = tuple(names)
+        measurable[metric.name] = metric.of
     if measurable:
         combined = metrics.resampled(samples, list(measurable.values()), seed=seed_of(task.task), timed=timed)
-        for metric, bootstrap in zip(measurable, combined, strict=True):
-            yield Measure(metric, table[metric][0], bootstrap, samples)
+        for name, bootstrap in zip(measurable, combined, strict=True):
+            yield Measure(name, BY_NAME[name].unit, bootstrap, samples)
 
 
 def _speedup(

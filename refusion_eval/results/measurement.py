@@ -14,6 +14,7 @@ from refusion_eval.benchmarks import BENCHMARKS, OURS, RELEASE
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Interval, Timing
 from refusion_eval.results.cautions import MINI_NOTE, Caution, Conditions, cautions, sentences, that_hold
+from refusion_eval.results.metric_list import AVG_AT, SCORES, SERVER_METRICS, SPEED_METRICS
 from refusion_eval.runs.model_args import decoder_of_system, published_systems, system_of_label
 from refusion_eval.store.records import STOCK_GENERATE
 
@@ -26,41 +27,10 @@ TASKS = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.in_pap
 # `Measurement.task` and `Measurement.benchmark` of a mean over tasks.
 MEAN_TASK, AVERAGE = "mean", "average"
 
-ACCURACY, PASS_AT_1 = "accuracy", "pass@1"
-# Beginnings of the metrics of several samples of an item; the number of samples follows.
-AVG_AT, PASS_AT, MAJORITY_AT = OF_SAMPLES = ("avg@", "pass@", "majority@")
-SCORES = (ACCURACY, PASS_AT_1)
-# Metrics that depend on the machine. `speedup` is a ratio to the TPS of this engine's autoregressive loop and
-# `speedup_stock` one to that of transformers' `generate`; energy is measured where the device has a counter.
-# Those of a server are of a machine and a dtype that are not known, so that no speed of this engine shares their
-# columns; `server_own_tps` and `server_queue` are by the server's own clock, the others by the client's.
-SERVER_METRICS = (
-    *("server_tps", "server_latency_mean", "server_latency_p50", "server_latency_p95", "server_forwards_per_second"),
-    *("server_first_byte", "server_own_tps", "server_queue"),
-)
-SPEED_METRICS = (
-    *("tps", "tps_mean", "decode_tps", "prefill_seconds", "latency_mean", "latency_p50", "latency_p95"),
-    *("speedup", "speedup_stock", "forwards_per_second", "mbu", "one_token_share", "joules_mean", "joules_per_token"),
-    *SERVER_METRICS,
-)
-# Order of the metrics of a task; others follow by name.
-METRIC_ORDER = (ACCURACY, PASS_AT_1, "extracted", *SPEED_METRICS, "tpf", "tpf_release", "tokens_mean", "forwards_mean")
-
-# Beginnings of the metrics of which less is better.
-_COSTS = ("latency", "server_latency", "server_first", "server_queue", "prefill", "joules", "forwards_mean", "cut_in")
-
-# The share of items that a rule counts as right and whose text states no answer.
-UNSTATED = "right_without_answer"
-
 # A setting of a mean over tasks that differ in it.
 VARIES = "varies"
 
 NO_PROTOCOL = "no protocol"  # in the place of a protocol, of samples beside others that have one
-
-
-def is_cost(metric: str) -> bool:
-    """Whether less of a metric is better."""
-    return metric.startswith(_COSTS)
 
 
 def notes_of(measurements: Iterable["Measurement"], *, marked: bool = False) -> list[str]:

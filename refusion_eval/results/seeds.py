@@ -6,7 +6,8 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from refusion_eval.results.measurement import SPEED_METRICS, Measurement
+from refusion_eval.results.measurement import Measurement
+from refusion_eval.results.metric_list import SPEED_METRICS
 
 _SAME = (
     "label",

@@ -15,22 +15,17 @@ from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.cautions import FEWER, FEWER_SENTENCE, Caution, extent_sentences, that_hold
 from refusion_eval.results.measurement import (
-    ACCURACY,
-    AVG_AT,
     BESIDE,
     FUSED,
     MEAN_TASK,
     NO_PROTOCOL,
-    OF_SAMPLES,
-    PASS_AT_1,
-    SPEED_METRICS,
-    UNSTATED,
     Measurement,
     have_fewer,
     notes_of,
     require_comparable,
     require_one_machine,
 )
+from refusion_eval.results.metric_list import ACCURACY, AVG_AT, OF_SAMPLES, PASS_AT_1, SPEED_METRICS, UNSTATED
 from refusion_eval.results.render import Table, TableRow, interval_cells, interval_text, text_cells
 from refusion_eval.store.records import BY_FILTER, STATED
 

@@ -20,7 +20,8 @@ from refusion_eval.evaluation.turns import Turn, free_memory, run_in_turns
 from refusion_eval.lm_eval_plugin.any_task import evaluate_any, load_any
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.measurement import ACCURACY, MEAN_TASK, Measurement
+from refusion_eval.results.measurement import MEAN_TASK, Measurement
+from refusion_eval.results.metric_list import ACCURACY
 from refusion_eval.results.render import csv_text, write_csv
 from refusion_eval.results.tables import summary
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args

@@ -2,19 +2,15 @@ import base64
 import gzip
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.report import assemble
 from refusion_eval.report.assemble import page
-from refusion_eval.report.collect import Asked, collect
+from refusion_eval.report.collect import Asked, collect, metrics_of
 from refusion_eval.report.sample import find_sample
 from refusion_eval.results.cautions import CARDS_SENTENCE
-from refusion_eval.results.measured import _COUNTED, _OF_THOUGHTS, _SERVED
-from refusion_eval.results.measurement import METRIC_ORDER, PASS_AT_1, UNSTATED
-from refusion_eval.results.tables import THOUGHT_COLUMNS
+from refusion_eval.results.metric_list import ACCURACY, METRICS, UNSTATED, place_of
 from refusion_eval.store.records import Hardware
 from refusion_eval.store.run_store import RunStore
 
@@ -303,15 +299,13 @@ def test_a_run_says_when_it_was_made_and_how_long_it_took(tmp_path):
     assert (about["began"][:10], about["ended"][:10], about["seconds"]) == ("2026-11-01", "2026-11-02", 3.0)
 
 
-def test_every_metric_has_a_title_in_the_menus_of_the_page():
-    script = (Path(assemble.__file__).parent / "page" / "js" / "format.js").read_text(encoding="utf-8")
-    titled = set(re.findall(r"(\w+): \"", script.partition("LABELS = {")[2].partition("};")[0]))
-    named = {
-        *METRIC_ORDER,
-        *_COUNTED,
-        *_SERVED,
-        *_OF_THOUGHTS,
+def test_every_metric_of_the_list_has_a_name_on_the_page_a_meaning_and_one_place():
+    assert [metric.name for metric in METRICS if not (metric.label and metric.meaning)] == []
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    assert sorted([UNSTATED, "tpf", "accuracy by last", ACCURACY], key=place_of) == [
+        ACCURACY,
+        "tpf",
         UNSTATED,
-        *(column.metric for column in THOUGHT_COLUMNS),
-    }
-    assert named - {PASS_AT_1} - titled == set()  # pass@1 shares the column of accuracy
+        "accuracy by last",
+    ]
+    assert metrics_of([{"metrics": {"tps": {}, ACCURACY: {}}}])["labels"] == {ACCURACY: "Accuracy, %", "tps": "TPS"}

@@ -1,20 +1,5 @@
 // Figures as text.
 const format = (() => {
-  const LABELS = {
-    accuracy: "Accuracy, %", extracted: "Answer found, %", strict: "Strict form, %", cut_in_thought: "Cut in a thought, %",
-    tps: "TPS", tps_mean: "TPS, mean of samples", decode_tps: "TPS after the first forward", tpf: "TPF", tpf_release: "TPF as in the release",
-    speedup: "Speed-up", speedup_stock: "Speed-up over transformers", forwards_per_second: "Forwards per second", mbu: "MBU, %",
-    latency_mean: "Latency, mean, s", latency_p50: "Latency, median, s", latency_p95: "Latency, 95th percentile, s", prefill_seconds: "First forward, s",
-    one_token_share: "Share of the one-token limit, %", tokens_mean: "Tokens per sample", forwards_mean: "Forwards per sample",
-    joules_mean: "Energy per sample, J", joules_per_token: "Energy per token, J",
-    tokens_no_eos_mean: "Tokens per sample, without EOS", tokens_canvas_mean: "Tokens per sample, with those behind EOS",
-    tpf_canvas: "TPF, with tokens behind EOS", thought_tokens_mean: "Thought tokens", answer_tokens_mean: "Answer tokens",
-    ended_by_budget: "Thoughts ended by budget, %", right_without_answer: "Right without a stated answer, %",
-    server_tps: "Server TPS", server_latency_mean: "Server latency, mean, s", server_forwards_per_second: "Server forwards per second",
-    server_first_byte: "First byte of a server, s", server_own_tps: "TPS by the server's clock", server_queue: "Queue of a server, s",
-    server_latency_p50: "Server latency, median, s", server_latency_p95: "Server latency, 95th percentile, s",
-    draft_acceptance: "Share of drafts accepted",
-  };
   const ACCURACY = "accuracy";
   const PASS = "pass@1";
 
@@ -46,7 +31,7 @@ const format = (() => {
     return `${value.toLocaleString("en")} ${value === 1 ? one : many}`;
   }
 
-  const metricLabel = (name) => LABELS[name] || name.replaceAll("_", " ");
+  const metricLabel = (name) => store.index.labels[name] || name.replaceAll("_", " ");
 
   // A task's accuracy is called pass@1 where the answer is a program; they share a column.
   function figure(cell, metric) {
