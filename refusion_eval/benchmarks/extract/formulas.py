@@ -23,10 +23,7 @@ _ALONE = re.compile(
     r"|\\[(\[]\s{0,4}([^\n]{1,200}?)\s{0,4}\\[)\]]"
     r"|(-?[\d.,/]{1,40}))[ \t*.]{0,9}\s{0,9}\Z"
 )
-_HEDGE = re.compile(
-    r"(?i:\s{0,9}(?:either|between|somewhere|from|less than|more than|fewer than|greater than|at (?:least|most)"
-    r"|under|over|below|above|up to|(?:a )?(?:minimum|maximum) of)\b)"
-)
+_BOUND = re.compile(rf"\s{{0,9}}(?:a )?{frames.BOUND}\b")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
 
 # Signs that Unicode does not take apart, as TeX writes them.
@@ -96,7 +93,7 @@ def _radians(degrees: re.Match[str]) -> str:
 
 def _endless(decimal: re.Match[str]) -> str:
     """The fraction of a decimal whose last digits repeat without end; one that only goes on stays rounded."""
-    whole, digits, block = decimal[1] or "0", decimal[2], decimal[3]
+    whole, digits, block = decimal[1] or "0", decimal[2], decimal[3] or decimal[4]
     if not block:
         repeated = re.search(r"(\d{1,9}?)\1{1,60}\Z", digits)
         if repeated is None and len(digits) > 2:
@@ -121,7 +118,7 @@ SPELLINGS = tuple(
             r"\1 ",
         ),
         # Marks, lead words and a sign for "about" before or behind an answer; dots behind digits repeat them.
-        (r"\\checkmark(?![A-Za-z])", ""),
+        (r"\\(?:checkmark|blacksquare|Box|qed)(?![A-Za-z])", ""),
         (r"\A\s{0,9}(?:\\(?:approx|simeq|sim|cong|implies|Rightarrow|therefore)(?![A-Za-z])\s{0,4})", ""),
         (rf"\A\s{{0,9}}\\(?:text|mathrm|mbox)[a-z]{{0,2}}\s{{0,4}}\{{\s{{0,4}}{_LEAD_WORDS}\}}(?=\s{{0,9}}\S)", ""),
         (
@@ -130,11 +127,11 @@ SPELLINGS = tuple(
         ),
         (r"\A\s{0,9}([A-Za-z])\s{0,4}\\approx(?![A-Za-z])", r"\1="),
         (
-            r"(\d{0,60})\.(\d{0,60})(?:\\overline\s?\{(\d{1,9})\}|(?<=\d)\s{0,4}(?:\\[lc]?dots(?![A-Za-z])|\.{3}))",
+            r"(\d{0,60})\.(\d{0,60})(?:\\(?:overline|bar|dot)\s?(?:\{(\d{1,9})\}|(\d))|(?<=\d)\s{0,4}(?:\\[lc]?dots(?![A-Za-z])|\.{3}))",
             _endless,
         ),
         # Size, colour and font do not change a value, nor do currency, degrees and percent signs: these are units.
-        (r"(?<!\\)\\[()\[\]]|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
+        (r"(?<!\\)\\[()\[\]]|\\(?:left|middle|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
         (r"\\(?:(?:display|text|script)style|(?:script|normal)size|normalfont)(?![A-Za-z])", ""),
         (r"\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])", ""),
         (r"\\(?:text)?color(?:box)?\s{0,4}\{[^{}]{0,40}\}", ""),
@@ -155,6 +152,7 @@ SPELLINGS = tuple(
             r"\\binom{\1\3}{\2\4}",
         ),
         (r"(?<=[\w)}\]])\s?\*\*\s?(?=[\w({\\-])", "^"),
+        (r"\^(-\d{1,60})", r"^{\1}"),
         (r"\\(begin|end)\s{0,4}\{([pbvBV]?)smallmatrix\*?\}", r"\\\1{\2matrix}"),
         (
             r"[(\[]\s{0,4}\\begin\{matrix\}((?:[^\\]|\\(?!end)){0,400})\\end\{matrix\}\s{0,4}[)\]]",
@@ -163,7 +161,7 @@ SPELLINGS = tuple(
         (r"(\A|\\cup|\\cap|\\in)\s{0,4}\](?=[^\[\]()]{1,80},)", r"\1 ("),
         (r"(,[^\[\]()]{1,80})\[\s{0,4}(?=\Z|\\cup|\\cap)", r"\1)"),
         (
-            r"\A\s{0,9}\\\{\s{0,4}[A-Za-z]\s{0,4}(?:\\in\s{0,4}(?:\\mathbb\s{0,4})?\{?\s?R\s?\}?\s{0,4})?"
+            r"\A\s{0,9}\\\{\s{0,4}[A-Za-z]\s{0,4}(?:\\in\s{0,4}(?:\\(?:mathbb|text)\s{0,4})?\{?\s?R\s?\}?\s{0,4})?"
             r"(?:\\(?:mid|colon|vert)(?![A-Za-z])|[|:])([^|]{1,300})\\\}\s{0,9}\Z",
             r"\1",
         ),
@@ -246,7 +244,7 @@ def _formula_after(text: str, start: int, *, is_correction: bool = False) -> Ext
         if is_correction and not (is_framed or _SHORT.fullmatch(answer)):
             return None
         answer = _BRACKETED.sub(r"\1", answer)
-    if _HEDGE.match(answer):
+    if _BOUND.match(line) or _BOUND.match(answer):
         return Extraction(None, "a range, a bound or alternatives")
     answer = answers.in_digits(_INLINE_SIGNS.sub("", answer).strip())
     return Extraction(answer, "statement") if answer else None

@@ -23,21 +23,22 @@ _PYTHON = ("python", "python3", "py", "py3")
 # How a definition or an import begins.
 CODE = re.compile(
     r"(?:async[ \t]+)?def[ \t]+\w+[ \t]*\(|class[ \t]+\w+[ \t]*[(:]|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import\b|@\w"
+    r"|\w+[ \t]*=[ \t]*lambda\b"
 )
 # With blanks around its sign, because `title="a.py"` is an attribute of the fence.
 _CODE_ON_FENCE = re.compile(rf"{CODE.pattern}|[A-Za-z_]\w*[ \t]+=[ \t]")
 # What Markdown and tags put around code where no fence is: quotes, one line between backquotes, indents, and tags.
 _QUOTE = re.compile(r"^ {0,3}>(?!>>)[ ]?", re.MULTILINE)
 _INLINE = re.compile(rf"(`{{1,2}})[ ]?((?:{CODE.pattern})[^`\n]*)\1")
-_TAG = r"(?:</?[A-Za-z_][\w=]{0,20}>|<[|｜][^\s<>|｜]{1,40}[|｜]>|\[/?[A-Z]{3,12}\])"
+_TAG = r"(?:</?[A-Za-z_][\w=]{0,20}(?: [a-z]+=[^<>\n]{1,60})?>|<[|｜][^\s<>|｜]{1,40}[|｜]>|\[/?[A-Z]{3,12}\])"
 _TAGS = re.compile(
     rf"^[ \t]*{_TAG}(?:[ \t]*{_TAG}){{0,5}}[ \t]*(?={_CODE_ON_FENCE.pattern})"
-    r"|(?<=[^\s>])(?:</(?i:answer|code|pre|solution|program"
+    r"|(?<=[^\s>])(?:</(?i:(?:final_)?answer|code|pre|solution|program"
     r"|python|output|response|result|function)>|<[|｜][^\s<>|｜]{1,40}[|｜]>|\[/[A-Z]{3,12}\]|\[DONE\]){1,6}(?!['\"])",
     re.MULTILINE,
 )
 _INDENTED_LINES = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*(?:\n|\Z)|[ \t]*\n(?= {4}|\t|[ \t]*\n))+")
-_LANGUAGE_LINE = re.compile(r"\A\s*(?:python3?|py3?)[ \t]*\n")
+_LANGUAGE_LINE = re.compile(r"\A\s*(?i:python3?|py3?)[ \t]*\n")
 _FENCE = re.compile(r"`{3,}([^\n`]*)")
 _BLANK_LINE = re.compile(r"(?:(?<=\n)|\A)[ \t]+(?=\n|\Z)")
 _INDENT = re.compile(r"^[ \t]*(?=[^ \t\n])", re.MULTILINE)
