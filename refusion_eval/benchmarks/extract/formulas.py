@@ -9,7 +9,7 @@ from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract import answers, frames
 from refusion_eval.benchmarks.extract.frames import NOTHING, STATEMENT_REACH
 
-_BRACES = re.compile(r"\\boxed\s{0,4}\{|[{}]")
+_BOX = re.compile(r"\\boxed\s{0,4}(?=\{)")
 # Formulas of a line between their signs, joined by words of lists; and what stands around them.
 _ONE = r"(?:\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\))"
 _INLINE = re.compile(rf"{_ONE}(?:(?:,|,? (?:and|or)) {_ONE}){{0,9}}")
@@ -27,29 +27,12 @@ _BOUND = re.compile(rf"\s{{0,9}}(?:a )?{frames.BOUND}\b")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
 
 # Signs that Unicode does not take apart, as TeX writes them.
-_SIGNS = str.maketrans(
-    dict.fromkeys("−–—‐‑", "-")
-    | dict.fromkeys("·∙⋅", "\\cdot ")
-    | dict.fromkeys("≤⩽", "\\le ")
-    | dict.fromkeys("≥⩾", "\\ge ")
-    | dict.fromkeys("⁄∕", "/")
-    | dict.fromkeys("°º", "^\\circ ")
-    | {
-        "≈": "\\approx ",
-        "✓": "",
-        "✔": "",
-        "✅": "",
-        "…": "...",
-        "±": "\\pm ",
-        "∓": "\\mp ",
-        "≠": "\\ne ",
-        "∞": "\\infty ",
-        "∪": "\\cup ",
-        "∩": "\\cap ",
-        "∈": "\\in ",
-    }
-    | {"∅": "\\emptyset ", "∨": "\\lor ", "∧": "\\land ", "π": "\\pi ", "√": "\\sqrt ", "⟨": "(", "⟩": ")"}
-)
+_TEX = {
+    "−–—‐‑": "-", "·∙⋅": "\\cdot ", "≤⩽": "\\le ", "≥⩾": "\\ge ", "⁄∕": "/", "°º": "^\\circ ", "≈": "\\approx ",
+    "✓✔✅": "", "…": "...", "±": "\\pm ", "∓": "\\mp ", "≠": "\\ne ", "∞": "\\infty ", "∪": "\\cup ", "∩": "\\cap ",
+    "∈": "\\in ", "∅": "\\emptyset ", "∨": "\\lor ", "∧": "\\land ", "π": "\\pi ", "√": "\\sqrt ", "⟨": "(", "⟩": ")",
+}  # fmt: skip
+_SIGNS = str.maketrans({sign: command for signs, command in _TEX.items() for sign in signs})
 _RAISED = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207f]{1,60}")
 _LOWERED = re.compile("[\u2080-\u208e]{1,60}")
 _FRACTION_SIGN = re.compile("[\u00bc-\u00be\u2150-\u215e]")
@@ -79,12 +62,6 @@ _LEAD_WORDS = (
     r"(?:\s{1,4}(?:is|equals)\b)?|(?:so|thus|hence|therefore)\b)[\s:=,.]{0,9})"
 )
 _DEGREES = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)?\s{0,4}\^\s{0,4}(?:\\circ(?![A-Za-z])|\{\s{0,4}\\circ\s{0,4}\})")
-_FUNCTION = re.compile(
-    r"\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])\s{0,4}(?:\^\s{0,4}(?:\{[^{}]{1,9}\}|-?\d)\s{0,4})?"
-    rf"(?:\([^()]{{1,80}}\)|\{{[^{{}}]{{1,80}}(?:\{{[^{{}}]{{0,20}}\}}[^{{}}]{{0,40}}){{0,3}}\}}"
-    rf"|\\[dt]?frac\s{{0,4}}\{{[^{{}}]{{1,40}}(?:\{{[^{{}}]{{0,20}}\}}[^{{}}]{{0,20}})?\}}\{{[^{{}}]{{1,40}}\}}|[\d.]{{1,30}})"
-    rf"(?:{_DEGREES.pattern})?"
-)
 
 
 def _radians(degrees: re.Match[str]) -> str:
@@ -131,9 +108,11 @@ SPELLINGS = tuple(
             _endless,
         ),
         # Size, colour and font do not change a value, nor do currency, degrees and percent signs: these are units.
-        (r"(?<!\\)\\[()\[\]]|\\(?:left|middle|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
-        (r"\\(?:(?:display|text|script)style|(?:script|normal)size|normalfont)(?![A-Za-z])", ""),
-        (r"\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])", ""),
+        (
+            r"(?<!\\)\\[()\[\]]|\\(?:(?:left|middle|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?"
+            r"|(?:(?:display|text|script)style|(?:script|normal)size|normalfont|tiny|small|[lL]arge|LARGE|[hH]uge)(?![A-Za-z]))",
+            "",
+        ),
         (r"\\(?:text)?color(?:box)?\s{0,4}\{[^{}]{0,40}\}", ""),
         (r"\{\s{0,4}\\(?:rm|bf|it|sf|tt)(?![A-Za-z])([^{}]{0,200})\}", r"\\text{\1}"),
         (
@@ -142,8 +121,8 @@ SPELLINGS = tuple(
             r"\\text",
         ),
         (r"\\(?:underline|boxed|fbox|framebox|boldsymbol|bm|rm|bf|it|sf|tt)(?![A-Za-z])", ""),
-        # A degree is a unit but for the argument of a function, where it is pi/180.
-        (_FUNCTION.pattern, lambda function: _DEGREES.sub(_radians, function[0])),
+        # A degree is a unit, but beside a function it is pi/180.
+        (r"(?s)\A.*\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]).*\Z", lambda form: _DEGREES.sub(_radians, form[0])),
         (r"\\?[$%]|\^\s{0,4}(?:\\circ(?![A-Za-z])|\{\s{0,4}\\circ\s{0,4}\})", ""),
         (_ENDS.pattern, ""),
         # Other ways to write binomials, powers, matrices, open ends and conditions.
@@ -252,29 +231,11 @@ def _formula_after(text: str, start: int, *, is_correction: bool = False) -> Ext
 
 def box(text: str, *, last: bool = True) -> Extraction:
     """The content of the last box, which of several (an answer in parts, a correction) counts, or of the first one."""
-    # One pass over the braces is linear, however many boxes are nested or never closed.
-    plain = text = frames.tidy(text)
-    for escaped in ("\\\\", "\\{", "\\}"):  # these are neither commands nor braces
-        plain = plain.replace(escaped, "\0\0")
-    boxes: list[tuple[int, int]] = []  # depth of braces, and where the content begins, of each open box
-    depth = 0
-    whole_box = None
-    for mark in _BRACES.finditer(plain):
-        if mark[0] == "}":
-            if boxes and boxes[-1][0] == depth:
-                whole_box = slice(boxes.pop()[1], mark.start())
-                if not last and not boxes:
-                    break
-            depth -= 1
-        else:
-            depth += 1
-            if mark[0] != "{":
-                boxes.append((depth, mark.end()))
-    if boxes and (whole_box is None or boxes[-1][1] > whole_box.stop):  # another sign stands for the brace
-        end = frames.BOX_END.search(plain, boxes[-1][1])
-        whole_box = slice(boxes[-1][1], end.start() if end else len(plain))
-    if whole_box is not None and (content := text[whole_box].strip()):
-        return Extraction(content, "box")
+    text = frames.tidy(text)
+    if boxes := list(_BOX.finditer(text)):
+        region = text[boxes[-1 if last else 0].end() :]
+        if content := region[1 : frames.end_of_braces(region)].strip():
+            return Extraction(content, "box")
     bare = _BARE_BOX.findall(text)
     return Extraction(bare[-1 if last else 0], "box without braces") if bare else NOTHING
 

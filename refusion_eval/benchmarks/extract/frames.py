@@ -139,7 +139,7 @@ _ENDS_A_TURN = re.compile(r"(?i:[,.:;!?…—–-]|\b(?:meant?|that|it|rather|ac
 
 # A box whose backslash was lost or doubled, and the other commands that draw a box.
 _BOX = re.compile(r"(?:\\{1,4}|(?<![A-Za-z\\]))(?:boxed|fbox|framebox(?:\[[^\]\n]{0,9}\]){0,2})\s{0,4}(?=\{)")
-BOX_END = re.compile(r"\\[)\]]|\$|\n|</")  # what stands for the brace of a box where that is missing
+_BOX_END = re.compile(r"\\[)\]]|\$|\n|</")  # what stands for the brace of a box where that is missing
 # A box that is empty, or holds nothing but the words of the instruction.
 _NO_ANSWER = (
     r"(?:\\(?:[,;! ]|(?:l?dots|cdots|quad|square)\b)|[ \t.…?_~*,:$]|(?i:(?:your|the|my|final|correct|numerical|answer"
@@ -257,20 +257,20 @@ def framed(text: str, start: int) -> tuple[str, bool]:
     region = text[start : start + STATEMENT_REACH].lstrip(" \t\n*_:`")
     for opening, closing in (("{", "}"), ("$$", "$$"), ("$", "$"), ("\\[", "\\]"), ("\\(", "\\)")):
         if region.startswith(opening):
-            end = _closing(region) if opening == "{" else region.find(closing, len(opening))
+            end = end_of_braces(region) if opening == "{" else region.find(closing, len(opening))
             if end > 0:
                 return region[len(opening) : end].strip(), True
     return SENTENCE_END.split(region, maxsplit=1)[0], False
 
 
-def _closing(region: str) -> int:
+def end_of_braces(region: str) -> int:
     """The offset of the brace that closes the first one; that of another end of a box where the brace is missing."""
     depth = 0
     for sign in re.finditer(r"\\.|[{}]", region):
         depth += (sign[0] == "{") - (sign[0] == "}")
         if depth == 0:
             return sign.start()
-    end = BOX_END.search(region)
+    end = _BOX_END.search(region)
     return end.start() if end else len(region)
 
 

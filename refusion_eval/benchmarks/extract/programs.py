@@ -54,7 +54,7 @@ _CODE_LINES = re.compile(
 )
 # How a line of a program begins that prose does not begin with.
 _STATEMENT = re.compile(
-    rf"^(?:{CODE.pattern}|[A-Za-z_][\w.,\[\] \t]*[ \t]*[-+*/%|&^]?=[^=]"
+    rf"^(?P<code>{CODE.pattern}|[A-Za-z_][\w.,\[\] \t]*[ \t]*[-+*/%|&^]?=[^=]"
     r"|[A-Za-z_][\w.]*\(|(?:for|while|if|with|try)\b[^\n]*:[ \t]*$|#)",
     re.MULTILINE,
 )
@@ -264,20 +264,9 @@ def whole_program(text: str, marks: Sequence[str]) -> Extraction:
         if found:
             return Extraction(found[-1].code, how)
     effort = _Effort()
-    runs = [code for form in _unwrapped(text) for code in _runs(form, effort)]
+    runs = [block.code for form in _unwrapped(text) for block in _unfenced(form, effort, _STATEMENT)]
     longest = max((code for code in runs if any(mark in code for mark in marks)), key=len, default=None)
     return Extraction(longest, "without a block") if longest else NO_CODE
-
-
-def _runs(text: str, effort: _Effort) -> Iterator[str]:
-    """The runs of lines that parse, each as long as it can be, from each line at the left margin that is no prose."""
-    end = 0
-    for line in _STATEMENT.finditer(text):
-        if effort.is_spent:
-            return
-        if line.start() >= end and (code := parsable_prefix(text[line.start() : line.start() + _LONGEST_CODE], effort)):
-            end = line.start() + len(code)
-            yield code
 
 
 def _find_program(text: str, names: Set[str], effort: _Effort, *, before: str = "", after: str = "") -> str:
@@ -332,10 +321,10 @@ def _statements(code: str) -> Iterator[str]:
             yield "\n".join(lines[min([node.lineno, *decorators]) - 1 : node.end_lineno])
 
 
-def _unfenced(text: str, effort: _Effort) -> Iterator[Block]:
-    """The runs of lines that parse, each from a line that begins a definition or an import; other lines are prose."""
+def _unfenced(text: str, effort: _Effort, beginning: re.Pattern[str] = _CODE_LINES) -> Iterator[Block]:
+    """The runs of lines that parse, each from a line that begins code; other lines are prose."""
     end = 0
-    for lines in _CODE_LINES.finditer(text):
+    for lines in beginning.finditer(text):
         for start in (lines.start(), lines.start("code")):
             if effort.is_spent:
                 return
