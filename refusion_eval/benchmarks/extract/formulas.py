@@ -97,9 +97,8 @@ SPELLINGS = tuple(
         # Marks, lead words and a sign for "about" before or behind an answer; dots behind digits repeat them.
         (r"\\(?:checkmark|blacksquare|Box|qed)(?![A-Za-z])", ""),
         (r"\A\s{0,9}(?:\\(?:approx|simeq|sim|cong|implies|Rightarrow|therefore)(?![A-Za-z])\s{0,4})", ""),
-        (rf"\A\s{{0,9}}\\(?:text|mathrm|mbox)[a-z]{{0,2}}\s{{0,4}}\{{\s{{0,4}}{_LEAD_WORDS}\}}(?=\s{{0,9}}\S)", ""),
         (
-            rf"\A(\s{{0,9}}(?:\\(?:text|mathrm|mbox)[a-z]{{0,2}}\s{{0,4}}\{{)?)\s{{0,4}}{_LEAD_WORDS}(?=[\w\\$(\[-])",
+            rf"\A(\s{{0,9}}(?:\\(?:text|mathrm|mbox)[a-z]{{0,2}}\s{{0,4}}\{{)?)\s{{0,4}}{_LEAD_WORDS}(?=[\w\\$(\[-]|\}}\s{{0,9}}\S)",
             r"\1",
         ),
         (r"\A\s{0,9}([A-Za-z])\s{0,4}\\approx(?![A-Za-z])", r"\1="),

@@ -4,11 +4,9 @@ import ast
 import builtins
 import os
 import re
-import string
 import symtable
 import textwrap
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 from itertools import islice
@@ -72,9 +70,7 @@ _MOST_CUTS = 12
 # for one text in all; parsing an empty text costs as much as the second number.
 _MOST_PARSED = 7_000
 _LEAST_PARSED = 50
-_IN_WORDS = (string.ascii_letters + string.digits + "_").encode()
-_BETWEEN = b" \t\f"
-_WORDS_ONLY = bytes(byte if byte in _IN_WORDS else ord(" ") for byte in range(256))
+_TOKEN = re.compile(r"\w+|[^\w\s]|\n")
 
 
 def fenced(code: str) -> str:
@@ -166,8 +162,7 @@ class _Effort:
 
 def _num_tokens(code: str) -> int:
     """The number of words, signs and line ends of source code, those in strings and comments included."""
-    plain = code.encode("ascii", "replace").replace(b"?", b"a")
-    return len(plain.translate(_WORDS_ONLY).split()) + len(plain.translate(None, delete=_IN_WORDS + _BETWEEN))
+    return len(_TOKEN.findall(code))
 
 
 @lru_cache(maxsize=8)
@@ -186,9 +181,8 @@ def parse(code: str) -> ast.Module | SyntaxError | None:
 def _readable(code: str) -> str:
     """The part of source code that is looked at: whole words within the bounds."""
     code = code[:_LONGEST_CODE]
-    if _num_tokens(code) <= _MOST_TOKENS:
-        return code
-    return code[: bisect_right(range(len(code)), _MOST_TOKENS, key=lambda end: _num_tokens(code[:end])) - 1]
+    first_left_out = next(islice(_TOKEN.finditer(code), _MOST_TOKENS, None), None)
+    return code[: first_left_out.start()] if first_left_out else code
 
 
 def parsable_prefix(code: str, effort: _Effort | None = None) -> str:
