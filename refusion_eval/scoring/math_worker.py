@@ -108,8 +108,8 @@ def _equal_where_real(left: Expr, right: Expr) -> bool:
     ]
     parts = [*preorder_traversal(left), *preorder_traversal(right)]
     real = [point for point in points if all(part.subs(point).evalf().is_real for part in parts)]
-    pairs = [[side.subs(point).evalf(_DIGITS) for side in (left, right)] for point in real]
-    return bool(pairs) and all(equal_numbers(*pair, is_rounded=False) for pair in pairs)
+    values = [(left.subs(point).evalf(_DIGITS), right.subs(point).evalf(_DIGITS)) for point in real]
+    return bool(values) and all(equal_numbers(one, other, is_rounded=False) for one, other in values)
 
 
 def _verified(gold: Any, answer: Any) -> bool:

@@ -160,7 +160,7 @@ def last_number_stated(text: str, question: str = "") -> Extraction:
         line = _with_numbers(_COMPARED.sub("", _ASIDE.sub("", line)), line)
         numbers = [(number, value) for number in _NUMBER.finditer(line) if (value := _value(number[0])) is not None]
         if numbers:
-            main = [value for number, value in numbers if _is_main(line[: number.start()], number)]
+            main = [value for number, value in numbers if _is_main(line, number)]
             return Extraction([*(value for _, value in numbers), *main][-1], "last number")
     return NOTHING
 
@@ -252,7 +252,8 @@ def _digits(written: re.Match[str]) -> str:
 
 
 def _is_main(sentence: str, number: re.Match[str]) -> bool:
-    return not (_DESCRIPTION.match(sentence, number.end()) or _CIRCUMSTANCE.search(sentence[: number.start()]))
+    before = sentence[max(number.start() - 60, 0) : number.start()]
+    return not (_DESCRIPTION.match(sentence, number.end()) or _CIRCUMSTANCE.search(before))
 
 
 def _arithmetic(expression: str) -> str | None:

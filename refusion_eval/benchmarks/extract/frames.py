@@ -197,8 +197,7 @@ class Reader(Protocol):
 
 def tidy(text: str) -> str:
     """The text without tags of format, with one spelling of formulas and boxes, without boxes that hold no answer."""
-    for escape, command in (("\x08", "\\b"), ("\x0c", "\\f")):  # which a tool made of \boxed and \frac
-        text = re.sub(rf"{escape}(?=[a-z])", lambda _, command=command: command, text)
+    text = re.sub("\x08(?=[a-z])", r"\\b", re.sub("\x0c(?=[a-z])", r"\\f", text))  # of \boxed and \frac
     return _PLACEHOLDER.sub("", _BOX.sub(r"\\boxed", _FORMULA.sub("$$", _FORMAT.sub(r"\1", text))))
 
 
