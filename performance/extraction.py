@@ -17,11 +17,11 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from command import run_script, show_progress
+from lm_eval.tasks.hendrycks_math.utils import is_equiv, last_boxed_only_string, remove_boxed
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, StringExtractionConfig, parse, verify
 
 from refusion_eval.benchmarks import BENCHMARKS, LETTERS, Extraction, Row, get_task
 from refusion_eval.benchmarks.extract import release
-from refusion_eval.benchmarks.extract.formulas import box
 from refusion_eval.benchmarks.extract.programs import NO_CODE
 from refusion_eval.benchmarks.rows import json_lines
 from refusion_eval.lm_eval_plugin.filters import FILTERS
@@ -110,33 +110,64 @@ def math_verify(item: Item, gold: str) -> bool:
 
 
 def lm_eval_bbh(item: Item, gold: str) -> bool:
+    """The filter of `bbh_cot_fewshot` (version 4.0): the first match, but for the last character of its line."""
     found = re.findall(r"(?<=the answer is )(.*)(?=.)", item.text)
     return bool(found) and found[0].strip() == gold
 
 
+# The English patterns of `first_option_postprocess`, in its order: of the first one that the text has anywhere, the
+# letter (of one that holds more than a letter, the first choice that is in it).
+_LETTER = r"(?:\*\*)?([A-J])"
+OPENCOMPASS_LETTERS = [
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r"[\s,:]([A-J])[,.]?$",
+        r"(?i:answer)\s*:\s*([A-J])",
+        rf"[Tt]he answer is:?\s+\(?{_LETTER}",
+        r"[Tt]he answer is option:?\s+\(?([A-J])",
+        r"[Tt]he correct answer is:?\s+\(?([A-J])",
+        r"[Tt]he correct answer is option:?\s+\(?([A-J])",
+        r"[Tt]he correct (?:answer|option|answer option) is:?.*?boxed{([A-J])}",
+        r"[Tt]he answer to the question is:?\s+\(?([A-J])",
+        r"(?:\s|^)([A-J])[\s:,.$]",
+        r"1.\s?(.*?)$",
+        r"([A-J]):",
+        r"([A-J])",
+    )
+]
+
+
 def opencompass(item: Item, gold: str) -> bool:
-    """`gsm8k_postprocess`, `math_postprocess_v2`, `first_option_postprocess` and BBH's two rules."""
+    """`gsm8k_postprocess`, `math_postprocess_v2`, `first_option_postprocess` and BBH's two rules.
+
+    They were compared with the sources of open-compass/opencompass. Of its normal form for a statement without a box
+    the list of units is left out.
+    """
     text = item.text
     if item.benchmark == "gsm8k":
         numbers = re.findall(r"-?\d+\.\d+|-?\d+", text.split("Question:")[0])
-        return bool(numbers) and abs(float(numbers[-1]) - float(gold.replace(",", ""))) < 1e-6
+        return bool(numbers) and abs(float(numbers[-1]) - int(gold.replace(",", ""))) < 1e-6
     if item.benchmark == "math":
-        stated = re.findall(r"(?:final answer|answer is)[^.\n]*", text, re.IGNORECASE)
-        found = box(text).answer or (stated[-1].split(" is ")[-1].strip(" .$:") if stated else "")
-        return "".join(found.split()).replace("dfrac", "frac") == "".join(gold.split()).replace("dfrac", "frac")
+        boxed = last_boxed_only_string(text)
+        return is_equiv(remove_boxed(boxed) if boxed else _opencompass_statement(text), gold)
     if item.benchmark == "mmlu_pro":
-        for pattern in (
-            r"[Tt]he answer is:?\s+\(?([A-J])\)?", r"[Aa]nswer:?\s*\(?([A-J])\)?", r"[Oo]ption:?\s+\(?([A-J])\)?\b",
-            r"(?:^|\s)\(?([A-J])\)?(?:\s|$)", r"([A-J])[.,:]",
-        ):  # fmt: skip
-            if match := re.search(pattern, text):
-                return match[1] == gold
-        return False
+        found = next((match[1] for pattern in OPENCOMPASS_LETTERS if (match := pattern.search(text.strip()))), "")
+        return next((letter for letter in LETTERS[:10] if letter in found), None) == gold
     found = text.split("answer is ")[1].strip() if "answer is " in text else text
     if re.fullmatch(r"\([A-R]\)", gold):
         letter = re.search(r"\(([A-Z])\)*", found) or re.search(r"([A-Z])", found)
         return letter is not None and f"({letter[1]})" == gold
-    return found.split("\n")[0].strip().removesuffix(".").strip().strip("*") == gold
+    line = found.split("\n")[0].strip().removesuffix(".").strip()
+    bold = re.search(r"\*\*(.*?)\*\*", line)
+    return (bold[1] if bold else line) == gold
+
+
+def _opencompass_statement(text: str) -> str:
+    """Of the first part between points that states an answer, else of the first part, the formula without blanks."""
+    parts = text.split(".")
+    stated = next((part for part in parts if re.search("final answer|answer is", part.lower())), parts[0])
+    plain = re.split("answeris:?", stated.replace(" ", "").replace("\n", ""))[-1]
+    return (re.findall(r"\$(.*?)\$", plain) or [plain])[-1].replace("$", "")
 
 
 def evalplus(item: Item) -> Extraction:

@@ -12,7 +12,20 @@ from typing import Any
 
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy
 from math_verify import parse, verify
-from sympy import Eq, Expr, FiniteSet, Float, I, Intersection, MatrixBase, Rational, Set, Symbol, Union, simplify
+from sympy import (
+    Eq,
+    Expr,
+    FiniteSet,
+    Float,
+    I,
+    Intersection,
+    MatrixBase,
+    Rational,
+    Set,
+    Symbol,
+    Union,
+    preorder_traversal,
+)
 
 # The script imports nothing of this project, so that it starts quickly. A hostile expression may hang it or use up its
 # memory; then `Comparer` kills it.
@@ -82,18 +95,21 @@ def equal(gold: str, answer: str) -> bool:
         return True
     if ("=" in answer or "=" not in gold) and _verified(right, left):
         return True
-    return isinstance(left, Expr) and isinstance(right, Expr) and _equal_if_positive(left, right)
+    return isinstance(left, Expr) and isinstance(right, Expr) and _equal_where_real(left, right)
 
 
-def _equal_if_positive(left: Expr, right: Expr) -> bool:
-    """Whether two expressions are equal for positive letters, if neither is real where a letter is negative."""
-    letters = left.free_symbols | right.free_symbols
-    for letter in letters:
-        values = {other: Rational(-7 if other == letter else 7, 3) for other in letters}
-        if any(side.subs(values).evalf().is_real is not False for side in (left, right)):
-            return False
-    positive = {letter: Symbol(letter.name, positive=True) for letter in letters}
-    return bool(letters) and simplify(left.xreplace(positive) - right.xreplace(positive)) == 0
+def _equal_where_real(left: Expr, right: Expr) -> bool:
+    """Whether two expressions are equal at those points of a list where each part of both is real."""
+    letters = sorted(left.free_symbols | right.free_symbols, key=str)
+    points = [
+        {letter: sign * Rational(start + 11 * number, 7) for number, letter in enumerate(letters)}
+        for start in (2, 16, 23)
+        for sign in (1, -1)
+    ]
+    parts = [*preorder_traversal(left), *preorder_traversal(right)]
+    real = [point for point in points if all(part.subs(point).evalf().is_real for part in parts)]
+    values = [(left.subs(point).evalf(_DIGITS), right.subs(point).evalf(_DIGITS)) for point in real]
+    return bool(values) and all(equal_numbers(one, other, is_rounded=False) for one, other in values)
 
 
 def _verified(gold: Any, answer: Any) -> bool:

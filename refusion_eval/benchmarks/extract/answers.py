@@ -8,12 +8,14 @@ from itertools import islice
 
 from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract.frames import (
+    BOUND,
     IT_IS,
     LEAD,
     MOST_STATEMENTS,
     NOT,
     NOT_BUT,
     NOTHING,
+    OR,
     STATEMENT_REACH,
     end_of,
     last_stated,
@@ -66,7 +68,8 @@ _ASKED_SIZE = re.compile(rf"(?i)\b(?:how (?:many|much)\b[^.?]{{0,40}}?|in[ \t])(
 _TAIL = 4_000  # characters at the end of a text in which its last number may stand
 
 _NUMBER = re.compile(rf"(?:{APART}(?<![)])-)?\$?(?:(?<=\$)-)?(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?")
-_OPENING = " \t\n*_$:\\[({<>\"'“‘"
+_OPENING = " \t\n*_$:\\[({\"'“‘"
+_ANGLES = re.compile(r"\A<([^<>\n]{1,40})>")
 _SENTENCE_END = re.compile(r"\.(?=\s|$|[*$)])|\n|;|</")
 # Marks around a number or a word, which are no product: "either *5* or *6*".
 _AROUND = re.compile(r"(?<![\d)][ ])(?<![\w)*])[*_`\"“”]{1,3}(?=-?\$?\w)|(?<=\w)[*_`\"“”]{1,3}(?![\w*]|\s?-?\$?\d)")
@@ -83,7 +86,7 @@ _EXPRESSION = re.compile(rf"{_TERM}(?:{_SIGN}{_TERM}){{1,9}}")
 _BRACES = re.compile(r"[{}]")
 _COUNT = rf"\$?{DIGITS}(?:\.\d+)?(?: {{1,3}}[A-Za-z%]{{1,20}}){{0,2}}"
 _COUNTS = re.compile(rf"{_COUNT}(?:(?:,| {{1,3}}(?:and|or|&)|, (?:and|or)) {{1,3}}{_COUNT}){{1,9}}[\s*$)\].]*\Z")
-_RESTATED = re.compile(rf"{_COUNT} and {_COUNT},? (?:or|which is|that is) ({_COUNT})[\s*$)\].]*\Z")
+_RESTATED = re.compile(rf"{_COUNT} (?:and|at|of|with) {_COUNT},? (?:or|which is|that is) ({_COUNT})[\s*$)\].]*\Z")
 # What stands in brackets behind a number says it in another way, unless it rounds the number.
 _ASIDE = re.compile(r"[ \t]\((?![^()\n]{0,60}\bround)[^()\n]{0,120}\)")
 # Numbers that only describe: the first ones of "5 more than 10" and "3 times 14", that of "after 3 days".
@@ -95,22 +98,18 @@ _DESCRIBES = (
 )
 _DESCRIPTION = re.compile(_DESCRIBES)
 # What makes a number a bound, or one of several that may be meant; and the sum of others.
-_BOUND = re.compile(
-    r"(?i:\b(?:(?:less|fewer|more|greater|smaller|larger|higher|lower|longer|shorter) than(?: or equal to)?"
-    r"|at (?:least|most)|under|below|above|over|beyond|up to|(?:minimum|maximum) of|between|from|either)"
-    r"|[<>≤≥]|\\[lg]eq?(?![a-z]))\s?\$?\Z"
-)
+_BOUND = re.compile(rf"(?:\b{BOUND}|[<>≤≥]|\\[lg]eq?(?![a-z]))\s?\$?\Z")
 _NO_VALUE = re.compile(
-    rf"(?: [A-Za-z%]{{1,20}}){{0,2}}(?:[-–—~]|\s[–~]\s|,? (?:to|through|or) (?:maybe |perhaps |even )?)-?\$?{DIGITS}"
+    rf"(?: [A-Za-z%]{{1,20}}){{0,2}}(?:[-–—~]|\s[–~]\s|,? (?:to|through) |{OR} )-?\$?{DIGITS}"
     r"|(?: [A-Za-z%]{1,20}){0,2}(?: (?:or|and) (?:more|less|fewer|above|below|over|under|higher|lower|greater|up)\b"
-    r"|,? (?:only if|unless|depending)\b)|\+(?!\s?\$?\d)"
+    r"|,? (?:only if|unless|depending|at (?:the )?(?:least|most)|minimum|maximum)\b)|\+(?!\s?\$?\d)"
 )
 _INTERVAL = re.compile(
-    rf"(?i:(?:somewhere )?(?:from|between)) -?\$?{DIGITS}(?:\.\d+|\s?/\s?\d+)?(?: [A-Za-z%]{{1,20}}){{0,2}}"
+    rf"(?i:(?:[a-z]+where )?(?:from|between)) -?\$?{DIGITS}(?:\.\d+|\s?/\s?\d+)?(?: [A-Za-z%]{{1,20}}){{0,2}}"
     rf" (?:to|and) -?\$?{DIGITS}"
 )
 _TOTAL = re.compile(r"(?: [A-Za-z]{1,20}){0,3},? (?:in total|altogether|in all|all together|overall|combined)\b")
-_COMPARED = re.compile(r"\([^()\n]{0,160}?\bthan\b[^()\n]{0,160}\)")
+_COMPARED = re.compile(r",[^,()\n]{0,40} than\b[^,.\n]{0,160}")
 _CIRCUMSTANCE = re.compile(
     r"(?i:\b(?:after|in|for|with|within|during|per|every|at|from|before|than|twice|double|triple|half of|sum of"
     r"|over|product of|difference (?:of|between))[ \t]{1,3}(?:the[ \t])?|\d:)\Z"
@@ -156,9 +155,14 @@ def last_number_stated(text: str, question: str = "") -> Extraction:
     plain = plain_numbers(tidy(text), question)
     if stated := last_stated(plain, _number_after):
         return stated
-    written = _NUMBER.findall(_COMPARED.sub("", plain[-_TAIL:]))
-    number = next((value for value in map(_value, reversed(written)) if value is not None), None)
-    return NOTHING if number is None else Extraction(number, "last number")
+    # Of the last line with numbers the last one that is no description.
+    for line in reversed(plain[-_TAIL:].split("\n")):
+        line = _with_numbers(_COMPARED.sub("", _ASIDE.sub("", line)), line)
+        numbers = [(number, value) for number in _NUMBER.finditer(line) if (value := _value(number[0])) is not None]
+        if numbers:
+            main = [value for number, value in numbers if _is_main(line, number)]
+            return Extraction([*(value for _, value in numbers), *main][-1], "last number")
+    return NOTHING
 
 
 def first_number_stated(text: str, question: str = "") -> Extraction:
@@ -187,15 +191,14 @@ def _number_after(text: str, start: int, *, is_correction: bool = False) -> Extr
     negation = None if denied else NOT.match(text, start)
     item = _ITEMS.match(text, denied.end() if denied else start) or _ITEM.match(text, denied.end() if denied else start)
     start = next((found.end() for found in (item, denied, negation) if found), start)
-    sentence = text[start : start + STATEMENT_REACH].lstrip(_OPENING)
+    sentence = _ANGLES.sub(r"\1", text[start : start + STATEMENT_REACH].lstrip(_OPENING))
     sentence = _AROUND.sub("", _SENTENCE_END.split(sentence, maxsplit=1)[0])
     sentence = _SIGN_WORD.sub(_sign, _NUMBER_WORDS.sub(_digits, sentence))
-    if (is_correction or negation) and not _NUMBER.match(sentence):
+    if (is_correction or negation) and not re.match(rf"(?:{BOUND} )?{_NUMBER.pattern}", sentence):
         return None
     if negation:
         return Extraction(None, "a denied number")
-    without_asides = _ASIDE.sub("", sentence)
-    sentence = without_asides if _NUMBER.search(without_asides) else sentence
+    sentence = _with_numbers(_ASIDE.sub("", sentence), sentence)
     first = _NUMBER.search(sentence)
     stands_alone = first is None or (_is_main(sentence, first) and not _EXPRESSION.match(sentence, first.start()))
     results = (_CONCLUSION if stands_alone else _RESULT).finditer(sentence)
@@ -218,6 +221,10 @@ def _number_after(text: str, start: int, *, is_correction: bool = False) -> Extr
                 return Extraction(None, "a range, a bound or alternatives")
             return Extraction(value, "statement")
     return None
+
+
+def _with_numbers(shorter: str, text: str) -> str:
+    return shorter if _NUMBER.search(shorter) else text
 
 
 def in_digits(text: str) -> str:
@@ -245,7 +252,8 @@ def _digits(written: re.Match[str]) -> str:
 
 
 def _is_main(sentence: str, number: re.Match[str]) -> bool:
-    return not (_DESCRIPTION.match(sentence, number.end()) or _CIRCUMSTANCE.search(sentence[: number.start()]))
+    before = sentence[max(number.start() - 60, 0) : number.start()]
+    return not (_DESCRIPTION.match(sentence, number.end()) or _CIRCUMSTANCE.search(before))
 
 
 def _arithmetic(expression: str) -> str | None:

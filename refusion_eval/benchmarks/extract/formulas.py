@@ -9,7 +9,7 @@ from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract import answers, frames
 from refusion_eval.benchmarks.extract.frames import NOTHING, STATEMENT_REACH
 
-_BRACES = re.compile(r"\\boxed\s{0,4}\{|[{}]")
+_BOX = re.compile(r"\\boxed\s{0,4}(?=\{)")
 # Formulas of a line between their signs, joined by words of lists; and what stands around them.
 _ONE = r"(?:\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\))"
 _INLINE = re.compile(rf"{_ONE}(?:(?:,|,? (?:and|or)) {_ONE}){{0,9}}")
@@ -23,36 +23,16 @@ _ALONE = re.compile(
     r"|\\[(\[]\s{0,4}([^\n]{1,200}?)\s{0,4}\\[)\]]"
     r"|(-?[\d.,/]{1,40}))[ \t*.]{0,9}\s{0,9}\Z"
 )
-_HEDGE = re.compile(
-    r"(?i:\s{0,9}(?:either|between|somewhere|from|less than|more than|fewer than|greater than|at (?:least|most)"
-    r"|under|over|below|above|up to|(?:a )?(?:minimum|maximum) of)\b)"
-)
+_BOUND = re.compile(rf"\s{{0,9}}(?:a )?{frames.BOUND}\b")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
 
 # Signs that Unicode does not take apart, as TeX writes them.
-_SIGNS = str.maketrans(
-    dict.fromkeys("−–—‐‑", "-")
-    | dict.fromkeys("·∙⋅", "\\cdot ")
-    | dict.fromkeys("≤⩽", "\\le ")
-    | dict.fromkeys("≥⩾", "\\ge ")
-    | dict.fromkeys("⁄∕", "/")
-    | dict.fromkeys("°º", "^\\circ ")
-    | {
-        "≈": "\\approx ",
-        "✓": "",
-        "✔": "",
-        "✅": "",
-        "…": "...",
-        "±": "\\pm ",
-        "∓": "\\mp ",
-        "≠": "\\ne ",
-        "∞": "\\infty ",
-        "∪": "\\cup ",
-        "∩": "\\cap ",
-        "∈": "\\in ",
-    }
-    | {"∅": "\\emptyset ", "∨": "\\lor ", "∧": "\\land ", "π": "\\pi ", "√": "\\sqrt ", "⟨": "(", "⟩": ")"}
-)
+_TEX = {
+    "−–—‐‑": "-", "·∙⋅": "\\cdot ", "≤⩽": "\\le ", "≥⩾": "\\ge ", "⁄∕": "/", "°º": "^\\circ ", "≈": "\\approx ",
+    "✓✔✅": "", "…": "...", "±": "\\pm ", "∓": "\\mp ", "≠": "\\ne ", "∞": "\\infty ", "∪": "\\cup ", "∩": "\\cap ",
+    "∈": "\\in ", "∅": "\\emptyset ", "∨": "\\lor ", "∧": "\\land ", "π": "\\pi ", "√": "\\sqrt ", "⟨": "(", "⟩": ")",
+}  # fmt: skip
+_SIGNS = str.maketrans({sign: command for signs, command in _TEX.items() for sign in signs})
 _RAISED = re.compile("[\u00b2\u00b3\u00b9\u2070-\u207f]{1,60}")
 _LOWERED = re.compile("[\u2080-\u208e]{1,60}")
 _FRACTION_SIGN = re.compile("[\u00bc-\u00be\u2150-\u215e]")
@@ -82,12 +62,6 @@ _LEAD_WORDS = (
     r"(?:\s{1,4}(?:is|equals)\b)?|(?:so|thus|hence|therefore)\b)[\s:=,.]{0,9})"
 )
 _DEGREES = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)?\s{0,4}\^\s{0,4}(?:\\circ(?![A-Za-z])|\{\s{0,4}\\circ\s{0,4}\})")
-_FUNCTION = re.compile(
-    r"\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])\s{0,4}(?:\^\s{0,4}(?:\{[^{}]{1,9}\}|-?\d)\s{0,4})?"
-    rf"(?:\([^()]{{1,80}}\)|\{{[^{{}}]{{1,80}}(?:\{{[^{{}}]{{0,20}}\}}[^{{}}]{{0,40}}){{0,3}}\}}"
-    rf"|\\[dt]?frac\s{{0,4}}\{{[^{{}}]{{1,40}}(?:\{{[^{{}}]{{0,20}}\}}[^{{}}]{{0,20}})?\}}\{{[^{{}}]{{1,40}}\}}|[\d.]{{1,30}})"
-    rf"(?:{_DEGREES.pattern})?"
-)
 
 
 def _radians(degrees: re.Match[str]) -> str:
@@ -96,7 +70,7 @@ def _radians(degrees: re.Match[str]) -> str:
 
 def _endless(decimal: re.Match[str]) -> str:
     """The fraction of a decimal whose last digits repeat without end; one that only goes on stays rounded."""
-    whole, digits, block = decimal[1] or "0", decimal[2], decimal[3]
+    whole, digits, block = decimal[1] or "0", decimal[2], decimal[3] or decimal[4]
     if not block:
         repeated = re.search(r"(\d{1,9}?)\1{1,60}\Z", digits)
         if repeated is None and len(digits) > 2:
@@ -121,22 +95,23 @@ SPELLINGS = tuple(
             r"\1 ",
         ),
         # Marks, lead words and a sign for "about" before or behind an answer; dots behind digits repeat them.
-        (r"\\checkmark(?![A-Za-z])", ""),
+        (r"\\(?:checkmark|blacksquare|Box|qed)(?![A-Za-z])", ""),
         (r"\A\s{0,9}(?:\\(?:approx|simeq|sim|cong|implies|Rightarrow|therefore)(?![A-Za-z])\s{0,4})", ""),
-        (rf"\A\s{{0,9}}\\(?:text|mathrm|mbox)[a-z]{{0,2}}\s{{0,4}}\{{\s{{0,4}}{_LEAD_WORDS}\}}(?=\s{{0,9}}\S)", ""),
         (
-            rf"\A(\s{{0,9}}(?:\\(?:text|mathrm|mbox)[a-z]{{0,2}}\s{{0,4}}\{{)?)\s{{0,4}}{_LEAD_WORDS}(?=[\w\\$(\[-])",
+            rf"\A(\s{{0,9}}(?:\\(?:text|mathrm|mbox)[a-z]{{0,2}}\s{{0,4}}\{{)?)\s{{0,4}}{_LEAD_WORDS}(?=[\w\\$(\[-]|\}}\s{{0,9}}\S)",
             r"\1",
         ),
         (r"\A\s{0,9}([A-Za-z])\s{0,4}\\approx(?![A-Za-z])", r"\1="),
         (
-            r"(\d{0,60})\.(\d{0,60})(?:\\overline\s?\{(\d{1,9})\}|(?<=\d)\s{0,4}(?:\\[lc]?dots(?![A-Za-z])|\.{3}))",
+            r"(\d{0,60})\.(\d{0,60})(?:\\(?:overline|bar|dot)\s?(?:\{(\d{1,9})\}|(\d))|(?<=\d)\s{0,4}(?:\\[lc]?dots(?![A-Za-z])|\.{3}))",
             _endless,
         ),
         # Size, colour and font do not change a value, nor do currency, degrees and percent signs: these are units.
-        (r"(?<!\\)\\[()\[\]]|\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
-        (r"\\(?:(?:display|text|script)style|(?:script|normal)size|normalfont)(?![A-Za-z])", ""),
-        (r"\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])", ""),
+        (
+            r"(?<!\\)\\[()\[\]]|\\(?:(?:left|middle|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?"
+            r"|(?:(?:display|text|script)style|(?:script|normal)size|normalfont|tiny|small|[lL]arge|LARGE|[hH]uge)(?![A-Za-z]))",
+            "",
+        ),
         (r"\\(?:text)?color(?:box)?\s{0,4}\{[^{}]{0,40}\}", ""),
         (r"\{\s{0,4}\\(?:rm|bf|it|sf|tt)(?![A-Za-z])([^{}]{0,200})\}", r"\\text{\1}"),
         (
@@ -145,8 +120,8 @@ SPELLINGS = tuple(
             r"\\text",
         ),
         (r"\\(?:underline|boxed|fbox|framebox|boldsymbol|bm|rm|bf|it|sf|tt)(?![A-Za-z])", ""),
-        # A degree is a unit but for the argument of a function, where it is pi/180.
-        (_FUNCTION.pattern, lambda function: _DEGREES.sub(_radians, function[0])),
+        # A degree is a unit, but beside a function it is pi/180.
+        (r"(?s)\A.*\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]).*\Z", lambda form: _DEGREES.sub(_radians, form[0])),
         (r"\\?[$%]|\^\s{0,4}(?:\\circ(?![A-Za-z])|\{\s{0,4}\\circ\s{0,4}\})", ""),
         (_ENDS.pattern, ""),
         # Other ways to write binomials, powers, matrices, open ends and conditions.
@@ -155,6 +130,7 @@ SPELLINGS = tuple(
             r"\\binom{\1\3}{\2\4}",
         ),
         (r"(?<=[\w)}\]])\s?\*\*\s?(?=[\w({\\-])", "^"),
+        (r"\^(-\d{1,60})", r"^{\1}"),
         (r"\\(begin|end)\s{0,4}\{([pbvBV]?)smallmatrix\*?\}", r"\\\1{\2matrix}"),
         (
             r"[(\[]\s{0,4}\\begin\{matrix\}((?:[^\\]|\\(?!end)){0,400})\\end\{matrix\}\s{0,4}[)\]]",
@@ -163,7 +139,7 @@ SPELLINGS = tuple(
         (r"(\A|\\cup|\\cap|\\in)\s{0,4}\](?=[^\[\]()]{1,80},)", r"\1 ("),
         (r"(,[^\[\]()]{1,80})\[\s{0,4}(?=\Z|\\cup|\\cap)", r"\1)"),
         (
-            r"\A\s{0,9}\\\{\s{0,4}[A-Za-z]\s{0,4}(?:\\in\s{0,4}(?:\\mathbb\s{0,4})?\{?\s?R\s?\}?\s{0,4})?"
+            r"\A\s{0,9}\\\{\s{0,4}[A-Za-z]\s{0,4}(?:\\in\s{0,4}(?:\\(?:mathbb|text)\s{0,4})?\{?\s?R\s?\}?\s{0,4})?"
             r"(?:\\(?:mid|colon|vert)(?![A-Za-z])|[|:])([^|]{1,300})\\\}\s{0,9}\Z",
             r"\1",
         ),
@@ -246,7 +222,7 @@ def _formula_after(text: str, start: int, *, is_correction: bool = False) -> Ext
         if is_correction and not (is_framed or _SHORT.fullmatch(answer)):
             return None
         answer = _BRACKETED.sub(r"\1", answer)
-    if _HEDGE.match(answer):
+    if _BOUND.match(line) or _BOUND.match(answer):
         return Extraction(None, "a range, a bound or alternatives")
     answer = answers.in_digits(_INLINE_SIGNS.sub("", answer).strip())
     return Extraction(answer, "statement") if answer else None
@@ -254,29 +230,11 @@ def _formula_after(text: str, start: int, *, is_correction: bool = False) -> Ext
 
 def box(text: str, *, last: bool = True) -> Extraction:
     """The content of the last box, which of several (an answer in parts, a correction) counts, or of the first one."""
-    # One pass over the braces is linear, however many boxes are nested or never closed.
-    plain = text = frames.tidy(text)
-    for escaped in ("\\\\", "\\{", "\\}"):  # these are neither commands nor braces
-        plain = plain.replace(escaped, "\0\0")
-    boxes: list[tuple[int, int]] = []  # depth of braces, and where the content begins, of each open box
-    depth = 0
-    whole_box = None
-    for mark in _BRACES.finditer(plain):
-        if mark[0] == "}":
-            if boxes and boxes[-1][0] == depth:
-                whole_box = slice(boxes.pop()[1], mark.start())
-                if not last and not boxes:
-                    break
-            depth -= 1
-        else:
-            depth += 1
-            if mark[0] != "{":
-                boxes.append((depth, mark.end()))
-    if boxes and (whole_box is None or boxes[-1][1] > whole_box.stop):  # another sign stands for the brace
-        end = frames.BOX_END.search(plain, boxes[-1][1])
-        whole_box = slice(boxes[-1][1], end.start() if end else len(plain))
-    if whole_box is not None and (content := text[whole_box].strip()):
-        return Extraction(content, "box")
+    text = frames.tidy(text)
+    if boxes := list(_BOX.finditer(text)):
+        region = text[boxes[-1 if last else 0].end() :]
+        if content := region[1 : frames.end_of_braces(region)].strip():
+            return Extraction(content, "box")
     bare = _BARE_BOX.findall(text)
     return Extraction(bare[-1 if last else 0], "box without braces") if bare else NOTHING
 

@@ -20,7 +20,8 @@ MOST_STATEMENTS = 50
 
 BEST = r"(?:most )?(?:correct|right|best|accurate|appropriate)"
 _IS = (
-    r"(?:\bis\b|\bare\b|:|=|\b(?:would|should|must|will|might|may|could|has to) (?:(?:therefore|then|thus|also) )?be\b"
+    r"(?:\bis\b|\bare\b|:|="
+    r"|\b(?:would|should|must|will|might|may|could|has to) (?:(?:therefore|then|thus|also|have to) )?be\b"
     r"|\b(?:seems|appears|turns out|has|happens|is (?:most )?likely) to be\b)"
 )
 NO_CONDITION = r"(?<!\b(?i:if) )(?<!\b(?i:nor) )(?<!\b(?i:whether) )(?<!\b(?i:neither) )"
@@ -41,15 +42,21 @@ class Frame(NamedTuple):
 FRAMES = (
     Frame("sentence", rf"(?<!/)(?i:\banswers?\b[^\n.:=]{{0,40}}?{_IS})", "So the final answer is {}."),
     Frame(
+        "sentence of another language",
+        r"(?:答案|(?i:\b(?:antwort|respuesta|réponse|resposta|risposta)\b))[^\n.:：=]{0,40}?"
+        r"(?:[是为:：=]|\b(?:ist|es|est|é|è)\b)",
+        "Die richtige Antwort ist {}.",
+    ),
+    Frame(
         "choice",
-        rf"(?i:\b(?:{BEST}|closest|only) (?:[a-z]+ ){{0,2}}?(?:option|choice|statement|letter|value|match)\b"
+        rf"(?i:\b(?:{BEST}|closest|only) (?:[a-z]+ ){{0,2}}?(?:option|choice|statement|letter|value|match|one)\b"
         rf"[^\n.:=]{{0,40}}?{_IS})",
         "The correct choice is {}.",
     ),
     Frame(
         "label",
-        r"^[^\w\n]{0,8}(?:(?i:answer) [-–—](?=[ ])"
-        r"|(?:A|(?i:(?:(?:my|final|correct|selected|chosen) )?(?:letter|choice|option))):)",
+        r"^[^\w\n]{0,8}(?:(?i:answer) [-–—→](?=[ ])"
+        r"|(?:A|(?i:(?:(?:my|final|correct|selected|chosen) )?(?:letter|choice|option|ans\.?))):)",
         "Choice: {}",
     ),
     Frame(
@@ -78,7 +85,7 @@ FRAMES = (
     ),
     Frame(
         "label in a sentence",
-        rf"(?<=[,:.] )(?=[(]?[A-Z][).:] [^\n]{{1,80}}? is (?:the )?{BEST} (?:one|answer|option|choice)\b)",
+        rf"(?<=[,:.] )(?=[(]?[A-Z][).:] [^\n]{{1,80}}? is (?:the )?{BEST}(?: (?:one|answer|option|choice)\b|[.!]))",
         "Of these, {}. red is the right one.",
     ),
 )
@@ -128,13 +135,11 @@ _TURN = re.compile(
     r"(?i:[.!?…—–,;:\n*(-][ \t\n*]{0,4}"
     rf"(?:(?:but |hmm,? )?{_TURNS}\b[ \t]?(?:[,.:;!?…—–]|-(?=\s)){{0,4}}[ \t\n]{{0,3}}){{1,3}})"
 )
-_ENDS_A_TURN = re.compile(r"(?i:[,.:;!?…—–-]|\b(?:meant?|that|it|rather))\s{1,3}\Z")
+_ENDS_A_TURN = re.compile(r"(?i:[,.:;!?…—–-]|\b(?:meant?|that|it|rather|actually))\s{1,3}\Z")
 
-# A box whose backslash was lost, doubled or read as an escape (\b, \f), and the other commands that draw a box.
-_BOX = re.compile(
-    r"(?:\\{1,4}|(?<![A-Za-z\\]))(?:boxed|fbox|framebox(?:\[[^\]\n]{0,9}\]){0,2})\s{0,4}(?=\{)|\x08oxed|\x0c(?:framebox|box)(?=\{)"
-)
-BOX_END = re.compile(r"\\[)\]]|\$|\n|</")  # what stands for the brace of a box where that is missing
+# A box whose backslash was lost or doubled, and the other commands that draw a box.
+_BOX = re.compile(r"(?:\\{1,4}|(?<![A-Za-z\\]))(?:boxed|fbox|framebox(?:\[[^\]\n]{0,9}\]){0,2})\s{0,4}(?=\{)")
+_BOX_END = re.compile(r"\\[)\]]|\$|\n|</")  # what stands for the brace of a box where that is missing
 # A box that is empty, or holds nothing but the words of the instruction.
 _NO_ANSWER = (
     r"(?:\\(?:[,;! ]|(?:l?dots|cdots|quad|square)\b)|[ \t.…?_~*,:$]|(?i:(?:your|the|my|final|correct|numerical|answer"
@@ -147,6 +152,7 @@ _FORMAT = re.compile(
     r"</?(?:[bipu]|em|strong|code|span|div|h[1-6]|br ?/?)>"
     r"|\\(?:text[a-z]{0,6}|math[a-z]{2}|emph|underline|(?:sub)?section\*?)\s?\{([^{}]{0,60}[aA]nswer[^{}]{0,20})\}"
 )
+_FORMULA = re.compile(r"\\(?:begin|end)\{(?:align|equation|gather|displaymath)\*?\}")
 SENTENCE_END = re.compile(r"[.!?](?=[*_$\"'”)\]}>]{0,4}(?:\s{1,3}[^a-z\s]|\s{0,9}\Z))|\n|</")
 _MARKS = " \t\n*_`$\"'“”‘’«»:,.;!"
 _PAIRS = (
@@ -160,6 +166,17 @@ _COMMAND = re.compile(
 REASON = r"(?:because|since|as|given|which|where|for|due|so|but|although|though|i\.e|e\.g|that is|not)\b"
 CONDITION = r"(?:but )?(?:only |if and )?(?:if|when|unless|provided|assuming|depending|as long as|in case)\b"
 
+
+# Words that make the number behind them a bound; and what joins alternatives, of which none is stated.
+BOUND = (
+    r"(?i:(?:less|fewer|more|greater|smaller|larger|higher|lower|longer|shorter) than(?: or equal to)?"
+    r"|at (?:least|most)|under|below|above|over|beyond|up to|(?:minimum|maximum) of|(?:[a-z]+where )?(?:between|from)"
+    r"|either)"
+)
+OR = (
+    r"(?:,? or(?: (?:not|maybe|perhaps|even|possibly|[a-z]{2,12}ly)\b){0,3}|,? (?:maybe|perhaps|possibly|probably)\b"
+    r"|[,;]? (?:(?:but|though) )?(?:it )?(?:may|might|could)(?: also| well)? be\b)"
+)
 
 # What may stand between a lead and its answer.
 _FILLED = re.compile(
@@ -179,8 +196,9 @@ class Reader(Protocol):
 
 
 def tidy(text: str) -> str:
-    """The text without tags of format, with one spelling of boxes and without those that hold no answer."""
-    return _PLACEHOLDER.sub("", _BOX.sub(r"\\boxed", _FORMAT.sub(r"\1", text)))
+    """The text without tags of format, with one spelling of formulas and boxes, without boxes that hold no answer."""
+    text = re.sub("\x08(?=[a-z])", r"\\b", re.sub("\x0c(?=[a-z])", r"\\f", text))  # of \boxed and \frac
+    return _PLACEHOLDER.sub("", _BOX.sub(r"\\boxed", _FORMULA.sub("$$", _FORMAT.sub(r"\1", text))))
 
 
 def last_stated(text: str, read: Reader, weaker: Reader | None = None) -> Extraction | None:
@@ -238,20 +256,20 @@ def framed(text: str, start: int) -> tuple[str, bool]:
     region = text[start : start + STATEMENT_REACH].lstrip(" \t\n*_:`")
     for opening, closing in (("{", "}"), ("$$", "$$"), ("$", "$"), ("\\[", "\\]"), ("\\(", "\\)")):
         if region.startswith(opening):
-            end = _closing(region) if opening == "{" else region.find(closing, len(opening))
+            end = end_of_braces(region) if opening == "{" else region.find(closing, len(opening))
             if end > 0:
                 return region[len(opening) : end].strip(), True
     return SENTENCE_END.split(region, maxsplit=1)[0], False
 
 
-def _closing(region: str) -> int:
+def end_of_braces(region: str) -> int:
     """The offset of the brace that closes the first one; that of another end of a box where the brace is missing."""
     depth = 0
     for sign in re.finditer(r"\\.|[{}]", region):
         depth += (sign[0] == "{") - (sign[0] == "}")
         if depth == 0:
             return sign.start()
-    end = BOX_END.search(region)
+    end = _BOX_END.search(region)
     return end.start() if end else len(region)
 
 

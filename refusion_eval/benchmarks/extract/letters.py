@@ -8,6 +8,7 @@ from refusion_eval.benchmarks.extract.frames import (
     CLOSE,
     NOTHING,
     OPEN,
+    OR,
     SENTENCE_END,
     STATEMENT_REACH,
     Reader,
@@ -43,8 +44,8 @@ _DENIED = re.compile(
     r"|(?:only[ \t])?(?:if|unless|provided|assuming)\b|only[ \t](?:when|for|in)\b)"
 )
 _FURTHER_LETTER = re.compile(
-    rf"{_CLOSING}(?:[ \t]?[,;&/]|[ \t](?:and|or)\b|,[ \t](?:and|or)\b)[ \t]{{0,3}}"
-    r"(?i:option |choice |maybe |perhaps |possibly ){0,2}[*_$`<(\[]{0,3}([A-Z])(?![A-Za-z0-9'’]|[)*\]]{0,3}[ \t]"
+    rf"{_CLOSING}(?:{OR}|[ \t]?[,;&/]|,?[ \t]and\b)[ \t]{{0,3}}"
+    r"(?i:option |choice ){0,2}[*_$`<(\[]{0,3}([A-Z])(?![A-Za-z0-9'’]|[)*\]]{0,3}[ \t]"
     r"(?!(?:and|or|because|since|as)\b)[a-z])"
 )
 _PART = re.compile(r"[)*\]]{1,3}:?[ \t]{1,3}(?!(?:because|since|as|is)\b)[\w$\\-]")
@@ -64,11 +65,12 @@ _LABEL = re.compile(
 # Letters of one list, and the words that rule them out.
 _ONE_LETTER = rf"{OPEN}[A-Z]{CLOSE}(?![\w'’])"
 _LETTERS = (
-    rf"{OPEN}[A-Z]{CLOSE}(?:(?:,? (?:and|or|nor)|,|/| &)[ ]?(?i:option |choice )?{OPEN}[A-Z]{CLOSE}){{0,9}}(?![\w'’])"
+    rf"{OPEN}[A-Z]{CLOSE}(?:(?:,|/| &)[ ]?(?i:option |choice )?{OPEN}[A-Z]{CLOSE}){{0,9}}"
+    rf"(?:,? (?:and|or|nor) (?i:option |choice )?{OPEN}[A-Z]{CLOSE}){{0,9}}(?![\w'’])"
 )
 _RULED_OUT = re.compile(
-    r"(?:(?i:\b(?:not|nor|neither|never|except|unlike|than|instead of|versus|besides|aside from|cannot(?: be)?"
-    r"|(?:rul|eliminat|exclud|discard|reject|dismiss|cross)(?:e|es|ed|ing|s)?(?: out)?)|n['’]t(?: be)?)"
+    r"(?:(?i:\b(?:not|nor|neither|never|except|unlike|than|instead of|versus|besides|aside from|none of|cannot(?: be)?"
+    r"|(?:rul|eliminat|exclud|remov|discard|reject|dismiss|cross)(?:e|es|ed|ing|s)?(?: out)?)|n['’]t(?: be)?)"
     rf"[ ](?i:(?:either|both|the|options?|choices?|answers?)[ ]){{0,3}}{_LETTERS})"
     rf"|(?:{_ONE_LETTER}[ ](?:is|was|has been|being)|{_LETTERS}[ ](?:are|were|have been|being))[ ](?:[a-z]{{1,12}}[ ])?"
     r"(?:not|wrong|incorrect|false|out|ruled|eliminated|excluded|invalid|impossible)\b"
@@ -82,8 +84,8 @@ _BARE_LETTER = re.compile(
 _LABEL_OF_A_WORD = re.compile(r"[ ]?,[ ](?i:option|choice|letter)\b")
 # The place of a sentence where a letter by itself is what it says.
 _ASSERTED = re.compile(
-    r"(?:\A|[,:;—–=][ ]?|\b(?i:is|['’]s|are|be|say|so|thus|hence|therefore|leav(?:es|ing)|with|us|pick|choose|select|to"
-    r"|but|option|choice|letter|only|[a-z]{2,12}ly)[ ])(?i:(?:the |option |choice |letter |answer ){0,2})"
+    r"(?:\A|[,:;—–=][ ]?|\b(?i:is|['’]s|are|be|say|so|thus|hence|therefore|leav(?:es|ing)|means|with|us|pick|choose"
+    r"|select|to|but|option|choice|letter|only|[a-z]{2,12}ly)[ ])(?i:(?:the |option |choice |letter |answer ){0,2})"
     rf"{OPEN}([A-Z]){CLOSE}(?=[ ]?(?:\Z|[,;!—]|\.(?![ ][a-z]))|[ ](?:because|since|as|remains?|fits?|works?|holds?"
     rf"|is (?:left|true|the )|is {BEST})\b)"
 )
@@ -98,7 +100,7 @@ _ALONE = (
 )
 _LONE_LETTER = re.compile(rf"{_ALONE}\Z")
 _LONE_PARAGRAPH = re.compile(rf"\s{{0,9}}{_ALONE}\n[ \t]{{0,9}}\n")
-_LABEL_END = r"(?:[*_]{0,3}[)\].:](?![a-z]\.)|[ \t][-–—][ \t](?![A-Za-z\d]{1,4}[ \t]?[-+*/=^]))"
+_LABEL_END = r"[*_]{0,3}(?:[)\].:](?![a-z]\.)|[ \t][-–—][ \t](?![A-Za-z\d]{1,4}[ \t]?[-+*/=^]))"
 _LABELLED_LINE = re.compile(rf"[*_(\[ \t{_SYMBOL}-]{{0,8}}(?:(?:Option|Choice) [*(]{{0,3}})?([A-Za-z]){_LABEL_END}")
 _MARKED_LINE = re.compile(rf"[_ \t{_SYMBOL}]{{0,6}}(?=[*(\[]|[A-Z]\))[*(\[]{{0,3}}([A-Z]){_LABEL_END}")
 # Characters of a text that is a choice with a small letter and nothing else; answers in parts "(a) ..." are longer.

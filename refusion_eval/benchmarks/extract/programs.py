@@ -4,11 +4,9 @@ import ast
 import builtins
 import os
 import re
-import string
 import symtable
 import textwrap
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 from itertools import islice
@@ -23,21 +21,22 @@ _PYTHON = ("python", "python3", "py", "py3")
 # How a definition or an import begins.
 CODE = re.compile(
     r"(?:async[ \t]+)?def[ \t]+\w+[ \t]*\(|class[ \t]+\w+[ \t]*[(:]|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import\b|@\w"
+    r"|\w+[ \t]*=[ \t]*lambda\b"
 )
 # With blanks around its sign, because `title="a.py"` is an attribute of the fence.
 _CODE_ON_FENCE = re.compile(rf"{CODE.pattern}|[A-Za-z_]\w*[ \t]+=[ \t]")
 # What Markdown and tags put around code where no fence is: quotes, one line between backquotes, indents, and tags.
 _QUOTE = re.compile(r"^ {0,3}>(?!>>)[ ]?", re.MULTILINE)
 _INLINE = re.compile(rf"(`{{1,2}})[ ]?((?:{CODE.pattern})[^`\n]*)\1")
-_TAG = r"(?:</?[A-Za-z_][\w=]{0,20}>|<[|｜][^\s<>|｜]{1,40}[|｜]>|\[/?[A-Z]{3,12}\])"
+_TAG = r"(?:</?[A-Za-z_][\w=]{0,20}(?: [a-z]+=[^<>\n]{1,60})?>|<[|｜][^\s<>|｜]{1,40}[|｜]>|\[/?[A-Z]{3,12}\])"
 _TAGS = re.compile(
     rf"^[ \t]*{_TAG}(?:[ \t]*{_TAG}){{0,5}}[ \t]*(?={_CODE_ON_FENCE.pattern})"
-    r"|(?<=[^\s>])(?:</(?i:answer|code|pre|solution|program"
+    r"|(?<=[^\s>])(?:</(?i:(?:final_)?answer|code|pre|solution|program"
     r"|python|output|response|result|function)>|<[|｜][^\s<>|｜]{1,40}[|｜]>|\[/[A-Z]{3,12}\]|\[DONE\]){1,6}(?!['\"])",
     re.MULTILINE,
 )
 _INDENTED_LINES = re.compile(r"(?:\A|(?<=\n\n))(?:(?: {4}|\t)[^\n]*(?:\n|\Z)|[ \t]*\n(?= {4}|\t|[ \t]*\n))+")
-_LANGUAGE_LINE = re.compile(r"\A\s*(?:python3?|py3?)[ \t]*\n")
+_LANGUAGE_LINE = re.compile(r"\A\s*(?i:python3?|py3?)[ \t]*\n")
 _FENCE = re.compile(r"`{3,}([^\n`]*)")
 _BLANK_LINE = re.compile(r"(?:(?<=\n)|\A)[ \t]+(?=\n|\Z)")
 _INDENT = re.compile(r"^[ \t]*(?=[^ \t\n])", re.MULTILINE)
@@ -53,7 +52,7 @@ _CODE_LINES = re.compile(
 )
 # How a line of a program begins that prose does not begin with.
 _STATEMENT = re.compile(
-    rf"^(?:{CODE.pattern}|[A-Za-z_][\w.,\[\] \t]*[ \t]*[-+*/%|&^]?=[^=]"
+    rf"^(?P<code>{CODE.pattern}|[A-Za-z_][\w.,\[\] \t]*[ \t]*[-+*/%|&^]?=[^=]"
     r"|[A-Za-z_][\w.]*\(|(?:for|while|if|with|try)\b[^\n]*:[ \t]*$|#)",
     re.MULTILINE,
 )
@@ -71,9 +70,7 @@ _MOST_CUTS = 12
 # for one text in all; parsing an empty text costs as much as the second number.
 _MOST_PARSED = 7_000
 _LEAST_PARSED = 50
-_IN_WORDS = (string.ascii_letters + string.digits + "_").encode()
-_BETWEEN = b" \t\f"
-_WORDS_ONLY = bytes(byte if byte in _IN_WORDS else ord(" ") for byte in range(256))
+_TOKEN = re.compile(r"\w+|[^\w\s]|\n")
 
 
 def fenced(code: str) -> str:
@@ -165,8 +162,7 @@ class _Effort:
 
 def _num_tokens(code: str) -> int:
     """The number of words, signs and line ends of source code, those in strings and comments included."""
-    plain = code.encode("ascii", "replace").replace(b"?", b"a")
-    return len(plain.translate(_WORDS_ONLY).split()) + len(plain.translate(None, delete=_IN_WORDS + _BETWEEN))
+    return len(_TOKEN.findall(code))
 
 
 @lru_cache(maxsize=8)
@@ -185,9 +181,8 @@ def parse(code: str) -> ast.Module | SyntaxError | None:
 def _readable(code: str) -> str:
     """The part of source code that is looked at: whole words within the bounds."""
     code = code[:_LONGEST_CODE]
-    if _num_tokens(code) <= _MOST_TOKENS:
-        return code
-    return code[: bisect_right(range(len(code)), _MOST_TOKENS, key=lambda end: _num_tokens(code[:end])) - 1]
+    first_left_out = next(islice(_TOKEN.finditer(code), _MOST_TOKENS, None), None)
+    return code[: first_left_out.start()] if first_left_out else code
 
 
 def parsable_prefix(code: str, effort: _Effort | None = None) -> str:
@@ -263,20 +258,9 @@ def whole_program(text: str, marks: Sequence[str]) -> Extraction:
         if found:
             return Extraction(found[-1].code, how)
     effort = _Effort()
-    runs = [code for form in _unwrapped(text) for code in _runs(form, effort)]
+    runs = [block.code for form in _unwrapped(text) for block in _unfenced(form, effort, _STATEMENT)]
     longest = max((code for code in runs if any(mark in code for mark in marks)), key=len, default=None)
     return Extraction(longest, "without a block") if longest else NO_CODE
-
-
-def _runs(text: str, effort: _Effort) -> Iterator[str]:
-    """The runs of lines that parse, each as long as it can be, from each line at the left margin that is no prose."""
-    end = 0
-    for line in _STATEMENT.finditer(text):
-        if effort.is_spent:
-            return
-        if line.start() >= end and (code := parsable_prefix(text[line.start() : line.start() + _LONGEST_CODE], effort)):
-            end = line.start() + len(code)
-            yield code
 
 
 def _find_program(text: str, names: Set[str], effort: _Effort, *, before: str = "", after: str = "") -> str:
@@ -331,10 +315,10 @@ def _statements(code: str) -> Iterator[str]:
             yield "\n".join(lines[min([node.lineno, *decorators]) - 1 : node.end_lineno])
 
 
-def _unfenced(text: str, effort: _Effort) -> Iterator[Block]:
-    """The runs of lines that parse, each from a line that begins a definition or an import; other lines are prose."""
+def _unfenced(text: str, effort: _Effort, beginning: re.Pattern[str] = _CODE_LINES) -> Iterator[Block]:
+    """The runs of lines that parse, each from a line that begins code; other lines are prose."""
     end = 0
-    for lines in _CODE_LINES.finditer(text):
+    for lines in beginning.finditer(text):
         for start in (lines.start(), lines.start("code")):
             if effort.is_spent:
                 return

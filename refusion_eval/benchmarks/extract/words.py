@@ -4,7 +4,7 @@ import re
 
 from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.extract import frames
-from refusion_eval.benchmarks.extract.frames import CONDITION, NOTHING, REASON
+from refusion_eval.benchmarks.extract.frames import CONDITION, NOTHING, OR, REASON
 
 PAIRS = (("True", "False"), ("Yes", "No"), ("valid", "invalid"))
 
@@ -23,7 +23,10 @@ _ENDS = rf"(?=\s*(?:\Z|[.,;:!?—–|-])|,? {CONDITION}|\s(?:{REASON}|it|he|she|
 _ITEM = re.compile(r"^[ \t]{0,9}(?:[-*•+–]|\(?\d{1,3}[.):])[ \t]+", re.MULTILINE)
 _LINES = re.compile(r"(?:[^\n]*[,<→][ \t]*\n[ \t]*)*[^\n]*")
 _MARKED_LINES = re.compile(rf"(?:{_ITEM.pattern.removeprefix('^')}[^\n]*(?:\n\s{{0,9}}|\Z)){{2,60}}")
-_WORD_LINES = re.compile(r"(?:[ \t*\"'`]{0,4}[\w&'’-]{1,40}[ \t*\"'`,.]{0,4}(?:\n[ \t]{0,9}|\Z)){2,60}")
+_WORD_LINE = r"[ \t*\"'`]{0,4}[\w&'’-]{1,40}[ \t*\"'`,.]{0,4}"
+_WORD_LINES = re.compile(
+    rf"(?:{_WORD_LINE}(?:\n[ \t]{{0,9}}|\Z)){{2,60}}|(?:{_WORD_LINE}(?:\n[ \t]{{0,9}}\n|\Z)){{2,60}}"
+)
 _LIST_NAME = re.compile(
     r"\A(?:the )?(?:[a-z]{2,14} ){0,2}(?:list|order|words|sequence)(?: is| of)?[: ]{1,3}", re.IGNORECASE
 )
@@ -46,11 +49,8 @@ def last_word_stated(text: str, pair: tuple[str, str]) -> Extraction:
     text = frames.tidy(text)
     if stated := frames.last_stated(text, read, read):
         return stated
-    for line in frames.lone_lines(text):
-        for word in pair:
-            if frames.bare(line).lower() == word.lower():
-                return Extraction(word, "word on a line of its own")
-    return NOTHING
+    lone = (_word(line, pair, is_first=True) for line in frames.lone_lines(text) if len(line.split()) < 3)
+    return next((Extraction(word.answer, "word on a line of its own") for word in lone if word), NOTHING)
 
 
 def _word(sentence: str, pair: tuple[str, str], *, is_first: bool = False) -> Extraction | None:
@@ -64,11 +64,7 @@ def _word(sentence: str, pair: tuple[str, str], *, is_first: bool = False) -> Ex
         part = "".join(parts) if outer is _ASIDE else parts[inner]
         plain = part if re.search(either, part) else plain
     plain = re.sub(r"\s+", " ", _MARKUP.sub(" ", plain)).strip(" :-–—")
-    if re.search(
-        rf"{either}\s?(?:,? ?\b(?:or(?: (?:not|maybe|perhaps|[a-z]{{2,12}}ly)){{0,3}}|and|nor)"
-        rf"|,? (?:possibly|maybe|perhaps|probably)|[/|,&])\s?{either}",
-        plain,
-    ):
+    if re.search(rf"{either}(?:{OR}|,? (?:and|nor)\b|\s?[/|,&])\s?{either}", plain):
         return Extraction(None, "both words")
     said = [
         (found, pair[(found[2] == other) ^ bool(found[1])])
@@ -78,7 +74,7 @@ def _word(sentence: str, pair: tuple[str, str], *, is_first: bool = False) -> Ex
         return None
     first, word = said[0]
     is_direct = not re.sub(
-        r"(?:[a-z]{2,12}ly|so|thus|hence|therefore|then|just|simply|still|,)\b|[ ,]", "", plain[: first.start()]
+        r"(?:[a-z]{2,12}ly|so|thus|hence|therefore|then|just|simply|still|,)\b|[ ,:]", "", plain[: first.start()]
     )
     if is_first and not (is_direct and re.match(rf"\s*(?:\Z|[.,;:!?—–-]|{REASON})", plain[first.end() :])):
         return None
@@ -89,7 +85,10 @@ def _word(sentence: str, pair: tuple[str, str], *, is_first: bool = False) -> Ex
     if len({word for _, word in said}) == 1:
         return Extraction(word, "statement")
     last, word = said[-1]
-    concludes = re.search(r"(?:\b(?:is|are|be|so|thus|hence|therefore|to|gives|but)|[→:]) \Z", plain[: last.start(2)])
+    concludes = re.search(
+        r"(?:\b(?:is|are|be|so|thus|hence|therefore|to|gives|but)|[→:]) \Z",
+        plain[: last.start(2)],
+    )
     if concludes and re.fullmatch(r"[\s.!]*", plain[last.end() :]):
         return Extraction(word, "statement")
     return Extraction(None, "both words")

@@ -28,6 +28,7 @@ from tests.examples import examples
         ("\\boxed{1} then \\boxed{2", "2"),
         ("\\fbox{7}", "7"),
         ("\\boxed 5", "5"),
+        ("\x08oxed{\x0crac12}", "\\frac12"),
     ],
 )
 def test_the_last_box_is_the_answer(text: str, answer: str) -> None:
@@ -49,13 +50,16 @@ def test_without_a_box_there_is_no_boxed_answer(text: str) -> None:
         "### Answer\n\n70", "**Final Answer**\n\n$70$", "<answer>70</answer>", "#### 70",
         "The answer is $70$, as desired.",
         "The answer is 70, i.e. about 70.0.", "We get this.\n\n$70$", "\\boxed{60}. Wait, it should be $70$.",
+        "The answer is $60$. Wait, actually $70$.",
+        "The answer is\n\\begin{align*}\n70\n\\end{align*}",
     ],
 )  # fmt: skip
 def test_boxes_that_were_spelled_badly_and_statements_without_a_box_are_read(text: str) -> None:
     assert last_box_or_statement(text).answer == "70"
 
 
-@pytest.mark.parametrize("text", ["The answer is between 10 and 20.", "The answer is less than 20.", "It is not 20."])
+@pytest.mark.parametrize("text", ["The answer is between 10 and 20.", "The answer is less than 20.", "It is not 20.",
+                                  "The answer is at least $20$."])  # fmt: skip
 def test_a_bound_is_no_formula(text: str) -> None:
     assert last_box_or_statement(text).answer is None
 
@@ -176,19 +180,28 @@ EQUAL = [
     ("42", "\\text{The answer is } 42"),
     ("42", "42 \\, \\checkmark"),
     ("42", "\\approx 42"),
+    ("42", "42\\quad\\blacksquare"),
     ("[-2,7]", "\\{x \\mid -2 \\le x \\le 7\\}"),
     ("(-\\infty,0)", "\\{x \\in \\mathbb{R} : x < 0\\}"),
+    ("[-2,7]", "\\left\\{x \\;\\middle|\\; -2\\le x\\le 7\\right\\}"),
+    ("(-\\infty,0)", "\\{x\\in\\mathbf{R}: x < 0\\}"),
     ("(-\\infty,0)", "]-\\infty,0["),
     ("(-\\infty,-3)\\cup(4,\\infty)", "]-\\infty,-3[\\cup]4,\\infty["),
     ("\\frac{1}{\\sqrt n}", "\\sqrt{1/n}"),
+    ("\\sqrt{ab}", "\\sqrt{a}\\sqrt{b}"),
+    ("\\sqrt{\\frac{n-1}{n}}", "\\frac{\\sqrt{n-1}}{\\sqrt{n}}"),
     (
         "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
         "\\left(\\begin{smallmatrix}1&2\\newline 3&4\\end{smallmatrix}\\right)",
     ),
     ("\\frac13", "0.333\\ldots"),
     ("\\frac16", "0.1\\overline{6}"),
+    ("\\frac13", "0.\\bar{3}"),
+    ("\\frac13", "0.\\overline3"),
     ("120", "{10 \\choose 3}"),
     ("x^2y", "x**2*y"),
+    ("\\frac18", "2**-3"),
+    ("1024", "2**10"),
     ("ab", "ba"),
     ("3abc", "3cba"),
 ]

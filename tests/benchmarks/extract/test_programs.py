@@ -40,6 +40,10 @@ def value(program: str | None) -> object:
         f"```python\nprint(twice(1))\n```\nwith\n```python\n{WHOLE}```",
         "```python\ndef twice(x):\n    return 2 * x\n\nassert twice(\n```",
         WHOLE.replace("\n", "\r\n"),
+        f"```\nPython\n{WHOLE}```",
+        f'<pre><code class="language-python">{WHOLE.strip()}</code></pre>',
+        f"<final_answer>{WHOLE.strip()}</final_answer>",
+        "One may write `twice = lambda x: 2 * x`.",
     ],
 )
 def test_the_function_is_found_in_every_form_a_model_may_choose(text: str) -> None:

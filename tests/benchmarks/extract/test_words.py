@@ -20,6 +20,7 @@ def is_right(right: str, text: str) -> bool:
         "The answer is that the expression is False.", "So False is the final answer.", "We look.\n\n**False**.",
         "The answer is True. Wait, it should be False.", "The answer is False, because True and False is False.",
         "False\n\nBecause nothing else fits.", "I'd go with False.", "The answer is False (not True).",
+        "We look.\n\nTherefore, false.", "We look.\nThus: **False**", "We look.\n\n- False",
     ],
 )  # fmt: skip
 def test_the_word_that_a_sentence_asserts_is_the_answer(text: str) -> None:
@@ -34,7 +35,9 @@ def test_the_word_that_a_sentence_asserts_is_the_answer(text: str) -> None:
         "Answer: No idea.", "The answer is Yes only if he ran.", "The answer is No, provided that he ran.",
         "The answer is that there is no way to tell.",
         "The answer is Yes if he ran, otherwise no.", "The answer is possibly yes, possibly no.",
-        "The answer is neither yes nor no.",
+        "The answer is neither yes nor no.", "The answer is unclear: it may be Yes, it may be No.",
+        "The answer might be Yes; it might be No.",
+        "The answer is Yes, but it could also be No.",
     ],
 )  # fmt: skip
 def test_both_words_a_condition_and_no_idea_are_no_answer(text: str) -> None:
@@ -55,7 +58,8 @@ def test_a_denied_word_is_the_other_one(text: str) -> None:
     [
         "The answer is:\n1. apple\n2. banana\n3. cherry",
         "The answer is:\n- **apple**\n- **banana**\n- **cherry**\n\nDone.",
-        "The answer is:\napple\nbanana\ncherry", 'The answer is ["apple", "banana", "cherry"].',
+        "The answer is:\napple\nbanana\ncherry",
+        "The answer is:\n\napple\n\nbanana\n\ncherry", 'The answer is ["apple", "banana", "cherry"].',
         "The answer is apple, banana, and cherry.", "The answer is apple < banana < cherry.",
         "The answer is <apple banana cherry>.", "\\boxed{apple\\ banana\\ cherry}",
         "<answer>\napple\nbanana\ncherry\n</answer>",
