@@ -36,6 +36,7 @@ _ENDS_RUN = (401, 403, 404)
 _FEWEST_ATTEMPTS = 2  # whatever time the first one took
 _LONGEST_MESSAGE = 300
 _ABORTED = ("abort", "error")  # finish reasons of answers that lack their end
+_BREAKS_OFF = "the answer breaks off"
 # Bytes of a body once it is unpacked, and what each token that may be generated adds to that: events of some servers
 # repeat the request. Events of a stream for each such token, and a few beside them.
 _LARGEST_BODY, _BYTES_PER_TOKEN = LONGEST_TEXT, 4096
@@ -101,8 +102,7 @@ class Answer:
     Attributes:
         text: as the server gives it; some cut a stop string from it, some do not.
         token_ids: ids of all generated tokens, as many as the server counts; None if it gives none, or not all.
-        finish_reason: "stop", "length", "content_filter", or another word of the server's; empty where it gives no
-            reason and yet ends the stream as it should.
+        finish_reason: "stop", "length", "content_filter", or another word of the server's.
         stopped_by: the stop string or what the server calls it; empty where it does not say.
         seconds: from the request to its last byte.
         facts: what the server told of it, as `Sample.server` documents it.
@@ -153,7 +153,8 @@ class ServerClient:
         self.dropped: tuple[str, ...] = ()  # fields that the server cannot read
         self._described: dict[str, Any] | None = None
         self._names: set[str] = set()  # of the model at the server
-        self._told: set[str] = set()  # what was said once of its answers
+        self._told: set[str] = set()  # names of other models that were said once
+        self._gives_reasons = False  # why its answers end
 
     def stop(self) -> None:
         """Ends requests in flight and waiting ones, until `start`."""
@@ -371,6 +372,11 @@ class ServerClient:
         ended = time.perf_counter()  # before anything is read
         chunks = [self._chunk(data) for data in events if data != "[DONE]"]
         answer = _assemble(chunks, ended - started, (first or ended) - started, is_done="[DONE]" in events)
+        if not (answer.finish_reason or self._gives_reasons):
+            raise DecodeError("the server gives no finish_reason, and without one an answer may lack its end")
+        if not answer.finish_reason:
+            raise _Passing(_BREAKS_OFF)
+        self._gives_reasons = True
         # The key may come in parts, too.
         answer = replace(answer, text=self.clean(answer.text), facts=self._cleaned(answer.facts))
         _check_facts(answer, most_tokens)
@@ -388,19 +394,16 @@ class ServerClient:
         return content
 
     def _noticed(self, answer: Answer, model: Any) -> Answer:
-        """The answer with another model's name than was asked for in its facts; says once what is odd about answers."""
-        is_other = bool(model) and str(model) not in self._names
+        """The answer with another model's name than was asked for in its facts; says once which."""
+        if not model or str(model) in self._names:
+            return answer
         asked, name = self.describe()["model"], _short(str(model))
-        odd = {
-            f"answers as the model {name}, and {asked} was asked": is_other,
-            "does not say why its answers end: those below max_tokens count as complete": not answer.finish_reason,
-        }
         with self._lock:
-            said = [sentence for sentence, holds in odd.items() if holds and sentence not in self._told]
-            self._told.update(said[: _MORE_EVENTS - len(self._told)])
-        for sentence in said:
-            log.warning("%s %s", self.root, sentence)
-        return replace(answer, facts={**answer.facts, "model": name}) if is_other else answer
+            is_new = name not in self._told and len(self._told) < _MORE_EVENTS
+            self._told.update([name] if is_new else [])
+        if is_new:
+            log.warning("%s answers as the model %s, and %s was asked", self.root, name, asked)
+        return replace(answer, facts={**answer.facts, "model": name})
 
     def _refuse_repeated(self, identity: str, content: tuple[str, ...]) -> None:
         """Raises _Passing for an earlier answer, with its id, moment and text: it would be counted twice."""
@@ -565,7 +568,7 @@ def _assemble(
             finish = str(choice.get("finish_reason") or finish)
             stopped_by = str(choice.get("stop_reason") or verbose.get("stopping_word") or stopped_by)
     if finish in _ABORTED or not (finish or is_done):
-        raise _Passing("the answer breaks off")
+        raise _Passing(_BREAKS_OFF)
     if not any(texts) and (others or not texts):
         held = f" but {others[0]}" if others else ""
         raise DecodeError(

@@ -21,7 +21,7 @@ from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs import server_client
 from refusion_eval.runs.server_client import Refused
 from tests.server import peers
-from tests.server.peers import Peer, chunk, serving, status, stream
+from tests.server.peers import Peer, chunk, send, serving, status, stream
 from tests.server.test_client import FIELDS, client_of, completed, no_waiting  # noqa: F401 - a fixture
 from tests.server.test_server_runs import run, samples
 
@@ -189,23 +189,30 @@ def test_facts_are_utf_8_too():
         assert client_of(peer).describe()["model"] == "m—"
 
 
-def test_a_stream_that_ends_without_a_reason_is_an_answer_and_that_is_said(tmp_path, caplog):
-    def answer(number, body):
-        usage = {"completion_tokens": 96 if number == 2 else 4}
-        return chunk("The answer is 5.", id=f"{number}") + chunk(id=f"{number}", usage=usage) + b"data: [DONE]\n\n"
+NO_REASON = chunk("The answer is 5.", id="1") + b"data: [DONE]\n\n"
 
-    with serving(Peer(answer)) as peer, caplog.at_level(logging.WARNING):
+
+@pytest.mark.parametrize("content", [NO_REASON, NO_REASON.replace(b"null", b'""')])
+def test_a_stream_that_ends_without_a_reason_is_no_answer(content):
+    peer = answering(content)
+    with pytest.raises(DecodeError, match=r"gives no finish_reason, and without one an answer may lack its end$"):
+        completed(peer)
+    assert len(peer.bodies) == 1  # no later answer of this server would have one
+
+
+def test_an_answer_without_a_reason_is_tried_again_where_others_have_one(tmp_path):
+    without = [None, lambda handler, _: send(handler, NO_REASON, **peers.EVENTS)]
+    with serving(Peer(faults=without)) as peer:
         result = run(peer, tmp_path / "a", model="")
     assert result.exit_code == 0, result.output
-    assert len(peer.bodies) == 3
-    assert sorted(sample.stop for sample in samples(tmp_path / "a")) == ["eos", "eos", "length"]
-    assert "it does not say why its answers end" in " ".join(result.output.split())
-    assert [record.message.count("does not say why its answers end") for record in caplog.records] == [1]
+    assert sorted(sample.server["attempts"] for sample in samples(tmp_path / "a")) == [1, 1, 2]
+    assert not any(sample.error for sample in samples(tmp_path / "a"))
 
 
-def test_a_stream_without_a_reason_and_without_its_end_breaks_off():
+@pytest.mark.parametrize("content", [chunk("The answer is 5."), b""])
+def test_a_stream_without_a_reason_and_without_its_end_breaks_off(content):
     with pytest.raises(DecodeError, match=r"the answer breaks off \(2 attempts\)"):
-        completed(answering(chunk("The answer is 5.")))
+        completed(answering(content))
 
 
 def test_another_model_than_the_one_that_was_asked_is_said_and_recorded(tmp_path, caplog):
