@@ -44,6 +44,7 @@ _ATTRIBUTES_OF_DATA = frozenset(
 _NAMES_OF_DATA = frozenset(kind.__name__ for kind in DATA)
 _INTO_PROGRAMS = ("unittest.mock.", "inspect.", "dis.", "gc.", "tracemalloc.", "warnings.", "weakref.")
 _KIND_TESTS = ("isinstance", "issubclass", "assertIsInstance")
+_RAISE_TESTS = ("assertRaises", "assertRaisesRegex")
 _INTERPRETERS = ("pickle.", "marshal.", "shelve.", "code.", "codeop.", "runpy.")
 # What reads or changes the state of a process, or the parts of an object that do not leave it.
 # fmt: off
@@ -231,8 +232,8 @@ def _class_names(nodes: list[ast.AST], callees: dict[str, str]) -> set[str]:
             names |= {name for base in node.bases for name in _names_in(base)}
         elif isinstance(node, ast.Call) and node.args:
             called = _name(node.func)
-            if called in (*_KIND_TESTS, "assertRaises"):
-                names |= _names_in(node.args[0 if called == "assertRaises" else -1])
+            if called in (*_KIND_TESTS, *_RAISE_TESTS):
+                names |= _names_in(node.args[0 if called in _RAISE_TESTS else -1])
         elif isinstance(node, ast.Compare | ast.BinOp):  # calls of a capitalised name stand on both sides
             sides = (node.left, *([node.right] if isinstance(node, ast.BinOp) else node.comparators))
             names |= set.intersection(*({name for name in _called_in(side) if name[0].isupper()} for side in sides))

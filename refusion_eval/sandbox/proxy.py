@@ -97,8 +97,7 @@ class Candidate:
         text = ": ".join(map(str, about))
         if how == "oversized":
             self._fail("output_limit", f"a value is too large: {text}")
-        expected = {kind.__name__ for kind in type(result).__mro__[:-1]} & self._case.foreign
-        if not isinstance(result, Exception) and not (isinstance(result, BaseException) and expected):
+        if not isinstance(result, Exception) and not (isinstance(result, BaseException) and self._expects(result)):
             self._fail("exited", text)
         of_next = name == "special" and operands[1] == "__next__"
         if isinstance(result, StopIteration) and not (of_next or "StopIteration" in self._case.foreign):
@@ -106,6 +105,11 @@ class Candidate:
             result = RuntimeError(text)
         self.remote_errors.append((result, text))
         raise result
+
+    def _expects(self, error: BaseException) -> bool:
+        """Whether the test names a class of an exit as a class, other than that of all exceptions."""
+        named = [self._namespace.get(name, getattr(builtins, name, None)) for name in self._case.classes]
+        return any(kind is one for kind in type(error).__mro__ for one in named if kind not in (BaseException, object))
 
     def _forget_errors(self) -> None:
         # Each would keep alive the frames of its traceback, and as an AttributeError the object without the attribute.

@@ -41,6 +41,7 @@ class Kind(type):
 class f(StopIteration, metaclass=Kind):
     pass
 """
+_NAMED = "def f(x):\n    raise type('BaseException', (SystemExit,), {})"
 _LOCK = """
 import threading
 lock = threading.Event()
@@ -105,6 +106,8 @@ def test_a_name_is_not_that_of_a_module_that_lacks_what_is_read_of_it():
         ("raise SystemExit(0)", "try:\n    f(1)\nexcept SystemExit:\n    pass", "exited"),
         ("def f(x):\n    raise SystemExit(x)", "try:\n    f(1)\nexcept SystemExit:\n    f(0)", "exited"),
         (_STOPS, "assert all(map(f, [1, 2]))", "raised"),
+        (_STOPS.replace("StopIteration", "SystemExit"), "try:\n    f(1)\nexcept BaseException:\n    pass", "exited"),
+        (_NAMED, "try:\n    f(1)\nexcept BaseException:\n    pass", "exited"),
         ("import ctypes\ndef f(x):\n    ctypes.string_at(0)", "assert f(1) == 1", "signal"),
         ("def f(x):\n    raise MemoryError", "assert f(1) == 1", "memory"),
         ("def f(x):\n    return 'x' * (40 << 20)", "assert f(1) == 1", "output_limit"),
