@@ -87,7 +87,7 @@ class OwnTime:
 
     def __init__(self, cpu_s: float = 0.0) -> None:
         self._updated_s, self._cpu_s = time.monotonic(), cpu_s
-        self._asleep_s = self._ready_s = self._ready_cpu_s = 0.0
+        self.asleep_s = self._ready_s = self._ready_cpu_s = 0.0
 
     def update(self, cpu_s: float, is_ready: bool) -> None:
         """Count what passed since the last update, of which the present moment is taken as a sample.
@@ -102,16 +102,16 @@ class OwnTime:
             self._ready_s += passed_s
             self._ready_cpu_s += cpu_s - self._cpu_s
         else:
-            self._asleep_s += passed_s
+            self.asleep_s += passed_s
         self._cpu_s = cpu_s
 
     @property
     def wall_s(self) -> float:
-        return self._asleep_s + self._ready_s
+        return self.asleep_s + self._ready_s
 
     @property
     def seconds(self) -> float:
-        return self._asleep_s + min(max(self._ready_cpu_s, 0), self._ready_s)
+        return self.asleep_s + min(max(self._ready_cpu_s, 0), self._ready_s)
 
 
 def longest_wall_s(limit_s: float) -> float:

@@ -102,7 +102,7 @@ def parse_json(
 
 def check_depth(value: Any) -> None:
     """Raises ValueError for lists and mappings that are nested too deeply for functions that walk through them."""
-    level = [value]
+    level = [value] if type(value) in (list, dict) else []
     for _ in range(DEEPEST):
         children = [node.values() if type(node) is dict else node for node in level if node]
         level = [child for values in children for child in values if type(child) is list or type(child) is dict]

@@ -86,7 +86,12 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
         raise StoreError(f"{run.run_id} cannot be made again here: {'; '.join(changed)}")
     recorded = _samples(run_dir)  # before decoding, because a damaged record must not be found after hours
     num_failed = 0
-    samples = {task: 1 + max((key.sample for key in recorded if key.task == task), default=0) for task in run.expected}
+    numbers = {task: [0, *(key.sample for key in recorded if key.task == task)] for task in run.expected}
+    for task, of_task in numbers.items():
+        if max(of_task) >= max(1, len(of_task) - 1):
+            told = f"{task} has a sample with the number {max(of_task)}, and {len(of_task) - 1} samples"
+            raise StoreError(f"{run.run_id}: {told}; complete the run by its own command")
+    samples = {task: 1 + max(of_task) for task, of_task in numbers.items()}
     for count, each in sorted({(expected, samples[task]) for task, expected in run.expected.items()}):
         tasks = [task for task, expected in run.expected.items() if (expected, samples[task]) == (count, each)]
         again = replace(args, samples=each)

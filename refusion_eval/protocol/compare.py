@@ -149,7 +149,7 @@ def check_table(protocol: Protocol, out: Path) -> Table:
     versions = content["tasks"]
     limit = "all items" if protocol.limit is None else f"the first {protocol.limit} items"
     return Table(
-        title=f"Protocol {protocol.label}",
+        title=f"Protocol {protocol.label_of(content)}",
         columns=("System", "Checkpoint", "Revision", "Decoder", "Samples", "Hours"),
         rows=rows,
         num_left=4,

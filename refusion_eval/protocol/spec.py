@@ -158,11 +158,12 @@ class Protocol:
             return self.whole.content()
         systems: dict[str, Any] = {}
         versions: dict[str, str] = {}
+        tables: dict[str, Any] = {}  # read so far
         for system in self.systems:
             tasks = self.tasks_of(system)
             versions |= {task.name: task.benchmark.prompts.version for task in tasks}
             args = self.arguments(system)
-            systems[system] = {"arguments": _deciding_arguments(args), "settings": self._settings(args, tasks)}
+            systems[system] = {"arguments": _deciding_arguments(args), "settings": self._settings(args, tasks, tables)}
         # With more rounds than items, the suite makes as many rounds as there are items.
         rounds = min(self.rounds, self.limit or self.rounds)
         return as_json(
@@ -171,14 +172,17 @@ class Protocol:
             | {"tasks": versions, "systems": systems}
         )
 
-    def _settings(self, args: ModelArgs, tasks: Iterable[Task]) -> dict[str, dict[str, Any]]:
+    def _settings(self, args: ModelArgs, tasks: Iterable[Task], read: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Stop strings, and the settings of each task but the tokens of the checkpoint and the seed."""
         known = {"mask_id": 0, "eos_ids": (1,)}  # stand for the checkpoint's
         settings_type = find_decoder(args.decoder).Settings
         tokens = {name: value for name, value in known.items() if name in settings_type.__dataclass_fields__}
         settings: dict[str, dict[str, Any]] = {}
         try:
-            tables = load_tables(args, tokens)
+            decided_by = repr((args.decoder, args.preset, *map(args.settings.get, known)))
+            if decided_by not in read:
+                read[decided_by] = load_tables(args, tokens)
+            tables = read[decided_by]
             for task in tasks:
                 until = {"until": list(task.benchmark.prompts.stop_strings)}
                 resolved = resolve_task(task.name, args, until, tables, tokens)
@@ -196,16 +200,17 @@ class Protocol:
     @property
     def label(self) -> str:
         """Name and short hash, as records, tables and figures have them."""
-        return self._label(self.hash)
+        return self.label_of(self.content())
 
-    def _label(self, digest: str) -> str:
-        return f"{self.name}@{digest[:12]}"
+    def label_of(self, content: Mapping[str, Any]) -> str:
+        """The label, where the content is at hand."""
+        return f"{self.name}@{_hash(content)[:12]}"
 
     def stamped(self, system: str, seed: int | None = None) -> ModelArgs:
         """The model arguments of one run, which its records then say to be of this protocol."""
         args, content = self.arguments(system, seed), self.content()
-        own, digest = {**content, "systems": {system: content["systems"][system]}}, _hash(content)
-        stamp = {"label": self._label(digest), "hash": digest, "system": system, "content": own}
+        own = {**content, "systems": {system: content["systems"][system]}}
+        stamp = {"label": self.label_of(content), "hash": _hash(content), "system": system, "content": own}
         return replace(args, protocol=stamp)
 
 

@@ -374,7 +374,6 @@ def server_notes(sample: Sample) -> list[str]:
         "TPF is empty where it does not tell its tokens and how many drafts it accepted": not sample.num_forwards,
         "it does not tell the tokens of some answers, so no figure counts them": sample.num_tokens is None,
         f"it answered as the model {told.get('model')}, which was not asked": told.get("model"),
-        "it does not say why its answers end": told.get("finish_reason") == "",
         "prompts were sent as text": told.get("prompt") == "text",
         UNTEMPLATED: told.get("template") == "none",
         "tokens are those of the text, split again here": told.get("tokens") == "tokenizer",

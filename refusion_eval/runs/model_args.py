@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
+
+from annotated_types import Le
 
 from refusion_eval.benchmarks import BENCHMARKS, Task, find_task
 from refusion_eval.config import (
@@ -54,6 +56,7 @@ _NEEDS_OF_LOOPS: dict[str, dict[str, Any]] = {
 TO_SERVERS = ("base_url", "server_name", "served_model", "api_key_env", "timeout", "patience")
 OF_SERVERS = (*TO_SERVERS, "diffusion", "server_threads")
 _LONGEST_NAME = 255  # bytes of a file's name
+MOST_SAMPLES = 10_000  # of an item; all requests are listed before the first is made
 NO_FILES = "none"  # `pretrained` of a server's model of which no files are at hand
 
 DEFAULT = "default"  # source of a setting that nothing gives
@@ -139,7 +142,7 @@ class ModelArgs(CheckpointOptions):
     preset: str | None = None
     batch_size: PositiveInt | None = 1
     tps_samples: NonNegativeInt = 0
-    samples: PositiveInt = 1
+    samples: Annotated[PositiveInt, Le(MOST_SAMPLES)] = 1
     run_dir: str | None = None
     data_dir: str | None = None
     enable_thinking: bool = True

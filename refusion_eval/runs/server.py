@@ -225,8 +225,6 @@ class ServerLoop:
         return replace(sample, **changes)
 
     def _stop(self, answer: Answer, until: tuple[str, ...], most_tokens: int) -> StopReason:
-        if not answer.finish_reason and answer.facts.get("completion_tokens", 0) >= most_tokens:
-            return "length"
         if answer.finish_reason in _ENDED_BY_SERVER:
             return _ENDED_BY_SERVER[answer.finish_reason]
         text = self._detokenizer.spelled(answer.token_ids or ()) or answer.text

@@ -1,5 +1,6 @@
 """The client of a server with OpenAI-compatible completions: one prompt a request, streamed, retried after faults."""
 
+import base64
 import functools
 import json
 import logging
@@ -35,7 +36,8 @@ _PASSING = (408, 409, 425, 429)
 _ENDS_RUN = (401, 403, 404)
 _FEWEST_ATTEMPTS = 2  # whatever time the first one took
 _LONGEST_MESSAGE = 300
-_ABORTED = ("abort", "error")  # finish reasons of answers that lack their end
+_ABORTED = re.compile(r"abort|cancel|error|fail|time_?out", re.IGNORECASE)  # reasons of answers that lack their end
+_BREAKS_OFF = "the answer breaks off"
 # Bytes of a body once it is unpacked, and what each token that may be generated adds to that: events of some servers
 # repeat the request. Events of a stream for each such token, and a few beside them.
 _LARGEST_BODY, _BYTES_PER_TOKEN = LONGEST_TEXT, 4096
@@ -68,7 +70,10 @@ _COUNTERS = re.compile(
 # A coding of a body that a server may use although none is asked for -> what zlib has to expect.
 _PACKED = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 # How a character may stand in a text: after backslashes, as JSON, Python, URLs and HTML write it.
-_ESCAPES = (r"\\*{char}", r"\\+u00{code:02x}", r"\\+x{code:02x}", r"%{code:02x}", r"&#x0*{code:x};", r"&#0*{code};")
+_ESCAPES = (
+    *(r"\\*{char}", r"\\+u(?:0000)?00{code:02x}", r"\\+u\{{0*{code:x}\}}", r"\\+x{code:02x}", r"\\+{code:03o}"),
+    *(r"%(?:25)*{code:02x}", r"&(?:amp;)*#x0*{code:x};", r"&(?:amp;)*#0*{code};"),
+)
 
 
 _T = TypeVar("_T")
@@ -101,8 +106,7 @@ class Answer:
     Attributes:
         text: as the server gives it; some cut a stop string from it, some do not.
         token_ids: ids of all generated tokens, as many as the server counts; None if it gives none, or not all.
-        finish_reason: "stop", "length", "content_filter", or another word of the server's; empty where it gives no
-            reason and yet ends the stream as it should.
+        finish_reason: "stop", "length", "content_filter", or another word of the server's.
         stopped_by: the stop string or what the server calls it; empty where it does not say.
         seconds: from the request to its last byte.
         facts: what the server told of it, as `Sample.server` documents it.
@@ -142,7 +146,8 @@ class ServerClient:
                 f"api_key_env={key_variable}: there is no such variable, or it holds no key of plain ASCII"
             )
         forms = ("|".join(_ESCAPES).format(char=re.escape(char), code=ord(char)) for char in self._key)
-        self._secret = re.compile("".join(f"(?:{form})" for form in forms), re.IGNORECASE)
+        codes = ("".join(f"(?:{form})" for form in forms), self._key.encode().hex(), *_in_base64(self._key.encode()))
+        self._secret = re.compile("|".join(codes), re.IGNORECASE)
         self._timeout, self._patience = timeout, patience
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -153,7 +158,8 @@ class ServerClient:
         self.dropped: tuple[str, ...] = ()  # fields that the server cannot read
         self._described: dict[str, Any] | None = None
         self._names: set[str] = set()  # of the model at the server
-        self._told: set[str] = set()  # what was said once of its answers
+        self._told: set[str] = set()  # names of other models that were said once
+        self._gives_reasons = False  # why its answers end
 
     def stop(self) -> None:
         """Ends requests in flight and waiting ones, until `start`."""
@@ -354,13 +360,15 @@ class ServerClient:
         seconds = self._timeout * (_WHOLE + most_tokens / _TOKENS_PER_TIMEOUT)
         largest = _LARGEST_BODY + most_tokens * _BYTES_PER_TOKEN
         events: list[str] = []
-        first, started = None, time.perf_counter()
+        first, is_done, started = None, False, time.perf_counter()
         place = f"{self.root}/v1/completions"
         with _asked(http, "POST", place, seconds, largest, json=body) as (response, content):
             if response.status_code != 200:
                 raise self._fault(response, _text(content))
             for data in _events(response, content):
                 first = first or time.perf_counter()
+                if is_done := data == "[DONE]":
+                    break
                 events.append(data)
                 if self._stopped.is_set():
                     raise DecodeError("the run was stopped")
@@ -369,8 +377,13 @@ class ServerClient:
                         f"the answer has more than {len(events) - 1} events, for max_tokens {most_tokens}"
                     )
         ended = time.perf_counter()  # before anything is read
-        chunks = [self._chunk(data) for data in events if data != "[DONE]"]
-        answer = _assemble(chunks, ended - started, (first or ended) - started, is_done="[DONE]" in events)
+        chunks = [self._chunk(data) for data in events]
+        answer = _assemble(chunks, ended - started, (first or ended) - started, is_done=is_done)
+        if not (answer.finish_reason or self._gives_reasons):
+            raise DecodeError("the server gives no finish_reason, and without one an answer may lack its end")
+        if not answer.finish_reason:
+            raise _Passing(_BREAKS_OFF)
+        self._gives_reasons = True
         # The key may come in parts, too.
         answer = replace(answer, text=self.clean(answer.text), facts=self._cleaned(answer.facts))
         _check_facts(answer, most_tokens)
@@ -383,24 +396,22 @@ class ServerClient:
             content = self._cleaned(parse_json(self.clean(data)))
         except ValueError:
             raise _Passing("the answer is damaged JSON") from None
-        if not isinstance(content, dict) or content.get("error"):
+        is_error = "choices" not in _dict(content) and _dict(content).keys() & {"message", "detail"}
+        if not isinstance(content, dict) or content.get("error") or is_error:
             raise _Passing(f"the stream holds an error: {_error_in(content)}")
         return content
 
     def _noticed(self, answer: Answer, model: Any) -> Answer:
-        """The answer with another model's name than was asked for in its facts; says once what is odd about answers."""
-        is_other = bool(model) and str(model) not in self._names
+        """The answer with another model's name than was asked for in its facts; says once which."""
+        if not model or str(model) in self._names:
+            return answer
         asked, name = self.describe()["model"], _short(str(model))
-        odd = {
-            f"answers as the model {name}, and {asked} was asked": is_other,
-            "does not say why its answers end: those below max_tokens count as complete": not answer.finish_reason,
-        }
         with self._lock:
-            said = [sentence for sentence, holds in odd.items() if holds and sentence not in self._told]
-            self._told.update(said[: _MORE_EVENTS - len(self._told)])
-        for sentence in said:
-            log.warning("%s %s", self.root, sentence)
-        return replace(answer, facts={**answer.facts, "model": name}) if is_other else answer
+            is_new = name not in self._told and len(self._told) < _MORE_EVENTS
+            self._told.update([name] if is_new else [])
+        if is_new:
+            log.warning("%s answers as the model %s, and %s was asked", self.root, name, asked)
+        return replace(answer, facts={**answer.facts, "model": name})
 
     def _refuse_repeated(self, identity: str, content: tuple[str, ...]) -> None:
         """Raises _Passing for an earlier answer, with its id, moment and text: it would be counted twice."""
@@ -562,10 +573,11 @@ def _assemble(
             if "text" in choice:
                 texts.append(choice["text"])
             ids += _list(choice.get("token_ids"))
-            finish = str(choice.get("finish_reason") or finish)
+            reason = choice.get("finish_reason")
+            finish = str(_dict(reason).get("type", reason) or finish)
             stopped_by = str(choice.get("stop_reason") or verbose.get("stopping_word") or stopped_by)
-    if finish in _ABORTED or not (finish or is_done):
-        raise _Passing("the answer breaks off")
+    if _ABORTED.search(finish) or not (finish or is_done):
+        raise _Passing(_BREAKS_OFF)
     if not any(texts) and (others or not texts):
         held = f" but {others[0]}" if others else ""
         raise DecodeError(
@@ -607,11 +619,13 @@ def _check_facts(answer: Answer, most_tokens: int) -> None:
     facts, seconds = answer.facts, answer.seconds
     tokens, accepted = (facts.get(f"{name}_tokens", 0) for name in ("completion", "accepted"))
     drafted = facts.get("drafted_tokens", accepted)
+    cached, read = facts.get("cached_tokens", 0), facts.get("prompt_tokens", MOST)
     parts = [facts[name] for name in ("prefill_seconds", "generation_seconds") if name in facts]
     own = max(sum(parts), facts.get("queue_seconds", 0))
     counts = [value for name, value in facts.items() if name.endswith("_tokens")]
     impossible = {
         f"{tokens} tokens, where max_tokens is {most_tokens}": tokens > most_tokens,
+        f"{cached} cached tokens of a prompt of {read}": cached > read,
         "a part of a token": any(value != int(value) for value in counts),
         f"{accepted} accepted drafts of {drafted}": accepted > drafted,
         f"{accepted} accepted drafts among {tokens or most_tokens} tokens": accepted >= (tokens or most_tokens),
@@ -621,6 +635,13 @@ def _check_facts(answer: Answer, most_tokens: int) -> None:
     }
     if wrong := [what for what, holds in impossible.items() if holds]:
         raise DecodeError(f"the server says what cannot be: {', '.join(wrong)}")
+
+
+def _in_base64(key: bytes) -> Iterator[str]:
+    """Patterns of a key in base64, behind each number of bytes, as far as its own bits decide the letters."""
+    for before in range(3 if key else 0):
+        coded = base64.b64encode(bytes(before) + key)[(8 * before + 5) // 6 : 8 * (before + len(key)) // 6].decode()
+        yield f"(?-i:{coded.replace('+', '[+-]').replace('/', '[/_]')})"
 
 
 def _plain(value: Any) -> bool:

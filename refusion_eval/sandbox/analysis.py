@@ -44,6 +44,7 @@ _ATTRIBUTES_OF_DATA = frozenset(
 _NAMES_OF_DATA = frozenset(kind.__name__ for kind in DATA)
 _INTO_PROGRAMS = ("unittest.mock.", "inspect.", "dis.", "gc.", "tracemalloc.", "warnings.", "weakref.")
 _KIND_TESTS = ("isinstance", "issubclass", "assertIsInstance")
+_RAISE_TESTS = ("assertRaises", "assertRaisesRegex")
 _INTERPRETERS = ("pickle.", "marshal.", "shelve.", "code.", "codeop.", "runpy.")
 # What reads or changes the state of a process, or the parts of an object that do not leave it.
 # fmt: off
@@ -63,7 +64,7 @@ class Case(NamedTuple):
     test: ast.Module
     helpers: ast.Module  # without placeholders, which have a docstring and imports only
     foreign: frozenset[str]  # names that the test reads before it binds them, or does not bind
-    owners: frozenset[str]  # names whose attributes it reads
+    attributes: frozenset[tuple[str, str]]  # of names, as it reads them
     classes: frozenset[str]
     own: frozenset[str]  # names that it binds
     needs_one_process: str  # reason why test and program must share a process, or ""
@@ -73,11 +74,18 @@ class Case(NamedTuple):
     def names(self, defined: set[str]) -> tuple[list[str], list[str]]:
         """Names that only the program can supply, and standard modules, besides what trusted helpers define."""
         read = self.foreign - defined
-        modules = read & self.owners & sys.stdlib_module_names
+        modules = {name for name in read & sys.stdlib_module_names if self._may_be_module(name)}
         # A builtin stays the judge's own, or a candidate could redefine abs() and agree with everything. Only a test
         # that names nothing else (MBPP 126 tests a function called `sum`) takes builtins from the candidate.
         wanted = read - modules - _BUILTINS or read & _BUILTINS
         return sorted(wanted), sorted(modules)
+
+    def _may_be_module(self, name: str) -> bool:
+        """Whether attributes of a name are read, and the module of that name has them all."""
+        attributes = [attribute for owner, attribute in self.attributes if owner == name]
+        with contextlib.suppress(ImportError):
+            return bool(attributes) and all(hasattr(importlib.import_module(name), one) for one in attributes)
+        return False
 
     @property
     def raises(self) -> frozenset[int]:
@@ -96,13 +104,17 @@ def case_of(test: str, helpers: str = "") -> Case:
     tree, helping = ast.parse(test, TEST_FILE), ast.parse(helpers)
     helping.body = [node for node in helping.body if not _is_placeholder(node)]
     nodes = list(ast.walk(tree))
-    owners = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    attributes = frozenset(
+        (node.value.id, node.attr)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    )
     foreign, own = map(frozenset, _foreign(tree, test))
     callees = _callees(nodes)
     classes = foreign & _class_names(nodes, callees)
     needs = _needs_one_process(nodes, foreign) or _compared_with_data(nodes, callees, classes)
     reaches_out = any(map(_reaches_out, (*nodes, *ast.walk(helping))))
-    return Case(tree, helping, foreign, frozenset(owners), classes, own, needs, _runs_texts(nodes), reaches_out)
+    return Case(tree, helping, foreign, attributes, classes, own, needs, _runs_texts(nodes), reaches_out)
 
 
 def _reaches_out(node: ast.AST) -> bool:
@@ -220,10 +232,10 @@ def _class_names(nodes: list[ast.AST], callees: dict[str, str]) -> set[str]:
             names |= {name for base in node.bases for name in _names_in(base)}
         elif isinstance(node, ast.Call) and node.args:
             called = _name(node.func)
-            if called in (*_KIND_TESTS, "assertRaises"):
-                names |= _names_in(node.args[0 if called == "assertRaises" else -1])
-        elif isinstance(node, ast.Compare):  # calls of a capitalised name stand on both sides
-            sides = (node.left, *node.comparators)
+            if called in (*_KIND_TESTS, *_RAISE_TESTS):
+                names |= _names_in(node.args[0 if called in _RAISE_TESTS else -1])
+        elif isinstance(node, ast.Compare | ast.BinOp):  # calls of a capitalised name stand on both sides
+            sides = (node.left, *([node.right] if isinstance(node, ast.BinOp) else node.comparators))
             names |= set.intersection(*({name for name in _called_in(side) if name[0].isupper()} for side in sides))
         elif isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name):

@@ -87,11 +87,9 @@ class Guest:
             sys.stdout = self._printed
         try:
             answer = ["ok", self._operations[name](*operands)]
-        except Exception as error:  # noqa: BLE001 - a failure of the candidate becomes a record
+        except BaseException as error:  # noqa: BLE001 - a failure of the candidate becomes a record, sys.exit() too
             # A traceback would keep alive all that its frames hold.
             answer = ["raised", BaseException.with_traceback(error, None), *_describe_error(error)]
-        except BaseException as error:  # noqa: BLE001 - sys.exit() and the like
-            answer = ["exited", None, *_describe_error(error)]
         finally:
             if captures:
                 sys.stdout = outer_stdout

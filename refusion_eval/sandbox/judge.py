@@ -75,7 +75,7 @@ def _run(candidate: Candidate, program: str, code: Any, modules: list[str], name
         return JudgeResult(*broken.args)
     except SyntaxError as error:
         return JudgeResult("syntax_error", _one_line(error))
-    except Exception as error:  # noqa: BLE001 - whatever the candidate's import raised
+    except BaseException as error:  # noqa: BLE001 - whatever the candidate's import raised
         return _raised(candidate, error)
     try:
         namespace.update({name: importlib.import_module(name) for name in modules})
@@ -92,7 +92,8 @@ def _raised(candidate: Candidate, error: BaseException) -> JudgeResult:
         if remote is error:
             if isinstance(error, zoneinfo.ZoneInfoNotFoundError) and not any(map(os.path.isdir, zoneinfo.TZPATH)):
                 return JudgeResult("inseparable", "this machine has no time zones (tzdata)")
-            return JudgeResult("memory" if isinstance(error, MemoryError) else "raised", text)
+            kinds = {"memory": MemoryError, "raised": Exception, "exited": BaseException}
+            return JudgeResult(next(reason for reason, kind in kinds.items() if isinstance(error, kind)), text)
     if isinstance(error, SystemExit) and not error.code:
         # A test that ends by itself may have been made to, before its last assertion; `unittest.main` ends behind all.
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
@@ -115,7 +116,7 @@ def _raised(candidate: Candidate, error: BaseException) -> JudgeResult:
 
 def _one_line(error: BaseException) -> str:
     text = "?"
-    with contextlib.suppress(Exception, Broken):  # the message may hold an object of the program
+    with contextlib.suppress(BaseException):  # the message may hold an object of the program
         text = str(error)
     return f"{type(error).__name__}: {text}".replace("\n", " ")[:_MAX_DETAIL_CHARS]
 

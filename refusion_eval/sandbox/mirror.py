@@ -8,6 +8,7 @@
 # content, if it has one. An object answers questions about itself, unless its class of data can (`Candidate.is_asked`).
 # docs/explanations/sandbox.md has all rules.
 
+import contextlib
 import dataclasses
 import inspect
 import types
@@ -207,4 +208,6 @@ def exception_of(kind: Any, arguments: tuple[Any, ...]) -> BaseException:
     made = base.__new__(kind, *arguments)
     if not isinstance(made, BaseException):
         raise TypeError("not an exception")
+    with contextlib.suppress(TypeError):  # the arguments may be fewer than the base takes
+        base.__init__(made, *arguments)  # the code of a SystemExit, say
     return made

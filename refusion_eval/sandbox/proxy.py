@@ -18,7 +18,7 @@ from refusion_eval.sandbox.analysis import HELPERS_FILE, TEST_FILE, Case
 from refusion_eval.sandbox.containers import CONTAINERS, DATA, data_class, plain
 from refusion_eval.sandbox.table import ONLY_OURS, ObjectTable
 
-_NUM_VALUES = {"ok": 1, "raised": 3, "exited": 3, "oversized": 3, "ask": 4}  # of each form of answer
+_NUM_VALUES = {"ok": 1, "raised": 3, "oversized": 3, "ask": 4}  # of each form of answer
 # Loaded before any test, so that a program can name no exception that means something to a framework of tests.
 _LIBRARY = frozenset(name for name in sys.modules if name.partition(".")[0] in sys.stdlib_module_names)
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodWrapperType, partial, type)
@@ -97,13 +97,19 @@ class Candidate:
         text = ": ".join(map(str, about))
         if how == "oversized":
             self._fail("output_limit", f"a value is too large: {text}")
-        if how == "exited" or not isinstance(result, Exception):
+        if not isinstance(result, Exception) and not (isinstance(result, BaseException) and self._expects(result)):
             self._fail("exited", text)
-        if isinstance(result, StopIteration) and not (name == "special" and operands[1] == "__next__"):
+        of_next = name == "special" and operands[1] == "__next__"
+        if isinstance(result, StopIteration) and not (of_next or "StopIteration" in self._case.foreign):
             # As in a generator (PEP 479): else it would end a loop of the test, such as all(map(...)), unseen.
             result = RuntimeError(text)
         self.remote_errors.append((result, text))
         raise result
+
+    def _expects(self, error: BaseException) -> bool:
+        """Whether the test names a class of an exit as a class, other than that of all exceptions."""
+        named = [self._namespace.get(name, getattr(builtins, name, None)) for name in self._case.classes]
+        return any(kind is one for kind in type(error).__mro__ for one in named if kind not in (BaseException, object))
 
     def _forget_errors(self) -> None:
         # Each would keep alive the frames of its traceback, and as an AttributeError the object without the attribute.

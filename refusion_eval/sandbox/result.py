@@ -34,8 +34,8 @@ class Program:
         runner: source text that runs in the program's process in the candidate's place, and has the candidate's text as
             `PROGRAM`. What it gives the test is as little trusted as what a program gives. Its standard input and its
             standard output are files, empty at first, of 32 MiB at most.
-        call_s: processor seconds that the program and its children have for each call by the test, as the judge and its
-            watchdog see it; reached up to a tenth of a second late.
+        call_s: seconds that the program has for each call by the test: those of its threads and children on processors,
+            and those in which all of them sleep, as the watchdog sees them, up to a tenth of a second late.
     """
 
     candidate: str

@@ -165,12 +165,12 @@ class Watched:
     guest_number: int  # as /proc counts
     first_number: int  # of the first process of the guest's pid namespace, which does nothing itself; -1 for none
     timeout_s: float  # own time and processor seconds
-    call_s: float  # processor seconds of one call
+    call_s: float  # own time of one call
     memory_bytes: int  # of all processes of the guest together, and what the judge grows by
     num_calls: Sequence[int]  # in [0], the calls that the judge has begun
     stopped: str | None = None  # why the guest was killed here
     guest_status: int | None = None  # wait status of a guest that ended by itself
-    _call: tuple[int, float] = (0, 0.0)  # the last one seen, and the processor time of the guest before it
+    _call: tuple[int, float] = (0, 0.0)  # the last one seen, and what the guest had used before it
     _own_time: OwnTime = field(default_factory=OwnTime)
     _judge_busy: bool = True
     _deadline_s: float = math.inf
@@ -228,12 +228,10 @@ class Watched:
         self._own_time.update(cpu_s, guest.is_ready or judge.is_ready)
         if guest_bytes + judge_bytes > self.memory_bytes:
             return "memory"
+        used_s, own_s = guest.cpu_s + self._own_time.asleep_s, self._own_time.seconds
         if self.num_calls[0] != self._call[0]:
-            self._call = self.num_calls[0], guest.cpu_s
-        if guest.cpu_s > self.timeout_s or guest.cpu_s - self._call[1] > self.call_s:
-            return "timeout_cpu"
-        own_s = self._own_time.seconds
-        if own_s > self.timeout_s:
+            self._call = self.num_calls[0], used_s
+        if max(guest.cpu_s, own_s) > self.timeout_s or used_s - self._call[1] > self.call_s:
             return "timeout_cpu" if cpu_s > own_s / 2 else "timeout_wall"
         return "no_time" if self._own_time.wall_s > longest_wall_s(self.timeout_s) else None
 

@@ -230,7 +230,8 @@ def _notes(texts: Sequence[RecordedText], scores: Sequence[tuple[ScoreRow, Score
     key = texts[0].sample.key
     task = find_task(key.task)
     now = task.benchmark.prompts.version if task and key.task.startswith(task.name) else key.task_version
-    if key.task_version != now:  # lm-eval's own tasks have versions of their own
+    judged_now = [f" {now} " in then.scorer for _, then in scores if then]  # by a run that went on with this version
+    if key.task_version != now and not (judged_now and all(judged_now)):  # lm-eval's tasks have versions of their own
         notes.append(f"recorded by version {key.task_version} of the task, whose rules may differ from those of {now}")
     return [*notes, UNISOLATED] if any(score.tier == NO_ISOLATION for score, _ in scores) else notes
 

@@ -125,7 +125,7 @@ class Sample:
             the kept text split by the "tokenizer" here, or, without a tokenizer, the server's "usage", and is left out
             where it tells none; without a tokenizer `template` is "none", because no chat template was applied.
             `first_byte_seconds` is the client's. `model` is the model's name in the answer, where another was asked.
-            Where the server tells them: `id`, `finish_reason` (empty for no reason), `prompt_tokens`,
+            Where the server tells them: `id`, `finish_reason`, `prompt_tokens`,
             `completion_tokens`, `cached_tokens` (of the prompt), `drafted_tokens`, `accepted_tokens`, and its own
             `prefill_seconds`, `generation_seconds` and `queue_seconds`.
         protocol: name and short hash of the protocol that the sample was made under, NAME@HASH, which the store fills

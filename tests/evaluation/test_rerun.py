@@ -1,6 +1,7 @@
 import json
 import shutil
 import sqlite3
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def test_all_samples_of_a_run_are_made_again(tmp_path: Path) -> None:
         evaluate(parse_model_args({**drawn, "samples": samples}), ["mini_gsm8k"], limit=2)
     result = rerun(tmp_path / "first", tmp_path / "again")
     assert (result.is_same, result.num_samples) == (True, 4)
+
+
+@pytest.mark.parametrize("number", [2, 10**9, 2**53 - 1])
+def test_a_sample_number_above_the_number_of_samples_asks_for_nothing(copied: Path, tmp_path: Path, number) -> None:
+    with sqlite3.connect(copied / "records.sqlite") as connection:
+        connection.execute("UPDATE meta SET value = ? WHERE name = 'expected:mini_gsm8k'", (str(2**53),))
+    with RunReader.open(copied) as reader:
+        assert reader.run.expected["mini_gsm8k"] == 2**53
+        key = asdict(next(sample.key for sample in reader.samples() if sample.key.task == "mini_gsm8k"))
+    _change(copied, "samples", {"key": {**key, "sample": number}}, "%mini_gsm8k%")
+    with pytest.raises(StoreError, match=f"mini_gsm8k has a sample with the number {number}, and 2 samples"):
+        rerun(copied, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 def test_other_tokens_and_other_verdicts_are_named(copied: Path, tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ PROTOCOLS = {
         systems(f"a: {{arguments: {{pretrained: embedded, samples: 1{'0' * 30}}}}}"),
         "not a whole number below",
     ),
+    "more samples": (
+        systems("a: {arguments: {pretrained: embedded, samples: 100000000}}"),
+        "samples=100000000; it must be at most 10000",
+    ),
+    "number": ("5\n", "is a int (5); write `key: value` lines"),
+    "date alone": ("2026-11-27\n", "is a date"),
     "rounds": (f"rounds: 1000000000\n{ONE}", "rounds=1000000000; it must be at most 1000"),
     "large": (f"about: {'x' * (1 << 21)}\n{ONE}", "larger than 1 MiB"),
     "key": (f"{'k' * 1000}: 1\n{ONE}", "unknown key 'kkk"),

@@ -6,10 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
+from refusion_eval.config import read_yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.protocol.compare import protocol_differences
 from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol, shipped_protocols
 from refusion_eval.results.measurement import TASKS, published_backbone, published_measurements, system_key
+from refusion_eval.runs import model_args
 
 SMALL = """
 tasks: [gsm8k, parts]
@@ -83,6 +85,15 @@ def test_a_settings_table_is_hashed_by_its_values(protocol, tmp_path):
 
     assert hash_with(96) == protocol().hash  # the table of the package says this too
     assert hash_with(80) != protocol().hash
+
+
+def test_a_check_reads_each_settings_table_once_for_each_hash_whatever_the_number_of_systems(tmp_path, monkeypatch):
+    path, read = tmp_path / "many.yaml", []
+    names = [f"  s{number}: {{arguments: {{pretrained: embedded, decoder: refusion}}}}" for number in range(20)]
+    path.write_text("tasks: [mini_gsm8k]\nlimit: 1\nsystems:\n" + "\n".join(names))
+    monkeypatch.setattr(model_args, "read_yaml", lambda *which: read.append(which) or read_yaml(*which))
+    assert CliRunner().invoke(app, ["protocol", "check", str(path)]).exit_code == 0
+    assert len(read) == 2 * len(set(read)) == 4  # when the file is read, and for what is shown
 
 
 def test_a_path_or_a_place_is_no_part_of_the_hash(protocol):

@@ -357,3 +357,8 @@ def test_texts_of_an_older_version_of_the_task_are_told(tmp_path: Path) -> None:
     sample = contents(run)[0][0]
     same = replace(sample, key=replace(sample.key, task_version=version), process_id="")
     assert "recorded by version" not in rescore(record(tmp_path / "new", [same]), OURS)[1]
+    # A run that goes on with a later version judges all its texts by that one, and keeps the earlier verdicts.
+    score = contents(run)[1][0]
+    with RunStore.open(run, MANIFEST) as store:
+        store.append_scores([replace(score, scorer=f"gsm8k/last {version} 1.0.0")])
+    assert "recorded by version" not in rescore(run, OURS)[1]

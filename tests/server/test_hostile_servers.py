@@ -1,5 +1,6 @@
 """Servers that lie, that never end, that send too much, or that answer in another form than they were asked for."""
 
+import base64
 import gzip
 import html
 import itertools
@@ -21,7 +22,7 @@ from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs import server_client
 from refusion_eval.runs.server_client import Refused
 from tests.server import peers
-from tests.server.peers import Peer, chunk, serving, status, stream
+from tests.server.peers import Peer, chunk, send, serving, status, stream
 from tests.server.test_client import FIELDS, client_of, completed, no_waiting  # noqa: F401 - a fixture
 from tests.server.test_server_runs import run, samples
 
@@ -59,6 +60,7 @@ def whole(*choices, **more):
         {"timings": {"prompt_ms": 1, "predicted_ms": 1e9}},
         {"timings": {"prompt_ms": 1e9}},
         {"metrics": {"queue_time_ms": 1e9}},
+        {"usage": {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}},
     ],
 )
 def test_what_the_request_or_the_clock_makes_impossible_is_an_error_of_the_item(more):
@@ -189,23 +191,62 @@ def test_facts_are_utf_8_too():
         assert client_of(peer).describe()["model"] == "m—"
 
 
-def test_a_stream_that_ends_without_a_reason_is_an_answer_and_that_is_said(tmp_path, caplog):
-    def answer(number, body):
-        usage = {"completion_tokens": 96 if number == 2 else 4}
-        return chunk("The answer is 5.", id=f"{number}") + chunk(id=f"{number}", usage=usage) + b"data: [DONE]\n\n"
+NO_REASON = chunk("The answer is 5.", id="1") + b"data: [DONE]\n\n"
 
-    with serving(Peer(answer)) as peer, caplog.at_level(logging.WARNING):
+
+@pytest.mark.parametrize("content", [NO_REASON, NO_REASON.replace(b"null", b'""')])
+def test_a_stream_that_ends_without_a_reason_is_no_answer(content):
+    peer = answering(content)
+    with pytest.raises(DecodeError, match=r"gives no finish_reason, and without one an answer may lack its end$"):
+        completed(peer)
+    assert len(peer.bodies) == 1  # no later answer of this server would have one
+
+
+def test_an_answer_without_a_reason_is_tried_again_where_others_have_one(tmp_path):
+    without = [None, lambda handler, _: send(handler, NO_REASON, **peers.EVENTS)]
+    with serving(Peer(faults=without)) as peer:
         result = run(peer, tmp_path / "a", model="")
     assert result.exit_code == 0, result.output
-    assert len(peer.bodies) == 3
-    assert sorted(sample.stop for sample in samples(tmp_path / "a")) == ["eos", "eos", "length"]
-    assert "it does not say why its answers end" in " ".join(result.output.split())
-    assert [record.message.count("does not say why its answers end") for record in caplog.records] == [1]
+    assert sorted(sample.server["attempts"] for sample in samples(tmp_path / "a")) == [1, 1, 2]
+    assert not any(sample.error for sample in samples(tmp_path / "a"))
 
 
-def test_a_stream_without_a_reason_and_without_its_end_breaks_off():
+@pytest.mark.parametrize("content", [chunk("The answer is 5."), b""])
+def test_a_stream_without_a_reason_and_without_its_end_breaks_off(content):
     with pytest.raises(DecodeError, match=r"the answer breaks off \(2 attempts\)"):
-        completed(answering(chunk("The answer is 5.")))
+        completed(answering(content))
+
+
+def test_the_text_of_an_answer_ends_at_its_end():
+    behind = chunk(" and 5") + chunk(usage={"completion_tokens": 8}) + b"data: [DONE]\n\n"
+    content = chunk("4", finish="stop", usage={"completion_tokens": 2}) + b"data: [DONE]\n\n"
+    answer = completed(answering(content + behind))
+    assert (answer.text, answer.facts["completion_tokens"]) == ("4", 2)
+    assert completed(answering(content + b"data: {\n\n" * 1000)).text == "4"
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout", "server_error", {"type": "abort"}])
+def test_a_reason_may_say_that_the_end_is_missing(reason):
+    with pytest.raises(DecodeError, match=r"the answer breaks off \(2 attempts\)"):
+        completed(answering(chunk("4", finish=reason) + b"data: [DONE]\n\n"))
+
+
+def test_a_reason_may_be_an_object():
+    assert completed(answering(chunk("4", finish={"type": "length", "length": 9}))).finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"object": "error", "message": "no quota", "code": 400}',
+        b'{"detail": "no quota"}',
+        b'{"error": {"message": "no quota"}}',
+    ],
+)
+def test_an_error_in_an_answer_says_what_it_is(content):
+    for body, headers in ((content, JSON), (chunk("4") + b"event: error\ndata: " + content + b"\n\n", EVENTS)):
+        with pytest.raises(DecodeError, match="the stream holds an error: no quota"):
+            completed(answering(body, headers))
 
 
 def test_another_model_than_the_one_that_was_asked_is_said_and_recorded(tmp_path, caplog):
@@ -411,6 +452,35 @@ ESCAPES = {
     "html": lambda key: "".join(f"&#{ord(letter)};" for letter in key),
     "percent": lambda key: "".join(f"%{ord(letter):02X}" for letter in key),
 }
+
+
+CODES = {
+    "base64": lambda key: base64.b64encode(key.encode()).decode(),
+    "base64 of a header": lambda key: base64.b64encode(f"Bearer {key}".encode()).decode(),
+    "base64 of a user": lambda key: base64.b64encode(f"user:{key}:x".encode()).decode(),
+    "base64 of addresses": lambda key: base64.urlsafe_b64encode(key.encode()).decode(),
+    "digits": lambda key: key.encode().hex(),
+    "percent twice": lambda key: "".join(f"%25{ord(letter):02X}" for letter in key),
+    "html twice": lambda key: "".join(f"&amp;#{ord(letter)};" for letter in key),
+    "long": lambda key: "".join(f"\\U{ord(letter):08x}" for letter in key),
+    "braces": lambda key: "".join(f"\\u{{{ord(letter):x}}}" for letter in key),
+    "octal": lambda key: "".join(f"\\{ord(letter):03o}" for letter in key),
+}
+
+
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
+@pytest.mark.parametrize("key", [KEY, "sk-Secret9/+?>~"])
+def test_the_key_is_nowhere_in_another_code(code, key, monkeypatch):
+    monkeypatch.setenv("MY_KEY", key)
+    written, plain = code(key), base64.b64encode(b"another text of a server").decode()
+    refusing = Peer(lambda number, body: (400, JSON, json.dumps({"error": f"<{written}> {plain}"}).encode()))
+    with pytest.raises(Refused) as caught:
+        completed(refusing, key_variable="MY_KEY")
+    shown = str(caught.value)
+    assert "[API key]" in shown
+    assert plain in shown
+    longest = max(range(len(written)), key=lambda end: written[:end] in shown and end)
+    assert longest < 12  # beside the beginning of a text before the key in one code with it
 
 
 def readable(text):

@@ -34,6 +34,14 @@ class T(unittest.TestCase):
         self.assertSetEqual(f(), {1, 4, 9})
 assert unittest.TextTestRunner(stream=open('/dev/null', 'w')).run(T('test')).wasSuccessful()
 """
+_STOPS = """
+class Kind(type):
+    def __call__(cls, x):
+        raise type.__call__(cls)
+class f(StopIteration, metaclass=Kind):
+    pass
+"""
+_NAMED = "def f(x):\n    raise type('BaseException', (SystemExit,), {})"
 _LOCK = """
 import threading
 lock = threading.Event()
@@ -77,6 +85,11 @@ def test_a_standard_module_is_imported_by_the_judge():
     assert _names("assert math.isclose(f(1), 1)") == (["f"], ["math"])
 
 
+def test_a_name_is_not_that_of_a_module_that_lacks_what_is_read_of_it():
+    assert _names("assert queue.push(1) and queue.Queue and math.pi") == (["queue"], ["math"])
+    assert _names("assert msvcrt.getch()") == (["msvcrt"], [])  # which no Linux has
+
+
 @pytest.mark.parametrize(
     ("program", "test", "reason"),
     [
@@ -90,6 +103,11 @@ def test_a_standard_module_is_imported_by_the_judge():
         ("1 / 0", "assert f(1) == 1", "raised"),
         ("import os\nos._exit(0)", "assert f(1) == 1", "exited"),
         ("def f(x):\n    raise SystemExit(0)", "assert f(1) == 1", "exited"),
+        ("raise SystemExit(0)", "try:\n    f(1)\nexcept SystemExit:\n    pass", "exited"),
+        ("def f(x):\n    raise SystemExit(x)", "try:\n    f(1)\nexcept SystemExit:\n    f(0)", "exited"),
+        (_STOPS, "assert all(map(f, [1, 2]))", "raised"),
+        (_STOPS.replace("StopIteration", "SystemExit"), "try:\n    f(1)\nexcept BaseException:\n    pass", "exited"),
+        (_NAMED, "try:\n    f(1)\nexcept BaseException:\n    pass", "exited"),
         ("import ctypes\ndef f(x):\n    ctypes.string_at(0)", "assert f(1) == 1", "signal"),
         ("def f(x):\n    raise MemoryError", "assert f(1) == 1", "memory"),
         ("def f(x):\n    return 'x' * (40 << 20)", "assert f(1) == 1", "output_limit"),
