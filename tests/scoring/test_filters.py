@@ -154,7 +154,7 @@ def test_every_filter_is_described_in_one_line() -> None:
 def test_the_command_line_lists_them(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["rescore", *arguments])
     assert result.exit_code == 0
-    assert result.output.splitlines() == describe()
+    assert result.stdout.splitlines() == describe()
 
 
 def test_the_command_line_asks_for_a_run() -> None:
