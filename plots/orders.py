@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.results.measurement import SCORES
+from refusion_eval.results.metric_list import SCORES
 from refusion_eval.store.atomic_write import write_output
 
 WAYS = {

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullFormatter
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.decoders import Style
 from refusion_eval.paper import style
-from refusion_eval.paper.names import mini_sentence, system_label, task_title
+from refusion_eval.paper.names import system_label, task_title
 from refusion_eval.results.measurement import Measurement, notes_of
 from refusion_eval.results.render import read_csv
 from refusion_eval.store.atomic_write import prepare_output, write_output
@@ -123,7 +123,6 @@ def _caption(rows: Sequence[Measurement]) -> str:
     sentences = (
         "Accuracy, tokens per forward and tokens per second at batch 1 of every system on every task "
         f"(n = {items} items a task), with 95% intervals as lines.",
-        mini_sentence(rows),
         hardware and f"Hardware: {hardware}.",
         *notes_of(rows),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from refusion_eval.errors import ConfigError, RefusionEvalError
 from refusion_eval.paper.points import SCALING_COLUMNS
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.measurement import SCORES
+from refusion_eval.results.metric_list import SCORES
 from refusion_eval.results.render import csv_text
 from refusion_eval.store.atomic_write import prepare_output, write_output
 
