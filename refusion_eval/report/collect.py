@@ -12,7 +12,7 @@ from refusion_eval.report.assemble import ChunkWriter
 from refusion_eval.report.frames import LOOKS
 from refusion_eval.report.replay import Spell, Speller
 from refusion_eval.report.sample import body, list_row, rounded
-from refusion_eval.results.cautions import FEWER, FEWER_SENTENCE, MINI_SENTENCE, Caution, that_hold
+from refusion_eval.results.cautions import FEWER, FEWER_SENTENCE, Caution, that_hold
 from refusion_eval.results.facts import RowKey, RunFacts, natural_order, read_each, row_of
 from refusion_eval.results.measured import measurements_of, setting_text
 from refusion_eval.results.measurement import MEAN_TASK, Measurement, have_fewer, notes_of, system_key
@@ -152,7 +152,6 @@ def warnings(cells: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any
     for task, names in sorted(versions.items()):
         listed = ", ".join(sorted(names))
         sentences[f"{task} is here in versions {listed}, whose figures must not be compared."] = len(names) > 1
-    sentences[MINI_SENTENCE] = any(cell["mini"] for cell in cells)
     return that_hold(sentences)
 
 

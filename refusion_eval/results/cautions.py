@@ -133,7 +133,8 @@ _REFUSED = "prompts were refused, for example as too long for the context, and a
 def sentences(entries: Iterable[Conditions], *, marked: bool = False) -> list[str]:
     """What is said below or above some numbers; with `marked`, without what marks beside each number say."""
     entries = list(entries)
-    return [*([] if marked else _of_samples(entries)), *_of_cards(entries), *_of_speeds(entries)]
+    mini = [MINI_SENTENCE] if any(of.mini for of in entries) else []
+    return [*([] if marked else _of_samples(entries)), *mini, *_of_cards(entries), *_of_speeds(entries)]
 
 
 def extent_sentences(entries: Iterable[Conditions]) -> list[str]:
@@ -172,7 +173,6 @@ def _of_samples(entries: Iterable[Conditions]) -> list[str]:
         f"No isolation: {UNISOLATED}.": not all(of.isolated for of in every),
         _CUT: any(of.num_cut for of in every),
         _OTHER_PROMPTS: any(OTHER in of.prompts.split("|") for of in every),
-        MINI_SENTENCE: any(of.mini for of in every),
     }
     return [*extent_sentences(of for of in every if not of.is_mean), *that_hold(statements)]
 
