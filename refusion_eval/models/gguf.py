@@ -7,6 +7,7 @@ library gguf, whose reader has no bounds of its own.
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import logging
 import math
@@ -16,7 +17,7 @@ import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -98,7 +99,7 @@ def _sha256(path: Path) -> str:
 @functools.lru_cache(maxsize=16)  # a command asks several times, and files have up to many gigabytes
 def _sha256_of(path: Path, size: int, changed_ns: int) -> str:
     with open_plain(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(cast(io.BufferedReader, file), "sha256").hexdigest()
 
 
 def unpack(path: Path, folder: Path, dtype: str | None = None) -> None:
@@ -149,7 +150,7 @@ def _read(path: Path) -> tuple[Any, dict[str, Any]]:
         num_values = 0
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *more: Any, **options: Any) -> Any:
-            self.data = self.data.view(np.ndarray)  # slices of a memmap are made several times as slowly
+            self.data: np.ndarray = self.data.view(np.ndarray)  # slices of a memmap are made several times as slowly
             end, size = int(offset) + int(count) * np.dtype(dtype).itemsize, len(self.data)
             if end > size:
                 raise ValueError(f"it has {size} bytes, and {end} are named")
@@ -296,8 +297,8 @@ def _write_weights(target: Path, tensors: Mapping[str, Any], dtypes: Mapping[str
         file.write(struct.pack("<Q", len(text)) + text)
         for name in order:
             for piece in _pieces(tensors[name], rotated_heads(name, config)):
-                cast = torch.from_numpy(piece).to(getattr(torch, dtypes[name]))
-                file.write(cast.contiguous().view(torch.uint8).numpy().data)
+                values = torch.from_numpy(piece).to(getattr(torch, dtypes[name]))
+                file.write(values.contiguous().view(torch.uint8).numpy().data)
 
 
 def _pieces(tensor: Any, heads: int) -> Iterator[np.ndarray]:
@@ -377,7 +378,7 @@ def _tokenizer(path: Path, facts: Mapping[str, Any]) -> tuple[Tokenizer, dict[st
 
 def _pre_tokenizer(split: str) -> Any:
     if split == "smollm":
-        first, splits_words = pre_tokenizers.Digits(individual_digits=True), True
+        first, splits_words = cast(Any, pre_tokenizers.Digits(individual_digits=True)), True
     else:
         pattern = Regex(_QWEN2_SPLIT if split == "qwen2" else _LLAMA3_SPLIT)
         first, splits_words = pre_tokenizers.Split(pattern, "isolated"), False
