@@ -296,7 +296,8 @@ class CheckpointOptions:
     """Which checkpoint is opened, and how; `load_model` and the model arguments of a run have the same options.
 
     Attributes:
-        pretrained: Checkpoint: a folder, a hub id, "embedded" (the decoder's tiny model) or "embedded:NAME".
+        pretrained: Checkpoint: a folder, a GGUF file, a hub id, "embedded" (the decoder's tiny model) or
+            "embedded:NAME".
         adapter: LoRA adapter, a folder or hub id. It is merged into the weights when they are loaded.
         revision: Branch, tag or commit of a hub id.
         dtype: Type of weights and cache. auto is the checkpoint's own type on a GPU and float32 on a CPU.

@@ -18,8 +18,9 @@ from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost, measure
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import LoraAdapter
 from refusion_eval.models.attention import Backend
-from refusion_eval.models.checkpoint import Card, ModelConfig, checkpoint_card, fetch_weights, locate, model_config
+from refusion_eval.models.checkpoint import Card, ModelConfig, checkpoint_card, model_config
 from refusion_eval.models.device import choose_backend, choose_device, cpu_threads, weight_bytes
+from refusion_eval.models.location import fetch_weights, locate
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import SAFETENSORS, check_weights, load_weights
@@ -147,8 +148,8 @@ def load_model(pretrained: str | PathLike[str], **options: Any) -> LoadedModel:
     """Loads a checkpoint with its weights.
 
     Args:
-        pretrained: directory in Hugging Face layout, hub id, "embedded" (the tiny ReFusion model of the package) or
-            "embedded:NAME".
+        pretrained: directory in Hugging Face layout, GGUF file, hub id, "embedded" (the tiny ReFusion model of the
+            package) or "embedded:NAME".
         **options: the other fields of `CheckpointOptions`, such as `dtype`, `device` and `adapter`.
 
     Raises:

@@ -351,8 +351,8 @@ def _check_in_suite(names: Sequence[str], suite: str) -> None:
 
 
 def _absolute(checkpoint: str) -> str:
-    """The absolute path of a folder, which records and names of runs hold; a hub id stays as it is."""
-    return str(Path(checkpoint).absolute()) if checkpoint and Path(checkpoint).is_dir() else checkpoint
+    """The absolute path of a folder or file, which records and names of runs hold; a hub id stays as it is."""
+    return str(Path(checkpoint).absolute()) if checkpoint and Path(checkpoint).exists() else checkpoint
 
 
 def _is_server(name: str) -> bool:

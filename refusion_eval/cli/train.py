@@ -96,25 +96,41 @@ def train(
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="Checkpoint folder or hub id, in either layout.")],
+    source: Annotated[str, typer.Argument(help="Checkpoint folder or hub id, in either layout, or a GGUF file.")],
     target: Annotated[Path, typer.Argument(help="Folder (gguf: file) to write; it must not exist yet.")],
     to: Annotated[
-        Literal["release", "stock", "gguf"],
+        Literal["release", "stock", "gguf"] | None,
         typer.Option(
             help="Layout of the published ReFusion, or the backbone's, for any transformers; or a GGUF file of an "
             "autoregressive model, for llama.cpp."
         ),
-    ],
+    ] = None,
+    from_: Annotated[
+        Literal["gguf"] | None,
+        typer.Option("--from", help="Write the model of a GGUF file as a folder in Hugging Face layout."),
+    ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Type of the weights. The default is SOURCE's; with --to gguf float32."),
+        typer.Option(
+            help="Type of the weights. The default is SOURCE's; with --to gguf, and of quantised weights, float32."
+        ),
     ] = None,
     rows: Annotated[
         int | None, typer.Option(help="Rows of the vocabulary, with --to stock. The default is the backbone's number.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
 ) -> None:
-    """Write a checkpoint in another layout, or as GGUF. The weights stay the same."""
+    """Write a checkpoint in another layout, as GGUF or from GGUF. The weights stay the same."""
+    if (to is None) == (from_ is None):
+        raise wrong_options("convert", "give one of --to LAYOUT and --from gguf")
+    if from_ is not None:
+        from refusion_eval.training.checkpoints import from_gguf
+
+        if rows is not None or revision is not None:
+            raise ConfigError("--rows and --revision are for other conversions than --from gguf; leave them out")
+        from_gguf.convert(Path(source), target, dtype=dtype)
+        print(f"{target}: {source} in Hugging Face layout")
+        return
     if to == "gguf":
         from refusion_eval.training.checkpoints import to_gguf
 
@@ -127,5 +143,6 @@ def convert(
         return
     from refusion_eval.training.checkpoints import convert as conversion
 
+    assert to is not None
     conversion.convert(source, target, to, dtype=dtype, rows=rows, revision=revision)
     print(f"{target}: {source} in the layout {to}")

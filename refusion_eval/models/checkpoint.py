@@ -1,76 +1,18 @@
-"""A checkpoint: where it is, here or on the hub, its shapes and its family, and what it was trained for."""
+"""A checkpoint: its shapes and its family, and what it was trained for."""
 
-import contextlib
 import math
 import reprlib
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
-
-from huggingface_hub import errors as hub
-from huggingface_hub import snapshot_download
+from typing import Any, get_args
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.types import CheckpointKind
-from refusion_eval.untrusted import kind_of, names_code, parse_json, read_plain
+from refusion_eval.untrusted import names_code, parse_json, read_plain
 
-SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 # The dtype that the training precision stands for in a config.json without a dtype.
 DTYPE_OF_PRECISION = {"amp_bf16": "bfloat16", "amp_fp16": "float16"}
-
-
-class Location(NamedTuple):
-    name: str
-    directory: Path
-    revision: str | None  # the commit on the hub; None for a local directory
-
-
-def locate(name: str, revision: str | None) -> Location:
-    """Finds a checkpoint, downloading its small files if it is a hub id; raises CheckpointError."""
-    directory = Path(name).expanduser()
-    if name and directory.is_dir():
-        if revision is not None:
-            raise CheckpointError(f"{name} is a local directory; revision={revision!r} is for hub ids, leave it out")
-        _refuse_pipes(directory)
-        return Location(name, directory, None)
-    if directory.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
-        raise CheckpointError(f"no directory {name!r}; give a directory or a hub id such as GSAI-ML/ReFusion")
-    directory = _download(name, revision, SMALL_FILES)
-    return Location(name, directory, directory.name)
-
-
-def _refuse_pipes(directory: Path) -> None:
-    # A library that opens a pipe, a socket or a device waits for ever.
-    for path in directory.iterdir():
-        with contextlib.suppress(OSError):  # of a link that leads nowhere
-            mode = path.stat().st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise CheckpointError(f"{path} is a {kind_of(mode)}, not a plain file; download the checkpoint again")
-
-
-def fetch_weights(location: Location) -> None:
-    if location.revision is not None:  # a checkpoint of the hub
-        _download(location.name, location.revision, WEIGHT_FILES)
-
-
-def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
-    except hub.GatedRepoError as error:
-        advice = f": it is gated: accept its terms on https://huggingface.co/{name}, then log in or set HF_TOKEN"
-        raise CheckpointError(name + advice) from error
-    except hub.RevisionNotFoundError as error:
-        raise CheckpointError(f"{name} has no revision {revision!r}; give a branch, tag or commit of it") from error
-    except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
-        advice = " is neither a directory here nor a public hub id; check the spelling, or log in if it is private"
-        raise CheckpointError(name + advice) from error
-    except (hub.LocalEntryNotFoundError, hub.HfHubHTTPError, OSError) as error:
-        places = "neither a directory here nor in the local cache"
-        advice = f"the hub cannot be reached ({type(error).__name__}); go online or give a downloaded copy's directory"
-        raise CheckpointError(f"{name} is {places}, and {advice}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,6 +321,7 @@ class Card:
     kind: CheckpointKind
     decoders: tuple[str, ...] = ()
     shape: Mapping[str, object] = field(default_factory=dict)  # entries of config.json that tell a local copy
+    display_name: str | None = None  # what tables call the model, if its config.json says it
 
     @property
     def mask_is_in_files(self) -> bool:
@@ -501,6 +444,9 @@ def checkpoint_card(name: str, directory: Path) -> Card:
             f"{path}: decoders names code, {reprlib.repr(places[0])}, which a checkpoint must not choose; write names "
             "of installed decoders there, and give your own with --decoder"
         )
+    display_name = config.get("display_name")
+    if not isinstance(display_name, str | None):
+        raise CheckpointError(f"{path}: display_name is {reprlib.repr(display_name)}; it must be a text")
     mask_id = _mask_id(config, directory)
     # The row of a mask predicts it, from the whole text, where transformers computes a masked language model.
     stock_kind: CheckpointKind | None = "llada" if is_masked_model(config) else None
@@ -513,6 +459,7 @@ def checkpoint_card(name: str, directory: Path) -> Card:
         or _ids(path, "eos_token_id", config.get("eos_token_id")),
         kind=kind or ("causal" if mask_id is None else "masked"),
         decoders=tuple(decoders),
+        display_name=display_name,
     )
 
 

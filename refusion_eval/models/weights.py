@@ -187,15 +187,22 @@ def load_weights(
 def check_weights(directory: Path, config: ModelConfig) -> None:
     """Refuses a checkpoint whose files lack a tensor that `load_weights` would read; only their headers are read."""
     files = CheckpointFiles(directory)
-
-    def stack(shape: tuple[int, ...], num_rows_of: Mapping[str, int], **_: bool) -> Tensor:
-        for name, num_rows in num_rows_of.items():
-            files.check(name, (num_rows, *shape[1:]))
-        return torch.empty(shape, device="meta")
-
     if f"{config.family_layout.tensors.embedding}.weight" not in files:
         config = with_saved_head(config, files.find, str(directory))
+    for name, shape in tensor_shapes(config).items():
+        files.check(name, shape)
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that `load_weights` reads, by its name."""
+    shapes = {}
+
+    def stack(shape: tuple[int, ...], num_rows_of: Mapping[str, int], **_: bool) -> Tensor:
+        shapes.update({name: (num_rows, *shape[1:]) for name, num_rows in num_rows_of.items()})
+        return torch.empty(1, device="meta")
+
     _arrange(config, stack)
+    return shapes
 
 
 def padded_rows(vocab_size: int, device: torch.device) -> int:

@@ -166,8 +166,8 @@ def check_table(protocol: Protocol, out: Path) -> Table:
 def _pinned(args: ModelArgs) -> str:
     if embedded_name(args.pretrained, args.decoder) is not None:
         return "in the package"
-    if Path(args.pretrained).is_dir():
-        return "a folder, recorded by its hash"
+    if (place := Path(args.pretrained)).exists():
+        return f"a {'folder' if place.is_dir() else 'file'}, recorded by its hash"
     if args.pretrained.startswith((".", "/", "~")):
         return "there is no such folder yet"
     revision = "not pinned" if args.revision is None else f"pinned ({args.revision[:12]})"

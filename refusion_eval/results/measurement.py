@@ -372,11 +372,14 @@ def system_key(label: str, backbone: str, settings: Mapping[str, str], *, genera
     # A label that the paper prints stands for the paper's system, and a decoder's own label (AR, LLaDA) for the
     # published system of that decoder and backbone, or else for the decoder. Brackets at the end of a label name a
     # settings table, which makes no other system.
+    # The model's name at the end of a label stays at the end of the key.
+    on_backbone = f"{_ON_BACKBONE}{backbone}" if label.endswith(f"{_ON_BACKBONE}{backbone}") else ""
+    label = label.removesuffix(on_backbone)
     plain, _, _ = label.removesuffix(")").rpartition(" (") if label.endswith(")") else (label, "", "")
     key = _keys_by_label().get(label) or _keys_by_label().get(plain) or _key_of_decoder(plain, backbone)
     in_force = [name for name, (setting, value) in VARIANTS.items() if settings.get(setting) == value]
     variants = [name for name in in_force if f"+{name}" not in key] + ([GENERATE] if generate else [])
-    return "+".join((key, *variants))
+    return "+".join((key, *variants)) + on_backbone
 
 
 @cache
@@ -406,6 +409,8 @@ def beside_published(measurement: Measurement) -> Measurement:
     if measurement.origin == "published" or measurement.mini or published in ("", measurement.backbone):
         return measurement
     suffix = f"{_ON_BACKBONE}{measurement.backbone or 'an unnamed model'}"
+    if measurement.system.endswith(suffix):
+        return measurement
     return replace(measurement, system=measurement.system + suffix, label=measurement.label + suffix)
 
 

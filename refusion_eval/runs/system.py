@@ -450,9 +450,10 @@ def identity(system: System) -> Manifest:
     args, model = system.args, system.model
     tables = {table.label: table.benchmarks for table in system.tables.values() if table is not None}
     served = {"server": system.server.identity} if args.loop == SERVER else {}
+    is_named = args.system is not None or model.card.display_name is None
     has_own_hash = not model.revision and args.pretrained != NO_FILES
     return Manifest(
-        system=args.system_name,
+        system=args.system_name if is_named else f"{args.system_name} on {model.card.display_name}",
         backbone=args.backbone or model.card.backbone,
         decoder={"engine": name_with_code(args.decoder), "generate": STOCK_GENERATE, SERVER: SERVER}[args.loop],
         settings={
@@ -465,7 +466,7 @@ def identity(system: System) -> Manifest:
         },
         checkpoint=args.pretrained,
         checkpoint_revision=model.revision or "",
-        checkpoint_hash="" if not has_own_hash else _checkpoint_hash(Path(args.checkpoint).expanduser()),
+        checkpoint_hash="" if not has_own_hash else _checkpoint_hash(model.directory),
         tasks={},
         seed=int(args.settings.get("seed", 0)),
         dtype=str(model.dtype).removeprefix("torch."),

@@ -401,8 +401,8 @@ def _absolute(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     def path_of(name: str) -> Path:
         return folder / Path(name).expanduser()
 
-    def weights(name: str) -> str:  # the bare name of a folder has the form of a hub id
-        is_path = name.startswith(("./", "../", "~")) or (path_of(name).is_dir() and not Path(name).is_absolute())
+    def weights(name: str) -> str:  # the bare name of a folder or file has the form of a hub id
+        is_path = name.startswith(("./", "../", "~")) or (path_of(name).exists() and not Path(name).is_absolute())
         return str(path_of(name).resolve()) if is_path else name
 
     def rows(name: str) -> str:

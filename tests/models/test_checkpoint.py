@@ -11,8 +11,8 @@ from huggingface_hub.errors import (
 )
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models import checkpoint
-from refusion_eval.models.checkpoint import fetch_weights, locate
+from refusion_eval.models import location as location_module
+from refusion_eval.models.location import fetch_weights, locate
 
 
 def test_a_local_directory_is_taken_as_it_is(tmp_path):
@@ -43,7 +43,7 @@ def test_revision_is_for_hub_ids(tmp_path):
     ],
 )
 def test_hub_failures_say_what_to_do(monkeypatch, error, advice):
-    monkeypatch.setattr(checkpoint, "snapshot_download", Mock(side_effect=error))
+    monkeypatch.setattr(location_module, "snapshot_download", Mock(side_effect=error))
     with pytest.raises(CheckpointError, match=advice):
         locate("someone/model", "v9")
 
@@ -51,7 +51,7 @@ def test_hub_failures_say_what_to_do(monkeypatch, error, advice):
 def test_weights_are_fetched_from_the_commit_of_the_small_files(monkeypatch, tmp_path):
     snapshot = tmp_path / "0123abc"
     download = Mock(return_value=str(snapshot))
-    monkeypatch.setattr(checkpoint, "snapshot_download", download)
+    monkeypatch.setattr(location_module, "snapshot_download", download)
     location = locate("someone/model", "main")
     fetch_weights(location)
     assert [call.kwargs["revision"] for call in download.call_args_list] == ["main", "0123abc"]

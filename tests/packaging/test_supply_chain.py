@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from refusion_eval.cli import app
-from refusion_eval.models import checkpoint as checkpoint_module
+from refusion_eval.models import location as location_module
 from refusion_eval.paths import embedded_path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,7 +106,7 @@ def test_a_pinned_revision_is_asked_for_and_the_commit_is_recorded(monkeypatch, 
     snapshot = tmp_path / commit
     snapshot.symlink_to(embedded_path("refusion"))
     download = Mock(return_value=str(snapshot))
-    monkeypatch.setattr(checkpoint_module, "snapshot_download", download)
+    monkeypatch.setattr(location_module, "snapshot_download", download)
     command = ["run", "--model", "someone/model", "--revision", "v1.0", "--decoder", "autoregressive", "--limit", "1"]
     command += ["--tasks", "mini_gsm8k", "--set", "gen_length=4", "--warmup", "0", "--run-dir", str(tmp_path / "run")]
     app(command, standalone_mode=False)

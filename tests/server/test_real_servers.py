@@ -107,7 +107,7 @@ def test_gguf_is_refused_for_what_is_no_autoregressive_layout_or_exists(tmp_path
 
 def test_a_missing_gguf_package_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ConfigError, match=r"refusion-eval\[server\]"):
+    with pytest.raises(ConfigError, match=r"refusion-eval\[gguf\]"):
         convert(str(embedded_path("autoregressive_sft")), tmp_path / "a.gguf")
 
 

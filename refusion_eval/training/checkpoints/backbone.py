@@ -17,7 +17,8 @@ from transformers import AddedToken, PretrainedConfig, PreTrainedModel, PreTrain
 from refusion_eval.config import check_keys
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models import checkpoint
-from refusion_eval.models.checkpoint import ModelConfig, locate, parse_model_config, read_json
+from refusion_eval.models.checkpoint import ModelConfig, parse_model_config, read_json
+from refusion_eval.models.location import fetch_weights, locate
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.weights import CheckpointFiles
 from refusion_eval.training.config import BackboneConfig, LoraSettings
@@ -212,7 +213,7 @@ def _new_ids(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> list
 def _load(config: BackboneConfig) -> PreTrainedModel:
     location = locate(str(config.model), config.revision)
     model_class = _model_class(location.directory / "config.json")
-    checkpoint.fetch_weights(location)
+    fetch_weights(location)
     CheckpointFiles(location.directory)
     model, report = model_class.from_pretrained(
         location.directory,

@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models import checkpoint
-from refusion_eval.models.checkpoint import Location, ModelConfig, read_json
+from refusion_eval.models.checkpoint import ModelConfig, read_json
+from refusion_eval.models.location import Location, fetch_weights, locate
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.weights import INDEX_FILE, CheckpointFiles, with_saved_head
 from refusion_eval.training.checkpoints import save
@@ -60,9 +61,9 @@ def convert(
         raise ConfigError(f"rows={rows} is for the layout stock; the release has one row for each id of the tokenizer")
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} exists already; name a new directory")
-    location = checkpoint.locate(source, revision)
+    location = locate(source, revision)
     raw, shapes, tokenizer = _checked(location)
-    checkpoint.fetch_weights(location)
+    fetch_weights(location)
     num_rows = num_ids(tokenizer) if to == "release" else _stock_rows(shapes, num_ids(tokenizer), rows)
     with replacing(target) as part:
         _write_weights(location.directory, part, raw, shapes, num_ids(tokenizer), num_rows, dtype)

@@ -1,25 +1,24 @@
 """Writes an autoregressive checkpoint as one GGUF file, which llama.cpp's server reads."""
 
 import logging
-import math
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models import checkpoint
-from refusion_eval.models.checkpoint import ModelConfig, RopeScaling, read_json
+from refusion_eval.models import checkpoint, gguf
+from refusion_eval.models.checkpoint import ModelConfig, read_json
+from refusion_eval.models.location import fetch_weights, locate
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.weights import UNQUANTISED, CheckpointFiles, with_saved_head
 
 log = logging.getLogger(__name__)
 
-FAMILIES = ("qwen3", "qwen2", "llama")
 # What stands in the pattern by which a byte-level tokenizer splits texts -> llama.cpp's name of that rule.
 _SPLITS = {r"\p{N}{1,3}": "llama-bpe", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|": "qwen2"}
+_SPLITS["'individual_digits': True"] = "smollm"
 _OTHER_SPLIT = "gpt-2"
 
 
@@ -36,33 +35,28 @@ def convert(source: str, target: Path, *, dtype: str | None = None, revision: st
         ConfigError: the file exists, the dtype is another one, or the package gguf is missing.
         CheckpointError: the checkpoint is of another family, or its tokenizer is no byte-level BPE.
     """
-    try:
-        from gguf import GGUFWriter, LlamaFileType, get_tensor_name_map
-        from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
-    except ImportError as error:
-        raise ConfigError("--to gguf needs the package gguf: pip install 'refusion-eval[server]'") from error
+    library = gguf.library()
     if target.exists():
         raise ConfigError(f"{target} exists already; name a new file")
     if dtype not in (None, "float32", "float16"):
         raise ConfigError(f"--to gguf writes float32 or float16, not {dtype}; choose one of these")
-    location = checkpoint.locate(source, revision)
+    location = locate(source, revision)
     config = checkpoint.model_config(location.directory)
-    if config.family not in FAMILIES or config.layout is not None:
+    if config.family not in gguf.FAMILIES or config.layout is not None:
         raise CheckpointError(
             f"{location.name}: model_type is {config.family!r}, or its layout is its own; --to gguf writes the stock "
-            f"layouts {', '.join(FAMILIES)}"
+            f"layouts {', '.join(gguf.FAMILIES)}"
         )
-    checkpoint.fetch_weights(location)
+    fetch_weights(location)
     part = target.with_name(f"{target.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    writer = GGUFWriter(part, config.family)
+    writer = library.GGUFWriter(part, config.family)
     try:
         _add_shapes(writer, config)
-        writer.add_file_type(LlamaFileType.MOSTLY_F16 if dtype == "float16" else LlamaFileType.ALL_F32)
+        kinds = library.LlamaFileType
+        writer.add_file_type(kinds.MOSTLY_F16 if dtype == "float16" else kinds.ALL_F32)
         _add_tokenizer(writer, location.directory, config)
-        architecture = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == config.family)
-        names = get_tensor_name_map(architecture, config.num_layers)
-        _add_tensors(writer, location.directory, config, names, np.dtype(dtype or "float32"))
+        _add_tensors(writer, location.directory, config, np.dtype(dtype or "float32"))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -129,8 +123,8 @@ def _add_tokenizer(writer: Any, directory: Path, config: ModelConfig) -> None:
         writer.add_chat_template(inner.chat_template)
 
 
-def _add_tensors(writer: Any, directory: Path, config: ModelConfig, names: Any, dtype: np.dtype) -> None:
-    files = CheckpointFiles(directory)
+def _add_tensors(writer: Any, directory: Path, config: ModelConfig, dtype: np.dtype) -> None:
+    files, names = CheckpointFiles(directory), gguf.tensor_names(config)
     config = with_saved_head(config, files.find, str(directory))
     head = f"{config.family_layout.tensors.head}.weight"
     # Opened anew, because the check above counts the head as read.
@@ -145,30 +139,14 @@ def _add_tensors(writer: Any, directory: Path, config: ModelConfig, names: Any, 
         if written is None:
             raise CheckpointError(f"{files.place_of(name)} is no tensor of a {config.family} model")
         values = tensor.float().numpy()
-        if config.family == "llama" and (heads := _rotated_heads(name, config)):
+        if heads := gguf.rotated_heads(name, config):
             values = _as_pairs(values, heads)
         writer.add_tensor(written, values.astype(dtype) if values.ndim > 1 else values)
     if config.rope_scaling is not None:
-        writer.add_tensor("rope_freqs.weight", _frequency_divisors(config, config.rope_scaling))
-
-
-def _rotated_heads(name: str, config: ModelConfig) -> int:
-    """Number of heads whose rows are rotated in a tensor; 0 for a tensor that is neither of queries nor of keys."""
-    names = config.family_layout.tensors
-    module = name.rpartition(".")[0]
-    return config.num_heads if module.endswith(names.q) else config.num_kv_heads if module.endswith(names.k) else 0
+        writer.add_tensor("rope_freqs.weight", gguf.frequency_divisors(config, config.rope_scaling))
 
 
 def _as_pairs(rows: np.ndarray, heads: int) -> np.ndarray:
     """Rows of queries or keys in llama.cpp's order for Llama: what is rotated together stands side by side."""
     # The checkpoint has the first half of each head before its second half.
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def _frequency_divisors(config: ModelConfig, scaling: RopeScaling) -> np.ndarray:
-    """What llama.cpp divides the rotary frequencies by, [head_dim / 2]: the scaling of Llama 3.1."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    turns = scaling.original_max_positions * config.rope_theta**-exponents / (2 * math.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)  # the share of a frequency that is not scaled
-    return (1 / ((1 - kept) / scaling.factor + kept)).numpy().astype(np.float32)
