@@ -24,8 +24,9 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.results import data_frames
 from refusion_eval.results.compare import COMPARISON_COLUMNS
 from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
-from refusion_eval.results.render import column_meanings
-from refusion_eval.runs.model_args import ModelArgs, published_systems
+from refusion_eval.results.results_file import column_meanings
+from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.systems import published_systems
 from refusion_eval.sandbox.result import CheckResult, Program
 from refusion_eval.store import records
 

@@ -27,9 +27,9 @@ from refusion_eval.benchmarks.extract import answers, formulas, frames, letters,
 from refusion_eval.models.device import weight_bytes
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.measurement import read_published
 from refusion_eval.results.metric_list import METRICS
-from refusion_eval.results.render import read_csv
+from refusion_eval.results.published import read_published
+from refusion_eval.results.results_file import read_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.sandbox.jail import PROFILES
 

@@ -12,7 +12,7 @@ from generated_common import GPU_RESULTS, RESULTS, interval, listed, systems_of,
 
 from refusion_eval.paths import EMBEDDED_FOLDER
 from refusion_eval.results.measurement import Measurement
-from refusion_eval.results.render import read_csv
+from refusion_eval.results.results_file import read_csv
 from refusion_eval.results.tables import summary
 
 AR, AR_SFT, BD3LM, REFUSION = "AR", "AR-SFT", "BD3-LM", "ReFusion"

@@ -12,7 +12,7 @@ from typing import Any
 from refusion_eval.paper.names import system_label
 from refusion_eval.paths import embedded_path
 from refusion_eval.results.metric_list import ACCURACY, SCORES
-from refusion_eval.results.render import read_csv
+from refusion_eval.results.results_file import read_csv
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = "results/embedded"

@@ -21,7 +21,7 @@ from command import Out, prepare, run_script, show_progress, write_json
 
 from refusion_eval.benchmarks import BENCHMARKS, Row, Task, get_task
 from refusion_eval.errors import ConfigError, SandboxError
-from refusion_eval.runs.system import collect_hardware
+from refusion_eval.runs.hardware import collect_hardware
 from refusion_eval.sandbox import Program, check_programs, pool, probe
 
 _SANDBOX, _BARE, _STARTED = "sandbox", "without isolation", "an interpreter each"

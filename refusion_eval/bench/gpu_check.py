@@ -30,7 +30,7 @@ from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, synchronize, weight_bytes
 from refusion_eval.paths import embedded_decoders, embedded_path
-from refusion_eval.runs.system import collect_hardware
+from refusion_eval.runs.hardware import collect_hardware
 from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.store.records import git_commit
 

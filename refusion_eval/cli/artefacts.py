@@ -17,7 +17,7 @@ from refusion_eval.cli.suite_runs import (
 )
 from refusion_eval.paper.studies import GRADED
 from refusion_eval.paths import EMBEDDED, embedded_systems
-from refusion_eval.runs.model_args import published_systems
+from refusion_eval.runs.systems import published_systems
 from refusion_eval.sweep.spec import SPECS
 
 SWEEPS = ("figure4", "figure6", "figure8")

@@ -17,17 +17,10 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.results.gate import Failure, failures_of_run, run_conditions
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.render import measurement_cells
+from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs.model_args import (
-    NO_FILES,
-    OF_SERVERS,
-    TO_SERVERS,
-    ModelArgs,
-    parse_model_args,
-    server_place,
-    system_arguments,
-)
+from refusion_eval.runs.model_args import OF_SERVERS, TO_SERVERS, ModelArgs, parse_model_args, server_place
+from refusion_eval.runs.systems import NO_FILES, system_arguments
 from refusion_eval.runs.terminal import Interruption, resume_hint
 from refusion_eval.store.records import REFUSED, SERVER
 from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples

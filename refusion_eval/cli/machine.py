@@ -1,7 +1,7 @@
 import refusion_eval
 from refusion_eval import cli, paths
 from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED, Task
-from refusion_eval.runs.model_args import published_systems
+from refusion_eval.runs.systems import published_systems
 
 
 def doctor(data: cli.Data = None, as_json: cli.Json = False) -> None:

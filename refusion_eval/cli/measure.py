@@ -7,7 +7,8 @@ import typer
 
 from refusion_eval import cli
 from refusion_eval.errors import ConfigError
-from refusion_eval.runs.model_args import ModelArgs, choose_systems
+from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.systems import choose_systems
 from refusion_eval.store.atomic_write import write_output
 
 

@@ -15,7 +15,8 @@ from refusion_eval.paths import EMBEDDED
 from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol
 from refusion_eval.results.measurement import NO_PROTOCOL
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, TO_SERVERS, ModelArgs
-from refusion_eval.store.run_store import RUN_JSON, RunReader
+from refusion_eval.store.run_files import RUN_JSON
+from refusion_eval.store.run_store import RunReader
 
 # Options of `run` beside a protocol that make another protocol of it, and those that only say where it runs.
 _CHANGES = ("batch_size", "tps_samples", "kv_budget_gib", "dtype", "device", "attention", "cuda_graphs", "warmup")

@@ -20,14 +20,17 @@ from refusion_eval.results.cautions import extent_sentences
 from refusion_eval.results.facts import extents_of
 from refusion_eval.results.gate import comparison_conditions, failures_of_comparison
 from refusion_eval.results.measured import read_measurements, run_measurements
-from refusion_eval.results.measurement import notes_of, read_published
-from refusion_eval.results.render import Table, csv_text, measurement_cells
+from refusion_eval.results.measurement import notes_of
+from refusion_eval.results.published import read_published
+from refusion_eval.results.render import Table, csv_text
+from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.seeds import means_over_seeds
 from refusion_eval.results.tables import SUMMARY_COLUMNS, speed_cells, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.store.records import Sample
-from refusion_eval.store.run_store import RUN_JSON, Run, RunReader
+from refusion_eval.store.run_files import RUN_JSON
+from refusion_eval.store.run_store import Run, RunReader
 
 # The files of models and of matplotlib load slowly, so they are imported inside the functions that need them.
 

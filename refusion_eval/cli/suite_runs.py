@@ -18,15 +18,9 @@ from refusion_eval.evaluation.turns import Turn, run_in_turns
 from refusion_eval.paths import EMBEDDED, embedded_systems
 from refusion_eval.protocol.spec import DEFAULT, read_protocol
 from refusion_eval.results.measured import AUTOREGRESSIVE
-from refusion_eval.runs.model_args import (
-    TO_SERVERS,
-    choose_preset,
-    choose_systems,
-    decoder_of_system,
-    own_table,
-    published_systems,
-    server_place,
-)
+from refusion_eval.runs.model_args import TO_SERVERS, server_place
+from refusion_eval.runs.settings_tables import choose_preset, own_table
+from refusion_eval.runs.systems import choose_systems, decoder_of_system, published_systems
 from refusion_eval.store.records import SERVER
 
 ALL_PUBLISHED = "published"

@@ -22,12 +22,14 @@ from refusion_eval.evaluation.tasks import find_tasks
 from refusion_eval.evaluation.tracking import Tracking, check_tracker
 from refusion_eval.evaluation.turns import Turn
 from refusion_eval.runs.job import Job, JobRunner, sample_key
-from refusion_eval.runs.model_args import ModelArgs, choose_preset
+from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.settings_tables import choose_preset
 from refusion_eval.runs.system import ModelCache, System, build_manifest, machine_state
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.scoring.judge import ScoreWriter
 from refusion_eval.store.records import REFUSED, Hardware, Manifest, Sample, SampleKey
-from refusion_eval.store.run_store import ADVICE, RunStore
+from refusion_eval.store.run_files import ADVICE
+from refusion_eval.store.run_store import RunStore
 
 log = logging.getLogger(__name__)
 

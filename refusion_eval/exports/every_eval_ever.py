@@ -14,7 +14,7 @@ from refusion_eval.exports.source import ExportedTask, JudgedSample, plain, safe
 from refusion_eval.metrics import RESAMPLES
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.metric_list import is_cost
-from refusion_eval.results.render import measurement_texts
+from refusion_eval.results.results_file import measurement_texts
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.store.records import SERVER
 

@@ -11,7 +11,8 @@ from refusion_eval.benchmarks.rows import WITHHELD
 from refusion_eval.exports.source import plain
 from refusion_eval.results import data_frames
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.render import csv_text, measurement_cells
+from refusion_eval.results.render import csv_text
+from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.store.atomic_write import write_output
 
 RunDirs = Iterable[str | os.PathLike[str]]

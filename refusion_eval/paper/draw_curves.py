@@ -17,7 +17,8 @@ from refusion_eval.paper.formulas import MARGIN
 from refusion_eval.paper.names import NO_PUBLISHED, benchmark_title, caption, count, mini_sentence, task_title
 from refusion_eval.paper.points import DELTA_SCORE, DELTA_TPS, DISTANCES, is_better
 from refusion_eval.paper.rows import OPERATING_POINT, REFERENCE, Point
-from refusion_eval.results.measurement import read_published, without_backbone
+from refusion_eval.results.measurement import without_backbone
+from refusion_eval.results.published import read_published
 from refusion_eval.results.render import interval_text
 
 MOST_COLUMNS = 4  # most columns of Figure 7

@@ -25,17 +25,9 @@ from refusion_eval.paper.formulas import (
 from refusion_eval.paper.names import task_title
 from refusion_eval.paper.statements import Claim, read_claims
 from refusion_eval.paper.studies import CHOSEN, GRADED, OF_SOME_ITEMS
-from refusion_eval.results.measurement import (
-    GENERATE,
-    TASKS,
-    Measurement,
-    MeasurementKey,
-    by_key,
-    problems,
-    published_backbone,
-    published_measurements,
-)
+from refusion_eval.results.measurement import GENERATE, TASKS, Measurement, MeasurementKey, by_key, problems
 from refusion_eval.results.metric_list import SPEED_METRICS
+from refusion_eval.results.published import published_backbone, published_measurements
 
 REPRODUCED = "reproduced"
 NOT_DECIDED = "not decided"

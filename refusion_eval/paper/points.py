@@ -15,16 +15,9 @@ from refusion_eval.paper.names import benchmark_of, system_label, task_title
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, REFERENCE, Point, read_records
 from refusion_eval.results.differences import Difference, difference
 from refusion_eval.results.measured import read_measurements, run_measurements
-from refusion_eval.results.measurement import (
-    AVERAGE,
-    Measurement,
-    beside_published,
-    by_key,
-    published_measurements,
-    require_comparable,
-    speeds_of,
-)
+from refusion_eval.results.measurement import AVERAGE, Measurement, by_key, require_comparable, speeds_of
 from refusion_eval.results.metric_list import SCORES
+from refusion_eval.results.published import beside_published, published_measurements
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.metrics import Interval
-from refusion_eval.results.measurement import read_published
+from refusion_eval.results.published import read_published
 
 Reading = Literal["equal", "over", "above", ""]
 

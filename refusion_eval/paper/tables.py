@@ -23,18 +23,16 @@ from refusion_eval.results.measurement import (
     MeasurementKey,
     Origin,
     apart_by_protocol,
-    beside_published,
     by_key,
     have_fewer,
     notes_of,
-    published_measurements,
-    read_published,
     require_comparable,
     without_protocol,
 )
 from refusion_eval.results.metric_list import PASS_AT_1, SCORES
+from refusion_eval.results.published import beside_published, published_measurements, read_published
 from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, markdown_text, text_cells
-from refusion_eval.runs.model_args import load_table
+from refusion_eval.runs.settings_tables import load_table
 
 NUMBERS = tuple(range(1, 8))
 PUBLISHED_HEADING = "Published, on the benchmarks themselves"

@@ -10,11 +10,12 @@ from refusion_eval.metrics import by_item
 from refusion_eval.paths import embedded_name
 from refusion_eval.protocol.spec import Protocol, deciding, read_protocol
 from refusion_eval.results.facts import RunFacts, read_facts
-from refusion_eval.results.measurement import published_measurements, system_key
+from refusion_eval.results.published import published_measurements, system_key
 from refusion_eval.results.render import Table
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.store.records import as_json, checking, differences, split_code
-from refusion_eval.store.run_store import RUN_JSON, RunReader
+from refusion_eval.store.run_files import RUN_JSON
+from refusion_eval.store.run_store import RunReader
 
 # Fields of a protocol that no run records: they are about several runs, or about how their numbers are made.
 _OF_SEVERAL_RUNS = ("schema", "metrics", "baseline", "analysis")

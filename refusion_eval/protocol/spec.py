@@ -23,14 +23,8 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tasks import find_tasks, task_names
 from refusion_eval.metrics import RESAMPLES
 from refusion_eval.results.tables import SUMMARY_COLUMNS
-from refusion_eval.runs.model_args import (
-    LAUNCH_ARGUMENTS,
-    ModelArgs,
-    file_arguments,
-    load_tables,
-    parse_model_args,
-    resolve_task,
-)
+from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs, file_arguments, parse_model_args
+from refusion_eval.runs.settings_tables import load_tables, resolve_task
 from refusion_eval.store.records import as_json, dump
 from refusion_eval.untrusted import read_text
 

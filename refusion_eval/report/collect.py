@@ -15,8 +15,9 @@ from refusion_eval.report.sample import body, list_row, rounded
 from refusion_eval.results.cautions import FEWER, FEWER_SENTENCE, Caution, that_hold
 from refusion_eval.results.facts import RowKey, RunFacts, natural_order, read_each, row_of
 from refusion_eval.results.measured import measurements_of, setting_text
-from refusion_eval.results.measurement import MEAN_TASK, Measurement, have_fewer, notes_of, system_key
+from refusion_eval.results.measurement import MEAN_TASK, Measurement, have_fewer, notes_of
 from refusion_eval.results.metric_list import BY_NAME, SPEED_METRICS, is_cost, place_of
+from refusion_eval.results.published import system_key
 from refusion_eval.store.records import Sample, ScoreRow
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace

@@ -18,8 +18,9 @@ from refusion_eval.report.collect import (
     warnings,
 )
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.measurement import Measurement, notes_of, read_published, system_key
+from refusion_eval.results.measurement import Measurement, notes_of
 from refusion_eval.results.metric_list import SCORES
+from refusion_eval.results.published import read_published, system_key
 
 # Published figures that are shown.
 _PUBLISHED = ("score", "tps", "tpf")

@@ -11,7 +11,8 @@ import numpy as np
 from refusion_eval.results.facts import natural_order
 from refusion_eval.results.render import Table
 from refusion_eval.store.records import Sample, checking, moment
-from refusion_eval.store.run_store import DATABASE_NAME, RunReader
+from refusion_eval.store.run_files import DATABASE_NAME
+from refusion_eval.store.run_store import RunReader
 
 _HEADINGS = {
     "concurrency": "At once",

@@ -10,7 +10,7 @@ import pandas as pd
 from refusion_eval.benchmarks import is_mini
 from refusion_eval.results.facts import costs, extents_of, row_of
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.render import csv_columns, csv_values
+from refusion_eval.results.results_file import csv_columns, csv_values
 from refusion_eval.store.records import PASSED, Sample, ScoreRow, dump
 from refusion_eval.store.run_store import Run, RunReader
 

@@ -18,14 +18,7 @@ from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import RESAMPLES, Bootstrap
 from refusion_eval.results.cautions import that_hold
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, on_common_items, read_each
-from refusion_eval.results.measurement import (
-    AVERAGE,
-    MEAN_TASK,
-    VARIES,
-    ByItem,
-    Measurement,
-    system_key,
-)
+from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, VARIES, ByItem, Measurement
 from refusion_eval.results.metric_list import (
     ACCURACY,
     AVG_AT,
@@ -41,7 +34,8 @@ from refusion_eval.results.metric_list import (
     Samples,
     place_of,
 )
-from refusion_eval.results.render import read_csv, read_json
+from refusion_eval.results.published import system_key
+from refusion_eval.results.results_file import read_csv, read_json
 from refusion_eval.store.records import BY_FILTER, PASSED, STATED, STOCK_GENERATE, ScoreRow
 from refusion_eval.store.run_store import Run
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from refusion_eval.benchmarks import OURS, THOUGHT_TOKEN, closes_thought, opens_thought, thinking_blocks
 from refusion_eval.benchmarks.rows import redact
 from refusion_eval.decoders.thoughts import has_budget
-from refusion_eval.runs.model_args import Resolved
+from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.types import (
     PROMPT_END,

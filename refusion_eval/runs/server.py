@@ -17,8 +17,9 @@ from refusion_eval.models.checkpoint import Card, checkpoint_card
 from refusion_eval.models.location import locate
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.job import Detokenizer, Job, WarmUp, record, record_error
-from refusion_eval.runs.model_args import NO_FILES, ModelArgs, server_place
+from refusion_eval.runs.model_args import ModelArgs, server_place
 from refusion_eval.runs.server_client import Answer, Refused, client_of
+from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.store.records import REFUSED, Hardware, Sample
 from refusion_eval.types import MOST_POSITIONS, MOST_TOKENS, Decoded, StopReason, Trace
 

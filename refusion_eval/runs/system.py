@@ -1,14 +1,11 @@
 """A system under test: a checkpoint, a decoder, the settings and prompts of each task, and the decoding here."""
 
-import csv
 import functools
 import hashlib
 import itertools
 import json
 import logging
 import os
-import platform
-import subprocess
 import sys
 import traceback
 from collections import deque
@@ -30,19 +27,15 @@ from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, weight_bytes
-from refusion_eval.runs import model_args
+from refusion_eval.runs.hardware import collect_hardware, cpuinfo, read_gpu
 from refusion_eval.runs.job import Detokenizer, Job, WarmUp, record, record_error
-from refusion_eval.runs.model_args import (
-    LAUNCH_ARGUMENTS,
-    NO_FILES,
-    ModelArgs,
-    Resolved,
-    Table,
-    published_systems,
-)
+from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
+from refusion_eval.runs.settings_tables import Resolved, Table, load_tables, resolve_task
+from refusion_eval.runs.systems import NO_FILES, published_systems
 from refusion_eval.store import records
 from refusion_eval.store.records import REFUSED, SERVER, STOCK_GENERATE, Hardware, Manifest, Sample
-from refusion_eval.store.run_store import RUN_JSON, RunReader
+from refusion_eval.store.run_files import RUN_JSON
+from refusion_eval.store.run_store import RunReader
 from refusion_eval.types import Decode, Decoded
 from refusion_eval.untrusted import read_text
 from refusion_eval.version import __version__
@@ -65,9 +58,6 @@ NO_TEMPLATE = "none"
 
 # A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
 WHOLE_BYTES, PIECE_BYTES, NUM_PIECES = 256 * 2**20, 2**16, 256
-
-_NVIDIA_SMI_FIELDS = "name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit"
-_NVIDIA_SMI_SECONDS = 20
 
 
 class ModelCache:
@@ -243,15 +233,13 @@ class System:
     @functools.cached_property
     def tables(self) -> Mapping[bool, Table | None]:
         """The decoder's settings tables: for the benchmarks (False) and for the mini tasks (True)."""
-        return model_args.load_tables(self.args, self.checkpoint_settings)
+        return load_tables(self.args, self.checkpoint_settings)
 
     def resolve(self, task: str, generation_kwargs: Mapping[str, Any], *, announce: bool = True) -> Resolved:
         """The settings of a task's requests under its generation arguments; logged the first time if `announce`."""
         cached = (task, json.dumps(generation_kwargs, sort_keys=True, default=str))
         if cached not in self._resolved:
-            resolved = model_args.resolve_task(
-                task, self.args, generation_kwargs, self.tables, self.checkpoint_settings
-            )
+            resolved = resolve_task(task, self.args, generation_kwargs, self.tables, self.checkpoint_settings)
             if has_budget(resolved.settings) and self.args.loop != "engine":
                 by = "a server" if self.args.loop == SERVER else f"loop={self.args.loop}"
                 raise ConfigError(
@@ -500,7 +488,7 @@ def machine_state(system: System) -> dict[str, Any]:
     device = system.model.device
     if system.args.loop == SERVER:
         return system.server.state()
-    clocks = [float(text) for name, text in _cpuinfo() if name == "cpu MHz"]
+    clocks = [float(text) for name, text in cpuinfo() if name == "cpu MHz"]
     state: dict[str, Any] = {"threads": system.model.num_threads, "load": round(os.getloadavg()[0], 2)}
     if clocks:
         state["cpu_mhz"] = round(sum(clocks) / len(clocks))
@@ -550,50 +538,3 @@ def _checkpoint_hash(directory: Path) -> str:
                 file.seek(piece * (size - PIECE_BYTES) // (NUM_PIECES - 1))
                 digest.update(file.read(PIECE_BYTES))
     return digest.hexdigest()[:32]
-
-
-def collect_hardware(threads: int, gpu: torch.device | None = None, num_processes: int = 1) -> Hardware:
-    facts: dict[str, Any] = {}
-    if gpu is not None:
-        properties = torch.cuda.get_device_properties(gpu)
-        # The identity of the GPU, because CUDA and nvidia-smi count GPUs differently.
-        detail = read_gpu(f"GPU-{properties.uuid}")
-        libraries = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
-        facts = {"gpu": detail.get("name", properties.name), "gpu_driver": detail.get("driver_version", "")}
-        facts |= {"gpu_detail": {**detail, **libraries}, "num_gpus": 1}
-    return Hardware(
-        cpu=_cpu_model(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
-        threads=threads,
-        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        num_processes=num_processes,
-        **facts,
-    )
-
-
-def read_gpu(uuid: str) -> dict[str, str]:
-    """Name, driver, memory and clocks of one GPU as nvidia-smi prints them; empty if nvidia-smi fails."""
-    command = ["nvidia-smi", f"--query-gpu={_NVIDIA_SMI_FIELDS}", "--format=csv,noheader", f"--id={uuid}"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    rows = list(csv.reader(answer.stdout.splitlines(), skipinitialspace=True))
-    names = _NVIDIA_SMI_FIELDS.split(",")
-    return dict(zip(names, rows[0], strict=True)) if rows and len(rows[0]) == len(names) else {}
-
-
-def _cpu_model() -> str:
-    """Model name from /proc/cpuinfo with the family numbers, because the names that clouds give are generic."""
-    facts = dict(reversed(list(_cpuinfo())))  # of the first processor
-    name = facts.get("model name") or platform.processor() or platform.machine()
-    numbers = [f"{key.removeprefix('cpu ')} {facts[key]}" for key in ("cpu family", "model") if key in facts]
-    return f"{name} ({', '.join(numbers)})" if numbers else name
-
-
-def _cpuinfo() -> Iterator[tuple[str, str]]:
-    """Names and values of /proc/cpuinfo, those of every processor one after the other; nothing where there is none."""
-    cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.is_file() else ():
-        name, _, value = line.partition(":")
-        yield name.strip(), value.strip()

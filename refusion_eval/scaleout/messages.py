@@ -14,7 +14,8 @@ from refusion_eval.benchmarks import find_task
 from refusion_eval.config import build
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.model_args import Resolved, parse_model_args
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.runs.system import System, identity, run_arguments
 from refusion_eval.runs.terminal import StoppableIterator
 from refusion_eval.store.records import Hardware, Sample, SampleKey, as_json, differences, from_fields, from_stored

@@ -22,12 +22,14 @@ from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import MEAN_TASK, Measurement
 from refusion_eval.results.metric_list import ACCURACY
-from refusion_eval.results.render import csv_text, write_csv
+from refusion_eval.results.render import csv_text
+from refusion_eval.results.results_file import write_csv
 from refusion_eval.results.tables import summary
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System, machine
 from refusion_eval.store.atomic_write import prepare_output, write_output
-from refusion_eval.store.run_store import RUN_JSON, RunReader
+from refusion_eval.store.run_files import RUN_JSON
+from refusion_eval.store.run_store import RunReader
 from refusion_eval.sweep.spec import SweepPoint, SweepSpec, SweptSystem, TaskResult
 
 POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "operating_point")

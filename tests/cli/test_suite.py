@@ -15,7 +15,7 @@ from refusion_eval.cli.artefacts import write_spec
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_systems
 from refusion_eval.protocol.spec import DEFAULT, read_protocol
-from refusion_eval.runs.model_args import published_systems
+from refusion_eval.runs.systems import published_systems
 from refusion_eval.runs.terminal import Interrupted
 from refusion_eval.sweep.spec import read_spec
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from refusion_eval.errors import StoreError
-from refusion_eval.results.render import read_csv
+from refusion_eval.results.results_file import read_csv
 from refusion_eval.store.run_store import RunReader
 from tests.faults.places import fingerprint
 

@@ -11,7 +11,7 @@ import pytest
 from miniature.pictures import FACTS, PAGE, PICTURES, REPLAY, facts
 from miniature.results import choices, main, speeds, tables
 from miniature.train import STAGES, VARIANTS, runs_of
-from refusion_eval.results.render import read_csv
+from refusion_eval.results.results_file import read_csv
 
 ROOT = Path(__file__).parents[2]
 # What else is there: files of training, of the machine, and what the commands read.

@@ -16,7 +16,7 @@ from refusion_eval.models.device import (
     energy_counter,
     rows_within,
 )
-from refusion_eval.runs.system import collect_hardware
+from refusion_eval.runs.hardware import collect_hardware
 from tests.engine.random_model import random_transformer
 
 

@@ -21,7 +21,8 @@ from refusion_eval.config import field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.evaluation.tasks import find_tasks
-from refusion_eval.runs.model_args import ModelArgs, parse_model_args, published_systems
+from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from refusion_eval.runs.systems import published_systems
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from refusion_eval.results.measurement import TASKS, Measurement, published_backbone
-from refusion_eval.results.render import write_csv
+from refusion_eval.results.measurement import TASKS, Measurement
+from refusion_eval.results.published import published_backbone
+from refusion_eval.results.results_file import write_csv
 from tests.results.conftest import write_run
 
 __all__ = ["write_run"]

@@ -31,7 +31,8 @@ from refusion_eval.paper.judge import (
     judge_all,
 )
 from refusion_eval.paper.statements import read_claims
-from refusion_eval.results.measurement import TASKS, published_backbone
+from refusion_eval.results.measurement import TASKS
+from refusion_eval.results.published import published_backbone
 from tests.results.conftest import cell, sample
 
 CLAIMS = {claim.id: claim for claim in read_claims()}

@@ -41,8 +41,9 @@ from refusion_eval.paper.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_orde
 from refusion_eval.results.cautions import CARDS_SENTENCE
 from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.measurement import system_key
-from refusion_eval.results.render import latex_text, read_csv, write_csv
+from refusion_eval.results.published import system_key
+from refusion_eval.results.render import latex_text
+from refusion_eval.results.results_file import read_csv, write_csv
 from tests.paper.conftest import write_sweep
 from tests.results.conftest import sample
 

@@ -27,7 +27,8 @@ from refusion_eval.paper.formulas import (
 from refusion_eval.paper.statements import read_claims
 from refusion_eval.results.differences import difference
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.measurement import TASKS, by_key, published_measurements
+from refusion_eval.results.measurement import TASKS, by_key
+from refusion_eval.results.published import published_measurements
 from tests.results.conftest import cell, sample
 
 # `ours` has 2, 4, 8, 16, ... tokens a second, `slow` and `slower` have 1 and 0.5 on every task.

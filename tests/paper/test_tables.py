@@ -8,17 +8,10 @@ import pytest
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.paper.tables import MINI_HEADING, NUMBERS, PUBLISHED_HEADING, paper_table
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.measurement import AVERAGE, TASKS, published_measurements
-from refusion_eval.results.render import (
-    Section,
-    Table,
-    TableCell,
-    TableRow,
-    latex_text,
-    markdown_text,
-    text_cells,
-    write_csv,
-)
+from refusion_eval.results.measurement import AVERAGE, TASKS
+from refusion_eval.results.published import published_measurements
+from refusion_eval.results.render import Section, Table, TableCell, TableRow, latex_text, markdown_text, text_cells
+from refusion_eval.results.results_file import write_csv
 from tests.results.conftest import sample
 
 FIRST = 3  # columns before the benchmarks

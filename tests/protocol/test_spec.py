@@ -10,7 +10,8 @@ from refusion_eval.config import read_yaml
 from refusion_eval.errors import ConfigError
 from refusion_eval.protocol.compare import protocol_differences
 from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol, shipped_protocols
-from refusion_eval.results.measurement import TASKS, published_backbone, published_measurements, system_key
+from refusion_eval.results.measurement import TASKS
+from refusion_eval.results.published import published_backbone, published_measurements, system_key
 from refusion_eval.runs import model_args
 
 SMALL = """

@@ -15,7 +15,8 @@ from refusion_eval.report.collect import Asked, collect
 from refusion_eval.report.leaderboard import leaderboard, read_placed
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.metric_list import SPEED_METRICS
-from refusion_eval.results.render import csv_text, measurement_cells
+from refusion_eval.results.render import csv_text
+from refusion_eval.results.results_file import measurement_cells
 
 from .conftest import LetterSources, make_sample, make_score, spell, write_run
 

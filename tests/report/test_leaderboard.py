@@ -10,7 +10,8 @@ from refusion_eval.exports.source import read_exported
 from refusion_eval.paper.style import page_look
 from refusion_eval.report.leaderboard import differing, leaderboard, published_figures, read_placed
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.render import csv_text, measurement_cells
+from refusion_eval.results.render import csv_text
+from refusion_eval.results.results_file import measurement_cells
 
 from .conftest import LetterSources, make_sample, make_score, write_run
 

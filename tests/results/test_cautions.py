@@ -10,7 +10,8 @@ from refusion_eval.cli import app
 from refusion_eval.report.collect import collect
 from refusion_eval.report.leaderboard import leaderboard, read_placed
 from refusion_eval.results.cautions import Conditions, cautions, sentences
-from refusion_eval.results.render import csv_text, measurement_cells, read_csv
+from refusion_eval.results.render import csv_text
+from refusion_eval.results.results_file import measurement_cells, read_csv
 from tests.report.conftest import NoSources
 from tests.results.conftest import cell, sample
 

@@ -13,7 +13,8 @@ from refusion_eval.cli import app
 from refusion_eval.errors import StoreError
 from refusion_eval.results.data_frames import SAMPLE_COLUMNS
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.render import csv_text, write_csv
+from refusion_eval.results.render import csv_text
+from refusion_eval.results.results_file import write_csv
 from tests.results.conftest import sample
 
 RUNNER = CliRunner()

@@ -14,7 +14,7 @@ from refusion_eval.errors import StoreError
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import notes_of
 from refusion_eval.results.metric_list import UNSTATED
-from refusion_eval.results.render import read_csv, write_csv
+from refusion_eval.results.results_file import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.store.records import STATED, Hardware, ScoreRow
 from refusion_eval.store.run_store import Run, RunStore

@@ -10,21 +10,17 @@ import pytest
 from refusion_eval.errors import StoreError
 from refusion_eval.paper.statements import read_claims
 from refusion_eval.results.measured import read_measurements, run_measurements
-from refusion_eval.results.measurement import (
-    AVERAGE,
-    TASKS,
+from refusion_eval.results.measurement import AVERAGE, TASKS, by_key, problems, require_comparable
+from refusion_eval.results.published import (
     beside_published,
-    by_key,
-    problems,
     published_measurements,
     published_path,
     read_published,
-    require_comparable,
     system_key,
 )
-from refusion_eval.results.render import write_csv
+from refusion_eval.results.results_file import write_csv
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs.model_args import published_systems
+from refusion_eval.runs.systems import published_systems
 from refusion_eval.store.records import Hardware
 from tests.results.conftest import cell, sample
 

@@ -3,7 +3,7 @@
 from refusion_eval.benchmarks import OTHER, RELEASE
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import problems
-from refusion_eval.results.render import read_csv, write_csv
+from refusion_eval.results.results_file import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
 from tests.results.conftest import sample
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.render import read_csv, write_csv
+from refusion_eval.results.results_file import read_csv, write_csv
 from refusion_eval.results.seeds import means_over_seeds
 from tests.results.conftest import sample
 

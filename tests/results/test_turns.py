@@ -12,7 +12,7 @@ from refusion_eval.paper.points import against_baseline
 from refusion_eval.report.collect import collect
 from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.render import write_csv
+from refusion_eval.results.results_file import write_csv
 from refusion_eval.store.records import ScoreRow
 from refusion_eval.store.run_store import RunStore
 from tests.report.conftest import NoSources

@@ -6,7 +6,7 @@ import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.runs.job import Detokenizer, Job, record, response
-from refusion_eval.runs.model_args import Resolved
+from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.store.records import Sample, SampleKey, from_stored
 from refusion_eval.types import Decoded, Trace
 

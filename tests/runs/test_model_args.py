@@ -10,12 +10,8 @@ from refusion_eval.decoders import DECODERS, fitting_decoders
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.checkpoint import CARDS
 from refusion_eval.paths import embedded_path
-from refusion_eval.runs.model_args import (
-    ModelArgs,
-    parse_model_args,
-    published_systems,
-    system_arguments,
-)
+from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from refusion_eval.runs.systems import published_systems, system_arguments
 
 
 def typed_by_the_command_line(text):

@@ -9,12 +9,7 @@ from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
-from refusion_eval.runs.model_args import (
-    Generation,
-    load_table,
-    read_generation_kwargs,
-    resolve,
-)
+from refusion_eval.runs.settings_tables import Generation, load_table, read_generation_kwargs, resolve
 
 REFUSION = DECODERS["refusion"].Settings
 CHECKPOINT = {"mask_id": 299, "eos_ids": (297,)}

@@ -17,7 +17,7 @@ from refusion_eval.cli import app
 from refusion_eval.errors import DecodeError, RefusionEvalError
 from refusion_eval.results.data_frames import load
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.results.render import read_csv
+from refusion_eval.results.results_file import read_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs import server_client
 from refusion_eval.runs.server_client import Refused

@@ -26,7 +26,7 @@ from refusion_eval.results.data_frames import load
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import by_key
-from refusion_eval.results.render import read_csv, write_csv
+from refusion_eval.results.results_file import read_csv, write_csv
 from refusion_eval.results.tables import speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.server import _NoTokenizer, forwards

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.run_store import DATABASE_NAME, RUN_JSON, SCHEMA_VERSION, RunReader, RunStore
+from refusion_eval.store.run_files import DATABASE_NAME, RUN_JSON, SCHEMA_VERSION
+from refusion_eval.store.run_store import RunReader, RunStore
 
 WRITER = Path(__file__).with_name("interrupted_writer.py")
 REPOSITORY = Path(__file__).parents[2]

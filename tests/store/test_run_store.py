@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from refusion_eval.errors import StoreError
 from refusion_eval.store.records import Hardware, Sample, SampleKey, ScoreRow, from_stored, pack, unpack
-from refusion_eval.store.run_store import DATABASE_NAME, RunReader, RunStore
+from refusion_eval.store.run_files import DATABASE_NAME
+from refusion_eval.store.run_store import RunReader, RunStore
 from tests.examples import examples
 from tests.store.conftest import make_manifest, make_sample
 

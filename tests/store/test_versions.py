@@ -11,7 +11,8 @@ import pytest
 from refusion_eval.errors import StoreError
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.store.records import ScoreRow
-from refusion_eval.store.run_store import DATABASE_NAME, SCHEMA_VERSION, RunReader, RunStore
+from refusion_eval.store.run_files import DATABASE_NAME, SCHEMA_VERSION
+from refusion_eval.store.run_store import RunReader, RunStore
 
 
 @pytest.fixture

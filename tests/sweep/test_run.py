@@ -15,7 +15,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.paper.points import frontier
 from refusion_eval.paper.studies import sort_sources
 from refusion_eval.results.facts import read_facts
-from refusion_eval.results.render import read_csv
+from refusion_eval.results.results_file import read_csv
 from refusion_eval.runs import system
 from refusion_eval.sweep.run import plan_sweep, run_sweep
 from refusion_eval.sweep.spec import SweepSpec, read_spec, shipped_specs, with_model
