@@ -1,5 +1,6 @@
 """Files, texts and computations of strangers, within bounds."""
 
+import ast
 import contextlib
 import functools
 import json
@@ -11,7 +12,9 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +32,10 @@ _START_SECONDS = 180.0
 _ATTEMPTS = 2
 _TICK_SECONDS = 0.05
 
+# Python 3.11.0 to 3.11.7 and 3.12.0 to 3.12.1 count the depth of all trees that threads build at the same time in one
+# number, and then end with SystemError or with the RecursionError of a text that is too deep.
+_PARSER = threading.RLock()
+
 # Control characters (C0 and C1), marks that reorder or hide text, line separators, and halves of surrogate pairs.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -39,6 +46,20 @@ _UNSAFE = re.compile(
 def visible(text: str, keep: str = "") -> str:
     r"""Text that a terminal shows and does not obey: each character with an effect is written as its escape (\x1b)."""
     return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), text)
+
+
+@contextlib.contextmanager
+def python_parser() -> Iterator[None]:
+    """Python's parser for this thread alone, without its warnings, whose filters are those of all threads, too."""
+    with _PARSER, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def parse_python(code: str) -> ast.Module:
+    """`ast.parse` for any number of threads; its errors."""
+    with python_parser():
+        return ast.parse(code)
 
 
 def names_code(decoder: str) -> bool:

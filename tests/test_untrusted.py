@@ -1,6 +1,11 @@
 """Files and texts of strangers: what is shown, opened and parsed, and what is not."""
 
+import ast
+import gc
 import os
+import sys
+import threading
+import time
 import unicodedata
 
 import pytest
@@ -17,6 +22,7 @@ from refusion_eval.untrusted import (
     NoTimeError,
     open_plain,
     parse_json,
+    parse_python,
     read_plain,
     visible,
 )
@@ -187,3 +193,45 @@ def test_a_child_that_gets_no_time_is_asked_again_and_is_not_called_wrong(tmp_pa
         child.ask(("asleep", 100), 50)
     assert asked.count(50) >= 2
     child.close()
+
+
+class _Garbage:
+    """A value in a circle, at whose end the collector runs Python code, so that another thread may take over."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        ast.dump(ast.Constant(1))
+
+
+def test_programs_are_parsed_in_several_threads_at_once():
+    # Where threads share the parser's count of depth (Python 3.11.7), each of these threads fails some ten times.
+    program = "\n".join(f"def f{i}(x):\n    return [x + {i}, (x, {{'a': x}})]" for i in range(40))
+    expected, found, end = ast.dump(ast.parse(program)), [], time.monotonic() + 2
+
+    def parse(depth: int) -> None:
+        if depth:
+            return parse(depth - 1)
+        while time.monotonic() < end:
+            _Garbage()
+            try:
+                found.append(ast.dump(parse_python(program)) == expected)
+            except (RecursionError, SystemError) as error:
+                found.append(error)
+        return None
+
+    threads = [threading.Thread(target=parse, args=(7 * number,)) for number in range(3)]
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    try:
+        sys.setswitchinterval(1e-6)
+        gc.set_threshold(20)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
+    assert found
+    assert set(found) == {True}

@@ -14,6 +14,7 @@ from refusion_eval.benchmarks import Benchmark, CodeTest, Extractor, Prompts
 from refusion_eval.benchmarks.extract.programs import fenced
 from refusion_eval.benchmarks.rows import ID, TEXT, ColumnType, Row, Source
 from refusion_eval.errors import DataError
+from refusion_eval.untrusted import parse_python
 
 BASE, PLUS = "base", "plus"  # kinds of inputs; `BASE` is also the filter whose texts are judged on these alone
 
@@ -116,10 +117,10 @@ def code_test(row: Row, comparison: Comparison, kinds: Sequence[str] = (BASE, PL
 def _reference(row: Row) -> str:
     """The reference inside a function, so that it defines no name that the program under test has to define."""
     try:
-        program = ast.parse(program_of(row))
+        program = parse_python(program_of(row))
     except SyntaxError as problem:
         raise DataError(f"{row['task_id']}: the reference is no Python ({problem}); correct the row") from problem
-    module = ast.parse(f"def evalplus_make_reference():\n    return {row['entry_point']}")
+    module = parse_python(f"def evalplus_make_reference():\n    return {row['entry_point']}")
     make = module.body[0]
     assert isinstance(make, ast.FunctionDef)
     make.body = [*program.body, *make.body]

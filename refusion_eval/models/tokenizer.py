@@ -19,7 +19,7 @@ from transformers.utils import logging
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.checkpoint import read_json
 from refusion_eval.types import PROMPT_END, THINK_END, THINK_START
-from refusion_eval.untrusted import Child, read_text
+from refusion_eval.untrusted import Child, python_parser, read_text
 
 # Classes that a checkpoint brings as Python code, and the class of transformers that does the same with its files.
 # AutoTokenizer refuses such a checkpoint, as it does not run the code.
@@ -152,7 +152,8 @@ def _renderer() -> tuple[Child, threading.Lock]:
 
 def _at(template: str, now: datetime) -> str:
     # Written into the template, because transformers hands no function of a caller to it.
-    return _ASKS.sub(lambda asked: json.dumps(now.strftime(ast.literal_eval(asked[1]))), template)
+    with python_parser():
+        return _ASKS.sub(lambda asked: json.dumps(now.strftime(ast.literal_eval(asked[1]))), template)
 
 
 @functools.cache

@@ -6,7 +6,6 @@ import os
 import re
 import symtable
 import textwrap
-import warnings
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 from itertools import islice
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from refusion_eval.benchmarks import Extraction
 from refusion_eval.benchmarks.rows import Row
+from refusion_eval.untrusted import parse_python, python_parser
 
 NO_CODE = Extraction(None, "no code found")
 
@@ -167,15 +167,13 @@ def _num_tokens(code: str) -> int:
 
 @lru_cache(maxsize=8)
 def parse(code: str) -> ast.Module | SyntaxError | None:
-    """Parses without warnings; None where the text cannot be source code at all (surrogates, absurd nesting)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(code)
-        except SyntaxError as problem:
-            return problem
-        except (ValueError, MemoryError, RecursionError):
-            return None
+    """The program, or what is wrong with it; None where it is no source code at all (surrogates, absurd nesting)."""
+    try:
+        return parse_python(code)
+    except SyntaxError as problem:
+        return problem
+    except (ValueError, MemoryError, RecursionError):
+        return None
 
 
 def _readable(code: str) -> str:
@@ -344,12 +342,11 @@ class _Names(NamedTuple):
 
 
 def _names(code: str) -> _Names:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
+    try:
+        with python_parser():
             module = symtable.symtable(code, "answer", "exec")
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            return _Names(frozenset(), frozenset())
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return _Names(frozenset(), frozenset())
     symbols = module.get_symbols()
     bound = {name.get_name() for name in symbols if name.is_assigned() or name.is_imported() or name.is_namespace()}
     scopes, read = [module], set()

@@ -9,6 +9,7 @@ from refusion_eval.benchmarks import Extraction, Extractor, Prompts
 from refusion_eval.benchmarks.extract.frames import NOTHING
 from refusion_eval.benchmarks.extract.programs import NO_CODE, parse
 from refusion_eval.benchmarks.rows import Row
+from refusion_eval.untrusted import parse_python
 
 _OPENING, _CLOSING = "```python\n", "\n```"
 
@@ -86,7 +87,7 @@ def function_after_prompt(text: str, row: Row) -> Extraction:
 def _needed(code: str, entry_point: str) -> str:
     """The imports, and the definitions that a function uses by name, directly or not; written anew by `ast`."""
     plain = code.replace("\t", "    ").replace("\r\n", "\n").replace("\r", "\n").strip()
-    tree = ast.parse(_longest_program(plain.splitlines()[:_MOST_LINES]))
+    tree = parse_python(_longest_program(plain.splitlines()[:_MOST_LINES]))
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     # As in the release, functions without any `return` are no definitions, and of `a(b).c` only `c` counts as a name.
     definitions = {name: node for node in tree.body if (name := _defined_name(node))}
