@@ -6,6 +6,7 @@ accepts. A value that has no single meaning as the declared type is refused, nev
 """
 
 import difflib
+import functools
 import inspect
 import math
 import re
@@ -134,8 +135,13 @@ def read_values(cls: type, values: Mapping[str, Any], where: str) -> dict[str, A
     return converted
 
 
-def field_types(cls: type) -> dict[str, Any]:
+def field_types(cls: Any) -> Mapping[str, Any]:
     """Maps the fields of a dataclass to their annotations, without callbacks (fields that are not compared)."""
+    return _field_types(cls)
+
+
+@functools.cache
+def _field_types(cls: Any) -> Mapping[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {entry.name: hints[entry.name] for entry in fields(cls) if entry.init and entry.compare}  # type: ignore[arg-type]
 

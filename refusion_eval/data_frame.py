@@ -14,11 +14,10 @@ import pandas as pd
 from refusion_eval.api import LoadedModel
 from refusion_eval.config import CheckpointOptions
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.tasks import task_names
+from refusion_eval.evaluation.tasks import plan_run
 from refusion_eval.lm_eval_plugin.any_task import evaluate_any
 from refusion_eval.paths import EMBEDDED, EMBEDDED_FOLDER
 from refusion_eval.results.data_frames import figures
-from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import ModelCache
 
 
@@ -73,11 +72,15 @@ def evaluate(
         arguments = {**options, "decoder": model.decoders[0], **arguments}
     with ExitStack() as stack:
         place = run_dir or Path(stack.enter_context(TemporaryDirectory(prefix="refusion_eval_"))) / "run"
-        places = {"run_dir": str(place), "data_dir": None if data is None else str(data)}
-        args = parse_model_args({**arguments, **places, "pretrained": name})
-        given = [os.fspath(task) for task in ([tasks] if isinstance(tasks, str | PathLike) else tasks)]
-        names = task_names(given, args.pretrained, prompts=prompts, data=places["data_dir"])
-        cache = ModelCache(model if isinstance(model, LoadedModel) else None)
-        folder = None if include_path is None else Path(include_path)
-        evaluate_any(args, names, folder, limit=limit, sandbox=sandbox, model_cache=cache)
+        run = plan_run(
+            {**arguments, "pretrained": name},
+            [os.fspath(task) for task in ([tasks] if isinstance(tasks, str | PathLike) else tasks)],
+            place,
+            data=None if data is None else Path(data),
+            prompts=prompts,
+            limit=limit,
+            include_path=None if include_path is None else Path(include_path),
+            sandbox=sandbox,
+        )
+        evaluate_any(run, model_cache=ModelCache(model if isinstance(model, LoadedModel) else None))
         return figures(place)

@@ -181,8 +181,12 @@ def told_if_silent(doing: str) -> Iterator[None]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. An error that this project raises on purpose is one line on stderr and exit status 1."""
+    _in_one_line(lambda: app(arguments))
+
+
+def _in_one_line(call: Callable[[], int | None]) -> int | None:
     try:
-        app(arguments)
+        return call()
     except Exception as error:
         is_expected = isinstance(error, RefusionEvalError)
         if LOGGER.isEnabledFor(logging.DEBUG) or not (is_expected or _is_out_of_memory(error)):
@@ -193,19 +197,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_command(*words: str) -> int:
     """Runs a command in this process and returns the exit status that it would have in a process of its own."""
+    loudness = {logging.DEBUG: ["--verbose"], logging.WARNING: ["--quiet"]}.get(LOGGER.level, [])
+    return status_of(words[0], lambda: main([*loudness, *words]))
+
+
+def status_of(command: str, call: Callable[[], int | None]) -> int:
+    """The exit status of what a command does, in this process; an error of it is one line, as in its own process."""
     from refusion_eval.evaluation.turns import free_memory
 
-    loudness = {logging.DEBUG: ["--verbose"], logging.WARNING: ["--quiet"]}.get(LOGGER.level, [])
     try:
-        main([*loudness, *words])
+        return _in_one_line(call) or 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception:  # a defect of one command must not cost the results of the commands after it
-        LOGGER.exception("refusion-eval %s ended unexpectedly", words[0])
+        LOGGER.exception("refusion-eval %s ended unexpectedly", command)
         return 1
     finally:
         free_memory()
-    return 0
 
 
 OUT_OF_MEMORY = (

@@ -1,5 +1,6 @@
 """Every table and figure of the paper from the runs of a suite, its ablations and its sweeps (`suite --artefacts`)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,17 @@ class Artefacts:
         suite, out, task = self._suite, self._out, self._task(_CASE)
         refusion, data = suite.refusion_run, suite.options("data")
         graded = self._task(GRADED if self._is_embedded else _CASE)  # for figures that need some answers wrong
-        ablated = ("--model", self._model, "--decoder", "refusion", *UNFUSED, "--set")
-        self._run(f"{refusion}-recompute_kv", *ablated, "recompute_kv=true")
-        self._run(f"{refusion}-serial", *ablated, "serial=true", tasks=graded)
+        ablated = {"model": self._model, "decoder": "refusion"}
+        self._run(f"{refusion}-recompute_kv", {**ablated, "settings": [UNFUSED, "recompute_kv=true"]})
+        self._run(f"{refusion}-serial", {**ablated, "settings": [UNFUSED, "serial=true"]}, tasks=graded)
         self._part("paper-table", "all", *suite.run_dirs, "--out", out)
         self._part("plot", "figure1", *suite.run_dirs, "--task", graded, "--out", out)
         self._part("compare", refusion, f"{refusion}-recompute_kv", *self._files("compare_recompute_kv"))
         # The autoregressive system by transformers' generate as well, so that speed is known for both loops.
         generate = f"{suite.runs}/{Path(self._baseline).name}-autoregressive-generate"
-        options = () if self._is_embedded else AS_IN_THE_PAPER
-        arguments = ("--model", self._baseline, "--decoder", "autoregressive", *options, "--loop", "generate")
-        self._run(generate, *arguments)
+        of_backbone = {} if self._is_embedded else AS_IN_THE_PAPER
+        options = {"model": self._baseline, "decoder": "autoregressive", **of_backbone, "loop": "generate"}
+        self._run(generate, options)
         suite.write_table(out)
         self._part("speed", *suite.run_dirs, *self._files("speed"), *suite.reference)
         self._locality()
@@ -106,8 +107,8 @@ class Artefacts:
     def _files(self, name: str) -> tuple[str, ...]:
         return "--csv", f"{self._out}/{name}.csv", "--markdown", f"{self._out}/{name}.md"
 
-    def _run(self, run_dir: str, *arguments: str, tasks: str | None = None) -> None:
-        status = self._suite.evaluate(run_dir, *arguments, tasks=tasks)
+    def _run(self, run_dir: str, options: Mapping[str, Any], tasks: str | None = None) -> None:
+        status = self._suite.take(self._suite.planned(run_dir, run_dir, options, tasks), None)
         self._suite.go_on_without(status, f"{run_dir} failed, and what needs it is missing")
 
     def _locality(self) -> None:

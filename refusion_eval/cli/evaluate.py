@@ -1,6 +1,4 @@
 import dataclasses
-import functools
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -8,21 +6,19 @@ from typing import Annotated, Any, Literal
 import typer
 
 from refusion_eval import cli
-from refusion_eval.benchmarks import RELEASE
 from refusion_eval.cli.artefacts import SWEEPS, Artefacts
-from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns, default_runs, run_of_protocol
+from refusion_eval.cli.plans import RUN_ARGUMENTS, carry_out, plan_of, with_system
+from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns, default_runs, plan_of_protocol
 from refusion_eval.cli.protocols import protocol as protocol  # a command of this group
 from refusion_eval.cli.suite_runs import PUBLISHED_BASELINE, Suite
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.turns import Turn
-from refusion_eval.results.gate import Failure, failures_of_run, run_conditions
-from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.gate import run_conditions
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs.model_args import OF_SERVERS, TO_SERVERS, ModelArgs, parse_model_args, server_place
-from refusion_eval.runs.systems import NO_FILES, system_arguments
+from refusion_eval.runs.model_args import TO_SERVERS, ModelArgs, parse_model_args
+from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.runs.terminal import Interruption, resume_hint
-from refusion_eval.store.records import REFUSED, SERVER
+from refusion_eval.store.records import SERVER
 from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
 
 # The files of models load slowly, so they are imported inside the functions that need them.
@@ -143,9 +139,7 @@ def suite(
 
 @cli.options_from(
     ModelArgs,
-    "pretrained:model decoder adapter system:name backbone preset batch_size tps_samples samples kv_budget_gib dtype "
-    "device attention cuda_graphs revision enable_thinking:thinking chat_template warmup loop "
-    f"{' '.join(OF_SERVERS)} engine workers worker_cpus ray_address tracker tune backend",
+    RUN_ARGUMENTS,
     without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusion"),
     helps=HELPS,
 )
@@ -204,123 +198,24 @@ def run(
     as_json: cli.Json = False,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
-    cli.log_to_stderr()
-    from refusion_eval.evaluation.loop import Outcome, run_worker_or_return
-    from refusion_eval.evaluation.tasks import task_names
-    from refusion_eval.lm_eval_plugin.any_task import evaluate_any
-    from refusion_eval.results.concurrency import run_dir_of
-    from refusion_eval.runs.system import ModelCache
-
     conditions = run_conditions(fail_if or ())
     if conditions and turn is not None:
         raise ConfigError("--fail-if is about the table, and --round prints none; give it with the whole run")
-    share = None if turn is None else Turn.read(turn)
-    planned = None
-    if rounds is not None and protocol is None:
-        raise ConfigError("--rounds is for --protocol; leave it out, or take one turn with --round K/N")
-    if allow_code and protocol is None:
-        raise ConfigError("--allow-code is for the file of --protocol; leave it out: what you name yourself runs")
-    if protocol is not None:
-        beside: dict[str, Any] = {
-            "system": system,
-            "prompts": prompts,
-            "include-path": include_path,
-            "set": settings or None,
-        }
-        beside |= {"concurrency": concurrency, "thought-budget": thought_budget}
-        of_user = {name: value for name, value in given.items() if not _is_default(context, name)}
-        planned = run_of_protocol(
-            protocol,
-            of_user,
-            tasks,
-            limit,
-            seed=seed,
-            turn=share,
-            rounds=rounds,
-            allow_code=allow_code,
-            beside=beside,
-        )
-        given, seed, limit, run_dir = {}, None, planned.limit, run_dir or planned.run_dir
-    arguments = with_system(system, given)
-    model = str(arguments["pretrained"])
-    given_names = cli.names_of(tasks)
-    names = planned.tasks if planned else task_names(given_names, model, prompts=prompts, data=data)
-    loop = arguments["loop"] if arguments.get("loop") == "generate" else None
-    # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
-    is_released = prompts == RELEASE or any(name.endswith(f"_{RELEASE}") for name in names if name not in given_names)
-    preset = Path(arguments["preset"]).stem if arguments.get("preset") else None
-    # Servers of one model are several runs.
-    served = f"{SERVER}-{server_place(arguments.get('base_url'), arguments.get('server_name'))}"
-    kind = served if str(system).startswith(SERVER) else system or arguments["decoder"]
-    parts = (Path(model).name, kind, preset, loop)
-    name = "-".join(filter(None, (*parts, RELEASE if is_released else None)))
-    run_dir = run_dir or Path("results/runs") / re.sub(r"[:/]", "-", name)  # a user's decoder is named by its file
-    by_option = {"seed": seed, "thought_budget": thought_budget}
-    given_settings: dict[str, Any] = {name: value for name, value in by_option.items() if value is not None}
-    given_settings |= {"data_dir": None if data is None else str(data), **cli.read_pairs(settings)}
-    sizes = cli.numbers_of(concurrency, "--concurrency", int) if concurrency else ()
-    if sizes and share is not None:
-        raise ConfigError("--concurrency and --round exclude each other: give one of them")
-    places = [run_dir_of(run_dir, size) for size in sizes] or [run_dir]
-    outcomes, model_cache = [], ModelCache()
-    failures: list[Failure] = []
-    for number, place in enumerate(places):
-        of_size = {"batch_size": sizes[number]} if sizes else {}
-        args = (
-            dataclasses.replace(planned.args, run_dir=str(place), data_dir=given_settings["data_dir"])
-            if planned
-            else parse_model_args({**arguments, **given_settings, "run_dir": str(place), **of_size})
-        )
-        with Interruption(functools.partial(resume_hint, place), finish_first=False):
-            run_worker_or_return(args)
-            outcomes += [
-                evaluate_any(args, names, include_path, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=of)
-                for of in (planned.turns if planned else [share])
-            ]
-            if turn is None:
-                figures = run_measurements([place], hash_records=True)
-                cells, csv, markdown = measurement_cells(figures), place / "results.csv", place / "table.md"
-                failed = failures_of_run(conditions, figures) if fail_if else None
-                failures += failed or ()
-                table = summary_table(summary(figures))
-                cli.show(table, cells, as_json=as_json, csv=csv, markdown=markdown, failures=failed)
-    if sizes:
-        cli.show_load(places, as_json=as_json)
-    outcome = Outcome.of(outcomes)
-    if not outcome.is_complete:
-        refused = [sample for sample in outcome.failed if sample.stop == REFUSED]
-        for first in refused[:1]:
-            cli.say(
-                f"error: {len(refused)} prompts are refused, and the same command would refuse them again. "
-                f"{first.key.task} item {first.item_id}: {first.error}"
-            )
-        num_failed = len(outcome.failed) - len(refused)
-        if num_failed or outcome.unscored:
-            cli.say(
-                f"error: {num_failed} samples could not be decoded and {outcome.unscored} could not be judged; "
-                "they are missing from the table. Run the same command again to retry them"
-            )
-        if outcome.missing and turn is None:  # in turns the table comes last, and says it once
-            cli.say(
-                f"error: {', '.join(outcome.missing)}: not asked, for want of rows; the notes of the table say more"
-            )
-        raise typer.Exit(cli.EXIT_INCOMPLETE)
-    if failures:
-        raise typer.Exit(cli.EXIT_FAILED)
+    shown = {"fail_if", "as_json"}
+    of_user = {name: value for name, value in context.params.items() if _is_given(context, name) and name not in shown}
+    status = carry_out(
+        plan_of(of_user) if protocol is None else plan_of_protocol(of_user),
+        with_tables=turn is None,
+        with_load=bool(concurrency),
+        conditions=conditions if fail_if else None,
+        as_json=as_json,
+    )
+    raise typer.Exit(status)
 
 
-def _is_default(context: typer.Context, name: str) -> bool:
-    """Whether the user left out an option, so that its value is the default of its help."""
-    return getattr(context.get_parameter_source(name), "name", "") == "DEFAULT"
-
-
-def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The given model arguments over those of a published system, or of the embedded ReFusion without a system."""
-    if system is None:
-        return {"pretrained": "embedded", "decoder": "refusion", **given}
-    if "decoder" in given:
-        raise ConfigError(f"--system {system} brings its decoder; leave out --decoder {given['decoder']}")
-    return system_arguments(system, given.get("pretrained")) | given
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether the user gave an option, so that its value is not the default of its help."""
+    return getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"
 
 
 @cli.options_from(ModelArgs, " ".join(TO_SERVERS))

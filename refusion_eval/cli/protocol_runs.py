@@ -4,23 +4,28 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, main_variant
 from refusion_eval.cli import names_of, say
-from refusion_eval.cli.suite_runs import PlannedRun, Runs
+from refusion_eval.cli.plans import model_arguments
+from refusion_eval.cli.suite_runs import Runs
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.turns import Turn, run_in_turns, turns
+from refusion_eval.evaluation.turns import run_in_turns
 from refusion_eval.paths import EMBEDDED
 from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol
 from refusion_eval.results.measurement import NO_PROTOCOL
-from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, TO_SERVERS, ModelArgs
+from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, TO_SERVERS
+from refusion_eval.runs.plan import Plan, PlannedRun, Turn, turns
+from refusion_eval.store.records import SERVER
 from refusion_eval.store.run_files import RUN_JSON
 from refusion_eval.store.run_store import RunReader
 
-# Options of `run` beside a protocol that make another protocol of it, and those that only say where it runs.
+# Options of `run` beside a protocol that make another protocol of it, those that only say where and how it runs, and
+# those that it decides, beside all other model arguments.
 _CHANGES = ("batch_size", "tps_samples", "kv_budget_gib", "dtype", "device", "attention", "cuda_graphs", "warmup")
-_PLACES = ("api_key_env", "timeout", "patience", *LAUNCH_ARGUMENTS)
+_PLACES = ("timeout", "patience", *LAUNCH_ARGUMENTS)
+_DECIDED = ("system", "prompts", "include_path", "settings", "concurrency", "thought_budget")
 
 
 SUITE_CONTINUES = "what is finished is recorded; run the same command again to continue"
@@ -52,26 +57,46 @@ class ProtocolRuns(Runs):
         is_same = given.rounds == min(protocol.rounds, given.limit or protocol.rounds)
         protocol = protocol.changed(rounds=None if is_same else given.rounds)
         self.protocol = protocol.part(tuple(names_of(given.tasks)), given.limit)
-        self.label = self.protocol.label
+        servers = [name for name in protocol.systems if protocol.arguments(name).loop == SERVER]
+        if getattr(given, "api_key_env", None) and not servers:
+            raise ConfigError(f"protocol {name} has no system of a server, so --api-key-env changes nothing")
+        self._content = self.protocol.content()
+        self.label = self.protocol.label_of(self._content)
         folder = out or Path("results/protocols") / self.label.replace("@", "-")
         self.runs, self.tables = shared or (f"{folder}/runs", str(folder))
 
     def run(self) -> None:
         self._check_folders()
-        several, baseline = len(self.protocol.seeds) > 1, self.protocol.baseline
+        baseline = self.protocol.baseline
         planned = [
-            PlannedRun(
-                folder,
-                f"{self.runs}/{folder}",
-                ["--protocol", f"{self.name}:{system}", *(("--seed", str(seed)) if several else ())],
-            )
+            self.planned(folder, system, seed)
             for folder, system, seed in self.protocol.runs()
             if system != baseline or not self.given.no_baseline
         ]
-        run_in_turns(planned, self._take_turn, rounds=self.protocol.rounds, limit=self.protocol.limit)
+        run_in_turns(Plan(runs=tuple(planned), turns=turns(self.protocol.rounds, self.protocol.limit)), self._take_turn)
         if not self.run_dirs:
             raise SystemExit(self.status)
         self.write_table(self.tables)
+
+    def planned(self, folder: str, system: str, seed: int, **places: Any) -> PlannedRun:
+        """The run of a system with a seed; `places` are model arguments that are no part of a protocol."""
+        data, tracker = self.given.data, getattr(self.given, "tracker", None)
+        own = {"run_dir": f"{self.runs}/{folder}", "data_dir": None if data is None else str(data), "tracker": tracker}
+        places = own | places
+        options = {"run_dir": places["run_dir"], "protocol": f"{self.name}:{system}"}
+        options |= {"seed": seed} if len(self.protocol.seeds) > 1 else {}
+        options |= {"cuda_graphs": False} if "cuda_graphs" in self._arguments else {}
+        # The run is told the rounds: with fewer items than rounds, its turn does not say them.
+        options |= self.values("tasks", "limit", "data", "sandbox", "rounds", "api_key_env", "tracker")
+        options |= {"allow_code": True} if getattr(self.given, "allow_code", False) else {}
+        return PlannedRun(
+            args=replace(self.protocol.stamped(system, seed, self._content), **places),
+            tasks=tuple(self.protocol.task_names(system)),
+            limit=self.protocol.limit,
+            sandbox=self.given.sandbox,
+            name=folder,
+            options=options,
+        )
 
     def _check_folders(self) -> None:
         """Refuses folders with other contents. Only shared ones may have records of other protocols, and it says so."""
@@ -90,15 +115,8 @@ class ProtocolRuns(Runs):
                 raise ConfigError(f"{found}: numbers of several protocols are never merged; {advice}")
             say(f"note: {found}: each has rows of its own, without the samples of the others. To have all, {advice}")
 
-    def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
-        graphs = ["--no-cuda-graphs"] if "cuda_graphs" in self._arguments else []
-        # The run is told the rounds: with fewer items than rounds, its turn does not say them.
-        options = [*graphs, *self.options("tasks", "limit", "data", "sandbox", "rounds", "api_key_env")]
-        options += ["--allow-code"] if getattr(self.given, "allow_code", False) else []
-        words = ("--run-dir", run.run_dir, *run.arguments, *options, "--round", f"{turn.number}/{turn.of}")
-        status = self.step("run", *words)
-        if not status and run.run_dir not in self.run_dirs:
-            self.run_dirs.append(run.run_dir)
+    def _take_turn(self, run: PlannedRun, turn: Turn | None) -> bool:
+        status = self.take(run, turn)
         self.go_on_without(status, f"{run.name} failed")
         return not status
 
@@ -133,54 +151,26 @@ def default_runs(given: SimpleNamespace) -> ProtocolRuns | None:
     return ProtocolRuns(given, DEFAULT, shared=(f"{results}/runs", f"{tables}/{EMBEDDED}"), arguments=arguments)
 
 
-class RunOfProtocol(NamedTuple):
-    args: ModelArgs
-    tasks: list[str]
-    limit: int | None
-    run_dir: Path
-    turns: list[Turn]
-
-
-def run_of_protocol(
-    place: str,
-    given: Mapping[str, Any],
-    tasks: str,
-    limit: int | None,
-    *,
-    seed: int | None,
-    turn: Turn | None,
-    rounds: int | None,
-    allow_code: bool,
-    beside: Mapping[str, object],
-) -> RunOfProtocol:
-    """The run of one system of a protocol (`FILE:SYSTEM`), under the options of `run` that may stand beside it.
-
-    Args:
-        given: the model arguments that the user gave, those at their default too.
-        turn: the only turn to take; by default all that the protocol says.
-        rounds: another number of rounds than the file's; by default that of the turn.
-        allow_code: whether the file may name code.
-        beside: other options of `run`, which a protocol decides.
-    """
-    others = {**beside, **{name: value for name, value in given.items() if name not in (*_CHANGES, *_PLACES)}}
-    if wrong := [name for name, value in others.items() if value is not None and value != ""]:
-        raise ConfigError(f"--protocol {place} decides {', '.join(wrong)}: leave it out, or change the protocol's file")
+def plan_of_protocol(options: Mapping[str, Any]) -> Plan:
+    """The plan of `run --protocol FILE:SYSTEM` with these options, by their names in Python."""
+    turn = Turn.read(options["turn"]) if "turn" in options else None
+    place, given = str(options["protocol"]), model_arguments(options)
+    decided = [{"settings": "set"}.get(name, name.replace("_", "-")) for name in _DECIDED if options.get(name)]
+    decided += [name for name in given if name not in (*_CHANGES, *_PLACES, "api_key_env")]
+    if decided:
+        raise ConfigError(
+            f"--protocol {place} decides {', '.join(decided)}: leave it out, or change the protocol's file"
+        )
     name, _, system = place.rpartition(":")
     if not name:
         raise ConfigError(f"--protocol {place}: write it as FILE:SYSTEM, for example {DEFAULT}:embedded-autoregressive")
     arguments, places = ({key: given[key] for key in names if key in given} for names in (_CHANGES, _PLACES))
-    options = SimpleNamespace(tasks=tasks, limit=limit, rounds=rounds or (turn and turn.of), allow_code=allow_code)
-    options.api_key_env = given.get("api_key_env")
-    runs = ProtocolRuns(options, name, arguments=arguments)
-    protocol = runs.protocol
-    args = protocol.stamped(system, seed)
-    its_seed = protocol.seeds[0] if seed is None else seed
-    (folder,) = (folder for folder, *of in protocol.runs() if of == [system, its_seed])
-    run_dir = Path(runs.runs) / folder
-    return RunOfProtocol(
-        args=replace(args, run_dir=str(run_dir), **places),
-        tasks=protocol.task_names(system),
-        limit=protocol.limit,
-        run_dir=run_dir,
-        turns=[turn] if turn else turns(protocol.rounds, protocol.limit),
-    )
+    places |= {"run_dir": str(options["run_dir"])} if "run_dir" in options else {}
+    of_run = {key: options.get(key) for key in ("limit", "data", "api_key_env", "tracker")}
+    of_run |= {"tasks": options.get("tasks", ""), "sandbox": options.get("sandbox", "auto")}
+    of_run |= {"rounds": options.get("rounds") or (turn and turn.of), "allow_code": "allow_code" in options}
+    runs = ProtocolRuns(SimpleNamespace(**of_run), name, arguments=arguments)
+    seed = options.get("seed", runs.protocol.seeds[0])
+    folder = next((folder for folder, *of in runs.protocol.runs() if of == [system, seed]), system)
+    planned = runs.planned(folder, system, seed, **places)
+    return Plan(runs=(planned,), turns=(turn,) if turn else turns(runs.protocol.rounds, runs.protocol.limit))

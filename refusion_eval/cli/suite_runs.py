@@ -4,21 +4,33 @@ import contextlib
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple, TextIO
+from typing import Any, TextIO
 
 from refusion_eval.benchmarks import OURS, PUBLISHED, RELEASE, SUITE_TASKS, SUITES, main_variant
-from refusion_eval.cli import EXIT_INCOMPLETE, names_of, print_value, run_command, say
-from refusion_eval.config import check_keys, read_yaml
+from refusion_eval.cli import (
+    EXIT_INCOMPLETE,
+    LOADING,
+    names_of,
+    print_value,
+    run_command,
+    say,
+    status_of,
+    told_if_silent,
+)
+from refusion_eval.cli.plans import carry_out, model_arguments, plan_of, with_system, words_of
+from refusion_eval.config import check_keys, field_types, read_yaml
+from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tracking import check_tracker
-from refusion_eval.evaluation.turns import Turn, run_in_turns
+from refusion_eval.evaluation.turns import run_in_turns
 from refusion_eval.paths import EMBEDDED, embedded_systems
 from refusion_eval.protocol.spec import DEFAULT, read_protocol
 from refusion_eval.results.measured import AUTOREGRESSIVE
-from refusion_eval.runs.model_args import TO_SERVERS, server_place
+from refusion_eval.runs.model_args import TO_SERVERS, ModelArgs, server_place
+from refusion_eval.runs.plan import Plan, PlannedRun, Turn, turns
 from refusion_eval.runs.settings_tables import choose_preset, own_table
 from refusion_eval.runs.systems import choose_systems, decoder_of_system, published_systems
 from refusion_eval.store.records import SERVER
@@ -30,31 +42,25 @@ PUBLISHED_REFUSION, PUBLISHED_BASELINE = "GSAI-ML/ReFusion", "Qwen/Qwen3-8B"
 # average, and the length of the others, 512, would cut many of them short.
 LONG_RESPONSES = "paper_implied"
 # An autoregressive checkpoint beside a real ReFusion runs as the paper ran Qwen3-8B.
-NO_THINKING = "--no-thinking"
-AS_IN_THE_PAPER = (NO_THINKING, "--preset", LONG_RESPONSES)
-# Options of the paper's algorithm: the default, but the folders of runs say so, and so does their record.
-UNFUSED = ("--set", "fuse=false")
+NO_THINKING = {"thinking": False}
+AS_IN_THE_PAPER = {**NO_THINKING, "preset": LONG_RESPONSES}
+# The setting of the paper's algorithm: the default, but the folders of runs say so, and so does their record.
+UNFUSED = "fuse=false"
 # Runs beside that of a system, by the option that asks for them: the system, the end of the folder, and the settings.
 BESIDE = {
     "fused": (
-        ("refusion", "fused", ("--set", "fuse=true")),
-        ("bd3lm", "merged", ("--set", "separate_commit=false")),
+        ("refusion", "fused", ["fuse=true"]),
+        ("bd3lm", "merged", ["separate_commit=false"]),
     ),
-    "verifier": (("refusion", "verifier", (*UNFUSED, "--set", "completion=verifier")),),
+    "verifier": (("refusion", "verifier", [UNFUSED, "completion=verifier"]),),
 }
 
 # Names in messages of the run that the artefacts are about, and of the run that speed-ups are relative to.
 REFUSION, BASELINE = "refusion", "the baseline"
 
 
-class PlannedRun(NamedTuple):
-    name: str
-    run_dir: str
-    arguments: list[str]
-
-
 class Runs:
-    """Runs of several systems, in turns, and their table; each is a command of the package in this process."""
+    """Runs of several systems, in turns, and their table, in this process."""
 
     def __init__(self, given: SimpleNamespace) -> None:
         check_tracker(getattr(given, "tracker", None))
@@ -72,23 +78,44 @@ class Runs:
     def _progress(self) -> TextIO:
         return sys.stderr if self.given.as_json else sys.stdout  # where only the table belongs
 
+    def values(self, *names: str) -> dict[str, Any]:
+        """Those of these options that the user gave."""
+        values = {name: getattr(self.given, name, None) for name in names}
+        return {name: value for name, value in values.items() if value not in (None, "auto", "")}
+
     def options(self, *names: str) -> list[str]:
-        """Those of these options that the user gave, with their values."""
-        values = ((name.replace("_", "-"), getattr(self.given, name.replace("-", "_"), None)) for name in names)
-        return [word for name, value in values if value not in (None, "auto", "") for word in (f"--{name}", str(value))]
+        """The words of those of these options that the user gave."""
+        values = self.values(*names).items()
+        return [word for name, value in values for word in (f"--{name.replace('_', '-')}", str(value))]
 
     def step(self, *words: str) -> int:
         """Prints and runs one command of the package; returns 0 if it finished, even with failed samples."""
-        words = (*words, *(self.options("tracker") if words[0] == "run" else ()))
         # With --json the standard output is that of the table alone.
         shown = sys.stdout if words[0] == "table" else self._progress
+        return self._step(words, lambda: run_command(*words), shown)
+
+    def take(self, run: PlannedRun, turn: Turn | None) -> int:
+        """Prints and takes one turn of a run, or makes the whole run, as `step` runs a command."""
+        of_turn = {} if turn is None else {"turn": turn}
+        plan = Plan(runs=(run,), turns=(turn,))
+
+        def evaluate() -> int:
+            with told_if_silent(LOADING):
+                return status_of("run", lambda: carry_out(plan, with_tables=turn is None))
+
+        status = self._step(words_of("run", {**run.options, **of_turn}), evaluate, self._progress)
+        if not status and str(run.run_dir) not in self.run_dirs:
+            self.run_dirs.append(str(run.run_dir))
+        return status
+
+    def _step(self, words: Sequence[str], make: Callable[[], int], shown: TextIO) -> int:
         plan = self._progress if self.given.dry_run else sys.stderr
         print("+", shlex.join([sys.executable, "-m", "refusion_eval", *words]), flush=True, file=plan)
         if self.given.dry_run:
             self._planned.append(["refusion-eval", *words])
             return 0
         with contextlib.redirect_stdout(shown):
-            status = run_command(*words)
+            status = make()
         if status == EXIT_INCOMPLETE:
             self.status = status
             return 0
@@ -163,26 +190,27 @@ class Suite(Runs):
         if self.baseline:
             own = self._own_table("autoregressive")
             folder = f"{self.runs}/{Path(self.baseline).name}-autoregressive"
-            options = () if default_baseline else (NO_THINKING,)
-            arguments = ["--model", self.baseline, "--decoder", "autoregressive", *options]
+            options = {"model": self.baseline, "decoder": "autoregressive", **({} if default_baseline else NO_THINKING)}
             preset = own or ("" if default_baseline else LONG_RESPONSES)
-            run_dir = folder + _suffix(own)
-            runs.append(PlannedRun(BASELINE, run_dir, [*arguments, *(("--preset", preset) if preset else ())]))
+            runs.append(
+                self.planned(BASELINE, folder + _suffix(own), {**options, **({"preset": preset} if preset else {})})
+            )
+        self._check_settings(runs)
         rounds = self.given.rounds or (read_protocol(DEFAULT).rounds if len(runs) > 1 else 1)
-        run_in_turns(runs, self._take_turn, rounds=rounds, limit=self.given.limit)
+        run_in_turns(Plan(runs=tuple(runs), turns=turns(rounds, self.given.limit)), self._take_turn)
         if not self.run_dirs:
             raise SystemExit(self.status)
         # A server's address is no part of the name of a table's folder.
         name = "+".join(name.partition(":")[0] for name in names_of(self._systems)) or Path(self.model).name
         self.write_table(f"{self.tables}/{name}{_suffix(self.given.preset)}{self._set and f'-{self._set}'}")
 
-    def _take_turn(self, run: PlannedRun, turn: Turn) -> bool:
-        status = self.evaluate(run.run_dir, *run.arguments, "--round", f"{turn.number}/{turn.of}")
+    def _take_turn(self, run: PlannedRun, turn: Turn | None) -> bool:
+        status = self.take(run, turn)
         if status and not self._systems and run.name == REFUSION:
             raise SystemExit(status)
         self.go_on_without(status, f"{run.name} failed{', so the table has no speed-up' * (run.name == BASELINE)}")
         if not status and run.name == REFUSION:
-            self.refusion_run = run.run_dir
+            self.refusion_run = str(run.run_dir)
         return not status
 
     @property
@@ -192,16 +220,32 @@ class Suite(Runs):
         is_there = f"{self.runs}/embedded-autoregressive" in self.run_dirs
         return ["--baseline", "embedded-autoregressive"] if is_there else []
 
-    def evaluate(self, run_dir: str, *arguments: str, tasks: str | None = None) -> int:
-        options = [] if self.model == EMBEDDED else ["--prompts", self.prompts]
-        options += self.options("tasks") if tasks is None else ["--tasks", tasks]
-        options += ["--no-cuda-graphs"] if self.given.no_cuda_graphs else []
-        options += self.options("include-path", "limit", "samples", "data", "sandbox")
-        options += [word for setting in self.given.settings or () for word in ("--set", setting)]
-        status = self.step("run", "--run-dir", run_dir, *arguments, *options)
-        if not status and run_dir not in self.run_dirs:
-            self.run_dirs.append(run_dir)
-        return status
+    def planned(self, name: str, run_dir: str, options: Mapping[str, Any], tasks: str | None = None) -> PlannedRun:
+        """The run of a system by its own options and those of the suite, or with other tasks.
+
+        A setting of the user's goes to the systems whose decoder has it.
+        """
+        given = self.given
+        of_suite: dict[str, Any] = {} if self.model == EMBEDDED else {"prompts": self.prompts}
+        of_suite |= self.values("tasks") if tasks is None else {"tasks": tasks}
+        of_suite |= {"cuda_graphs": False} if given.no_cuda_graphs else {}
+        of_suite |= self.values("include_path", "limit", "samples", "data", "sandbox")
+        decoder = with_system(options.get("system"), model_arguments(options))["decoder"]
+        of_decoder = field_types(find_decoder(AUTOREGRESSIVE if decoder == SERVER else decoder).Settings)
+        known = of_decoder.keys() | field_types(ModelArgs).keys()
+        of_user = [setting for setting in given.settings or () if setting.partition("=")[0] in known]
+        settings = [*options.get("settings", ()), *of_user]
+        of_suite |= {"settings": settings} if settings else {}
+        of_suite |= self.values("tracker")
+        (run,) = plan_of({"run_dir": run_dir, **options, **of_suite}, name).runs
+        return run
+
+    def _check_settings(self, runs: Sequence[PlannedRun]) -> None:
+        """Raises ConfigError for a setting that no decoder of these runs has."""
+        used = {setting for run in runs for setting in run.options.get("settings", ())}
+        for setting in self.given.settings or ():
+            if setting not in used:
+                raise ConfigError(f"--set {setting}: no decoder of this suite has such a setting; correct its name")
 
     def _choose_systems(self) -> None:
         if self._systems == "all" and self.model in ("", EMBEDDED):
@@ -269,23 +313,24 @@ class Suite(Runs):
             raise SystemExit(1)
 
     def _runs(self) -> Iterator[PlannedRun]:
-        arguments_of = {name: self._folder_and_arguments(name) for name in self.names}
+        arguments_of = {name: self._folder_and_options(name) for name in self.names}
         if not self._systems:
-            arguments = ["--model", self.model, "--decoder", REFUSION]
+            arguments = {"model": self.model, "decoder": REFUSION}
             arguments_of[REFUSION] = self._with_preset(f"{Path(self.model).name}-refusion", arguments, REFUSION)
         for name, (folder, arguments) in arguments_of.items():
             run_dir = f"{self.runs}/{folder}"
             if name == REFUSION:
-                yield PlannedRun(name, f"{run_dir}-unfused", [*arguments, *UNFUSED])
+                yield self.planned(name, f"{run_dir}-unfused", {**arguments, "settings": [UNFUSED]})
             else:
-                yield PlannedRun(name, run_dir, arguments)
+                yield self.planned(name, run_dir, arguments)
             # Beside a server, the same model under transformers' own loop shows what each engine gains.
             if name == self._baseline_of_server:
-                yield PlannedRun(f"{name}, generate", f"{run_dir}-generate", [*arguments, "--loop", "generate"])
+                yield self.planned(f"{name}, generate", f"{run_dir}-generate", {**arguments, "loop": "generate"})
             for option, variants in BESIDE.items():
                 for system, variant, settings in variants:
                     if system == name and (getattr(self.given, option) or self.model == EMBEDDED):
-                        yield PlannedRun(f"{name}, {variant}", f"{run_dir}-{variant}", [*arguments, *settings])
+                        beside = {**arguments, "settings": settings}
+                        yield self.planned(f"{name}, {variant}", f"{run_dir}-{variant}", beside)
 
     @property
     def _baseline_of_server(self) -> str:
@@ -293,45 +338,46 @@ class Suite(Runs):
         others = [name for name in self.names if not _is_server(name) and decoder_of_system(name) == AUTOREGRESSIVE]
         return others[0] if others and len(others) < len(self.names) and any(map(_is_server, self.names)) else ""
 
-    def _of_server(self, name: str) -> tuple[str, list[str]]:
-        """Folder and arguments of the run of a server."""
+    def _of_server(self, name: str) -> tuple[str, dict[str, Any]]:
+        """Folder and options of the run of a server."""
         published_server = name in published_systems()
         beside = "" if published_server else self._baseline_of_server
-        model = [] if self.model == ALL_PUBLISHED else ["--model", self.model]
+        model: dict[str, Any] = {} if self.model == ALL_PUBLISHED else {"model": self.model}
         if beside and self.model == EMBEDDED:
-            model = ["--model", f"{EMBEDDED}:{embedded_systems()[beside][0]}"]
+            model = {"model": f"{EMBEDDED}:{embedded_systems()[beside][0]}"}
         elif beside and self.model == ALL_PUBLISHED:
             published = published_systems()[beside]
-            model = ["--model", str(published.pretrained), *([] if published.enable_thinking else [NO_THINKING])]
-        arguments = ["--system", name, *model, *self.options(*TO_SERVERS)]
+            model = {"model": str(published.pretrained), **({} if published.enable_thinking else NO_THINKING)}
+        options = {"system": name, **model, **self.values(*TO_SERVERS)}
         # Several servers may run one model, so a folder says which of them it is.
         address = server_place(name.partition(":")[2] or self.given.base_url, self.given.server_name)
         place = f"{SERVER}-{address.replace(':', '-')}"
         folder = name if published_server else place
         folder = folder if self.model == ALL_PUBLISHED else f"{Path(self.model).name}-{folder}"
-        return self._with_preset(folder, arguments, AUTOREGRESSIVE, "" if self.model == EMBEDDED else name)
+        return self._with_preset(folder, options, AUTOREGRESSIVE, "" if self.model == EMBEDDED else name)
 
-    def _folder_and_arguments(self, name: str) -> tuple[str, list[str]]:
+    def _folder_and_options(self, name: str) -> tuple[str, dict[str, Any]]:
         if _is_server(name):
             return self._of_server(name)
         given = self._arguments[name]
-        named = [(f"--{'model' if key == 'pretrained' else key}", value) for key, value in given.items()]
-        arguments = [word for pair in named for word in pair]
+        options: dict[str, Any] = {"model" if key == "pretrained" else key: value for key, value in given.items()}
         if "decoder" in given:
-            return self._with_preset(f"{EMBEDDED}-{name}", arguments, given["decoder"])
+            return self._with_preset(f"{EMBEDDED}-{name}", options, given["decoder"])
         folder = f"{Path(given['model']).name}-{name}" if "model" in given else name
-        arguments += ["--adapter", self._adapter] if self._adapter else []
-        return self._with_preset(folder, arguments, published_systems()[name].decoder, name)
+        options |= {"adapter": self._adapter} if self._adapter else {}
+        return self._with_preset(folder, options, published_systems()[name].decoder, name)
 
-    def _with_preset(self, folder: str, arguments: list[str], decoder: str, system: str = "") -> tuple[str, list[str]]:
-        """Folder and arguments of a run with the settings table that it gets; `system` is a published one."""
+    def _with_preset(
+        self, folder: str, options: dict[str, Any], decoder: str, system: str = ""
+    ) -> tuple[str, dict[str, Any]]:
+        """Folder and options of a run with the settings table that it gets; `system` is a published one."""
         preset = self._own_table(decoder) if own_table(self.given.preset) else self.given.preset
         preset = preset or (LONG_RESPONSES if system and decoder == "autoregressive" else "")
         if preset and _has_preset(decoder, preset):
-            return folder + _suffix(preset), [*arguments, "--preset", preset]
+            return folder + _suffix(preset), {**options, "preset": preset}
         if preset:
             say(f"{system} has no settings table '{preset}' and runs with its own")
-        return folder, arguments
+        return folder, options
 
 
 def _check_in_suite(names: Sequence[str], suite: str) -> None:

@@ -20,9 +20,9 @@ from refusion_eval.benchmarks import Item, Task
 from refusion_eval.errors import ConfigError, GaveUpError, MissingRowsError, ScaleOutError, StoreError
 from refusion_eval.evaluation.tasks import find_tasks
 from refusion_eval.evaluation.tracking import Tracking, check_tracker
-from refusion_eval.evaluation.turns import Turn
 from refusion_eval.runs.job import Job, JobRunner, sample_key
 from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.plan import Turn
 from refusion_eval.runs.settings_tables import choose_preset
 from refusion_eval.runs.system import ModelCache, System, build_manifest, machine_state
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint

@@ -1,7 +1,9 @@
-"""The tasks that a user means by names: of benchmarks, of families of them, of tasks and of suites."""
+"""The tasks that a user means by names, of benchmarks, families, tasks and suites, and the run that has them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from refusion_eval.benchmarks import (
     BENCHMARKS,
@@ -18,6 +20,8 @@ from refusion_eval.benchmarks import (
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_name
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.plan import PlannedRun
 
 # What comes before the name of a task of lm-eval where a task or benchmark of this project has the same name.
 LM_EVAL = "lm_eval:"
@@ -51,6 +55,25 @@ def task_names(
     suite = "mini_suite" if mini else "refusion_suite" if prompts == OURS else "refusion_suite_release"
     tasks |= {name: Task(PUBLISHED[name]) for name in names if name not in tasks and name in PUBLISHED}
     return [tasks[name].name if name in tasks else name for name in names] or [suite]
+
+
+def plan_run(
+    arguments: Mapping[str, Any],
+    tasks: Sequence[str],
+    run_dir: str | PathLike[str],
+    *,
+    data: str | Path | None = None,
+    prompts: str | None = None,
+    **of_run: Any,
+) -> PlannedRun:
+    """The run of model arguments, as `parse_model_args` takes them, on the tasks that a user means.
+
+    `of_run` are further fields of `PlannedRun`.
+    """
+    places = {"run_dir": str(run_dir), "data_dir": None if data is None else str(data)}
+    args = parse_model_args({**arguments, **places})
+    names = task_names(tasks, args.pretrained, prompts=prompts, data=data)
+    return PlannedRun(args=args, tasks=tuple(names), **of_run)
 
 
 def own_tasks(names: Sequence[str] = ()) -> dict[str, list[Task]]:

@@ -2,42 +2,18 @@
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self, TypeVar
+from collections.abc import Callable
 
-from refusion_eval.errors import ConfigError
-
-_System = TypeVar("_System")
+from refusion_eval.runs.plan import Plan, PlannedRun, Turn
 
 
-class Turn(NamedTuple):
-    """A share of the items: every item whose number leaves `number` - 1 when divided by `of`."""
-
-    number: int
-    of: int
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        number, _, total = text.partition("/")
-        if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
-            raise ConfigError(f"--round {text}: write it as K/N, the K-th of N rounds, for example 1/3")
-        return cls(int(number), int(total))
-
-
-def turns(rounds: int, limit: int | None) -> list[Turn]:
-    rounds = min(rounds, limit or rounds)  # with more rounds than items, turns would be empty
-    return [Turn(number, rounds) for number in range(1, rounds + 1)]
-
-
-def run_in_turns(
-    systems: Sequence[_System], run: Callable[[_System, Turn], bool], *, rounds: int, limit: int | None = None
-) -> None:
-    """Runs every system in every round; `run` returns False to leave a system out of the later rounds."""
-    remaining = list(systems)
-    for turn in turns(rounds, limit):
-        for system in list(remaining):
-            if not run(system, turn):
-                remaining.remove(system)
+def run_in_turns(plan: Plan, take: Callable[[PlannedRun, Turn | None], bool]) -> None:
+    """Has every run take each of its turns; `take` returns False to leave a run out of the later ones."""
+    remaining = list(plan.runs)
+    for turn in plan.turns:
+        for run in list(remaining):
+            if not take(run, turn):
+                remaining.remove(run)
 
 
 def free_memory() -> None:

@@ -30,7 +30,6 @@ from refusion_eval.benchmarks.rows import Sealing, texts_of
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, DecodeError, RefusionEvalError
 from refusion_eval.evaluation.loop import Session, run_worker_or_return
-from refusion_eval.evaluation.turns import Turn
 from refusion_eval.lm_eval_plugin.evaluation import (
     Evaluation,
     ask_for_samples,
@@ -41,6 +40,7 @@ from refusion_eval.lm_eval_plugin.evaluation import (
 from refusion_eval.lm_eval_plugin.hooks import SANDBOX_VARIABLE
 from refusion_eval.runs.job import Job, response
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from refusion_eval.runs.plan import Turn
 from refusion_eval.runs.system import ModelCache, fit, scores
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay
 from refusion_eval.store.records import Sample, SampleKey

@@ -5,50 +5,41 @@ lm_eval takes seconds to import, so it is imported only where one of its tasks i
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from refusion_eval.evaluation.loop import Outcome, check_model, evaluate
 from refusion_eval.evaluation.tasks import LM_EVAL, find_tasks, own_tasks
-from refusion_eval.evaluation.turns import Turn
-from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.plan import PlannedRun, Turn
 from refusion_eval.runs.system import ModelCache
 
 
-def evaluate_any(
-    args: ModelArgs,
-    names: Sequence[str],
-    include_path: Path | None = None,
-    *,
-    limit: int | None = None,
-    sandbox: str = "auto",
-    model_cache: ModelCache | None = None,
-    turn: Turn | None = None,
-) -> Outcome:
+def evaluate_any(run: PlannedRun, *, model_cache: ModelCache | None = None, turn: Turn | None = None) -> Outcome:
     """Runs tasks of this project and of lm-eval, with the checkpoint's chat template if any, into one run directory."""
     model_cache = model_cache or ModelCache()
-    own, others = split_names(names)
+    own, others = split_names(run.tasks)
     outcomes = []
     if others:
         from refusion_eval.lm_eval_plugin.tasks import evaluate_others
 
-        check_model(args, model_cache)
-        outcomes.append(evaluate_others(args, others, include_path, limit, sandbox, model_cache, turn))
+        check_model(run.args, model_cache)
+        outcomes.append(evaluate_others(run, others, model_cache, turn))
     if own:
-        outcomes.append(evaluate(args, own, limit=limit, sandbox=sandbox, model_cache=model_cache, turn=turn))
+        outcomes.append(
+            evaluate(run.args, own, limit=run.limit, sandbox=run.sandbox, model_cache=model_cache, turn=turn)
+        )
     return Outcome.of(outcomes)
 
 
-def load_any(names: Sequence[str], include_path: Path | None, args: ModelArgs, sandbox: str) -> list[str]:
-    """Loads tasks with their rows and returns the names of all; errors as in `evaluate_any`."""
-    own, others = split_names(names)
+def load_any(run: PlannedRun) -> list[str]:
+    """Loads the tasks with their rows and returns the names of all; errors as in `evaluate_any`."""
+    own, others = split_names(run.tasks)
     tasks = find_tasks(own)
     for task in tasks:
-        task.items(args.data_dir)
+        task.items(run.args.data_dir)
     loaded = [task.name for task in tasks]
     if others:
         from refusion_eval.lm_eval_plugin.tasks import find_other_tasks
 
-        loaded += find_other_tasks(others, include_path, args, sandbox).load(others)["tasks"]
+        loaded += find_other_tasks(others, run.include_path, run.args, run.sandbox).load(others)["tasks"]
     return loaded
 
 

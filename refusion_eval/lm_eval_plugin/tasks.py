@@ -15,11 +15,11 @@ from yaml import YAMLError
 from refusion_eval.errors import ConfigError, DataError, DecodeError, RefusionEvalError
 from refusion_eval.evaluation.loop import Outcome, Session
 from refusion_eval.evaluation.tasks import find_tasks
-from refusion_eval.evaluation.turns import Turn
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.lm_eval_plugin.evaluation import read_local_rows
 from refusion_eval.lm_eval_plugin.hooks import code_metrics, filters_in_sandbox
 from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.plan import PlannedRun, Turn
 from refusion_eval.runs.system import ModelCache
 from refusion_eval.untrusted import open_plain
 
@@ -28,26 +28,19 @@ log = logging.getLogger(__name__)
 _MOST_INCLUDED = 100
 
 
-def evaluate_others(
-    args: ModelArgs,
-    names: list[str],
-    include_path: Path | None,
-    limit: int | None,
-    sandbox: str,
-    model_cache: ModelCache,
-    turn: Turn | None,
-) -> Outcome:
-    manager = find_other_tasks(names, include_path, args, sandbox)
-    model = RefusionLM(args, model_cache, turn, sandbox=sandbox)
+def evaluate_others(run: PlannedRun, names: list[str], model_cache: ModelCache, turn: Turn | None) -> Outcome:
+    """Evaluates those tasks of a run that are lm-eval's."""
+    manager = find_other_tasks(names, run.include_path, run.args, run.sandbox)
+    model = RefusionLM(run.args, model_cache, turn, sandbox=run.sandbox)
     num_unscored = 0
     try:
-        items = None if turn is None else _items_of(turn, manager.load(names)["tasks"], limit, model.session)
-        with filters_in_sandbox(sandbox):
+        items = None if turn is None else _items_of(turn, manager.load(names)["tasks"], run.limit, model.session)
+        with filters_in_sandbox(run.sandbox):
             simple_evaluate(
                 model,
                 tasks=names,
                 task_manager=manager,
-                limit=limit if items is None else None,
+                limit=run.limit if items is None else None,
                 samples=items,
                 bootstrap_iters=0,
                 apply_chat_template=bool(model.tokenizer.chat_template),

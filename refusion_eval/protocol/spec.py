@@ -200,12 +200,11 @@ class Protocol:
         """The label, where the content is at hand."""
         return f"{self.name}@{_hash(content)[:12]}"
 
-    def stamped(self, system: str, seed: int | None = None) -> ModelArgs:
-        """The model arguments of one run, which its records then say to be of this protocol."""
-        args, content = self.arguments(system, seed), self.content()
+    def stamped(self, system: str, seed: int | None, content: Mapping[str, Any]) -> ModelArgs:
+        """The model arguments of one run, which its records then say to be of this protocol, whose content is given."""
         own = {**content, "systems": {system: content["systems"][system]}}
         stamp = {"label": self.label_of(content), "hash": _hash(content), "system": system, "content": own}
-        return replace(args, protocol=stamp)
+        return replace(self.arguments(system, seed), protocol=stamp)
 
 
 def _hash(content: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The systems that were published, by name: checkpoint, decoder and settings, and the arguments that they stand for."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 
@@ -57,11 +57,19 @@ class PublishedSystem:
 
 def published_systems() -> dict[str, PublishedSystem]:
     """Reads tasks/settings/systems.toml; a decoder without a row there is a system without a published checkpoint."""
-    path = tasks_path() / "settings" / "systems.toml"
-    file = f"tasks/settings/{path.name}"
+    file = "tasks/settings/systems.toml"
     try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = (tasks_path() / "settings" / "systems.toml").read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}); correct it") from error
+    return dict(_systems_in(content, file))
+
+
+@cache  # the plan of a suite asks for them a hundred times
+def _systems_in(content: bytes, file: str) -> Mapping[str, PublishedSystem]:
+    try:
+        rows = tomllib.loads(content.decode())
+    except ValueError as error:
         raise ConfigError(f"{file}: cannot be read as TOML ({error}); correct it") from error
     systems = {}
     for name, row in rows.items():

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.loop import num_local_processes, run_worker_or_return
-from refusion_eval.evaluation.tasks import own_tasks, task_names
-from refusion_eval.evaluation.turns import Turn, free_memory, run_in_turns
+from refusion_eval.evaluation.tasks import own_tasks, plan_run
+from refusion_eval.evaluation.turns import free_memory, run_in_turns
 from refusion_eval.lm_eval_plugin.any_task import evaluate_any, load_any
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
@@ -25,7 +25,7 @@ from refusion_eval.results.metric_list import ACCURACY
 from refusion_eval.results.render import csv_text
 from refusion_eval.results.results_file import write_csv
 from refusion_eval.results.tables import summary
-from refusion_eval.runs.model_args import ModelArgs, parse_model_args
+from refusion_eval.runs.plan import Plan, PlannedRun, Turn, turns
 from refusion_eval.runs.system import ModelCache, System, machine
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.store.run_files import RUN_JSON
@@ -45,9 +45,11 @@ class SweepResult(NamedTuple):
 class _Job(NamedTuple):
     system: SweptSystem
     point: SweepPoint
-    args: ModelArgs
-    run_dir: Path
-    tasks: list[str]
+    run: PlannedRun
+
+    @property
+    def run_dir(self) -> Path:
+        return self.run.run_dir
 
 
 def run_sweep(
@@ -69,34 +71,33 @@ def run_sweep(
         prepare_output(out / name)
     plan = plan_sweep(spec, out, include_path, data=data, sandbox=sandbox, batch_size=batch_size, on_point=on_point)
     planned, model_cache = plan.jobs, plan.model_cache
-    jobs = list({job.run_dir: job for job in planned}.values())
+    jobs = {job.run_dir: job for job in planned}
+    places = list(jobs)
     total = len(jobs) + sum(system.frontier.points - 2 for system in spec.systems if system.frontier is not None)
     decoded: list[Path] = []
     incomplete: list[Path] = []
     duplicates = _Duplicates(on_point)
 
-    def decode(job: _Job, turn: Turn | None = None) -> bool:
+    def decode(run: PlannedRun, turn: Turn | None = None) -> bool:
         shown = f", round {turn.number} of {turn.of}" if turn else ""
-        number = jobs.index(job) + 1 if turn else len(decoded) + 1
-        on_point(f"point {number} of {total}{shown}: {job.run_dir.name}")
-        outcome = evaluate_any(
-            job.args, job.tasks, include_path, limit=spec.limit, sandbox=sandbox, model_cache=model_cache, turn=turn
-        )
-        if job.run_dir not in decoded:
-            decoded.append(job.run_dir)
-        if not outcome.is_complete and job.run_dir not in incomplete:
-            incomplete.append(job.run_dir)
+        number = places.index(run.run_dir) + 1 if turn else len(decoded) + 1
+        on_point(f"point {number} of {total}{shown}: {run.run_dir.name}")
+        outcome = evaluate_any(run, model_cache=model_cache, turn=turn)
+        if run.run_dir not in decoded:
+            decoded.append(run.run_dir)
+        if not outcome.is_complete and run.run_dir not in incomplete:
+            incomplete.append(run.run_dir)
         free_memory()
         return True
 
     try:
-        run_in_turns(jobs, decode, rounds=rounds, limit=spec.limit)
-        for job in jobs:
+        run_in_turns(Plan(runs=tuple(job.run for job in jobs.values()), turns=turns(rounds, spec.limit)), decode)
+        for job in jobs.values():
             duplicates.compare(job)
         for job in _frontier_jobs(spec, plan.job_of):
             planned.append(job)
             if job.run_dir not in decoded:
-                decode(job)
+                decode(job.run)
                 duplicates.compare(job)
     finally:
         described = {(job.run_dir, job.point.name): job for job in planned if job.run_dir in decoded}
@@ -131,10 +132,11 @@ def plan_sweep(
 ) -> SweepPlan:
     """Resolves checkpoints, tasks and settings of a sweep without decoding; raises ConfigError for what cannot run."""
     common = {} if batch_size is None else {"batch_size": batch_size}
-    made = partial(_job, spec, out, common | ({} if data is None else {"data_dir": str(data)}))
+    of_run = {"data": data, "limit": spec.limit, "include_path": include_path, "sandbox": sandbox}
+    made = partial(_job, spec, out, common, of_run)
     jobs = [made(system, point) for system in spec.systems for point in system.known_points]
-    run_worker_or_return(jobs[0].args)
-    shared = _SharedRuns(include_path, sandbox, model_cache := ModelCache(), on_point)
+    run_worker_or_return(jobs[0].run.args)
+    shared = _SharedRuns(model_cache := ModelCache(), on_point)
     jobs = [shared.job(job) for job in jobs]
     _check_machine(jobs, model_cache)
     return SweepPlan(jobs, lambda system, point: shared.job(made(system, point)), model_cache)
@@ -143,11 +145,7 @@ def plan_sweep(
 class _SharedRuns:
     """Resolves the settings of every point for every task, so that none is refused after hours of decoding."""
 
-    def __init__(
-        self, include_path: Path | None, sandbox: str, model_cache: ModelCache, on_point: Callable[[str], None]
-    ) -> None:
-        self._include_path = include_path
-        self._sandbox = sandbox
+    def __init__(self, model_cache: ModelCache, on_point: Callable[[str], None]) -> None:
         self._model_cache = model_cache
         self._on_point = on_point
         self._names: dict[tuple[str, ...], list[str]] = {}
@@ -155,12 +153,11 @@ class _SharedRuns:
 
     def job(self, job: _Job) -> _Job:
         """The job, in the run of an earlier point if it has the same settings for all tasks."""
-        system = System(job.args, self._model_cache)
+        system = System(job.run.args, self._model_cache)
         _ = system.model  # a checkpoint that cannot be had is refused before the hub is asked for rows
-        key = tuple(job.tasks)
-        if key not in self._names:
-            self._names[key] = load_any(job.tasks, self._include_path, job.args, self._sandbox)
-        names = self._names[key]
+        if job.run.tasks not in self._names:
+            self._names[job.run.tasks] = load_any(job.run)
+        names = self._names[job.run.tasks]
         try:
             resolved = [system.resolve(name, {}, announce=False) for name in names]
             _refuse_without_effect(job, [of_task.settings for of_task in resolved])
@@ -230,9 +227,9 @@ def plan_entries(spec: SweepSpec, plan: SweepPlan) -> Iterator[dict[str, Any]]:
             if job.point.origin != "frontier":
                 point = {"point": f"{system.name}-{job.point.name}", "run_dir": str(job.run_dir), **common}
                 settings = {"settings": {**system.settings, **job.point.settings}, "varied": dict(job.point.settings)}
-                yield point | {"origin": job.point.origin, "tasks": job.tasks, **settings, "frontier": None}
+                yield point | {"origin": job.point.origin, "tasks": list(job.run.tasks), **settings, "frontier": None}
         if system.frontier is not None:
-            point = {"point": None, "run_dir": None, **common, "origin": "frontier", "tasks": jobs[0].tasks}
+            point = {"point": None, "run_dir": None, **common, "origin": "frontier", "tasks": list(jobs[0].run.tasks)}
             yield point | {"settings": dict(system.settings), "varied": {}, "frontier": asdict(system.frontier)}
 
 
@@ -253,20 +250,25 @@ def _task_results(run_dir: Path) -> list[TaskResult]:
     return [TaskResult(*(0.0 if figure is None else figure.value for figure in pair)) for pair in pairs]
 
 
-def _job(spec: SweepSpec, out: Path, common: Mapping[str, Any], system: SweptSystem, point: SweepPoint) -> _Job:
+def _job(
+    spec: SweepSpec,
+    out: Path,
+    common: Mapping[str, Any],
+    of_run: Mapping[str, Any],
+    system: SweptSystem,
+    point: SweepPoint,
+) -> _Job:
+    arguments = {**system.arguments, **common, **system.settings, **point.settings}
     run_dir = out / "runs" / f"{system.name}-{point.name}"
-    settings = {**system.settings, **point.settings}
-    args = parse_model_args({**system.arguments, **common, **settings, "run_dir": str(run_dir)})
-    tasks = task_names(spec.tasks, args.pretrained, data=args.data_dir)
-    return _Job(system, point, args, run_dir, tasks)
+    return _Job(system, point, plan_run(arguments, spec.tasks, run_dir, **of_run))
 
 
 def _check_machine(jobs: list[_Job], model_cache: ModelCache) -> None:
     """Refuses to continue a sweep with other threads or hardware: its speeds could not stand in one figure."""
     for job in jobs:
-        if job.args.engine != "local" or not (job.run_dir / RUN_JSON).is_file():
+        if job.run.args.engine != "local" or not (job.run_dir / RUN_JSON).is_file():
             continue
-        here = machine(System(job.args, model_cache, num_processes=num_local_processes()))
+        here = machine(System(job.run.args, model_cache, num_processes=num_local_processes()))
         with RunReader.open(job.run_dir) as reader:
             others = reader.other_machines(here)
         if others:
@@ -283,5 +285,5 @@ def _described(job: _Job) -> Iterator[tuple[Any, ...]]:
     varied = " ".join(f"{key}={value}" for key, value in job.point.settings.items())
     for task in read_facts(job.run_dir).tasks:
         is_operating = task.settings == operating.get(task.task)
-        run = (job.run_dir.name, job.args.system_name, job.args.decoder)
+        run = (job.run_dir.name, job.run.args.system_name, job.run.args.decoder)
         yield *run, task.task, job.point.origin, varied, is_operating

@@ -13,7 +13,6 @@ from refusion_eval.cli import EXIT_INCOMPLETE, app
 from refusion_eval.errors import CheckpointError, ConfigError, DataError, MissingRowsError, StoreError
 from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.evaluation.tasks import find_tasks, task_names
-from refusion_eval.evaluation.turns import Turn
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import TASKS as PUBLISHED
@@ -21,6 +20,7 @@ from refusion_eval.results.measurement import notes_of
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs import system
 from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.plan import Turn
 from refusion_eval.store.records import BUSY, PASSED
 from refusion_eval.store.run_store import RunReader
 

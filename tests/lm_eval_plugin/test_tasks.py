@@ -12,13 +12,13 @@ from lm_eval.tasks import TaskManager
 import refusion_eval
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import CheckpointError, ConfigError, DataError
-from refusion_eval.evaluation.turns import Turn
-from refusion_eval.lm_eval_plugin import hooks
-from refusion_eval.lm_eval_plugin.any_task import evaluate_any, split_names
+from refusion_eval.lm_eval_plugin import any_task, hooks
+from refusion_eval.lm_eval_plugin.any_task import split_names
 from refusion_eval.lm_eval_plugin.evaluation import LocalSplits
 from refusion_eval.lm_eval_plugin.tasks import find_other_tasks
 from refusion_eval.paths import tasks_path
 from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.plan import PlannedRun, Turn
 from refusion_eval.store.records import PASSED
 from refusion_eval.store.run_store import RunReader
 from refusion_eval.sweep.run import run_sweep
@@ -53,6 +53,11 @@ def folder(tmp_path, monkeypatch):
 def arguments(checkpoint, run_dir=None, **more):
     place = {} if run_dir is None else {"run_dir": str(run_dir)}
     return parse_model_args({"pretrained": checkpoint, **SHORT, **place, **more})
+
+
+def evaluate_any(args, names, include_path=None, *, turn=None, **of_run):
+    run = PlannedRun(args=args, tasks=tuple(names), include_path=include_path, **of_run)
+    return any_task.evaluate_any(run, turn=turn)
 
 
 def load(names, include_path, args):

@@ -6,14 +6,15 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from refusion_eval.cli import app, suite_runs
+from refusion_eval.cli import app, evaluate, suite_runs
+from refusion_eval.cli.plans import words_of
 from refusion_eval.cli.protocol_runs import ProtocolRuns
-from refusion_eval.errors import ConfigError
 from refusion_eval.lm_eval_plugin import any_task
 from refusion_eval.protocol.compare import check_table, protocol_differences
 from refusion_eval.protocol.spec import read_protocol
@@ -148,10 +149,10 @@ def test_an_option_beside_a_protocol_is_obeyed_or_refused(seeded, monkeypatch):
     class Stop(Exception):
         pass
 
-    def evaluate(args, *others, **more):
-        raise Stop(args)
+    def stop(run, **more):
+        raise Stop(run.args)
 
-    monkeypatch.setattr(any_task, "evaluate_any", evaluate)
+    monkeypatch.setattr(any_task, "evaluate_any", stop)
 
     def run(*options):
         return seeded.invoke(app, ["run", "--protocol", "mine.yaml:ar", *options])
@@ -196,23 +197,25 @@ def test_fewer_tasks_or_items_are_a_part_of_a_protocol(tmp_path):
     ("rounds", "limit"), [(None, None), (None, 2), (1, 4), (2, 1), (2, None), (3, 4), (5, 2), (5, 4), (5, None)]
 )
 def test_a_suite_and_the_runs_that_it_starts_are_of_one_protocol(rounds, limit, monkeypatch):
-    started = []
-    monkeypatch.setattr(suite_runs, "run_command", lambda *words: started.append(words) or 0)
+    started, read = [], []
+    monkeypatch.setattr(suite_runs, "carry_out", lambda plan, **_: started.append(plan) or 0)
+    monkeypatch.setattr(suite_runs, "run_command", lambda *words: 0)
     options = {"rounds": rounds, "limit": limit, "tasks": "parts", "data": None, "sandbox": "auto"}
     suite = ProtocolRuns(SimpleNamespace(**options, dry_run=False, as_json=False, no_baseline=False), "eval")
     suite.run()
-    labels = []
+    assert len(started) == 4 * min(rounds or 3, limit or 5)
+    assert {plan.runs[0].args.protocol["label"] for plan in started} == {suite.label}
+    # The commands that are printed make the same runs.
+    monkeypatch.setattr(evaluate, "carry_out", lambda plan, **_: read.append(plan) or 0)
+    for plan in (started[0], started[-1]):
+        words = words_of("run", {**plan.runs[0].options, "turn": str(plan.turns[0])})
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert list(map(facts_of, read)) == [facts_of(started[0]), facts_of(started[-1])]
 
-    def stop(args, *others, **more):
-        labels.append(args.protocol["label"])
-        raise ConfigError("this is enough")
 
-    monkeypatch.setattr(any_task, "evaluate_any", stop)
-    runs = [words for words in started if words[0] == "run"]
-    assert len(runs) == 4 * min(rounds or 3, limit or 5)
-    for words in (runs[0], runs[-1]):
-        CliRunner().invoke(app, words)
-    assert labels == [suite.label, suite.label]
+def facts_of(plan):
+    (run,) = plan.runs
+    return asdict(replace(run, options={}, name="")), plan.turns
 
 
 def test_a_protocol_is_not_continued_in_the_folder_of_another_or_of_a_run(done):

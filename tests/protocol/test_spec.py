@@ -12,7 +12,7 @@ from refusion_eval.protocol.compare import protocol_differences
 from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol, shipped_protocols
 from refusion_eval.results.measurement import TASKS
 from refusion_eval.results.published import published_backbone, published_measurements, system_key
-from refusion_eval.runs import model_args
+from refusion_eval.runs import settings_tables
 
 SMALL = """
 tasks: [gsm8k, parts]
@@ -92,7 +92,7 @@ def test_a_check_reads_each_settings_table_once_for_each_hash_whatever_the_numbe
     path, read = tmp_path / "many.yaml", []
     names = [f"  s{number}: {{arguments: {{pretrained: embedded, decoder: refusion}}}}" for number in range(20)]
     path.write_text("tasks: [mini_gsm8k]\nlimit: 1\nsystems:\n" + "\n".join(names))
-    monkeypatch.setattr(model_args, "read_yaml", lambda *which: read.append(which) or read_yaml(*which))
+    monkeypatch.setattr(settings_tables, "read_yaml", lambda *which: read.append(which) or read_yaml(*which))
     assert CliRunner().invoke(app, ["protocol", "check", str(path)]).exit_code == 0
     assert len(read) == 2 * len(set(read)) == 4  # when the file is read, and for what is shown
 
