@@ -166,7 +166,7 @@ def plan_of_protocol(options: Mapping[str, Any]) -> Plan:
         raise ConfigError(f"--protocol {place}: write it as FILE:SYSTEM, for example {DEFAULT}:embedded-autoregressive")
     arguments, places = ({key: given[key] for key in names if key in given} for names in (_CHANGES, _PLACES))
     places |= {"run_dir": str(options["run_dir"])} if "run_dir" in options else {}
-    of_run = {key: options.get(key) for key in ("limit", "data", "api_key_env", "tracker")}
+    of_run = {key: options.get(key) for key in ("limit", "data", "api_key_env")}
     of_run |= {"tasks": options.get("tasks", ""), "sandbox": options.get("sandbox", "auto")}
     of_run |= {"rounds": options.get("rounds") or (turn and turn.of), "allow_code": "allow_code" in options}
     runs = ProtocolRuns(SimpleNamespace(**of_run), name, arguments=arguments)

@@ -18,7 +18,7 @@ from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import TASKS as PUBLISHED
 from refusion_eval.results.measurement import notes_of
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs import system
+from refusion_eval.runs import hardware, system
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.plan import Turn
 from refusion_eval.store.records import BUSY, PASSED
@@ -281,7 +281,7 @@ def test_a_busy_machine_and_a_run_that_goes_on_elsewhere_are_told(checkpoint, tm
         assert "was begun on other hardware" not in caplog.text
         (task,) = read_facts(tmp_path).tasks
         assert any(sentence.startswith(BUSY) for sentence in task.slowed_by)
-        monkeypatch.setattr(system, "_cpu_model", lambda: "another processor")
+        monkeypatch.setattr(hardware, "_cpu_model", lambda: "another processor")
         evaluate(arguments(checkpoint, tmp_path), ["mini_gsm8k"], limit=2)
     assert "was begun on other hardware" in caplog.text
     assert "another processor" in caplog.text

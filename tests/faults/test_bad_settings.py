@@ -132,7 +132,8 @@ def own_tasks(tmp_path, monkeypatch):
     """A copy of the settings folder that runs read."""
     folder = tmp_path / "tasks"
     shutil.copytree(tasks_path() / "settings", folder / "settings")
-    monkeypatch.setattr("refusion_eval.runs.model_args.tasks_path", lambda: folder)
+    for module in ("settings_tables", "systems"):
+        monkeypatch.setattr(f"refusion_eval.runs.{module}.tasks_path", lambda: folder)
     return folder
 
 

@@ -16,7 +16,7 @@ from refusion_eval.paper.points import frontier
 from refusion_eval.paper.studies import sort_sources
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.results_file import read_csv
-from refusion_eval.runs import system
+from refusion_eval.runs import hardware, system
 from refusion_eval.sweep.run import plan_sweep, run_sweep
 from refusion_eval.sweep.spec import SweepSpec, read_spec, shipped_specs, with_model
 
@@ -244,7 +244,7 @@ def test_a_sweep_goes_on_only_on_the_machine_that_it_was_begun_on(
 ) -> None:
     spec = _spec(tmp_path)
     run_sweep(spec, tmp_path / "out")
-    monkeypatch.setattr(system, "_cpu_model", lambda: "another processor")
+    monkeypatch.setattr(hardware, "_cpu_model", lambda: "another processor")
     with pytest.raises(ConfigError, match=r"refusion-settings was measured on .*this is another processor"):
         run_sweep(spec, tmp_path / "out")
 
