@@ -87,9 +87,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks each test with its groups."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks each test with its groups. Tests that download run where their group is named alone."""
+    downloads = pytest.mark.skip(reason="downloads; -m network runs it")
     for item in items:
+        if item.get_closest_marker("network") and "network" not in config.option.markexpr:
+            item.add_marker(downloads)
         path = item.path.relative_to(TESTS)
         for group, places in GROUPS.items():
             if any(path.is_relative_to(place) for place in places):

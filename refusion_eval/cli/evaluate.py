@@ -25,8 +25,8 @@ from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_
 
 SYSTEM_FIELDS = ("decoder", "pretrained")
 HELPS = {
-    "pretrained": "Checkpoint: a folder, a GGUF file, a hub id, or embedded. The default is that of --system, else "
-    "embedded.",
+    "pretrained": "Checkpoint: a folder, a GGUF file, a hub id, smollm2, or embedded. The default is that of "
+    "--system, else embedded.",
     "decoder": "Name of the decoder, or where one of your own is: FILE.py:DECODER or MODULE:DECODER. The default is "
     "that of --system, else refusion.",
     "system": "Name of the system in tables, for a checkpoint of your own. The default is the decoder's.",

@@ -26,6 +26,7 @@ from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tracking import check_tracker
 from refusion_eval.evaluation.turns import run_in_turns
+from refusion_eval.models.packaged import MODELS
 from refusion_eval.paths import EMBEDDED, embedded_systems
 from refusion_eval.protocol.spec import DEFAULT, read_protocol
 from refusion_eval.results.measured import AUTOREGRESSIVE
@@ -167,9 +168,11 @@ class Suite(Runs):
             raise ConfigError("a --preset by name, --adapter and --model published need --system")
         else:
             self.model = self.model or EMBEDDED
-            default = EMBEDDED if self.model == EMBEDDED else PUBLISHED_BASELINE
+            # A packaged model is no ReFusion, and so its own baseline.
+            self._decoder = AUTOREGRESSIVE if self.model in MODELS else REFUSION
+            default = {EMBEDDED: EMBEDDED, **dict.fromkeys(MODELS, "")}.get(self.model, PUBLISHED_BASELINE)
             self.baseline = "" if given.no_baseline else self.baseline or default
-            self._check_preset((REFUSION, *(["autoregressive"] if self.baseline else [])))
+            self._check_preset((self._decoder, *([AUTOREGRESSIVE] if self.baseline else [])))
         self.prompts = given.prompts or (OURS if self.model == EMBEDDED else RELEASE)
         if self.model == EMBEDDED and self.prompts == RELEASE:
             raise ConfigError(f"--prompts {RELEASE} is for real benchmarks: --model embedded runs the mini tasks")
@@ -178,7 +181,7 @@ class Suite(Runs):
         self._set = re.sub(r"[^A-Za-z0-9_.=+-]", "_", "+".join(given.settings or ()))
         self.runs += f"/{self._set}" if self._set else ""
         self._check_options()
-        if given.artefacts and self._systems and REFUSION not in self.names:
+        if given.artefacts and REFUSION not in (self.names if self._systems else [self._decoder]):
             raise ConfigError("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
         self.refusion_run = ""
 
@@ -304,7 +307,7 @@ class Suite(Runs):
         """Says within seconds whether model and baseline can run, because the first run may take hours."""
         checks = [(self.baseline, "autoregressive", "baseline with --baseline, or run without one (--no-baseline)")]
         if not self._systems and self.model != EMBEDDED:
-            checks.insert(0, (self.model, "refusion", "model with --model"))
+            checks.insert(0, (self.model, self._decoder, "model with --model"))
         statuses = [self.step("check", "--model", model, "--decoder", decoder) for model, decoder, _ in checks]
         for status, (*_, advice) in zip(statuses, checks, strict=True):
             if status:
@@ -315,8 +318,9 @@ class Suite(Runs):
     def _runs(self) -> Iterator[PlannedRun]:
         arguments_of = {name: self._folder_and_options(name) for name in self.names}
         if not self._systems:
-            arguments = {"model": self.model, "decoder": REFUSION}
-            arguments_of[REFUSION] = self._with_preset(f"{Path(self.model).name}-refusion", arguments, REFUSION)
+            arguments = {"model": self.model, "decoder": self._decoder}
+            folder = f"{Path(self.model).name}-{self._decoder}"
+            arguments_of[self._decoder] = self._with_preset(folder, arguments, self._decoder)
         for name, (folder, arguments) in arguments_of.items():
             run_dir = f"{self.runs}/{folder}"
             if name == REFUSION:

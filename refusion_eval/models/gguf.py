@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from refusion_eval.errors import CheckpointError, ConfigError
+from refusion_eval.errors import CheckpointError
 from refusion_eval.models.checkpoint import ModelConfig, RopeScaling, parse_model_config
+from refusion_eval.models.packaged import cache_folder
 from refusion_eval.models.weights import tensor_shapes
 from refusion_eval.untrusted import LARGEST, open_plain
 
@@ -53,11 +54,9 @@ _SPLITS = ("smollm", "qwen2", "llama-bpe")  # llama.cpp's names of these rules
 
 
 def library() -> Any:
-    """The library gguf; ConfigError if it is not installed."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise ConfigError("GGUF files need the package gguf: pip install 'refusion-eval[gguf]'") from error
+    """The library gguf, imported by those alone who read or write such a file."""
+    import gguf
+
     return gguf
 
 
@@ -66,7 +65,7 @@ def unpacked(path: Path) -> Path:
 
     The cache is `refusion_eval/gguf` in XDG_CACHE_HOME, else in ~/.cache; the name of a folder is the file's SHA-256.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "refusion_eval" / "gguf"
+    cache = cache_folder("gguf")
     parent = cache / f"{_CACHE_FORMAT}-{_sha256(path)}"
     folder = parent / path.stem  # which the name of the model is made from
     if not (folder / "config.json").is_file():
@@ -112,7 +111,6 @@ def unpack(path: Path, folder: Path, dtype: str | None = None) -> None:
 
     Raises:
         CheckpointError: the file is damaged, or has a layout, a tokenizer or a type that is not read.
-        ConfigError: the package gguf is missing.
     """
     digest = _sha256(path)
     reader, facts = _read(path)

@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a folder, a GGUF file, or a name on the hub."""
+"""Where a checkpoint is: a folder, a GGUF file, the name of a packaged model, or a name on the hub."""
 
 import contextlib
 import stat
@@ -10,6 +10,7 @@ from huggingface_hub import snapshot_download
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.models import gguf
+from refusion_eval.models.packaged import MODELS, packaged_file
 from refusion_eval.untrusted import kind_of
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
@@ -25,6 +26,10 @@ class Location(NamedTuple):
 def locate(name: str, revision: str | None) -> Location:
     """Finds a checkpoint, and downloads its small files or unpacks its GGUF file; raises CheckpointError."""
     directory = Path(name).expanduser()
+    if name in MODELS and not directory.exists():
+        if revision is not None:
+            raise CheckpointError(f"{name} is one file, without a revision; leave revision={revision!r} out")
+        return Location(name, gguf.unpacked(packaged_file(name)), None)
     if name and directory.exists():
         if revision is not None:
             kind = "directory" if directory.is_dir() else "file"

@@ -21,7 +21,7 @@ REQUIREMENTS = [
 ]
 # Libraries of an extra that the package may import without declaring them for everyone.
 OF_EXTRAS = {"accelerate": "train", "deepspeed": "deepspeed", "flash_attn": "flash", "ray": "ray"}
-OF_EXTRAS |= {"gguf": "gguf", "httpx2": "server", "tenacity": "server"}
+OF_EXTRAS |= {"httpx2": "server", "tenacity": "server"}
 # A part of torch's builds for CUDA, where it is used; for builds for CPUs the extra brings it for tests.
 OF_EXTRAS["triton"] = "dev"
 

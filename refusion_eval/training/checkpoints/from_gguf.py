@@ -17,7 +17,7 @@ def convert(source: Path, target: Path, *, dtype: str | None = None) -> None:
         dtype: float32, bfloat16 or float16. The default is that of the file, and float32 for quantised weights.
 
     Raises:
-        ConfigError: the folder exists, or the package gguf is missing.
+        ConfigError: the folder exists.
         CheckpointError: the file cannot be read, or the folder cannot be written.
     """
     if target.exists() or target.is_symlink():

@@ -32,7 +32,7 @@ def convert(source: str, target: Path, *, dtype: str | None = None, revision: st
         revision: branch, tag or commit of a hub id.
 
     Raises:
-        ConfigError: the file exists, the dtype is another one, or the package gguf is missing.
+        ConfigError: the file exists, or the dtype is another one.
         CheckpointError: the checkpoint is of another family, or its tokenizer is no byte-level BPE.
     """
     library = gguf.library()
