@@ -17,7 +17,8 @@ from typer.main import get_command
 
 from refusion_eval import api, benchmarks, decoders, errors, loading, sandbox, types
 from refusion_eval.benchmarks.rows import Source
-from refusion_eval.cli import COMMANDS, app, descriptions
+from refusion_eval.cli import COMMANDS, app
+from refusion_eval.cli.parameters import descriptions
 from refusion_eval.config import CheckpointOptions
 from refusion_eval.data_frame import evaluate
 from refusion_eval.decoders import DECODERS

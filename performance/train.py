@@ -28,7 +28,7 @@ from train_contestant import (
     serve,
 )
 
-from refusion_eval.cli import numbers_of
+from refusion_eval.cli.parameters import numbers_of
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.objectives.example import TrainingSample
 

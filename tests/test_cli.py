@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 import refusion_eval
 from refusion_eval import cli, doctor
-from refusion_eval.cli import COMMANDS, GROUPS, app, descriptions, main
+from refusion_eval.cli import COMMANDS, GROUPS, app, main
+from refusion_eval.cli.parameters import descriptions
 from refusion_eval.errors import CheckpointError, StoreError
 from refusion_eval.paths import embedded_names
 from refusion_eval.runs.model_args import ModelArgs

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from refusion_eval.benchmarks import PUBLISHED, RELEASE, RELEASED, Task, find_task
-from refusion_eval.cli import names_of
+from refusion_eval.cli.parameters import names_of
 from refusion_eval.cli.suite_runs import (
     ALL_PUBLISHED,
     AS_IN_THE_PAPER,

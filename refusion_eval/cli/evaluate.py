@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from refusion_eval import cli
+from refusion_eval.cli import parameters
 from refusion_eval.cli.artefacts import SWEEPS, Artefacts
 from refusion_eval.cli.plans import RUN_ARGUMENTS, carry_out, plan_of, with_system
 from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns, default_runs, plan_of_protocol
@@ -33,7 +34,7 @@ HELPS = {
 }
 
 
-@cli.options_from(ModelArgs, f"{' '.join(TO_SERVERS)} tracker")
+@parameters.options_from(ModelArgs, f"{' '.join(TO_SERVERS)} tracker")
 def suite(
     given: dict[str, Any],
     context: typer.Context,
@@ -73,12 +74,12 @@ def suite(
             "2026, newer ones."
         ),
     ] = "paper",
-    tasks: cli.Tasks = "",
-    include_path: cli.IncludePath = None,
-    limit: cli.Limit = None,
-    samples: cli.Samples = None,
-    settings: cli.Settings = None,
-    data: cli.Data = None,
+    tasks: parameters.Tasks = "",
+    include_path: parameters.IncludePath = None,
+    limit: parameters.Limit = None,
+    samples: parameters.Samples = None,
+    settings: parameters.Settings = None,
+    data: parameters.Data = None,
     results: Annotated[
         Path | None, typer.Option(help="Folder of runs, tables, pages. The default is results (tables: results/local).")
     ] = None,
@@ -88,8 +89,8 @@ def suite(
     gpu_check: Annotated[
         bool, typer.Option("--gpu-check", help="Check this machine's GPU in RESULTS/gpu instead of evaluating.")
     ] = False,
-    prompts: cli.Prompts = None,
-    sandbox: cli.Sandbox = "auto",
+    prompts: parameters.Prompts = None,
+    sandbox: parameters.Sandbox = "auto",
     artefacts: Annotated[
         bool,
         typer.Option(
@@ -99,7 +100,7 @@ def suite(
             "family this takes about 40 minutes.",
         ),
     ] = False,
-    rounds: cli.OtherRounds = None,
+    rounds: parameters.OtherRounds = None,
     fused: Annotated[
         bool,
         typer.Option(
@@ -113,8 +114,8 @@ def suite(
             "--verifier", help="Also run ReFusion with the verifier's own tokens, as embedded models always do."
         ),
     ] = False,
-    dry_run: cli.DryRun = False,
-    as_json: cli.Json = False,
+    dry_run: parameters.DryRun = False,
+    as_json: parameters.Json = False,
     root: Annotated[Path, typer.Option(hidden=True, help="Folder that holds `results`; eval.sh gives it.")] = Path(),
 ) -> None:
     """Evaluate one or several systems in one table, as eval.sh. Run it again to continue an interrupted run.
@@ -137,7 +138,7 @@ def suite(
     raise typer.Exit(runs.status)
 
 
-@cli.options_from(
+@parameters.options_from(
     ModelArgs,
     RUN_ARGUMENTS,
     without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusion"),
@@ -146,16 +147,16 @@ def suite(
 def run(
     given: dict[str, Any],
     context: typer.Context,
-    system: cli.System = None,
-    tasks: cli.Tasks = "",
-    include_path: cli.IncludePath = None,
-    limit: cli.Limit = None,
+    system: parameters.System = None,
+    tasks: parameters.Tasks = "",
+    include_path: parameters.IncludePath = None,
+    limit: parameters.Limit = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the records, to continue them too. The default is in results/runs.")
     ] = None,
-    data: cli.Data = None,
-    prompts: cli.Prompts = None,
-    sandbox: cli.Sandbox = "auto",
+    data: parameters.Data = None,
+    prompts: parameters.Prompts = None,
+    sandbox: parameters.Sandbox = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random draws. The default is 0.")] = None,
     turn: Annotated[
         str | None,
@@ -185,7 +186,7 @@ def run(
             "thought_budget=N.",
         ),
     ] = None,
-    settings: cli.Settings = None,
+    settings: parameters.Settings = None,
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -193,9 +194,9 @@ def run(
             help="Run one system of a protocol, which says model, tasks and settings. Its records name the protocol.",
         ),
     ] = None,
-    allow_code: cli.AllowCode = False,
-    fail_if: cli.FailIf = None,
-    as_json: cli.Json = False,
+    allow_code: parameters.AllowCode = False,
+    fail_if: parameters.FailIf = None,
+    as_json: parameters.Json = False,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     conditions = run_conditions(fail_if or ())
@@ -218,7 +219,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"
 
 
-@cli.options_from(ModelArgs, " ".join(TO_SERVERS))
+@parameters.options_from(ModelArgs, " ".join(TO_SERVERS))
 def sweep(
     given: dict[str, Any],
     spec: Annotated[
@@ -235,18 +236,18 @@ def sweep(
     tasks: Annotated[
         str, typer.Option(help="Other tasks than the file's, separated by commas, named as in `run`.")
     ] = "",
-    include_path: cli.IncludePath = None,
+    include_path: parameters.IncludePath = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Another number of items than the file's.")] = None,
-    samples: cli.Samples = None,
-    data: cli.Data = None,
-    sandbox: cli.Sandbox = "auto",
+    samples: parameters.Samples = None,
+    data: parameters.Data = None,
+    sandbox: parameters.Sandbox = "auto",
     batch_size: Annotated[
         str | None, typer.Option(help="Requests decoded together, or auto. Speed is measured at 1 only.")
     ] = None,
-    rounds: cli.Rounds = cli.DEFAULT_ROUNDS,
-    allow_code: cli.AllowCode = False,
-    dry_run: cli.DryRun = False,
-    as_json: cli.Json = False,
+    rounds: parameters.Rounds = parameters.DEFAULT_ROUNDS,
+    allow_code: parameters.AllowCode = False,
+    dry_run: parameters.DryRun = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """Run many settings, each as a run of its own. It writes sweep.csv and points.csv. Run it again to continue."""
     if spec == "list":
@@ -255,7 +256,7 @@ def sweep(
     read = read_spec(spec, given, allow_code=allow_code)
     read = read if model is None else with_model(read, model)
     read = read if samples is None else with_samples(read, samples)
-    changes: dict[str, Any] = {"tasks": tuple(cli.names_of(tasks)), "limit": limit}
+    changes: dict[str, Any] = {"tasks": tuple(parameters.names_of(tasks)), "limit": limit}
     read = dataclasses.replace(read, **{name: value for name, value in changes.items() if value})
     cli.log_to_stderr()
     from refusion_eval.sweep.run import plan_entries, plan_sweep, planned_points, run_sweep
@@ -288,9 +289,9 @@ def sweep(
 def rerun(
     run_dir: Annotated[Path, typer.Argument(help="Directory of a recorded run.")],
     out: Annotated[Path | None, typer.Option(help="Directory of the second run. The default is RUN-again.")] = None,
-    data: cli.Data = None,
-    sandbox: cli.Sandbox = "auto",
-    as_json: cli.Json = False,
+    data: parameters.Data = None,
+    sandbox: parameters.Sandbox = "auto",
+    as_json: parameters.Json = False,
 ) -> None:
     """Repeat a recorded run and compare every sample. Compared are tokens, texts and verdicts."""
     cli.log_to_stderr()
@@ -307,13 +308,13 @@ def rerun(
         raise typer.Exit(cli.EXIT_INCOMPLETE)
 
 
-@cli.options_from(
+@parameters.options_from(
     ModelArgs,
     "pretrained:model decoder adapter revision backend base_url served_model api_key_env",
     without_default=SYSTEM_FIELDS,
     helps=HELPS,
 )
-def check(given: dict[str, Any], system: cli.System = None, as_json: cli.Json = False) -> None:
+def check(given: dict[str, Any], system: parameters.System = None, as_json: parameters.Json = False) -> None:
     """Say whether a decoder can run a checkpoint. Its configuration is read, and what tensors a folder has; no weights.
 
     Of a server it prints what its endpoints tell: name, version, model and settings. It does not wait for one to start.

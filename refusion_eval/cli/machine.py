@@ -1,10 +1,11 @@
 import refusion_eval
 from refusion_eval import cli, paths
 from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED, Task
+from refusion_eval.cli import parameters
 from refusion_eval.runs.systems import published_systems
 
 
-def doctor(data: cli.Data = None, as_json: cli.Json = False) -> None:
+def doctor(data: parameters.Data = None, as_json: parameters.Json = False) -> None:
     """Report what this machine can do. It lists versions, devices, the sandbox, tasks, data and the lm_eval hook."""
     from refusion_eval.doctor import report
 
@@ -16,7 +17,7 @@ def doctor(data: cli.Data = None, as_json: cli.Json = False) -> None:
         print(f"{name}: {text}")
 
 
-def systems(as_json: cli.Json = False) -> None:
+def systems(as_json: parameters.Json = False) -> None:
     """List the published systems that --system names."""
     published = published_systems().values()
     if as_json:
@@ -30,7 +31,7 @@ def systems(as_json: cli.Json = False) -> None:
         print(f"{system.name:<16} {system.label:<22} {system.decoder:<16} {checkpoint}{adapter}{served}")
 
 
-def tasks(as_json: cli.Json = False) -> None:
+def tasks(as_json: parameters.Json = False) -> None:
     """List the tasks that --tasks names. Without --model, a benchmark's name means its synthetic look-alike."""
     listed = [Task(benchmark) for benchmark in PUBLISHED.values()]
     listed += [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini]

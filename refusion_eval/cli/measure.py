@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from refusion_eval import cli
+from refusion_eval.cli import parameters
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.systems import choose_systems
 from refusion_eval.store.atomic_write import write_output
 
 
-@cli.options_from(ModelArgs, "dtype device")
+@parameters.options_from(ModelArgs, "dtype device")
 def bench(
     given: dict[str, Any],
     model: Annotated[
@@ -43,7 +44,7 @@ def bench(
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also print how the time of a decoding is spent.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write all figures to this JSON file.")] = None,
-    as_json: cli.Json = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """Measure decoding speed. It is compared with a plain baseline and with the memory limit, by width and batch."""
     from refusion_eval.bench.bench import run_bench
@@ -84,13 +85,13 @@ def flips(
     model: Annotated[
         str, typer.Option(help="With one --system: checkpoint, a folder or hub id. The default is the published one.")
     ] = "",
-    tasks: cli.Tasks = "",
-    limit: cli.Limit = None,
+    tasks: parameters.Tasks = "",
+    limit: parameters.Limit = None,
     batch_size: Annotated[int, typer.Option(min=2, help="Requests decoded together, against one at a time.")] = 8,
-    out: cli.Out = Path("results/flips"),
-    data: cli.Data = None,
-    sandbox: cli.Sandbox = "auto",
-    as_json: cli.Json = False,
+    out: parameters.Out = Path("results/flips"),
+    data: parameters.Data = None,
+    sandbox: parameters.Sandbox = "auto",
+    as_json: parameters.Json = False,
 ) -> None:
     """Measure how far scores move with dtype, batch size and CUDA graphs; of a server, with requests at once alone.
 
@@ -107,10 +108,10 @@ def flips(
 
     cli.log_to_stderr()
     has_gpu = torch.cuda.is_available()
-    systems = choose_systems(cli.names_of(system), model)
+    systems = choose_systems(parameters.names_of(system), model)
     servers = {name for name, arguments in systems.items() if is_server(arguments)}
     named = {name: configurations(batch_size, with_graphs=has_gpu, of_server=name in servers) for name in systems}
-    spec = spec_of(systems, named, tasks=tuple(cli.names_of(tasks)), limit=limit)
+    spec = spec_of(systems, named, tasks=tuple(parameters.names_of(tasks)), limit=limit)
     to_continue = f"the runs that are finished are in {out}; run the same command again to continue"
     with Interruption(lambda: to_continue, finish_first=False):
         result = run_sweep(spec, out, data=data, sandbox=sandbox, on_point=cli.say)
@@ -130,7 +131,7 @@ def flips(
         raise typer.Exit(cli.EXIT_INCOMPLETE)
 
 
-@cli.options_from(ModelArgs, "dtype device revision")
+@parameters.options_from(ModelArgs, "dtype device revision")
 def locality(
     given: dict[str, Any],
     out: Annotated[Path, typer.Option(help="CSV with every ratio and distance.")],
@@ -141,7 +142,7 @@ def locality(
         Literal["auto", "bidirectional", "bidirectional_shifted", "refusion"],
         typer.Option(help="How predictions at masks are read. auto takes what the checkpoint's card says."),
     ] = "auto",
-    data: cli.Data = None,
+    data: parameters.Data = None,
     responses: Annotated[int, typer.Option(help="Number of gold responses, from the first of the benchmark.")] = 100,
     max_length: Annotated[
         int | None,
@@ -159,7 +160,7 @@ def locality(
     from refusion_eval.paper.locality.study import LocalitySettings, locality_command
 
     settings = LocalitySettings(
-        ratios=cli.numbers_of(ratios, "--ratios", float),
+        ratios=parameters.numbers_of(ratios, "--ratios", float),
         reveals=reveals,
         num_responses=responses,
         max_length=max_length,
@@ -172,7 +173,7 @@ def locality(
         out=out,
         reading=reading,
         data=data,
-        distances=list(cli.numbers_of(distances, "--distances", int)),
+        distances=list(parameters.numbers_of(distances, "--distances", int)),
         console=cli.console(),
         **given,
     )
@@ -212,7 +213,7 @@ def gpu_check(
         raise ConfigError("gpu-check: torch sees no CUDA device here; --device cpu runs the checks at a small shape")
     if shape not in SHAPES:
         raise ConfigError(f"--shape {shape} is unknown; choose {' or '.join(SHAPES)}")
-    names = cli.names_of(checks) if checks is not None else list(CHECKS)
+    names = parameters.names_of(checks) if checks is not None else list(CHECKS)
     if not names or not CHECKS.keys() >= set(names):
         raise ConfigError(f"--checks {checks}: choose among {', '.join(CHECKS)}")
     timed_shape = None if on_cpu else shape

@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from refusion_eval import cli
 from refusion_eval.benchmarks import RELEASE
+from refusion_eval.cli import parameters
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tasks import plan_run
 from refusion_eval.results.gate import Condition, Failure, failures_of_run
@@ -63,7 +64,7 @@ def plan_of(options: Mapping[str, Any], name: str = "") -> Plan:
     settings |= cli.read_pairs(options.get("settings"))
     run = plan_run(
         {**arguments, **settings},
-        cli.names_of(options.get("tasks", "")),
+        parameters.names_of(options.get("tasks", "")),
         options.get("run_dir", ""),
         **{key: options[key] for key in ("data", "prompts", "limit", "include_path", "sandbox") if key in options},
         name=name,
@@ -75,13 +76,13 @@ def plan_of(options: Mapping[str, Any], name: str = "") -> Plan:
         return Plan(runs=(run,), turns=(turn,))
     if turn is not None:
         raise ConfigError("--concurrency and --round exclude each other: give one of them")
-    return Plan(runs=_at_once(run, cli.numbers_of(options["concurrency"], "--concurrency", int)))
+    return Plan(runs=_at_once(run, parameters.numbers_of(options["concurrency"], "--concurrency", int)))
 
 
 def _default_folder(run: PlannedRun, arguments: Mapping[str, Any]) -> Path:
     options, loop, preset = run.options, arguments.get("loop"), arguments.get("preset")
     # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
-    given = cli.names_of(options.get("tasks", ""))
+    given = parameters.names_of(options.get("tasks", ""))
     is_released = options.get("prompts") == RELEASE or any(
         name.endswith(f"_{RELEASE}") for name in run.tasks if name not in given
     )

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from refusion_eval.benchmarks import BENCHMARKS, OURS, main_variant
-from refusion_eval.cli import names_of, say
+from refusion_eval.cli import say
+from refusion_eval.cli.parameters import names_of
 from refusion_eval.cli.plans import model_arguments
 from refusion_eval.cli.suite_runs import Runs
 from refusion_eval.errors import ConfigError

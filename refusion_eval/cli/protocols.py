@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from refusion_eval import cli
+from refusion_eval.cli import parameters
 from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns, allowed_by
 from refusion_eval.errors import ConfigError
 from refusion_eval.protocol.spec import shipped_protocols
@@ -33,17 +34,17 @@ def protocol(
         int | None,
         typer.Option(min=1, help="Only the first items of every task. More than the file's are another protocol."),
     ] = None,
-    data: cli.Data = None,
-    sandbox: cli.Sandbox = "auto",
-    allow_code: cli.AllowCode = False,
+    data: parameters.Data = None,
+    sandbox: parameters.Sandbox = "auto",
+    allow_code: parameters.AllowCode = False,
     api_key_env: Annotated[
         str | None,
         typer.Option(
             help="Variable that holds the key of the file's servers. Only you may name it beside their hosts."
         ),
     ] = None,
-    dry_run: cli.DryRun = False,
-    as_json: cli.Json = False,
+    dry_run: parameters.DryRun = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """Run, check or compare protocols. A protocol is one file with all that decides the numbers of an evaluation.
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from refusion_eval import cli
+from refusion_eval.cli import parameters
 from refusion_eval.config import check_keys, unknown_key
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import EMBEDDED
@@ -54,20 +55,20 @@ Runs = Annotated[list[Path], typer.Argument(help="Run directories, finished or n
 
 def table(
     run_dirs: Annotated[list[Path], typer.Argument(help="Run directories. Speed-up needs the baseline's among them.")],
-    csv: cli.Csv = None,
-    markdown: cli.Markdown = None,
-    latex: cli.Latex = None,
-    baseline: cli.Baseline = None,
+    csv: parameters.Csv = None,
+    markdown: parameters.Markdown = None,
+    latex: parameters.Latex = None,
+    baseline: parameters.Baseline = None,
     metrics: Annotated[
         str, typer.Option(help="Columns, separated by commas: accuracy, tps, tpf, speedup. The default is all.")
     ] = "",
-    as_json: cli.Json = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """Print the table of one or more runs. It has accuracy, TPS, TPF and speed-up, each with its interval.
 
     Runs that differ in their seed only have a line of means over the seeds.
     """
-    columns = cli.names_of(metrics)
+    columns = parameters.names_of(metrics)
     check_keys(columns, [column.metric for column in SUMMARY_COLUMNS], "--metrics", what="metric")
     cli.prepare(csv, markdown, latex)
     figures = run_measurements(run_dirs, baseline=baseline, hash_records=True)
@@ -87,10 +88,10 @@ def compare(
     ] = None,
     csv: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each task.")] = None,
     items: Annotated[Path | None, typer.Option(help="Also write a CSV with one row for each item.")] = None,
-    markdown: cli.Markdown = None,
-    latex: cli.Latex = None,
-    fail_if: cli.FailIf = None,
-    as_json: cli.Json = False,
+    markdown: parameters.Markdown = None,
+    latex: parameters.Latex = None,
+    fail_if: parameters.FailIf = None,
+    as_json: parameters.Json = False,
 ) -> None:
     """Compare two runs item by item. It shows the difference with its interval, flips, settings and speed.
 
@@ -114,14 +115,14 @@ def compare(
 
 def speed(
     results: Annotated[list[Path], typer.Argument(help="Run directories, all of one machine, or results CSV files.")],
-    csv: cli.Csv = None,
-    markdown: cli.Markdown = None,
-    baseline: cli.Baseline = None,
+    csv: parameters.Csv = None,
+    markdown: parameters.Markdown = None,
+    baseline: parameters.Baseline = None,
     concurrency: Annotated[
         bool,
         typer.Option("--concurrency", help="Throughput and latency by the number of requests at once instead."),
     ] = False,
-    as_json: cli.Json = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """Print the breakdown of speed. It has forwards/s, tokens per forward, memory limit, prefill and both AR loops."""
     cli.prepare(csv, markdown)
@@ -137,8 +138,8 @@ def report(
     out: Annotated[Path, typer.Option(help="File of the page, which needs no other file and no network.")] = Path(
         "report.html"
     ),
-    baseline: cli.Baseline = None,
-    data: cli.Data = None,
+    baseline: parameters.Baseline = None,
+    data: parameters.Data = None,
 ) -> None:
     """Write one HTML page about runs. It has figures, frontiers, and every sample with each step of its decoding."""
     from refusion_eval.cli.sources import FoundSources
@@ -159,7 +160,7 @@ def leaderboard(
         typer.Argument(help="Run directories, results CSV files, and JSON files of export --format every-eval-ever."),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the page and its files, which need no network.")] = Path("site"),
-    baseline: cli.Baseline = None,
+    baseline: parameters.Baseline = None,
 ) -> None:
     """Write a static leaderboard. It has accuracy, TPS and TPF by task and machine, and published figures apart."""
     from refusion_eval.paper.style import page_look
@@ -255,8 +256,8 @@ def export(
             "and samples.",
         ),
     ] = "jsonl",
-    data: cli.Data = None,
-    baseline: cli.Baseline = None,
+    data: parameters.Data = None,
+    baseline: parameters.Baseline = None,
 ) -> None:
     """Write results in the formats of other tools. By default every sample becomes a line of JSON.
 
@@ -315,7 +316,7 @@ def plot(
     sources: Annotated[
         list[Path] | None, typer.Argument(help="Sources of the figure, or the CSV that was written with it before.")
     ] = None,
-    out: cli.Out = Path("figures"),
+    out: parameters.Out = Path("figures"),
     task: Annotated[
         str | None, typer.Option(help="Benchmark. Default: the sweep's, else mbpp; figures 5 and 9: the run's first.")
     ] = None,
@@ -329,8 +330,8 @@ def plot(
             "settings of the paper's case study (--set changes them), into OUT/case_study, and draw from that."
         ),
     ] = None,
-    settings: cli.Settings = None,
-    data: cli.Data = None,
+    settings: parameters.Settings = None,
+    data: parameters.Data = None,
     width: Annotated[
         Literal["one", "two"] | None,
         typer.Option(help="Columns of a paper that the figure takes. Default: as many as it needs."),
@@ -395,15 +396,15 @@ def paper_table(
     table: Annotated[
         str, typer.Argument(help="Tables by number, 1 to 7, separated by commas, or all; 8 with --item, from runs.")
     ],
-    results: cli.Results = None,
-    out: cli.Out = Path("tables"),
-    baseline: cli.Baseline = None,
+    results: parameters.Results = None,
+    out: parameters.Out = Path("tables"),
+    baseline: parameters.Baseline = None,
     paper: Annotated[
         Literal["v1", "v2"], typer.Option(help="Version of the paper whose values Table 2 prints.")
     ] = "v2",
     item: Annotated[str | None, typer.Option(help="Table 8: the benchmark's id of the problem.")] = None,
     task: Annotated[str | None, typer.Option(help="Table 8: task or benchmark of the problem.")] = None,
-    data: cli.Data = None,
+    data: parameters.Data = None,
     rows: Annotated[
         str | None,
         typer.Option(help="Tables 1 to 4: labels of the systems to show, in this order, separated by commas."),
@@ -422,7 +423,7 @@ def paper_table(
     from refusion_eval.paper.tables import NUMBERS
     from refusion_eval.paper.tables import paper_table as make_table
 
-    names = [str(number) for number in NUMBERS] if table == "all" else cli.names_of(table)
+    names = [str(number) for number in NUMBERS] if table == "all" else parameters.names_of(table)
     numbers = [int(name) for name in (name.removeprefix("table") for name in names) if name.isdecimal()]
     if len(numbers) < len(names) or not set(numbers) <= {*NUMBERS, ANSWERS}:
         raise ConfigError(f"{table!r}: name tables by number, 1 to {ANSWERS}, or all")
@@ -434,7 +435,7 @@ def paper_table(
         made = [_answers(results or [], task, item, data)]
     else:
         measured = read_measurements(results or [], baseline=baseline)
-        systems = cli.names_of(rows or "") if row is None else [row]
+        systems = parameters.names_of(rows or "") if row is None else [row]
         made = [make_table(number, measured, paper, systems) for number in numbers]
         made = [one.without_empty_columns() for one in made] if rows else made
     for made_table in made:
@@ -467,13 +468,13 @@ def _answers(run_dirs: list[Path], task: str | None, item: str, data: Path | Non
 
 
 def claims(
-    results: cli.Results = None,
+    results: parameters.Results = None,
     out: Annotated[Path | None, typer.Option(help="Folder for claims.csv, averages.csv and claims.md.")] = None,
     only_measured: Annotated[
         bool, typer.Option("--only-measured", help="Show only the claims that these results have figures for.")
     ] = False,
     margin: Margin = None,
-    as_json: cli.Json = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """Judge the paper's claims by its tables and measured figures. Every average of a speed-up is shown."""
     from refusion_eval.paper.claims import averages_cells, averages_table, claims_cells, claims_table, write_claims

@@ -10,16 +10,8 @@ from types import SimpleNamespace
 from typing import Any, TextIO
 
 from refusion_eval.benchmarks import OURS, PUBLISHED, RELEASE, SUITE_TASKS, SUITES, main_variant
-from refusion_eval.cli import (
-    EXIT_INCOMPLETE,
-    LOADING,
-    names_of,
-    print_value,
-    run_command,
-    say,
-    status_of,
-    told_if_silent,
-)
+from refusion_eval.cli import EXIT_INCOMPLETE, LOADING, print_value, run_command, say, status_of, told_if_silent
+from refusion_eval.cli.parameters import names_of
 from refusion_eval.cli.plans import carry_out, model_arguments, plan_of, with_system, words_of
 from refusion_eval.config import check_keys, field_types, read_yaml
 from refusion_eval.decoders import find_decoder

@@ -5,6 +5,7 @@ import typer
 
 from refusion_eval import cli
 from refusion_eval.benchmarks import get_task
+from refusion_eval.cli import parameters
 from refusion_eval.errors import ConfigError
 from refusion_eval.results.render import csv_text
 from refusion_eval.store.atomic_write import prepare_output, write_output
@@ -19,7 +20,7 @@ def score(
             "the gold answers."
         ),
     ],
-    data: cli.Data = None,
+    data: parameters.Data = None,
     split: Annotated[str | None, typer.Option(help="Split of the rows, if it is not the evaluated one.")] = None,
     csv: Annotated[
         Path | None,
@@ -29,9 +30,9 @@ def score(
     ] = None,
     filter_name: Annotated[str | None, typer.Option("--filter", help="Another rule that extracts the answer.")] = None,
     allow_partial: Annotated[bool, typer.Option(help="Leave rows without a text out of the score.")] = False,
-    workers: cli.Workers = None,
-    sandbox: cli.Sandbox = "auto",
-    as_json: cli.Json = False,
+    workers: parameters.Workers = None,
+    sandbox: parameters.Sandbox = "auto",
+    as_json: parameters.Json = False,
 ) -> None:
     """Judge texts from anywhere by the rules of a task."""
     from refusion_eval.scoring import score as scoring
@@ -74,12 +75,12 @@ def rescore(
     ] = "ours",
     list_filters: Annotated[bool, typer.Option("--list-filters", help="Print the filters and stop.")] = False,
     tasks: Annotated[str, typer.Option(help="Tasks or benchmarks, separated by commas. The default is all.")] = "",
-    data: cli.Data = None,
+    data: parameters.Data = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results, one folder for each run. The default is RUN/rescored.")
     ] = None,
-    workers: cli.Workers = None,
-    sandbox: cli.Sandbox = "auto",
+    workers: parameters.Workers = None,
+    sandbox: parameters.Sandbox = "auto",
 ) -> None:
     """Judge recorded texts with another answer filter. Nothing is decoded; the scores join the records of the run."""
     from refusion_eval.lm_eval_plugin.filters import describe, find_filter
@@ -93,7 +94,7 @@ def rescore(
     num_differing = rescore_command(
         run_dirs,
         find_filter(filter_name),
-        tasks=cli.names_of(tasks),
+        tasks=parameters.names_of(tasks),
         data=data,
         out=out,
         workers=workers,

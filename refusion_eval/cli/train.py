@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from refusion_eval.cli import DryRun, wrong_options
+from refusion_eval.cli import wrong_options
+from refusion_eval.cli.parameters import DryRun
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_name, embedded_path
 

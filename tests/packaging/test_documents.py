@@ -15,8 +15,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from typer.main import get_command
 
 from refusion_eval.bench.gpu_check import Check, Result, write_report
-from refusion_eval.cli import COMMANDS, TAKES_ALL_ARGUMENTS, app, names_of
+from refusion_eval.cli import COMMANDS, TAKES_ALL_ARGUMENTS, app
 from refusion_eval.cli.evaluate import with_system
+from refusion_eval.cli.parameters import names_of
 from refusion_eval.config import field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, DataError

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from miniature.data import held_out_pairs
 from refusion_eval.benchmarks import BENCHMARKS, Task
-from refusion_eval.cli import app, numbers_of
+from refusion_eval.cli import app
+from refusion_eval.cli.parameters import numbers_of
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.models.checkpoint import CARDS
 from refusion_eval.paper.locality import study as locality
