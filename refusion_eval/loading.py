@@ -18,7 +18,8 @@ from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost, measure
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import LoraAdapter
 from refusion_eval.models.attention import Backend
-from refusion_eval.models.checkpoint import Card, ModelConfig, checkpoint_card, model_config
+from refusion_eval.models.card import Card, checkpoint_card
+from refusion_eval.models.checkpoint import ModelConfig, model_config
 from refusion_eval.models.device import choose_backend, choose_device, cpu_threads, weight_bytes
 from refusion_eval.models.location import fetch_weights, locate
 from refusion_eval.models.tokenizer import Tokenizer

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.checkpoint import ModelConfig, is_masked_model, read_json
+from refusion_eval.models.card import is_masked_model
+from refusion_eval.models.checkpoint import ModelConfig, read_json
 
 # Largest difference of logits, relative to the largest logit, that rounding explains.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}

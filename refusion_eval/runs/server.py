@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from refusion_eval import api
 from refusion_eval.benchmarks.rows import redact
 from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.models.checkpoint import Card, checkpoint_card
+from refusion_eval.models.card import Card, checkpoint_card
 from refusion_eval.models.location import locate
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.job import Detokenizer, Job, WarmUp, record, record_error

@@ -7,7 +7,8 @@ import pytest
 
 from refusion_eval.decoders import fitting_decoders
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.checkpoint import CARDS, checkpoint_card, model_config
+from refusion_eval.models.card import CARDS, checkpoint_card
+from refusion_eval.models.checkpoint import model_config
 from tests.models import tiny
 
 

@@ -15,7 +15,7 @@ from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.cli import app
 from refusion_eval.cli.parameters import numbers_of
 from refusion_eval.errors import ConfigError, DataError
-from refusion_eval.models.checkpoint import CARDS
+from refusion_eval.models.card import CARDS
 from refusion_eval.paper.locality import study as locality
 from refusion_eval.paper.locality.study import (
     COLUMNS,

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from refusion_eval.cli import app
 from refusion_eval.decoders import DECODERS, fitting_decoders
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.checkpoint import CARDS
+from refusion_eval.models.card import CARDS
 from refusion_eval.paths import embedded_path
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.systems import published_systems, system_arguments

@@ -30,7 +30,7 @@ from refusion_eval.config import NonNegativeInt, PositiveInt, settings_class
 from refusion_eval.decoders import DECODERS, fitting_decoders
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.metrics import Interval, bootstrap_ratio
-from refusion_eval.models.checkpoint import Card
+from refusion_eval.models.card import Card
 from refusion_eval.paper.locality.divergence import MaskedText, Reading, reveal_divergences
 from refusion_eval.paths import embedded_name, embedded_path
 from refusion_eval.results.cautions import MINI_SENTENCE

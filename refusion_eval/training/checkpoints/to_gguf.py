@@ -9,6 +9,7 @@ import numpy as np
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models import checkpoint, gguf
+from refusion_eval.models.card import checkpoint_card
 from refusion_eval.models.checkpoint import ModelConfig, read_json
 from refusion_eval.models.location import fetch_weights, locate
 from refusion_eval.models.tokenizer import Tokenizer
@@ -110,7 +111,7 @@ def _add_tokenizer(writer: Any, directory: Path, config: ModelConfig) -> None:
     writer.add_token_types(types)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
     writer.add_add_bos_token(False)  # prompts are rendered before they are sent
-    eos_ids = checkpoint.checkpoint_card(str(directory), directory).eos_ids
+    eos_ids = checkpoint_card(str(directory), directory).eos_ids
     if eos_ids:
         writer.add_eos_token_id(eos_ids[0])
     if len(eos_ids) > 1:
