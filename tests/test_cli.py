@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -365,6 +366,12 @@ def test_check_says_whether_a_decoder_can_run_a_checkpoint_without_weights(share
     assert result.exit_code == 0, result.output
     assert "autoregressive can run it" in result.output
     assert ": cpu, float32" in result.output
+    assert re.search(r": context of [\d,]+ tokens, (a|no) chat template\n", result.output)
+    facts = json.loads(RUNNER.invoke(app, ["check", "--model", "embedded", "--json"]).stdout)
+    model = refusion_eval.load_model("embedded", device="cpu")
+    tensors = load_file(model.directory / "model.safetensors").values()
+    assert facts["num_parameters"] == sum(tensor.numel() for tensor in tensors)
+    assert facts["context"] == model.config.max_positions
     assert result.stdout.endswith("the folder has no weights yet\n")
     status, text = refusal("check", "--model", "/no/such/checkpoint")
     assert status == 1

@@ -348,6 +348,8 @@ def _check_server(args: ModelArgs, *, as_json: bool) -> None:
 
 
 def _check_checkpoint(args: ModelArgs, *, as_json: bool) -> None:
+    from refusion_eval.models.device import weight_bytes
+    from refusion_eval.models.weights import count_parameters
     from refusion_eval.runs.system import System
 
     opened = System(args)
@@ -355,11 +357,22 @@ def _check_checkpoint(args: ModelArgs, *, as_json: bool) -> None:
     config = opened.model.config
     brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
     name, decoder = opened.args.pretrained, opened.args.decoder
+    sizes = {}
+    if not opened.model.is_stock:  # whose tensors transformers alone knows
+        num_bytes = weight_bytes(config, opened.model.dtype)
+        sizes = {"num_parameters": count_parameters(config), "weight_bytes": num_bytes}
     if as_json:
         facts = {"model": name, "decoder": decoder, "family": config.family, "num_layers": config.num_layers}
+        facts |= {**sizes, "context": config.max_positions, "has_template": opened.has_template}
         cli.print_value(facts | {"settings": opened.checkpoint_settings, "place": opened.model.place})
         return
     cli.tell(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
+    cli.tell(
+        f"{name}: context of {config.max_positions:,} tokens, {'a' if opened.has_template else 'no'} chat template"
+    )
+    if sizes:
+        parameters, read = (number / 1e6 for number in sizes.values())
+        cli.tell(f"{name}: {parameters:,.1f} million parameters; a forward reads {read:,.0f} MB of them")
     cli.tell(f"{name}: {opened.model.place}")
     if not has_weights:
         cli.tell(f"{name}: the folder has no weights yet")

@@ -41,19 +41,22 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     with tempfile.TemporaryDirectory(prefix="refusion_eval_nltk_") as folder:
         provide_sentence_model(folder)
-        from lm_eval.tasks.ifeval import utils  # it downloads the model where none is found when it is imported
+        from lm_eval.tasks.ifeval import instructions_util, utils  # looks for the model when it is imported
 
-        rules = {"strict": utils.test_instruction_following_strict, "loose": utils.test_instruction_following_loose}
-        for line in sys.stdin:
-            row, text, rule = json.loads(line)
-            # The detector of languages draws at random, and so does a check whose row leaves an argument out.
-            DetectorFactory.seed = 0
-            random.seed(0)
-            names = ("key", "prompt", "instruction_id_list", "kwargs")
-            example = utils.InputExample(**{name: row[name] for name in names})
-            followed = rules[rule](example, text).follow_instruction_list
-            sys.stdout.write(json.dumps(list(map(bool, followed))) + "\n")
-            sys.stdout.flush()
+        # Both ways to it read it once and keep it, so that its files go before this process is killed.
+        instructions_util.count_sentences("One. Two.")
+        nltk.word_tokenize("One.")
+    rules = {"strict": utils.test_instruction_following_strict, "loose": utils.test_instruction_following_loose}
+    for line in sys.stdin:
+        row, text, rule = json.loads(line)
+        # The detector of languages draws at random, and so does a check whose row leaves an argument out.
+        DetectorFactory.seed = 0
+        random.seed(0)
+        names = ("key", "prompt", "instruction_id_list", "kwargs")
+        example = utils.InputExample(**{name: row[name] for name in names})
+        followed = rules[rule](example, text).follow_instruction_list
+        sys.stdout.write(json.dumps(list(map(bool, followed))) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ FAMILIES = ("qwen3", "qwen2", "llama")
 # Those of which a test compares the dequantised tensors with llama.cpp's.
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 _DTYPE_OF_TYPE = {"F16": "float16", "BF16": "bfloat16"}  # all others are stored in float32
-_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # of safetensors
+TYPE_OF_DTYPE = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # in safetensors and in GGUF files
 _MAGIC = b"GGUF"
 _MOST_VALUES = 1_500_000  # of the metadata; the vocabulary of Llama 3 with its merges takes some 950,000
 _PIECE_BYTES = 64 << 20  # of float32, that are dequantised at once
@@ -125,7 +125,7 @@ def unpack(path: Path, folder: Path, dtype: str | None = None) -> None:
         raw["rope_parameters"] = {"rope_theta": config.rope_theta} | _scaling(path, config, divisors.data)
     name = f"{_QUANTISATION_AT_END.sub('', path.stem)}, {_quantisation(tensors, facts)}"
     dtypes = {key: dtype or _DTYPE_OF_TYPE.get(tensor.tensor_type.name, "float32") for key, tensor in tensors.items()}
-    sizes = {kind: sum(tensors[key].n_elements for key in dtypes if dtypes[key] == kind) for kind in _CODES}
+    sizes = {kind: sum(tensors[key].n_elements for key in dtypes if dtypes[key] == kind) for kind in TYPE_OF_DTYPE}
     raw |= {"dtype": max(sizes, key=lambda kind: sizes[kind]), "display_name": name, "backbone": name}
     raw |= {"source": {"file": path.name, "sha256": digest}}
     tokenizer, tokenizer_config, ids = _tokenizer(path, facts)
@@ -288,7 +288,7 @@ def _write_weights(target: Path, tensors: Mapping[str, Any], dtypes: Mapping[str
         tensor, start = tensors[name], end
         end += tensor.n_elements * getattr(torch, dtypes[name]).itemsize
         shape = [int(size) for size in reversed(tensor.shape)]
-        header[name] = {"dtype": _CODES[dtypes[name]], "shape": shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": TYPE_OF_DTYPE[dtypes[name]], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with target.open("wb") as file:

@@ -193,6 +193,11 @@ def check_weights(directory: Path, config: ModelConfig) -> None:
         files.check(name, shape)
 
 
+def count_parameters(config: ModelConfig) -> int:
+    """The number of weights in all tensors; a head that is the embedding counts once."""
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
+
+
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that `load_weights` reads, by its name."""
     shapes = {}

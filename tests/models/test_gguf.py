@@ -249,6 +249,19 @@ def test_what_convert_writes_is_read_back(tmp_path, family, scaled, tied):
     assert back.tokenizer.inner.chat_template == TEMPLATE
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_matrices_are_written_in_16_bits(tmp_path, dtype):
+    write(tmp_path / "whole.gguf", "qwen3", "F32")
+    source = tmp_path / "hf"
+    values = unpacked(tmp_path / "whole.gguf", source)
+    convert(str(source), tmp_path / "half.gguf", dtype=dtype)
+    kind = getattr(torch, dtype)
+    for name, tensor in unpacked(tmp_path / "half.gguf", tmp_path / "back").items():
+        assert tensor.dtype == (kind if tensor.ndim > 1 else torch.float32)
+        torch.testing.assert_close(tensor, values[name].to(tensor.dtype), rtol=0, atol=0)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == dtype
+
+
 def test_another_rotary_scaling_is_refused(tmp_path):
     write(tmp_path / "a.gguf", shapes={"rope_freqs.weight": (16,)})
     assert "rotary scaling of Llama 3" in refusal(tmp_path / "a.gguf", tmp_path / "hf")

@@ -98,6 +98,12 @@ def test_a_prompt_counts_if_every_instruction_is_followed() -> None:
     assert "  by instruction 50.00% over 8 instructions" in lines
 
 
+def test_the_checks_leave_no_files_behind(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert [score.value for score in score_texts(IFEVAL, [ROW], {"1": ["Dr. Smith came. He left."]})] == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_loose_rule_leaves_the_first_line_out() -> None:
     texts = {"1": ["Sure, here it is:\nOne came. One left."]}
     assert [score.followed for score in score_texts(IFEVAL, [ROW], texts, filter_name="strict")] == [[False, True]]

@@ -29,18 +29,16 @@ def convert(source: str, target: Path, *, dtype: str | None = None, revision: st
     Args:
         source: folder or hub id.
         target: the file, which must not exist yet.
-        dtype: float32 (the default) or float16; vectors are float32 in both.
+        dtype: float32 (the default), bfloat16 or float16, of the matrices; vectors are float32.
         revision: branch, tag or commit of a hub id.
 
     Raises:
-        ConfigError: the file exists, or the dtype is another one.
+        ConfigError: the file exists.
         CheckpointError: the checkpoint is of another family, or its tokenizer is no byte-level BPE.
     """
     library = gguf.library()
     if target.exists():
         raise ConfigError(f"{target} exists already; name a new file")
-    if dtype not in (None, "float32", "float16"):
-        raise ConfigError(f"--to gguf writes float32 or float16, not {dtype}; choose one of these")
     location = locate(source, revision)
     config = checkpoint.model_config(location.directory)
     if config.family not in gguf.FAMILIES or config.layout is not None:
@@ -54,10 +52,10 @@ def convert(source: str, target: Path, *, dtype: str | None = None, revision: st
     writer = library.GGUFWriter(part, config.family)
     try:
         _add_shapes(writer, config)
-        kinds = library.LlamaFileType
-        writer.add_file_type(kinds.MOSTLY_F16 if dtype == "float16" else kinds.ALL_F32)
+        kind = gguf.TYPE_OF_DTYPE[dtype or "float32"]
+        writer.add_file_type(library.LlamaFileType[f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"])
         _add_tokenizer(writer, location.directory, config)
-        _add_tensors(writer, location.directory, config, np.dtype(dtype or "float32"))
+        _add_tensors(writer, location.directory, config, library.GGMLQuantizationType[kind])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -124,7 +122,9 @@ def _add_tokenizer(writer: Any, directory: Path, config: ModelConfig) -> None:
         writer.add_chat_template(inner.chat_template)
 
 
-def _add_tensors(writer: Any, directory: Path, config: ModelConfig, dtype: np.dtype) -> None:
+def _add_tensors(writer: Any, directory: Path, config: ModelConfig, kind: Any) -> None:
+    from gguf import quantize
+
     files, names = CheckpointFiles(directory), gguf.tensor_names(config)
     config = with_saved_head(config, files.find, str(directory))
     head = f"{config.family_layout.tensors.head}.weight"
@@ -142,7 +142,10 @@ def _add_tensors(writer: Any, directory: Path, config: ModelConfig, dtype: np.dt
         values = tensor.float().numpy()
         if heads := gguf.rotated_heads(name, config):
             values = _as_pairs(values, heads)
-        writer.add_tensor(written, values.astype(dtype) if values.ndim > 1 else values)
+        if values.ndim > 1:
+            writer.add_tensor(written, quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(written, values)
     if config.rope_scaling is not None:
         writer.add_tensor("rope_freqs.weight", gguf.frequency_divisors(config, config.rope_scaling))
 
