@@ -3,7 +3,6 @@
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import product
 
 from refusion_eval.benchmarks import Extraction
@@ -14,6 +13,7 @@ _BOX = re.compile(r"\\boxed\s{0,4}(?=\{)")
 # Formulas of a line between their signs, joined by words of lists; and what stands around them.
 _ONE = r"(?:\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\))"
 _INLINE = re.compile(rf"{_ONE}(?:(?:,|,? (?:and|or)) {_ONE}){{0,9}}")
+_LAST = re.compile(rf"\s{{0,9}}(?:{_ONE}|[^\s$]{{1,60}}?)[\s.!*]{{0,9}}\Z")
 _INLINE_SIGNS = re.compile(r"(?<!\\)\$|\\[()]")
 _WORDS_BEFORE = re.compile(r"[A-Za-z ,'’:*_=-]{0,200}")
 _EXPLANATION = re.compile(
@@ -23,7 +23,7 @@ _EXPLANATION = re.compile(
 _MARK = re.compile(r"\s{0,9}(?:[->•]\s{1,4}|```[a-z]{0,9}\n|(?=\"))")
 _QUOTES = " \t\n*_`\"'“”‘’«»「」"
 _BRACKETED = re.compile(r"\A\[?[<\[(（]([^,<>()\[\]]{1,80})[>\])）]\]?\Z")
-_SHORT = re.compile(r"(?![^\d\\]{6})[-+*/=^\d\s.,\\{}()a-z]{1,40}")
+_SHORT = re.compile(r"(?![a-z]{3}|[a-z]{1,2} [a-z])[-+*/=^\d\s.,\\{}()a-z]{1,40}")
 _ALONE = re.compile(
     r"(?:\A|\n[ \t]{0,9}\n)[ \t*>]{0,9}(?:\$\$?\s{0,4}([^$\n]{1,200}?)\s{0,4}\$?\$"
     r"|\\[(\[]\s{0,4}([^\n]{1,200}?)\s{0,4}\\[)\]]"
@@ -211,7 +211,12 @@ def last_box_or_statement(text: str) -> Extraction:
         return stated
     if alone := _ALONE.search(text):
         return Extraction(next(filter(None, alone.groups())).strip(), "formula on the last line")
-    return frames.last_stated(text, None, partial(_formula_after, is_correction=True)) or NOTHING
+    return frames.last_stated(text, None, _last_formula) or NOTHING
+
+
+def _last_formula(text: str, start: int, *, is_correction: bool = False) -> Extraction | None:
+    """The formula of a weaker statement, with which the text ends: "choose $k=3$" before other words states nothing."""
+    return _formula_after(text, start, is_correction=is_correction) if _LAST.match(text, start) else None
 
 
 def _formula_after(text: str, start: int, *, is_correction: bool = False) -> Extraction | None:

@@ -20,7 +20,7 @@ MOST_STATEMENTS = 50
 
 BEST = r"(?:most )?(?:correct|right|best|accurate|appropriate)"
 _IS = (
-    r"(?:\b(?:is|are|equals)\b|[:：]|="
+    r"(?:\b(?:is|are|equals?|(?:works|comes) out (?:to be|to|as))\b|[:：]|="
     r"|\b(?:would|should|must|will|might|may|could|has to) (?:(?:therefore|then|thus|also|have to) )?be\b"
     r"|\b(?:seems|appears|turns out|has|happens|is (?:most )?likely) to be\b)"
 )
@@ -29,7 +29,7 @@ NO_CONDITION = r"(?<!\b(?i:if) )(?<!\b(?i:nor) )(?<!\b(?i:whether) )(?<!\b(?i:ne
 OPEN, CLOSE = r"[*_`$(\[\"'“‘«「（【<]{0,4}", r"[*_`$)\]\"'”’»」）】>]{0,4}"
 _LETTER_OR_WORD = r"[A-Z]|(?i:true|false|yes|no|valid|invalid)"
 _VALUE = rf"(?:{OPEN}(?:{_LETTER_OR_WORD}|-?\$?\d[\d.,/]{{0,12}}){CLOSE}|\$[^$\n]{{1,60}}\$)"
-_THE_ANSWER = rf"(?:(?:the |my )?(?:{BEST} (?:answer|option|choice)|(?:final )?answer))\b"
+_THE_ANSWER = rf"(?:(?:the |my |our )?(?:{BEST} (?:answer|option|choice)|(?:final )?answer))\b"
 
 
 class Frame(NamedTuple):
@@ -176,7 +176,7 @@ _COMMAND = re.compile(
 # Words behind which a sentence explains its answer.
 REASON = (
     r"(?:because|since|as|given|which|where|for|due|so|but|although|though|i\.e|e\.g|that is|not|and (?:we|so|that)"
-    r"|(?i:i (?:think|believe|guess))|is (?:the |my )?(?:final )?(?:(?:most )?(?:correct|right|best)|answer))\b"
+    r"|(?i:i (?:think|believe|guess))|is (?:the |my |our )?(?:final )?(?:(?:most )?(?:correct|right|best)|answer))\b"
 )
 CONDITION = r"(?:but )?(?:only |if and )?(?:if|when|unless|provided|assuming|depending|as long as|in case)\b"
 

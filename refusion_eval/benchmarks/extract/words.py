@@ -88,7 +88,11 @@ def _word(sentence: str, pair: tuple[str, str], *, is_first: bool = False) -> Ex
     is_direct = not re.sub(
         r"(?:[a-z]{2,12}ly|so|thus|hence|therefore|then|just|simply|still|,)\b|[ ,:]", "", plain[: first.start()]
     )
-    if is_first and not (is_direct and re.match(rf"\s*(?:\Z|[.,;:!?—–-]|{REASON})", plain[first.end() :])):
+    if is_first and not (
+        is_direct
+        and re.match(rf"\s*(?:\Z|[.,;:!?—–-]|{REASON})", plain[first.end() :])
+        and len({word for _, word in said}) == 1
+    ):
         return None
     if re.match(rf",? {CONDITION}", plain[said[-1][0].end() :]) or re.match(rf",? {CONDITION}", plain[first.end() :]):
         return None

@@ -75,6 +75,9 @@ def test_a_weaker_statement_is_a_formula_and_goes_behind_one_that_stands_alone()
     assert last_box_or_statement("So $x^2+1$ is the answer.").answer == "x^2+1"
     assert last_box_or_statement("We choose $k=3$.\n\n$$12$$").answer == "12"
     assert last_box_or_statement("We choose the second of them and go on.").answer is None
+    for text in ("We choose a point on it.", "We choose $3$ of the balls.", "We choose $k=3$. Then we go"):
+        assert last_box_or_statement(text).answer is None
+    assert last_box_or_statement("The answer is $a+b$. Wait, it is ab+cd-ef.").answer == "ab+cd-ef"
 
 
 def test_the_first_box_counts_where_text_runs_on() -> None:

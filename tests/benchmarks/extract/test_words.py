@@ -40,7 +40,8 @@ def test_the_word_that_a_sentence_asserts_is_the_answer(text: str) -> None:
         "The answer is Yes if he ran, otherwise no.", "The answer is possibly yes, possibly no.",
         "The answer is neither yes nor no.", "The answer is unclear: it may be Yes, it may be No.",
         "The answer might be Yes; it might be No.",
-        "The answer is Yes, but it could also be No.", "Yes or no, that is the question.", "No one knows.",
+        "The answer is Yes, but it could also be No.", "Yes or no, that is the question.", "No, wait, yes.",
+        "No one knows.",
     ],
 )  # fmt: skip
 def test_both_words_a_condition_and_no_idea_are_no_answer(text: str) -> None:
