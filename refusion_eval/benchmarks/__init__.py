@@ -111,7 +111,10 @@ class Prompts:
 
 
 # How the families of models mark their thoughts, in any case: names of tags, then other pairs of marks.
-_THOUGHT = r"(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad|seed:think|mm:think)"
+_THOUGHT = (
+    r"(?:(?:[a-z]{1,12}[:_])?think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)"
+    r"(?:\s(?:[a-z]{1,12}=[^<>]{0,40})?)?"
+)
 _THOUGHT_START = (
     rf"<{_THOUGHT}>|\[THINK\]|<\|(?:start_thinking|begin_of_thought|think(?:ing)?)\|>|◁think▷|<unused94>"
     r"|<\|channel\|?>\s?(?:analysis|thought)\b(?:[^<\n]{0,80}<\|message\|>)?"

@@ -20,6 +20,7 @@ from refusion_eval.benchmarks import Item, Task
 from refusion_eval.errors import ConfigError, GaveUpError, MissingRowsError, ScaleOutError, StoreError
 from refusion_eval.evaluation.tasks import find_tasks
 from refusion_eval.evaluation.tracking import Tracking, check_tracker
+from refusion_eval.results.facts import natural_order
 from refusion_eval.runs.job import Job, JobRunner, sample_key
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.plan import Turn
@@ -266,7 +267,7 @@ class Session:
                 self._recorded_versions.setdefault(key.task, set()).add(key.task_version)
                 self._recorded_samples[key.task] = max(self._recorded_samples[key.task], key.sample + 1)
         recorded = self._recorded_versions.get(task, {current})
-        return current if current in recorded else max(recorded)
+        return current if current in recorded else max(recorded, key=natural_order)
 
     def check_samples(self, task: str) -> None:
         """Raises StoreError if the run directory has more samples of an item than are asked for."""

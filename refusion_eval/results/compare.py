@@ -180,15 +180,20 @@ def _tasks(facts: RunFacts) -> dict[str, TaskFacts]:
         if not task.asked:  # no sample is there yet
             continue
         if tasks.setdefault(task.task, task) is not task:
-            several = f"{facts.run.run_id} holds {task.task} in several versions, settings or protocols"
-            raise StoreError(f"{several}; compare runs of one")
+            raise StoreError(
+                f"{facts.run.run_id} holds {task.task} in several versions, settings or protocols, and a comparison is "
+                "of one; decode that one again with a new --run-dir"
+            )
     return tasks
 
 
 def _compare_task(before: TaskFacts, after: TaskFacts, common_items: bool, metric: str) -> TaskComparison:
     if before.task_version != after.task_version:
         both = f"{before.task} is version {before.task_version!r} in A and {after.task_version!r} in B"
-        raise StoreError(f"{both}, which is another task; run one of them again")
+        raise StoreError(
+            f"{both}, which is another task; decode the older one again with a new --run-dir (`refusion-eval rescore` "
+            "says how many verdicts of its texts change)"
+        )
     items_a, items_b = _scored(before, metric), _scored(after, metric)
     common = sorted(items_a.keys() & items_b.keys())
     left_out = len(items_a.keys() ^ items_b.keys())

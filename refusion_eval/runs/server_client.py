@@ -1,6 +1,7 @@
 """The client of a server with OpenAI-compatible completions: one prompt a request, streamed, retried after faults."""
 
 import base64
+import codecs
 import functools
 import json
 import logging
@@ -536,7 +537,16 @@ def _unpacked(response: "httpx2.Response", largest: int) -> Iterator[bytes]:
 
 
 def _text(body: Iterator[bytes]) -> str:
-    return b"".join(body).decode("utf-8", "replace")
+    return b"".join(body).decode("utf-8-sig", "replace")
+
+
+def _without_mark(body: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces of a body without a byte order mark before them."""
+    start = b""
+    while len(start) < len(codecs.BOM_UTF8) and (piece := next(body, None)) is not None:
+        start += piece
+    yield start.removeprefix(codecs.BOM_UTF8)
+    yield from body
 
 
 def _events(response: "httpx2.Response", body: Iterator[bytes]) -> Iterator[str]:
@@ -547,7 +557,7 @@ def _events(response: "httpx2.Response", body: Iterator[bytes]) -> Iterator[str]
     if kind == "application/json":
         yield _text(body)
         return
-    plain = httpx2.Response(200, headers={"content-type": kind}, content=body, request=response.request)
+    plain = httpx2.Response(200, headers={"content-type": kind}, content=_without_mark(body), request=response.request)
     try:
         yield from (event.data for event in httpx2.EventSource(plain))
     except httpx2.SSEError as error:

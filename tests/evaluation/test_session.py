@@ -107,3 +107,12 @@ def test_a_worker_of_a_launcher_is_told_that_it_drives_no_run_but_its_objects_ex
     lm = RefusionLM(arguments(checkpoint, tmp_path))
     with pytest.raises(ScaleOutError, match=r"process 1 .*drives no run.*run_worker_or_return\(args\)"):
         _ = lm.session.runner
+
+
+def test_of_several_recorded_versions_a_run_goes_on_with_the_latest_by_number(checkpoint, tmp_path):
+    with closing(Session(arguments(checkpoint, tmp_path))) as session:
+        jobs = jobs_of(session, [5, 6, 7], [8, 9])
+        versions = [replace(job, key=replace(job.key, task_version=f"1.{9 + n}")) for n, job in enumerate(jobs)]
+        session.run(versions, lambda job, sample: None)
+    with closing(Session(arguments(checkpoint, tmp_path))) as session:
+        assert [session.version_of("mini_gsm8k", current) for current in ("1.9", "1.11")] == ["1.9", "1.10"]

@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,8 @@ from refusion_eval.sandbox.result import result_of
 from refusion_eval.sandbox.watch import Watched
 from refusion_eval.scoring import judge
 from refusion_eval.scoring.judge import Judge, judge_texts
+from tests.benchmarks.test_livecodebench import BENCHMARK as CONTESTS
+from tests.benchmarks.test_livecodebench import published
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("isolation")]
 
@@ -73,9 +76,16 @@ def busy(number: int) -> Iterator[None]:
 
 
 def verdicts(checks: Judge) -> dict[str, Any]:
+    assert CONTESTS.test is not None
+    assert CONTESTS.prompts.normalise is not None
+    test = CONTESTS.test(CONTESTS.prompts.normalise(published([("1", "1")] * 2), 0) or {})
+    contest = f"{SPINS}\n{WAYS['thread']}\n{WAYS['child']}\nprint(input())"
+    of_contest = Program(candidate=contest, **{**asdict(test), "call_s": 1.5})
     programs = [Program(candidate=text, test="assert f(1) == 1", timeout_s=1.5) for text in PROGRAMS.values()]
+    programs.append(of_contest)
     found: dict[str, Any] = {
-        name: result.reason for name, result in zip(PROGRAMS, check_programs(programs, workers=4), strict=True)
+        name: result.reason
+        for name, result in zip([*PROGRAMS, "contest"], check_programs(programs, workers=4), strict=True)
     }
     for name, row, text in TEXTS:
         told = found.setdefault(name, [])
@@ -92,7 +102,7 @@ def test_no_caller_gets_another_verdict_beside_twenty_busy_processes(monkeypatch
     with Judge(workers=1) as checks:
         idle = verdicts(checks)
         of_texts = {"math": ["correct", "wrong"], "ifeval": ["correct", "wrong"]}
-        assert idle == {**dict.fromkeys(PROGRAMS, "passed"), **of_texts}
+        assert idle == {**dict.fromkeys([*PROGRAMS, "contest"], "passed"), **of_texts}
         with busy(20):
             assert verdicts(checks) == idle
 

@@ -183,6 +183,11 @@ def test_answers_are_utf_8_whatever_the_header_says(charset, kind):
     assert completed(answering(content, {"Content-Type": f"{kind}; charset={charset}"})).text == choice["text"]
 
 
+def test_a_byte_order_mark_before_the_first_event_is_no_part_of_it():
+    assert completed(answering(b"\xef\xbb\xbf" + chunk("The answer is 5.", finish="stop"))).text == "The answer is 5."
+    assert completed(answering(b"\xef\xbb\xbf" + whole({"text": "5", "finish_reason": "stop"}), JSON)).text == "5"
+
+
 def test_facts_are_utf_8_too():
     content = json.dumps({"data": [{"id": "m—"}]}, ensure_ascii=False).encode()
     with serving(

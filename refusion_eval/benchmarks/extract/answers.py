@@ -35,7 +35,7 @@ _PLAIN = {
     "{,}": ",", "\\,": "", "\\!": "", "\\;": "", "\\:": "", "\\ ": " ", "\\$": "$", "\\%": "%", "\\(": "$", "\\)": "$",
     "\u2212": "-", "\u2010": "-", "\u2011": "-", "\uff0d": "-", "\u2044": "/",
 }  # fmt: skip
-_BLANKS = re.compile(r"[\u00a0\u2007-\u200a\u202f]|(?<=\d)~(?=\d)")
+_BLANKS = re.compile(r"[\u00a0\u2007-\u200a\u202f]|(?<=\d)~(?=\d{3}(?!\d))")
 _EN_DASH = re.compile(rf"{APART}(?<![)])\u2013(?=[\d.$])")
 _EMPHASIS = re.compile(r"(?<!\d)(?<!\d )\*\*|\*\*(?!\d| \d)|__|`")  # between numbers, ** is a power
 _WRAPPED_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\{([^{}]{0,80})\}")
@@ -98,7 +98,7 @@ _DESCRIBES = (
 )
 _DESCRIPTION = re.compile(_DESCRIBES)
 # What makes a number a bound, or one of several that may be meant; and the sum of others.
-_BOUND = re.compile(rf"(?:\b{BOUND}|[<>≤≥]|\\[lg]eq?(?![a-z]))\s?\$?\Z")
+_BOUND = re.compile(rf"(?:\b{BOUND}|[<>≤≥]|(?:\\|\b)[lg]eq?(?![a-z]))\s?\$?\Z")
 _NO_VALUE = re.compile(
     rf"(?: [A-Za-z%]{{1,20}}){{0,2}}(?:[-–—~]|\s[–~]\s|,? (?:to|through) |{OR} )-?\$?{DIGITS}"
     r"|(?: [A-Za-z%]{1,20}){0,2}(?: (?:or|and) (?:more|less|fewer|above|below|over|under|higher|lower|greater|up)\b"
@@ -108,7 +108,7 @@ _INTERVAL = re.compile(
     rf"(?i:(?:[a-z]+where )?(?:from|between)) -?\$?{DIGITS}(?:\.\d+|\s?/\s?\d+)?(?: [A-Za-z%]{{1,20}}){{0,2}}"
     rf" (?:to|and) -?\$?{DIGITS}"
 )
-_TOTAL = re.compile(r"(?: [A-Za-z]{1,20}){0,3},? (?:in total|altogether|in all|all together|overall|combined)\b")
+_TOTAL = re.compile(r"(?: [A-Za-z]{1,20}){0,3},? (?:in total|altogether|total|in all|all together|overall|combined)\b")
 _COMPARED = re.compile(r",[^,()\n]{0,40} than\b[^,.\n]{0,160}")
 _CIRCUMSTANCE = re.compile(
     r"(?i:\b(?:after|in|for|with|within|during|per|every|at|from|before|than|twice|double|triple|half of|sum of"
@@ -116,7 +116,7 @@ _CIRCUMSTANCE = re.compile(
 )
 _SO = (
     r"so|thus|hence|therefore|round(?:s|ed|ing)?(?: it)?(?: up| down)? to"
-    r"|(?:which|this|that|it) (?:makes|gives|totals|comes to)|a (?:grand )?total of|totall?ing"
+    r"|(?:which|this|that|it) (?:makes|gives|totals|comes to)|a (?:grand )?total of|totall?ing|giving|yielding"
 )
 
 
@@ -141,8 +141,8 @@ _NAME = rf"(?:{'|'.join(_NUMBER_NAMES)}|(?:a )?(?:{_SIZE}))"
 _PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8}
 # A number in words, directly behind a statement; "one of them" is none.
 _NUMBER_WORDS = re.compile(
-    rf"(?i:(?:\A(?:(?:exactly|only|just|simply|about)\s)?|(?<=\bor )|(?<=\bto )|(?<=\bmaybe )|(?<=\bbetween )"
-    rf"|(?<=\bfrom )|(?<=\bthan )|(?<=\bleast )|(?<=\bmost )|(?<=\beither ))"
+    rf"(?i:(?:\A(?:(?:exactly|only|just|simply|about|a total of)\s)?|(?<=\bso )|(?<=\bor )|(?<=\bto )|(?<=\bmaybe )"
+    rf"|(?<=\bbetween )|(?<=\bfrom )|(?<=\bthan )|(?<=\bleast )|(?<=\bmost )|(?<=\beither ))"
     rf"({_NAME}(?:(?:-|\s|\sand\s){_NAME}){{0,12}})\b"
     rf"(?:[\s-]({'|'.join(_PARTS)})s?\b|(\sand (?:a|one) half\b))?)"
     r"(?!\s(?:of|that|which|who|way|thing|could|can|should|where|we)\b)"
@@ -157,7 +157,7 @@ def last_number_stated(text: str, question: str = "") -> Extraction:
         return stated
     # Of the last line with numbers the last one that is no description.
     for line in reversed(plain[-_TAIL:].split("\n")):
-        line = _with_numbers(_COMPARED.sub("", _ASIDE.sub("", line)), line)
+        line = in_digits(_with_numbers(_COMPARED.sub("", _ASIDE.sub("", line)), line))
         numbers = [(number, value) for number in _NUMBER.finditer(line) if (value := _value(number[0])) is not None]
         if numbers:
             main = [value for number, value in numbers if _is_main(line, number)]
@@ -298,6 +298,7 @@ def plain_numbers(text: str, question: str = "") -> str:
     for written, plain in _PLAIN.items():
         text = text.replace(written, plain)
     text = _WRAPPED_TEXT.sub(r"\1", _EN_DASH.sub("-", _EMPHASIS.sub("", _BLANKS.sub(" ", text))))
+    text = re.sub(r"(?<=[^\s]) {2,9}(?=\S)", " ", text)
     text = _GROUPS.sub(lambda number: re.sub(r"\D", "", number[0]), _FRACTION.sub(_with_slash, text))
     text = _POWER.sub(_power, _MIXED.sub(_improper, text))
     asked = {size.lower() for size in _ASKED_SIZE.findall(question)}

@@ -13,15 +13,21 @@ _BOX = re.compile(r"\\boxed\s{0,4}(?=\{)")
 # Formulas of a line between their signs, joined by words of lists; and what stands around them.
 _ONE = r"(?:\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\))"
 _INLINE = re.compile(rf"{_ONE}(?:(?:,|,? (?:and|or)) {_ONE}){{0,9}}")
+_LAST = re.compile(rf"\s{{0,9}}(?:{_ONE}|[^\s$]{{1,60}}?)[\s.!*]{{0,9}}\Z")
 _INLINE_SIGNS = re.compile(r"(?<!\\)\$|\\[()]")
 _WORDS_BEFORE = re.compile(r"[A-Za-z ,'’:*_=-]{0,200}")
-_EXPLANATION = re.compile(rf",? (?:{frames.REASON}|or (?:about|approximately|roughly)\b|\()|\.(?=\s|$|\*)|;")
-_BRACKETED = re.compile(r"\A[<\[(]([^,<>()\[\]]{1,80})[>\])]\Z")
-_SHORT = re.compile(r"[-+*/=^\d\s.,\\{}()a-z]{1,40}")
+_EXPLANATION = re.compile(
+    rf",? (?:{frames.REASON}|or (?:about|approximately|roughly)\b|\(|[—–] |- (?=[a-z]{{2}}))|\.(?=\s|$|\*)|[;!]\s"
+)
+# The mark of a list, a quote or a fence, or the braces of JSON, before a formula.
+_MARK = re.compile(r"\s{0,9}(?:[->•]\s{1,4}|```[a-z]{0,9}\n|(?=\"))")
+_QUOTES = " \t\n*_`\"'“”‘’«»「」"
+_BRACKETED = re.compile(r"\A\[?[<\[(（]([^,<>()\[\]]{1,80})[>\])）]\]?\Z")
+_SHORT = re.compile(r"(?![a-z]{3}|[a-z]{1,2} [a-z])[-+*/=^\d\s.,\\{}()a-z]{1,40}")
 _ALONE = re.compile(
     r"(?:\A|\n[ \t]{0,9}\n)[ \t*>]{0,9}(?:\$\$?\s{0,4}([^$\n]{1,200}?)\s{0,4}\$?\$"
     r"|\\[(\[]\s{0,4}([^\n]{1,200}?)\s{0,4}\\[)\]]"
-    r"|(-?[\d.,/]{1,40}))[ \t*.]{0,9}\s{0,9}\Z"
+    r"|(-?[\d.,/]{1,40}|-?\d{0,40}\\(?:[dt]?frac|sqrt)[^\s$]{1,200}?))[ \t*.]{0,9}\s{0,9}\Z"
 )
 _BOUND = re.compile(rf"\s{{0,9}}(?:a )?{frames.BOUND}\b")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
@@ -58,7 +64,7 @@ def _one_number(groups: re.Match[str]) -> str:
 
 
 _LEAD_WORDS = (
-    r"(?i:(?:(?:the|final|correct|so|thus|hence|therefore)[\s,]{1,4}){0,4}(?:(?:answer|ans|result|solution|value)\b"
+    r"(?i:(?:(?:the|final|correct|so|thus|hence|therefore)[\s,]{1,4}){0,4}(?:(?:answer|ans|result|solution|value|number|total)\b"
     r"(?:\s{1,4}(?:is|equals)\b)?|(?:so|thus|hence|therefore)\b)[\s:=,.]{0,9})"
 )
 _DEGREES = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)?\s{0,4}\^\s{0,4}(?:\\circ(?![A-Za-z])|\{\s{0,4}\\circ\s{0,4}\})")
@@ -86,7 +92,7 @@ SPELLINGS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         # Ends of rows, space, and marks around the whole answer.
-        (r"\\\\\s{0,4}\[\s{0,4}-?[\d.]{1,9}\s{0,4}[a-z]{2}\s{0,4}\]|\\(?:cr|newline)(?![A-Za-z])", r"\\\\"),
+        (r"\\\\\s{0,4}\[\s{0,4}-?[\d.]{1,9}\s{0,4}[a-z]{2}\s{0,4}\]|\\(?:cr|(?:tabular)?newline)(?![A-Za-z])", r"\\\\"),
         (r"(?<=\d)(?:,\s?\\!|\{,\})\s?(?=\d{3}(?!\d))", ""),
         (r"(?<!\\)\\!|\{\s{0,4}\}", ""),
         (
@@ -136,8 +142,8 @@ SPELLINGS = tuple(
             r"[(\[]\s{0,4}\\begin\{matrix\}((?:[^\\]|\\(?!end)){0,400})\\end\{matrix\}\s{0,4}[)\]]",
             r"\\begin{pmatrix}\1\\end{pmatrix}",
         ),
-        (r"(\A|\\cup|\\cap|\\in)\s{0,4}\](?=[^\[\]()]{1,80},)", r"\1 ("),
-        (r"(,[^\[\]()]{1,80})\[\s{0,4}(?=\Z|\\cup|\\cap)", r"\1)"),
+        (r"(\A|\\cup|\\cap|\\in)\s{0,4}\](?=[^\[\]()]{1,80}[,;])", r"\1 ("),
+        (r"([,;][^\[\]()]{1,80})\[\s{0,4}(?=\Z|\\cup|\\cap)", r"\1)"),
         (
             r"\A\s{0,9}\\\{\s{0,4}[A-Za-z]\s{0,4}(?:\\in\s{0,4}(?:\\(?:mathbb|text)\s{0,4})?\{?\s?R\s?\}?\s{0,4})?"
             r"(?:\\(?:mid|colon|vert)(?![A-Za-z])|[|:])([^|]{1,300})\\\}\s{0,9}\Z",
@@ -201,9 +207,16 @@ def last_box_or_statement(text: str) -> Extraction:
     if boxed.answer is not None:
         end = text.rindex(boxed.answer) + len(boxed.answer)
         return frames.corrected(text, end, _formula_after, boxed)
-    alone = _ALONE.search(text)
-    found = Extraction(next(filter(None, alone.groups())).strip(), "formula on the last line") if alone else NOTHING
-    return frames.last_stated(text, _formula_after) or found
+    if stated := frames.last_stated(text, _formula_after):
+        return stated
+    if alone := _ALONE.search(text):
+        return Extraction(next(filter(None, alone.groups())).strip(), "formula on the last line")
+    return frames.last_stated(text, None, _last_formula) or NOTHING
+
+
+def _last_formula(text: str, start: int, *, is_correction: bool = False) -> Extraction | None:
+    """The formula of a weaker statement, with which the text ends: "choose $k=3$" before other words states nothing."""
+    return _formula_after(text, start, is_correction=is_correction) if _LAST.match(text, start) else None
 
 
 def _formula_after(text: str, start: int, *, is_correction: bool = False) -> Extraction | None:
@@ -211,17 +224,20 @@ def _formula_after(text: str, start: int, *, is_correction: bool = False) -> Ext
     begin = frames.after_denial(text, start)
     if begin is None:
         return Extraction(None, "a denied answer")
-    start = begin
+    mark = _MARK.match(text, begin)
+    start = mark.end() if mark else begin
     line = frames.SENTENCE_END.split(text[start : start + STATEMENT_REACH].lstrip(" \t\n*_:`"), maxsplit=1)[0]
     inline = _INLINE.search(line)
     if inline and _WORDS_BEFORE.fullmatch(line[: inline.start()]) and not (is_correction and inline.start()):
         answer = inline[0]
     else:
         answer, is_framed = frames.framed(text, start)
-        answer = answer if is_framed else _EXPLANATION.split(answer, maxsplit=1)[0].strip(' \t*_`"“”').removesuffix(".")
+        answer = answer if is_framed else _EXPLANATION.split(answer, maxsplit=1)[0].strip(_QUOTES).removesuffix(".")
         if is_correction and not (is_framed or _SHORT.fullmatch(answer)):
             return None
         answer = _BRACKETED.sub(r"\1", answer)
+    if answer.count("}") > answer.count("{"):  # of JSON
+        answer = answer[: answer.rindex("}")].strip(_QUOTES)
     if _BOUND.match(line) or _BOUND.match(answer):
         return Extraction(None, "a range, a bound or alternatives")
     answer = answers.in_digits(_INLINE_SIGNS.sub("", answer).strip())

@@ -20,15 +20,16 @@ MOST_STATEMENTS = 50
 
 BEST = r"(?:most )?(?:correct|right|best|accurate|appropriate)"
 _IS = (
-    r"(?:\bis\b|\bare\b|:|="
+    r"(?:\b(?:is|are|equals?|(?:works|comes) out (?:to be|to|as))\b|[:：]|="
     r"|\b(?:would|should|must|will|might|may|could|has to) (?:(?:therefore|then|thus|also|have to) )?be\b"
     r"|\b(?:seems|appears|turns out|has|happens|is (?:most )?likely) to be\b)"
 )
 NO_CONDITION = r"(?<!\b(?i:if) )(?<!\b(?i:nor) )(?<!\b(?i:whether) )(?<!\b(?i:neither) )"
 # One value in whatever marks, for a pattern that looks ahead for it.
-OPEN, CLOSE = r"[*_`$(\[\"'“‘（【<]{0,4}", r"[*_`$)\]\"'”’）】>]{0,4}"
-_VALUE = rf"{OPEN}(?:[A-Z]|-?\$?\d[\d.,/]{{0,12}}|(?i:true|false|yes|no|valid|invalid)){CLOSE}"
-_THE_ANSWER = rf"(?:(?:the |my )?(?:{BEST} (?:answer|option|choice)|(?:final )?answer))\b"
+OPEN, CLOSE = r"[*_`$(\[\"'“‘«「（【<]{0,4}", r"[*_`$)\]\"'”’»」）】>]{0,4}"
+_LETTER_OR_WORD = r"[A-Z]|(?i:true|false|yes|no|valid|invalid)"
+_VALUE = rf"(?:{OPEN}(?:{_LETTER_OR_WORD}|-?\$?\d[\d.,/]{{0,12}}){CLOSE}|\$[^$\n]{{1,60}}\$)"
+_THE_ANSWER = rf"(?:(?:the |my |our )?(?:{BEST} (?:answer|option|choice)|(?:final )?answer))\b"
 
 
 class Frame(NamedTuple):
@@ -40,7 +41,11 @@ class Frame(NamedTuple):
 
 
 FRAMES = (
-    Frame("sentence", rf"(?<!/)(?i:\banswers?\b[^\n.:=]{{0,40}}?{_IS})", "So the final answer is {}."),
+    Frame(
+        "sentence",
+        rf"(?<!/)(?<!(?i:\bif the ))(?<!(?i:whether the ))(?i:\banswers?\b[^\n.:=]{{0,40}}?{_IS})",
+        "So the final answer is {}.",
+    ),
     Frame(
         "sentence of another language",
         r"(?:答案|(?i:\b(?:antwort|respuesta|réponse|resposta|risposta)\b))[^\n.:：=]{0,40}?"
@@ -55,8 +60,8 @@ FRAMES = (
     ),
     Frame(
         "label",
-        r"^[^\w\n]{0,8}(?:(?i:answer) [-–—→](?=[ ])"
-        r"|(?:A|(?i:(?:(?:my|final|correct|selected|chosen) )?(?:letter|choice|option|ans\.?))):)",
+        r"^[^\w\n]{0,8}(?:(?i:(?:(?:my|final|correct) )?answer) (?:[-–—→]|[-=]>)(?=[ ])"
+        r"|(?:A|(?i:(?:(?:my|final|correct|selected|chosen) )?(?:letter|choice|option|pick|guess|ans\.?)))[:：])",
         "Choice: {}",
     ),
     Frame(
@@ -74,7 +79,7 @@ FRAMES = (
     Frame("tag", r"[<\[](?i:(?:final[_ ]?)?answer|ans)[>\]]", "<answer>{}</answer>"),
     Frame(
         "value first",
-        rf"(?<![\w$*(\[])(?={_VALUE} is {_THE_ANSWER}){NO_CONDITION}"
+        rf"(?<![\w$*(\[+/^={{}}\\-])(?={_VALUE} is {_THE_ANSWER}){NO_CONDITION}"
         rf"|\b(?=[oOcCaA]){NO_CONDITION}(?i:(?:option|choice|answer)[ \t]"
         rf"(?=[*(]{{0,3}}[a-z][*)]{{0,3}} is (?:the )?{BEST}\b))"
         rf"|\b(?:Therefore|Thus|Hence|So|Consequently)\b,?[ \t]{{1,3}}(?={_VALUE} is (?:the )?{BEST}\b)",
@@ -95,12 +100,12 @@ WEAKER_FRAMES = (
         "decision",
         r"(?i:\b(?:(?:go|going|went) (?:with|for)|pick|picked|picking|choose|chose|choosing|select|selected|selecting"
         r"|correspond(?:s|ing)? to|match(?:es)?|(?:guess|choice|pick) (?:is|would be)|leav(?:es|ing)(?: us with)?"
-        r"|left with)\b(?=[ \t]))",
+        r"|left with|(?:would|['’]d) say)\b(?=[ \t]))",
         "I would go with {}.",
     ),
     Frame(
         "judgement",
-        rf"(?<![\w'’])(?={OPEN}[A-Z]{CLOSE} is (?:the )?{BEST}\b)"
+        rf"(?<![\w'’])(?={OPEN}(?:{_LETTER_OR_WORD}){CLOSE} is (?:the )?{BEST}\b)"
         rf"{NO_CONDITION}(?<!(?i:option) )(?<!(?i:choice|answer) )(?<!(?i:statement) )",
         "{} is correct.",
     ),
@@ -138,22 +143,28 @@ _TURN = re.compile(
 _ENDS_A_TURN = re.compile(r"(?i:[,.:;!?…—–-]|\b(?:meant?|that|it|rather|actually))\s{1,3}\Z")
 
 # A box whose backslash was lost or doubled, and the other commands that draw a box.
-_BOX = re.compile(r"(?:\\{1,4}|(?<![A-Za-z\\]))(?:boxed|fbox|framebox(?:\[[^\]\n]{0,9}\]){0,2})\s{0,4}(?=\{)")
+_BOX = re.compile(r"(?:\\{1,4}|(?<![A-Za-z\\]))(?:[bB]oxed|(?:[bf]|frame)box(?:\[[^\]\n]{0,9}\]){0,2})\s{0,4}(?=\{)")
 _BOX_END = re.compile(r"\\[)\]]|\$|\n|</")  # what stands for the brace of a box where that is missing
 # A box that is empty, or holds nothing but the words of the instruction.
 _NO_ANSWER = (
-    r"(?:\\(?:[,;! ]|(?:l?dots|cdots|quad|square)\b)|[ \t.…?_~*,:$]|(?i:(?:your|the|my|final|correct|numerical|answer"
-    r"|result|solution|number|value|letter|expression|choice|option|formula|here|goes|insert|put|in|of|to)(?![A-Za-z])))"
+    r"(?:\\(?:[,;! _]|(?:l?dots|cdots?|quad|square)\b)|[ \t.…?_~*,:$<>\[\]]|(?i:(?:your|the|my|final|correct|numerical"
+    r"|answer|result|solution|number|value|letter|expression|choice|option|formula|here|goes|insert|put|in|of|to)(?![A-Za-z])))"
 )
 _PLACEHOLDER = re.compile(
     rf"\\boxed\s{{0,4}}\{{(?:{_NO_ANSWER}|\\(?:text|mathrm)[a-z]{{0,2}}\s?\{{{_NO_ANSWER}{{0,12}}\}}){{0,12}}\}}"
 )
+# Pictures, and marks of quoted lines (but no line of brackets alone).
+_PICTURE = re.compile(r"[☀-➿\ufe0f\U0001f300-\U0001faff]|^ {0,3}> (?=[^\n]*\w)", re.MULTILINE)
 _FORMAT = re.compile(
     r"</?(?:[bipu]|em|strong|code|span|div|h[1-6]|br ?/?)>"
     r"|\\(?:text[a-z]{0,6}|math[a-z]{2}|emph|underline|(?:sub)?section\*?)\s?\{([^{}]{0,60}[aA]nswer[^{}]{0,20})\}"
 )
 _FORMULA = re.compile(r"\\(?:begin|end)\{(?:align|equation|gather|displaymath)\*?\}")
-SENTENCE_END = re.compile(r"[.!?](?=[*_$\"'”)\]}>]{0,4}(?:\s{1,3}[^a-z\s]|\s{0,9}\Z))|\n|</")
+SENTENCE_END = re.compile(r"[.!?](?=[*_$\"'”)\]}>]{0,4}(?:\s{1,3}[^a-z\s]|\s{0,9}\Z))|[\n。]|</|\[/")
+_SO_IT_IS = re.compile(
+    r"\A(?i:(?:so|thus|hence|therefore|definitely|final|i think)\b[,:]? )?"
+    r"(?i:(?:it|this|that)(?:['’]s| (?:is|must be|has to be)) )?(?=\S{0,20}[.!*)\]]\Z)"
+)
 _MARKS = " \t\n*_`$\"'“”‘’«»:,.;!"
 _PAIRS = (
     ("\\(", "\\)"), ("\\[", "\\]"), ("(", ")"), ("[", "]"), ("<", ">"), ("{", "}"), ("（", "）"),
@@ -163,7 +174,10 @@ _COMMAND = re.compile(
     r"\\(?:boxed|emph|underline|mbox|text[a-z]{0,6}|math[a-z]{2})\s{0,4}(?=\{)|</?(?i:(?:final_?)?answer|ans)>"
 )
 # Words behind which a sentence explains its answer.
-REASON = r"(?:because|since|as|given|which|where|for|due|so|but|although|though|i\.e|e\.g|that is|not)\b"
+REASON = (
+    r"(?:because|since|as|given|which|where|for|due|so|but|although|though|i\.e|e\.g|that is|not|and (?:we|so|that)"
+    r"|(?i:i (?:think|believe|guess))|is (?:the |my |our )?(?:final )?(?:(?:most )?(?:correct|right|best)|answer))\b"
+)
 CONDITION = r"(?:but )?(?:only |if and )?(?:if|when|unless|provided|assuming|depending|as long as|in case)\b"
 
 
@@ -180,8 +194,8 @@ OR = (
 
 # What may stand between a lead and its answer.
 _FILLED = re.compile(
-    r"(?:[ \t]{0,3}(?:\*{1,3}|_{1,2}|'{2,3}|:|(?:therefore|thus|hence|then|so|indeed|simply|just|now"
-    r"|clearly|exactly|in fact)\b,?(?=[ \t]))){0,4}"
+    r"(?:[ \t]{0,3}(?:\*{1,3}|_{1,2}|'{2,3}|:|(?:, ?)?(?:therefore|thus|hence|then|so|indeed|simply|just|now|clearly"
+    r"|exactly|obviously|definitely|certainly|probably|likely|in fact|of course|that it is)\b[,:]?(?=[ \t]))){0,4}"
 )
 
 
@@ -196,12 +210,13 @@ class Reader(Protocol):
 
 
 def tidy(text: str) -> str:
-    """The text without tags of format, with one spelling of formulas and boxes, without boxes that hold no answer."""
+    """The text without tags of format, pictures and boxes that hold no answer, with formulas and boxes in one form."""
     text = re.sub("\x08(?=[a-z])", r"\\b", re.sub("\x0c(?=[a-z])", r"\\f", text))  # of \boxed and \frac
-    return _PLACEHOLDER.sub("", _BOX.sub(r"\\boxed", _FORMULA.sub("$$", _FORMAT.sub(r"\1", text))))
+    text = _FORMULA.sub("$$", _FORMAT.sub(r"\1", _PICTURE.sub("", text)))
+    return _PLACEHOLDER.sub("", _BOX.sub(r"\\boxed", text))
 
 
-def last_stated(text: str, read: Reader, weaker: Reader | None = None) -> Extraction | None:
+def last_stated(text: str, read: Reader | None, weaker: Reader | None = None) -> Extraction | None:
     """What the last statement says that a reader can read, or a correction behind it; else the last weaker one."""
     for lead, reader, how in ((LEAD, read, "statement"), (WEAKER_LEAD, weaker, "weaker statement")):
         if reader is None:
@@ -284,9 +299,14 @@ def bare(text: str) -> str:
     return text
 
 
+def concluded(line: str) -> str:
+    """A line without "So it is" and the like before the one word that it ends with."""
+    return _SO_IT_IS.sub("", line.strip(), count=1)
+
+
 def lone_lines(text: str) -> Iterator[str]:
     """The last line, and the first one where an empty line follows: an answer may stand there without a statement."""
     lines = text.strip().split("\n")
-    yield lines[-1]
+    yield concluded(lines[-1])
     if len(lines) > 1 and not lines[1].strip():
         yield lines[0]

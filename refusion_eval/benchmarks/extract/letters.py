@@ -13,6 +13,7 @@ from refusion_eval.benchmarks.extract.frames import (
     STATEMENT_REACH,
     Reader,
     after_denial,
+    concluded,
     last_stated,
     tidy,
 )
@@ -23,14 +24,14 @@ _FILL = (
 )
 _TAG = r"</?[A-Za-z]{1,10}>"
 _CHOICE = re.compile(
-    rf"((?:[\s*_$`\"'“‘:,<(\[{{}}（【「『]|[-•>][ \t]"
+    rf"((?:[\s*_$`\"'“‘«:,<(\[{{}}（【「『]|[-•>][ \t]"
     rf"|{_TAG}|\\[(\[]|\\boxed\b|\\(?:text|math)(?:bf|rm|it|sf)?\b|{_FILL}){{0,24}})"
     r"([A-Za-z])(?![A-Za-z0-9#]|\+\+|['’-]\w)"
 )
 _WRAPPERS = frozenset("([{*_`\"'“‘（【「『>")
 _STRICT_CHOICE = re.compile(r"The answer is \(([A-Z])\)")
 _FIRST_CHOICE = re.compile(r"answer is \(?([A-J])\)?")
-_CLOSING = rf"(?:[*_$)\]}}`\"'”’）】」』>]|{_TAG}){{0,6}}"
+_CLOSING = rf"(?:[*_$)\]}}`\"'”’»）】」』>]|{_TAG}){{0,6}}"
 # What makes a letter part of a formula: "C(6, 3)", "A - B =", "x_1", "A \cap B"; "B - the text" is a choice.
 _OPERATION = r"cdot|times|cap|cup|div|pm|to|leq?|geq?|approx|equiv|subset|setminus|oplus|wedge|vee|frac|sqrt"
 _IN_FORMULA = re.compile(
@@ -70,6 +71,7 @@ _LETTERS = (
 )
 _RULED_OUT = re.compile(
     r"(?:(?i:\b(?:not|nor|neither|never|except|unlike|than|instead of|versus|besides|aside from|none of|cannot(?: be)?"
+    r"|(?:anything|all) but|other than"
     r"|(?:rul|eliminat|exclud|remov|discard|reject|dismiss|cross)(?:e|es|ed|ing|s)?(?: out)?)|n['’]t(?: be)?)"
     rf"[ ](?i:(?:either|both|the|options?|choices?|answers?)[ ]){{0,3}}{_LETTERS})"
     rf"|(?:{_ONE_LETTER}[ ](?:is|was|has been|being)|{_LETTERS}[ ](?:are|were|have been|being))[ ](?:[a-z]{{1,12}}[ ])?"
@@ -93,16 +95,15 @@ _AFTER_LABEL = re.compile(rf"{_CLOSING}(?:\s{{0,9}}\Z|,?[ \t](?:because|since|as
 _ENDS_A_CORRECTION = re.compile(rf"{_CLOSING}(?:[.,;!?\n]|\Z|[ \t](?:because|since|as)\b)")
 
 # An answer without any statement.
-_SYMBOL = r"←-⇿☀-➿\ufe0f\U0001f300-\U0001faff"
 _ALONE = (
-    rf"(?:[*_$(\[ \t\"'“‘（【#<>{_SYMBOL}]|{_TAG}){{0,8}}(?:(?i:option|choice|answer|letter)[ \t]{{1,2}}[*_$(]{{0,4}})?"
+    rf"(?:[*_$(\[ \t\"'“‘（【#<>←-⇿]|{_TAG}){{0,8}}(?:(?i:option|choice|answer|letter)[ \t]{{1,2}}[*_$(]{{0,4}})?"
     rf"([A-Za-z])(?:[*_$)\].: \t\"'”’）】>]|{_TAG}){{0,8}}"
 )
 _LONE_LETTER = re.compile(rf"{_ALONE}\Z")
 _LONE_PARAGRAPH = re.compile(rf"\s{{0,9}}{_ALONE}\n[ \t]{{0,9}}\n")
 _LABEL_END = r"[*_]{0,3}(?:[)\].:](?![a-z]\.)|[ \t][-–—][ \t](?![A-Za-z\d]{1,4}[ \t]?[-+*/=^]))"
-_LABELLED_LINE = re.compile(rf"[*_(\[ \t{_SYMBOL}-]{{0,8}}(?:(?:Option|Choice) [*(]{{0,3}})?([A-Za-z]){_LABEL_END}")
-_MARKED_LINE = re.compile(rf"[_ \t{_SYMBOL}]{{0,6}}(?=[*(\[]|[A-Z]\))[*(\[]{{0,3}}([A-Z]){_LABEL_END}")
+_LABELLED_LINE = re.compile(rf"[*_(\[ \t←-⇿-]{{0,8}}(?:(?:Option|Choice) [*(]{{0,3}})?([A-Za-z]){_LABEL_END}")
+_MARKED_LINE = re.compile(rf"[_ \t←-⇿]{{0,6}}(?=[*(\[]|[A-Z]\))[*(\[]{{0,3}}([A-Z]){_LABEL_END}")
 # Characters of a text that is a choice with a small letter and nothing else; answers in parts "(a) ..." are longer.
 _LONGEST_CHOICE = 60
 
@@ -197,7 +198,8 @@ def _letter_line(text: str, valid: str) -> Extraction:
     if not lines:
         return NOTHING
     labels = _labels(lines[:-1])
-    lone = _LONE_LETTER.match(lines[-1]) if len(lines[-1]) <= 24 else None
+    last = concluded(lines[-1])
+    lone = _LONE_LETTER.match(last) if len(last) <= 24 else None
     if lone and lone[1] != "i" and lone[1].upper() in valid:
         # After a list of choices the letter is the label of the next one, where the text was cut off.
         is_label = len(labels) > 1 or chr(ord(lone[1]) - 1) in labels

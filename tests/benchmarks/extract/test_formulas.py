@@ -52,6 +52,13 @@ def test_without_a_box_there_is_no_boxed_answer(text: str) -> None:
         "The answer is 70, i.e. about 70.0.", "We get this.\n\n$70$", "\\boxed{60}. Wait, it should be $70$.",
         "The answer is $60$. Wait, actually $70$.",
         "The answer is\n\\begin{align*}\n70\n\\end{align*}",
+        "\\Boxed{70}", "\\bbox[5px]{70}", "\\boxed{70}, in the form \\boxed{<answer>}.",
+        "\\boxed{70} in \\boxed{final\\_answer}", "The answer is probably 70.", "The answer is '70'.",
+        "The answer is:\n- 70",
+        "The answer is 70 - as shown.", "The answer is 70, and we are done.", "The answer equals $70$.", "Answer -> 70",
+        "[ANSWER]70[/ANSWER]", '{"answer": "70"}', '{"answer": 70}', "The answer:\n```text\n70\n```",
+        "The answer is [[70]].",
+        "I would go with $70$.", "My guess is 70.", "$70$ is the final answer.", "So 70 is the answer.",
     ],
 )  # fmt: skip
 def test_boxes_that_were_spelled_badly_and_statements_without_a_box_are_read(text: str) -> None:
@@ -62,6 +69,15 @@ def test_boxes_that_were_spelled_badly_and_statements_without_a_box_are_read(tex
                                   "The answer is at least $20$."])  # fmt: skip
 def test_a_bound_is_no_formula(text: str) -> None:
     assert last_box_or_statement(text).answer is None
+
+
+def test_a_weaker_statement_is_a_formula_and_goes_behind_one_that_stands_alone() -> None:
+    assert last_box_or_statement("So $x^2+1$ is the answer.").answer == "x^2+1"
+    assert last_box_or_statement("We choose $k=3$.\n\n$$12$$").answer == "12"
+    assert last_box_or_statement("We choose the second of them and go on.").answer is None
+    for text in ("We choose a point on it.", "We choose $3$ of the balls.", "We choose $k=3$. Then we go"):
+        assert last_box_or_statement(text).answer is None
+    assert last_box_or_statement("The answer is $a+b$. Wait, it is ab+cd-ef.").answer == "ab+cd-ef"
 
 
 def test_the_first_box_counts_where_text_runs_on() -> None:
@@ -102,6 +118,9 @@ def test_without_a_box_the_default_rule_takes_the_last_statement() -> None:
         ("\\begin{pmatrix}1\\\\[4pt]2\\end{pmatrix}", "\\begin{pmatrix}1\\cr 2\\end{pmatrix}"),
         ("2^3 5", "2^{3}5"),
         ("\\text{2:15 PM}", "2:15 p.m."),
+        ("\\text{The number is } 70", "70"),
+        ("]-2;3[", "(-2;3)"),
+        ("\\begin{pmatrix}1\\tabularnewline 2\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
     ],
 )
 def test_spellings_of_one_answer_have_one_normal_form(left: str, right: str) -> None:

@@ -102,6 +102,9 @@ STATEMENTS = [
     "<answer>{}</answer>", "<answer>\n{}\n</answer>", "<p>The answer is {}.</p>", "<b>Answer:</b> {}",
     "The answer is <b>{}</b>.",
     "'''Answer:''' {}", "*Answer:* {}", "The answer is\n\n{}", "The answer is:\n{}",
+    "The answer is, therefore, {}.", "The answer is obviously {}.", "The answer is that it is {}.", "Answer -> {}",
+    "The answer is {}, I think.", "The answer is {} — as shown.", "The answer is {} \U0001f60a", "Answer：{}",
+    "答案是 {}。", "The final answer is therefore: **{}**", "[ANSWER]{}[/ANSWER]", "The answer is:\n\n> {}",
 ]  # fmt: skip
 CORRECTIONS = [
     "The answer is {1}. Wait, that is wrong. It should be {0}.", "The answer is {1}. Actually, it is {0}.",
@@ -122,10 +125,18 @@ RANGES = [
 BEFORE = ["", "Let us think.\n\n", "We look at it step by step. This takes a while.\n", "Sure!\n\n"]
 THOUGHTS = [
     "<think>{}</think>", "<thinking>\n{}\n</thinking>\n", "[THINK]{}[/THINK]", "<thought>{}</thought>",
-    "<THINK>{}</THINK>\n",
+    "<THINK>{}</THINK>\n", "<longcat_think>{}</longcat_think>", '<thinking time="3">{}</thinking>\n',
+    "<think >{}</think >",
     "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>", "{}\n</think>\n\n",
 ]  # fmt: skip
-UNFINISHED = ["<think>{}", "<thinking>\n{}\n", "[THINK]{}", "<Thought>{}", "<|channel|>analysis<|message|>{}"]
+UNFINISHED = [
+    "<longcat_think>{}",
+    "<think>{}",
+    "<thinking>\n{}\n",
+    "[THINK]{}",
+    "<Thought>{}",
+    "<|channel|>analysis<|message|>{}",
+]
 BEHIND = ["", "\n", "\n\nLet me know if you need anything else.", "<|im_end|>", "\n\nI hope this helps!", "</s>"]
 
 
@@ -142,8 +153,10 @@ def drawn(data: st.DataObject, kind: Kind) -> tuple[str, str, str, str]:
 
 
 def fits(kind: str, frame: str, written: str) -> bool:
-    """Whether a writer would put the value into the frame: no text in a formula, no loose brace in braces."""
+    """Whether a writer would put the value into the frame: no text in a formula, no loose brace or angle in others."""
     in_braces = "boxed{" in frame or "fbox{" in frame
+    if kind == "brackets" and "\n> " in frame:
+        return False
     return not (in_braces and (kind == "brackets" or "<" in written or any(sign in written for sign in '*_`$"')))
 
 

@@ -20,6 +20,9 @@ def is_right(right: str, text: str) -> bool:
         "The answer is that the expression is False.", "So False is the final answer.", "We look.\n\n**False**.",
         "The answer is True. Wait, it should be False.", "The answer is False, because True and False is False.",
         "False\n\nBecause nothing else fits.", "I'd go with False.", "The answer is False (not True).",
+        "The answer is True and False, so False.", "The answer is True AND False → False.", "So it is False.",
+        "The answer is (True and False) which is False.", "False is correct.", "False, as both are wrong.",
+        "The answer is that the given expression is False.",
         "We look.\n\nTherefore, false.", "We look.\nThus: **False**", "We look.\n\n- False",
     ],
 )  # fmt: skip
@@ -37,7 +40,8 @@ def test_the_word_that_a_sentence_asserts_is_the_answer(text: str) -> None:
         "The answer is Yes if he ran, otherwise no.", "The answer is possibly yes, possibly no.",
         "The answer is neither yes nor no.", "The answer is unclear: it may be Yes, it may be No.",
         "The answer might be Yes; it might be No.",
-        "The answer is Yes, but it could also be No.",
+        "The answer is Yes, but it could also be No.", "Yes or no, that is the question.", "No, wait, yes.",
+        "No one knows.",
     ],
 )  # fmt: skip
 def test_both_words_a_condition_and_no_idea_are_no_answer(text: str) -> None:
@@ -65,6 +69,10 @@ def test_a_denied_word_is_the_other_one(text: str) -> None:
         "<answer>\napple\nbanana\ncherry\n</answer>",
         "1. apple\n2. banana\n3. cherry", "The answer is: apple,\nbanana,\ncherry.",
         "The answer is the sorted list: apple banana cherry.", "The answer is apple banana cherry\nI sorted them.",
+        "The answer is:\na) apple\nb) banana\nc) cherry", "<answer>apple\nbanana\ncherry</answer>",
+        "The answer is:\n\n| apple |\n| banana |\n| cherry |", "The answer is apple & banana & cherry.",
+        "We sort them.\nBy their letters:\napple banana cherry", "Sorted:\n- apple\n- banana\n- cherry",
+        "So, apple banana cherry.", "So apple, banana, cherry is the answer.",
         "The answer is banana apple cherry. Wait, it should be apple banana cherry.", "We sort.\n\napple banana cherry",
     ],
 )  # fmt: skip
