@@ -71,7 +71,7 @@ class IndependentProcesses:
         self.num_processes = num_processes
         setup = Setup.of(system)
         if any(api.needs_width_cost(job.resolved.settings) for job in jobs):
-            setup.run_facts[WIDTH_COST] = system.width_cost._asdict()
+            setup.run_facts[WIDTH_COST] = system.engine.width_cost._asdict()
         self._processes = [
             subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(num_processes)

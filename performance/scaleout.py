@@ -24,7 +24,7 @@ from refusion_eval.bench.bench import PROMPTED, mini_prompts
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.job import Job, JobRunner
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.runs.system import System, machine
+from refusion_eval.runs.system import System
 from refusion_eval.scaleout.channel import num_local_processes, open_channel
 from refusion_eval.scaleout.messages import Register, decode
 from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
@@ -213,7 +213,7 @@ def _run(settings: ScaleOutSettings) -> ScaleOutReport:
         num_tokens=sum(sample.num_tokens or 0 for sample in rounds[0].together),
         shares=[process_ids.count(name) for name in names],
         conditions={
-            **asdict(machine(system)),
+            **asdict(system.backend.hardware()),
             "load_before": load_before,
             "load_after": os.getloadavg()[0],
         },

@@ -15,7 +15,8 @@ from refusion_eval import api, loading
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
-from refusion_eval.runs import system
+from refusion_eval.runs import own_engine
+from refusion_eval.runs.model_args import parse_model_args
 from tests.models import tiny
 
 SMALL = {"gen_length": 16, "slot_size": 4, "block_size": 8}
@@ -442,10 +443,11 @@ def test_a_small_model_leaves_the_threads_of_the_process_to_other_models():
 
 def test_the_bandwidth_of_a_record_is_that_of_the_threads_of_the_model(monkeypatch):
     threads = []
-    monkeypatch.setattr(system, "copy_bandwidth", lambda device: threads.append(torch.get_num_threads()) or 1.0)
+    monkeypatch.setattr(own_engine, "copy_bandwidth", lambda device: threads.append(torch.get_num_threads()) or 1.0)
     embedded = refusion_eval.load_model("embedded", device="cpu")
     monkeypatch.setattr(embedded, "_imposed_threads", 3)
-    assert system._roofline(embedded)["copy_bytes_per_second"] == 1.0
+    args = parse_model_args({"pretrained": "embedded"})
+    assert own_engine.OwnEngine(args, embedded, None, 1).roofline()["copy_bytes_per_second"] == 1.0
     assert (threads, embedded.num_threads) == ([3], 3)
     assert torch.get_num_threads() != 3
 

@@ -235,7 +235,7 @@ def _from_prompt(prompt: str | None) -> tuple[str, Replay, Speller]:
     cli.LOGGER.info("decoding the prompt; its steps are shown once the text is there ...")
     decoded = api.generate(system.model, ids, "refusion", **REPLAYED)
     steps = replay_of(decoded.trace, slot_size=REPLAYED["slot_size"])
-    return "ReFusion · embedded model", steps, Speller(system.detokenizer.spelled)
+    return "ReFusion · embedded model", steps, Speller(system.backend.detokenizer.spelled)
 
 
 def export(

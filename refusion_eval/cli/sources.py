@@ -47,7 +47,7 @@ class FoundSources:
 
     def spell(self, run: Run) -> Spell | None:
         system = self._system(run)
-        return None if system is None else system.detokenizer.spelled
+        return None if system is None else system.backend.detokenizer.spelled
 
     def _load_rows(self, task: Task | None) -> Mapping[str, Row] | None:
         if task is None:
@@ -63,7 +63,7 @@ class FoundSources:
             self._systems[run.run_id] = None
             try:
                 system = recorded_system(run)
-                _ = system.detokenizer  # loads the tokenizer, or says why it cannot
+                _ = system.backend.detokenizer  # loads the tokenizer, or says why it cannot
                 self._systems[run.run_id] = system
             except RefusionEvalError as problem:
                 log.warning("%s is shown with token numbers instead of words: %s", run.run_id, problem)

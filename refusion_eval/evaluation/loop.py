@@ -25,7 +25,7 @@ from refusion_eval.runs.job import Job, JobRunner, sample_key
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.plan import Turn
 from refusion_eval.runs.settings_tables import choose_preset
-from refusion_eval.runs.system import ModelCache, System, build_manifest, machine_state
+from refusion_eval.runs.system import ModelCache, System, build_manifest
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.scoring.judge import ScoreWriter
 from refusion_eval.store.records import REFUSED, Hardware, Manifest, Sample, SampleKey
@@ -219,7 +219,7 @@ class Session:
         if self._store is not None:
             if self.args.engine == "local":
                 with contextlib.suppress(StoreError):  # of a disk that the run has just failed on
-                    self._store.note(self._store.process_id, after=machine_state(self.system))
+                    self._store.note(self._store.process_id, after=self.system.backend.state())
             self._store.close()
             self._store = None
             if self._tracking is not None:
@@ -235,7 +235,7 @@ class Session:
         manifest = self.manifest()
         store = RunStore.open(run_dir, manifest)
         if self.args.engine == "local":
-            state = machine_state(self.system)
+            state = self.system.backend.state()
             store.note(store.process_id, before=state, **self._facts)
             weights = manifest.roofline.get("weight_bytes", 0)
             for sentence in manifest.hardware.slowed_by(state.get("load"), weights):
@@ -281,7 +281,7 @@ class Session:
 
     @property
     def decodes_on_cpu(self) -> bool:
-        return self.args.engine == "local" and self.system.model.device.type == "cpu"
+        return self.args.engine == "local" and self.system.backend.device == "cpu"
 
     def manifest(self) -> Manifest:
         if self.args.engine != "ray":
@@ -401,7 +401,7 @@ class Session:
             )
 
     def _check_lengths(self, jobs: Sequence[Job]) -> None:
-        refusals = [(job, reason) for job in jobs if (reason := self.system.refusal(job))]
+        refusals = [(job, reason) for job in jobs if (reason := self.system.backend.refusal(job))]
         if refusals:
             job, reason = refusals[0]
             more = f" ({len(refusals)} of {len(jobs)} prompts are refused; this is the first)" if refusals[1:] else ""

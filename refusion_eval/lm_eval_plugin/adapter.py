@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from lm_eval import evaluator
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM, TemplateLM, hash_args
@@ -110,7 +111,7 @@ class RefusionLM(TemplateLM):
     @property
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer; lm-eval reads its special tokens and chat template."""
-        return self.system.model.tokenizer.inner
+        return self.system.files.tokenizer.inner
 
     @property
     def tokenizer_name(self) -> str:
@@ -119,7 +120,7 @@ class RefusionLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int | None:
-        return next(iter(self.system.model.card.eos_ids), None)
+        return next(iter(self.system.files.card.eos_ids), None)
 
     @property
     def prefix_token_id(self) -> int:
@@ -132,9 +133,9 @@ class RefusionLM(TemplateLM):
 
     def get_model_info(self) -> dict[str, Any]:
         system = self.system
-        if self.args.engine == "ray":  # the workers decode, so the run's manifest describes one of them
-            seen = self.session.manifest()
-            dtype, device, attention = f"torch.{seen.dtype}", seen.device, seen.attention
+        if self.args.engine == "ray" or not isinstance(system.files, api.LoadedModel):
+            seen = self.session.manifest()  # which describes a worker, or the server
+            dtype, device, attention = str(getattr(torch, seen.dtype, seen.dtype)), seen.device, seen.attention
         else:
             dtype, device, attention = str(system.model.dtype), str(system.model.device), system.model.attention
         return {
@@ -143,7 +144,7 @@ class RefusionLM(TemplateLM):
             "model_dtype": dtype,
             "model_device": device,
             "model_attention": attention,
-            "model_revision": system.model.revision or "",
+            "model_revision": system.files.revision or "",
             "warmup": self.args.warmup,
         }
 

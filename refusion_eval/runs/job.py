@@ -8,11 +8,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from refusion_eval.benchmarks import OURS, THOUGHT_TOKEN, closes_thought, opens_thought, thinking_blocks
 from refusion_eval.benchmarks.rows import redact
 from refusion_eval.decoders.thoughts import has_budget
+from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.types import (
@@ -35,6 +36,13 @@ class Detokenizer:
     # special tokens spelled out; the text that is returned leaves them out.
     decode: Callable[[Sequence[int]], str]  # of ordinary tokens
     special: Mapping[int, str]  # the spelling of every special token
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        inner = tokenizer.inner
+        special = {int(token): str(inner.convert_ids_to_tokens(token)) for token in inner.all_special_ids}
+        special |= {int(token): str(added) for token, added in inner.added_tokens_decoder.items() if added.special}
+        return cls(tokenizer.decode, special)
 
     def _pieces(self, tokens: Sequence[int]) -> list[tuple[str, bool]]:
         """Splits tokens into pieces of text, each with whether it is a special token."""
@@ -131,7 +139,8 @@ def prompt_hash(prompt: str) -> str:
     return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: int, warm: bool) -> Sample:
+def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: int) -> Sample:
+    """The record of a decoding, which `WarmUp` marks as warm."""
     # A parallel decoder may have fixed tokens after a stop string in the step that completed it. They are neither
     # recorded nor counted; the trace keeps them, because it tells what happened.
     tokens = detokenizer.kept(decoded.tokens, job.resolved.until)
@@ -149,7 +158,7 @@ def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: 
         joules=decoded.joules,
         stop=decoded.stop,
         trace=trace.to_json(),
-        warm=warm,
+        warm=False,
         num_forced_tokens=_num_forced(decoded, len(tokens), job.resolved.settings),
         **_thoughts(tokens, job.prompt_ids, detokenizer),
     )
@@ -218,18 +227,28 @@ class WarmUp:
     def __init__(self, number: int) -> None:
         self._number = number
         self._warm: set[str] = set()  # digests of the settings whose one-off costs are over
+        self._timed: set[SampleKey] = set()  # jobs whose next decoding measures speed
 
-    def __call__(self, job: Job, decode: Callable[[], object]) -> bool:
-        """Whether the time of the next decoding measures speed. What `decode` raises leaves the settings cold."""
-        if job.resolved.digest in self._warm:
-            return True
-        started = time.perf_counter()
-        for _ in range(self._number):
-            decode()
-        self._warm.add(job.resolved.digest)
-        seconds = time.perf_counter() - started
-        log.info("%s: %d warm-up decodings, %.1f s", job.key.task, self._number, seconds)
-        return self._number > 0
+    def __call__(self, job: Job, decode: Callable[[Job], Sample]) -> Sample | None:
+        """Makes ready for a timed decoding; returns the record of one that failed, which leaves the settings cold."""
+        if job.resolved.digest not in self._warm:
+            started = time.perf_counter()
+            for _ in range(self._number):
+                if (sample := decode(job)).error is not None:
+                    return sample
+            self._warm.add(job.resolved.digest)
+            seconds = time.perf_counter() - started
+            log.info("%s: %d warm-up decodings, %.1f s", job.key.task, self._number, seconds)
+            if not self._number:
+                return None
+        self._timed.add(job.key)
+        return None
+
+    def marked(self, sample: Sample) -> Sample:
+        """The record, marked as warm if its time measures speed."""
+        is_timed = sample.key in self._timed
+        self._timed.discard(sample.key)
+        return replace(sample, warm=True) if is_timed else sample
 
 
 class JobRunner(Protocol):

@@ -1,27 +1,30 @@
 """A model that a server runs: what stands for its checkpoint here, and its records."""
 
+import contextlib
 import functools
 import ipaddress
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
-from refusion_eval import api
 from refusion_eval.benchmarks.rows import redact
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.card import Card, checkpoint_card
 from refusion_eval.models.location import locate
 from refusion_eval.models.tokenizer import Tokenizer
-from refusion_eval.runs.job import Detokenizer, Job, WarmUp, record, record_error
+from refusion_eval.runs.backend import Backend
+from refusion_eval.runs.hardware import collect_hardware
+from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, server_place
-from refusion_eval.runs.server_client import Answer, Refused, client_of
+from refusion_eval.runs.server_client import Answer, Refused, ServerClient, client_of
 from refusion_eval.runs.systems import NO_FILES
-from refusion_eval.store.records import REFUSED, Hardware, Sample
-from refusion_eval.types import MOST_POSITIONS, MOST_TOKENS, Decoded, StopReason, Trace
+from refusion_eval.store.records import REFUSED, SERVER, Hardware, Sample
+from refusion_eval.types import Decoded, StopReason, Trace
 
 # The text split again here may have more tokens than the server generated, but not so many times as many.
 _MOST_TIMES = 2
@@ -44,52 +47,24 @@ _NEUTRAL = {
 }
 
 
-class ServedModel(api.LoadedModel):
+class ServedFiles:
     """The files of a server's model that are read here: tokenizer and end tokens, if there are any, and no weights."""
 
     def __init__(self, args: ModelArgs) -> None:
-        self.options = args.options
-        has_files = args.pretrained != NO_FILES
-        location: Any = locate(args.checkpoint, args.revision) if has_files else None
-        self._location = location
-        self.name = location.name if has_files else args.served_model or NO_FILES
-        self.revision = location.revision if has_files else None
-        self.is_stock = self.cuda_graphs = False
-        self.card = (
-            checkpoint_card(self.name, location.directory)
-            if has_files
-            else Card(self.name, UNKNOWN, None, (), "causal")
-        )
-        # The server checks lengths and tokens itself, and knows its own limits.
-        facts = {"family": "server", "vocab_size": MOST_TOKENS, "max_positions": MOST_POSITIONS, "num_layers": 0}
-        self.config: Any = SimpleNamespace(**facts)
-        self.dtype: Any = UNKNOWN if args.dtype == "auto" else args.dtype
-        self.device: Any = SimpleNamespace(type=UNKNOWN if args.device == "auto" else args.device)
-        self.attention: Any = "server"
-        self.adapter = self.adapter_revision = None
-        self._imposed_threads = args.server_threads or 0
+        self.directory: Path | None = None
+        self.revision: str | None = None
+        self.card = Card(args.served_model or NO_FILES, UNKNOWN, None, (), "causal")
+        if args.pretrained != NO_FILES:
+            name, self.directory, self.revision = locate(args.checkpoint, args.revision)
+            self.card = checkpoint_card(name, self.directory)
 
     @functools.cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer of the files; without files one that makes no tokens, so that prompts are sent as text."""
-        return Tokenizer(self._location.directory) if self.has_files else _NoTokenizer()
-
-    @property
-    def has_files(self) -> bool:
-        return self._location is not None
-
-    @property
-    def decoders(self) -> tuple[str, ...]:
-        return ("autoregressive",)
-
-    @property
-    def engine(self) -> Any:  # type: ignore[override]
-        raise ConfigError("log-likelihoods are not asked of a server; choose tasks that generate texts")
+        return _NoTokenizer() if self.directory is None else Tokenizer(self.directory)
 
 
-class _NoTokenizer:
-    asks_for_the_time = False
-
+class _NoTokenizer(Tokenizer):
     def __init__(self) -> None:
         names = ("chat_template", "bos_token", "bos_token_id", "eos_token", "eos_token_id")
         self.inner = SimpleNamespace(**dict.fromkeys(names), all_special_ids=(), added_tokens_decoder={})
@@ -104,30 +79,36 @@ class _NoTokenizer:
         return ""
 
 
-class ServerLoop:
+class Server(Backend):
     """Has a server complete the prompts of jobs, and records its answers."""
 
-    def __init__(self, args: ModelArgs, model: ServedModel, detokenizer: Detokenizer) -> None:
-        self._args = args
-        self._model = model
-        self._detokenizer = detokenizer
-        self._warm_up = WarmUp(args.warmup)
-        self.client = client_of(args)
+    ends_no_thoughts = "a server"
+    times_together = True
+    decoder = attention = SERVER
 
-    @property
-    def identity(self) -> dict[str, str]:
+    def __init__(self, args: ModelArgs, files: ServedFiles) -> None:
+        self._args = args
+        self.files = files
+        self._has_files = files.directory is not None
+        self.dtype, self.device = (UNKNOWN if name == "auto" else name for name in (args.dtype, args.device))
+
+    @functools.cached_property
+    def client(self) -> ServerClient:
+        return client_of(self._args)
+
+    def identity(self) -> dict[str, Any]:
         """What tells the server from another one: its address as it was given, or its name here; what runs there."""
         described, (_, _, address) = self.client.describe(), self.client.root.partition("://")
         place = {"server_name": self._args.server_name} if self._args.server_name else {"address": address}
-        return place | {name: described[name] for name in ("name", "version", "model")}
+        return {"server": place | {name: described[name] for name in ("name", "version", "model")}}
 
-    def hardware(self, here: Callable[[], Hardware]) -> Hardware:
+    def hardware(self) -> Hardware:
         """This machine where the user says so by the server's threads and it is here; else the server by its name."""
         host = urlsplit(self.client.root).hostname or ""
-        if not self._args.is_apart:
+        if (threads := self._args.server_threads) is not None:
             if not _is_here(host):
                 raise ConfigError(f"server_threads is for a server on this machine, and {host} is another one")
-            return here()
+            return collect_hardware(threads)
         if self._args.server_name:
             return Hardware(server=f"server {self._args.server_name}")
         described, place = self.client.describe(), server_place(self.client.root)
@@ -141,32 +122,35 @@ class ServerLoop:
             "counters": self.client.counters(),
         }
 
-    def run(self, jobs: Iterable[Job], concurrency: int) -> Iterator[Sample]:
-        """Yields records as requests end, with as many requests at once; jobs that are `alone` one at a time."""
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
         self.client.start()
+        try:
+            yield
+        finally:
+            self.client.stop()
+
+    def alone(self, job: Job) -> Sample:
+        return self._sample(job, 1)
+
+    def together(self, jobs: Iterator[Job], batch_size: int) -> Generator[Sample, None, Iterable[Job]]:
         # Its threads end with the process: a second signal does not wait for a server that is silent.
-        pool, ended, num_pending = ThreadPool(concurrency), SimpleQueue[Sample | BaseException](), 0
+        pool, ended, num_pending = ThreadPool(batch_size), SimpleQueue[Sample | BaseException](), 0
         try:
             for job in jobs:
-                at_once, sent = 1 if job.alone else concurrency, self._sent()
-                try:
-                    warm = self._warm_up(job, functools.partial(self._complete, job, sent))
-                except DecodeError as error:
-                    yield self._failed(job, error, sent, at_once)
-                    continue
-                pool.apply_async(self._sample, (job, at_once, warm), callback=ended.put, error_callback=ended.put)
+                pool.apply_async(self._sample, (job, batch_size), callback=ended.put, error_callback=ended.put)
                 num_pending += 1
-                while num_pending >= at_once:
+                if num_pending == batch_size:
                     yield _good(ended.get())
                     num_pending -= 1
             for _ in range(num_pending):
                 yield _good(ended.get())
         finally:
-            self.client.stop()
             pool.close()
+        return ()
 
     def _complete(self, job: Job, sent: dict[str, Any]) -> Answer:
-        settings = job.settings(self._detokenizer)
+        settings = job.settings(self.detokenizer)
         stops = {"stop": list(job.resolved.until)} if job.resolved.until else {}
         fields = {
             "max_tokens": settings.gen_length,
@@ -180,29 +164,23 @@ class ServerLoop:
         }
         return self.client.complete(job.prompt, job.prompt_ids, fields, sent)
 
-    def _sent(self) -> dict[str, Any]:
-        return {} if self._model.has_files else {"template": "none"}
-
-    def _failed(self, job: Job, error: DecodeError, sent: Mapping[str, Any], concurrency: int) -> Sample:
-        stop = REFUSED if isinstance(error, Refused) else ""
-        return replace(record_error(job, str(error), batch_size=concurrency, stop=stop), server=sent)
-
-    def _sample(self, job: Job, concurrency: int, warm: bool) -> Sample:
-        sent = self._sent()
+    def _sample(self, job: Job, concurrency: int) -> Sample:
+        sent: dict[str, Any] = {} if self._has_files else {"template": "none"}
         try:
             answer = self._complete(job, sent)
-            return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency, warm)
+            return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency)
         except DecodeError as error:
-            return self._failed(job, error, sent, concurrency)
+            stop = REFUSED if isinstance(error, Refused) else ""
+            return replace(record_error(job, str(error), batch_size=concurrency, stop=stop), server=sent)
 
-    def _record(self, job: Job, answer: Answer, concurrency: int, warm: bool) -> Sample:
+    def _record(self, job: Job, answer: Answer, concurrency: int) -> Sample:
         until, ids, most_tokens = job.resolved.until, answer.token_ids, job.resolved.settings.gen_length
-        counted_by = "ids" if self._model.has_files else "usage"
+        counted_by = "ids" if self._has_files else "usage"
         stop = self._stop(answer, until, most_tokens)
-        if ids is None and self._model.has_files:
+        if ids is None and self._has_files:
             # The text is split again, up to its stop string, and the end token that it lacks is added.
-            end = self._model.card.eos_ids[:1] if stop == "eos" else ()
-            ids, counted_by = (*self._model.tokenizer.encode(answer.text), *end), "tokenizer"
+            end = self.files.card.eos_ids[:1] if stop == "eos" else ()
+            ids, counted_by = (*self.files.tokenizer.encode(answer.text), *end), "tokenizer"
             if len(ids) > _MOST_TIMES * most_tokens:
                 split = f"{len(ids)} tokens here, where max_tokens is {most_tokens}"
                 raise DecodeError(
@@ -213,13 +191,13 @@ class ServerLoop:
         # Of a diffusion model, what a server calls accepted drafts saves no forward.
         num_forwards = 0 if self._args.diffusion else forwards(facts, self.client.describe())
         decoded = Decoded(tuple(ids or ()), stop, num_forwards, answer.seconds, Trace())
-        sample = record(job, decoded, self._detokenizer, batch_size=concurrency, warm=warm)
+        sample = record(job, decoded, self.detokenizer, batch_size=concurrency)
         changes: dict[str, Any] = {"trace": None, "server": facts}
         if answer.token_ids is None:
             changes["tokens"] = None
         if ids is None:
             changes["num_tokens"] = tokens
-        if not self._model.has_files:
+        if not self._has_files:
             cut = min((place for text in until if (place := answer.text.find(text)) >= 0), default=None)
             changes["text"] = redact(answer.text[:cut], job.sealed)
         elif (text := self.client.clean(sample.text)) != sample.text:  # ids that spell the key
@@ -229,7 +207,7 @@ class ServerLoop:
     def _stop(self, answer: Answer, until: tuple[str, ...], most_tokens: int) -> StopReason:
         if answer.finish_reason in _ENDED_BY_SERVER:
             return _ENDED_BY_SERVER[answer.finish_reason]
-        text = self._detokenizer.spelled(answer.token_ids or ()) or answer.text
+        text = self.detokenizer.spelled(answer.token_ids or ()) or answer.text
         return "stop_string" if answer.stopped_by in until or any(stop in text for stop in until) else "eos"
 
 

@@ -1,5 +1,6 @@
 """The stock autoregressive loop: transformers' own model under its own `generate`, timed as an engine is."""
 
+import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.errors import CheckpointError, DecodeError
-from refusion_eval.models.device import synchronize
+from refusion_eval.models.device import cpu_threads, synchronize
+from refusion_eval.runs.backend import Backend
+from refusion_eval.runs.job import Job
+from refusion_eval.runs.own_engine import OwnEngine
+from refusion_eval.store.records import STOCK_GENERATE
 from refusion_eval.types import Decoded, StopReason, StopRule, Trace
 
 # `generate` pads responses in a batch only, so a single request never uses this id.
@@ -80,3 +85,23 @@ class _Clock(StoppingCriteria):
         if self._stop_rule is not None:
             self.stopped = self._stop_rule(input_ids[0, self._prompt_length :].tolist())
         return self._answers[self.stopped]
+
+
+class StockBackend(OwnEngine):
+    """The stock loop over a checkpoint that this project's engine could decode too, one job at a time."""
+
+    ends_no_thoughts = "loop=generate"
+    decoder = STOCK_GENERATE
+    together = Backend.together
+
+    def __init__(self, *of_engine: Any) -> None:
+        super().__init__(*of_engine)
+        self.attention = "transformers"  # which chooses its own
+
+    @functools.cached_property
+    def _loop(self) -> StockLoop:
+        return StockLoop.open(self.model.directory, self.model.dtype, self.model.device)
+
+    def _run(self, job: Job) -> Decoded:
+        with cpu_threads(self.model.num_threads):
+            return self._loop.run(job.prompt_ids, self._settings(job))

@@ -5,54 +5,39 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 import sys
-import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any, TypeVar
 
 from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
 from refusion_eval.config import CheckpointOptions
-from refusion_eval.decoders import DECODERS, find_decoder, name_with_code
+from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.decoders.thoughts import has_budget
-from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import TokenScore
-from refusion_eval.engine.width import WidthCost
-from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, weight_bytes
-from refusion_eval.runs.hardware import collect_hardware, cpuinfo, read_gpu
-from refusion_eval.runs.job import Detokenizer, Job, WarmUp, record, record_error
+from refusion_eval.errors import ConfigError
+from refusion_eval.runs.backend import Backend, Files
+from refusion_eval.runs.job import Job, WarmUp, record_error
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
+from refusion_eval.runs.own_engine import GetOrCompute, OwnEngine, hashed, wanted_attention
 from refusion_eval.runs.settings_tables import Resolved, Table, load_tables, resolve_task
-from refusion_eval.runs.systems import NO_FILES, published_systems
+from refusion_eval.runs.systems import published_systems
 from refusion_eval.store import records
-from refusion_eval.store.records import REFUSED, SERVER, STOCK_GENERATE, Hardware, Manifest, Sample
-from refusion_eval.store.run_files import RUN_JSON
-from refusion_eval.store.run_store import RunReader
-from refusion_eval.types import Decode, Decoded
+from refusion_eval.store.records import REFUSED, SERVER, Manifest, Sample
 from refusion_eval.untrusted import read_text
 from refusion_eval.version import __version__
-
-if TYPE_CHECKING:
-    from refusion_eval.runs.server import ServerLoop
-    from refusion_eval.runs.stock_loop import StockLoop
 
 log = logging.getLogger(__name__)
 
 # Requests decoded together with batch_size=auto, by type of device; the KV budget may allow fewer.
 AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
-# Returns a measured fact: the value that is recorded under a name, or else the value that the function computes.
-GetOrCompute = Callable[[str, Callable[[], Any]], Any]
 # A request for log-likelihoods: contexts with their continuations.
 Pair = tuple[Sequence[int], Sequence[int]]
 Part = Sequence[Pair]
+F = TypeVar("F", bound=Files)
 
 NO_TEMPLATE = "none"
 
@@ -97,16 +82,29 @@ class System:
         self._warm_up = WarmUp(args.warmup)
 
     @functools.cached_property
-    def model(self) -> api.LoadedModel:
+    def backend(self) -> Backend:
+        """What decodes, chosen here and nowhere else. It opens the files of the model, and its weights later."""
         args = self.args
-        cuda_graphs = args.cuda_graphs if args.loop == "engine" else False
-        options = replace(args.options, attention=self.wanted_attention(), cuda_graphs=cuda_graphs)
         if args.loop == SERVER:
-            return self._open(options)
-        return self.model_cache.get((options, args.chat_template), lambda: self._open(options))
+            from refusion_eval.runs.server import ServedFiles, Server
+
+            return Server(args, self._prepared(ServedFiles(args)))
+        cuda_graphs = args.cuda_graphs if args.loop == "engine" else False
+        options = replace(args.options, attention=wanted_attention(args), cuda_graphs=cuda_graphs)
+        model = self.model_cache.get((options, args.chat_template), lambda: self._prepared(self._open(options)))
+        if args.loop == "engine":
+            return OwnEngine(args, model, self.get_or_compute, self.num_processes)
+        from refusion_eval.runs.stock_loop import StockBackend  # transformers' models load slowly, and few runs need it
+
+        return StockBackend(args, model, self.get_or_compute, self.num_processes)
 
     def _open(self, options: CheckpointOptions) -> api.LoadedModel:
-        args, opened = self.args, self._files(options)
+        opened = api.LoadedModel(options)
+        log.info("%s: %s", self.args.pretrained, opened.place)
+        return opened
+
+    def _prepared(self, opened: F) -> F:
+        args = self.args
         published = [system.adapter for system in published_systems().values() if system.decoder == args.decoder]
         if args.adapter is None and any(published):
             what = f"decoder={args.decoder} without the adapter that it was published with"
@@ -115,14 +113,21 @@ class System:
             opened.tokenizer.inner.chat_template = self.own_chat_template
         return opened
 
-    def _files(self, options: CheckpointOptions) -> api.LoadedModel:
-        if self.args.loop != SERVER:
-            opened = api.LoadedModel(options)
-            log.info("%s: %s", self.args.pretrained, opened.place)
-            return opened
-        from refusion_eval.runs.server import ServedModel
+    @property
+    def files(self) -> Files:
+        return self.backend.files
 
-        return ServedModel(self.args)
+    @property
+    def engine(self) -> OwnEngine:
+        """The backend, if it has the weights here; ConfigError if a server has them."""
+        if isinstance(self.backend, OwnEngine):
+            return self.backend
+        raise ConfigError("log-likelihoods are not asked of a server; choose tasks that generate texts")
+
+    @property
+    def model(self) -> api.LoadedModel:
+        """The checkpoint with its weights; ConfigError if a server has them."""
+        return self.engine.model
 
     @functools.cached_property
     def own_chat_template(self) -> str | None:
@@ -135,29 +140,17 @@ class System:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"chat_template={name}: {error}; give a Jinja file, or {NO_TEMPLATE}") from error
 
-    def wanted_attention(self) -> str:
-        """The attention backend of the arguments; with auto, the backend that a continued run was begun with."""
-        args = self.args
-        is_own = args.loop == "engine" and args.backend == "own"  # else transformers chooses its own
-        if not is_own or args.attention != "auto" or not args.run_dir or not (Path(args.run_dir) / RUN_JSON).is_file():
-            return args.attention
-        with RunReader.open(args.run_dir) as reader:
-            if next(reader.samples(traces=False), None) is None:
-                return args.attention
-            recorded = reader.run.manifest.attention.partition("+")[0].partition(":")[0]
-            return args.attention if recorded == "transformers" else recorded
-
     @functools.cached_property
     def batch_size(self) -> int:
-        return self.args.batch_size or AUTO_BATCH_SIZES.get(self.model.device.type, 1)
+        return self.args.batch_size or AUTO_BATCH_SIZES.get(self.backend.device, 1)
 
     @property
     def has_template(self) -> bool:
-        return bool(self.model.tokenizer.inner.chat_template)
+        return bool(self.files.tokenizer.inner.chat_template)
 
     def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
         """Renders a conversation with the chat template, up to the opening of the assistant's turn."""
-        return self.model.tokenizer.render_chat(
+        return self.files.tokenizer.render_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,  # an assistant message at the end is left open
@@ -169,7 +162,7 @@ class System:
     def prompt_time(self) -> datetime | None:
         """The moment that all prompts of a run have if the chat template writes the date; else None."""
         # With the date of the day a run that is continued on another day would ask its items with other prompts.
-        if not self.model.tokenizer.asks_for_the_time:
+        if not self.files.tokenizer.asks_for_the_time:
             return None
         began = functools.partial(self.get_or_compute, "prompt_time", lambda: datetime.now().isoformat("T", "seconds"))
         now = self.args.prompt_time or began()
@@ -187,46 +180,19 @@ class System:
 
     def encode(self, text: str, *, plain: bool) -> list[int]:
         """Token ids of a prompt, as `Tokenizer.encode`; with a BOS token in front if the arguments ask for one."""
-        tokens = self.model.tokenizer.encode(text, plain=plain)
+        tokens = self.files.tokenizer.encode(text, plain=plain)
         if not self.args.add_bos_token:
             return tokens
-        bos = self.model.tokenizer.inner.bos_token_id
+        bos = self.files.tokenizer.inner.bos_token_id
         if bos is None:
             raise ConfigError(f"{self.args.pretrained}: the tokenizer names no BOS token; leave out add_bos_token")
         return tokens if tokens[:1] == [bos] else [int(bos), *tokens]
 
     @functools.cached_property
-    def detokenizer(self) -> Detokenizer:
-        inner = self.model.tokenizer.inner
-        special = {int(token): str(inner.convert_ids_to_tokens(token)) for token in inner.all_special_ids}
-        special |= {int(token): str(added) for token, added in inner.added_tokens_decoder.items() if added.special}
-        return Detokenizer(self.model.tokenizer.decode, special)
-
-    @functools.cached_property
-    def stock_loop(self) -> "StockLoop":
-        from refusion_eval.runs.stock_loop import StockLoop  # transformers' models load slowly, and few runs need them
-
-        return StockLoop.open(self.model.directory, self.model.dtype, self.model.device)
-
-    @functools.cached_property
-    def server(self) -> "ServerLoop":
-        from refusion_eval.runs.server import ServerLoop
-
-        model: Any = self.model
-        return ServerLoop(self.args, model, self.detokenizer)
-
-    @functools.cached_property
-    def width_cost(self) -> WidthCost:
-        """The costs of forwards, by which they are fused; a run keeps them, so that continuing changes no count."""
-        cost = WidthCost(**self.get_or_compute("width_cost", lambda: self.model.width_cost._asdict()))
-        log.info("fusing for a device with %d free rows, %g of a forward for each further one", *cost)
-        return cost
-
-    @functools.cached_property
     def checkpoint_settings(self) -> dict[str, Any]:
         """Decoder settings that the checkpoint determines, its mask token and end tokens, once it fits the decoder."""
-        api.check_fit(self.model, self.args.decoder, "mask_id" in self.args.settings)
-        tokens = {"mask_id": self.model.card.mask_id, "eos_ids": tuple(self.model.card.eos_ids)}
+        self.backend.check()
+        tokens = {"mask_id": self.files.card.mask_id, "eos_ids": tuple(self.files.card.eos_ids)}
         settings = self.entry.Settings.__dataclass_fields__
         return {key: value for key, value in tokens.items() if key in settings and value is not None}
 
@@ -240,13 +206,12 @@ class System:
         cached = (task, json.dumps(generation_kwargs, sort_keys=True, default=str))
         if cached not in self._resolved:
             resolved = resolve_task(task, self.args, generation_kwargs, self.tables, self.checkpoint_settings)
-            if has_budget(resolved.settings) and self.args.loop != "engine":
-                by = "a server" if self.args.loop == SERVER else f"loop={self.args.loop}"
+            if has_budget(resolved.settings) and (by := self.backend.ends_no_thoughts):
                 raise ConfigError(
                     f"{task}: thought_budget={resolved.settings.thought_budget} is for this project's own engine, and "
                     f"{by} ends no thoughts; leave thought_budget out, or decode by the engine"
                 )
-            api.decoder_settings(self.model, self.args.decoder, resolved.settings)
+            self.backend.check(resolved.settings)
             self._check_samples(task, resolved.settings)
             if announce:
                 before, is_own = next(iter(self._resolved.values()), None), self.args.decoder not in DECODERS
@@ -267,7 +232,7 @@ class System:
 
     def _check_end(self) -> None:
         """Warns where responses run on after the token with which the tokenizer ends a turn."""
-        inner, eos_ids = self.model.tokenizer.inner, self.model.card.eos_ids
+        inner, eos_ids = self.files.tokenizer.inner, self.files.card.eos_ids
         end = inner.eos_token_id
         if self.has_template and end is not None and end not in eos_ids and "eos_ids" not in self.args.settings:
             log.warning(
@@ -283,16 +248,6 @@ class System:
             for (task, _), resolved in self._resolved.items()
         }
 
-    def refusal(self, job: Job) -> str | None:
-        if self.args.loop == SERVER:  # it knows its own limits
-            return None
-        try:
-            settings = job.resolved.settings
-            api.check_prompt(self.model, job.prompt_ids, api.num_positions(self.model, settings))
-        except ConfigError as error:
-            return str(error)
-        return None
-
     def close(self) -> None:
         """No-op: the model is kept for the next system."""
 
@@ -303,29 +258,21 @@ class System:
         args = self.args
         return api.score_tokens_many(self.model, part, len(part), args.mc_samples, int(args.settings.get("seed", 0)))
 
-    def _decode_of(self, job: Job) -> Decode:
-        return api.decode_of(self.model, self.args.decoder, job.resolved.settings)
-
-    def _settings(self, job: Job) -> Any:
-        return api.with_width_cost(job.settings(self.detokenizer), lambda: self.width_cost)
-
     def run(self, jobs: Iterable[Job], batch_size: int | None = None) -> Iterator[Sample]:
         """Decodes jobs as the batch has room, and yields the record of each as it ends."""
         batch_size = batch_size or self.batch_size
-        if self.args.loop == SERVER:
-            yield from self.server.run(jobs, batch_size)
-            return
         refused: list[Sample] = []
-        for sample in self._decode(self._accept(jobs, refused, batch_size), batch_size):
-            yield from refused
-            refused.clear()
-            yield sample
+        with self.backend.open():
+            for sample in self._decode(self._accept(jobs, refused, batch_size), batch_size):
+                yield from refused
+                refused.clear()
+                yield self._warm_up.marked(sample)
         yield from refused
 
     def _accept(self, jobs: Iterable[Job], refused: list[Sample], batch_size: int) -> Iterator[Job]:
         """The jobs that can be decoded; the records of all others go to `refused`."""
         for job in jobs:
-            refusal = self.refusal(job)
+            refusal = self.backend.refusal(job)
             if refusal is None:
                 yield job
             else:
@@ -339,48 +286,26 @@ class System:
                 yield self._alone(job)
 
     def _alone(self, job: Job) -> Sample:
-        try:
-            warm = self._warm_up(job, lambda: self._run(job))
-            decoded = self._run(job)
-        except (DecodeError, RuntimeError):  # torch raises the second when memory runs out or a kernel fails
-            return record_error(job, traceback.format_exc(), batch_size=1)
-        return record(job, decoded, self.detokenizer, batch_size=1, warm=warm)
-
-    def _run(self, job: Job) -> Decoded:
-        settings = self._settings(job)
-        if self.args.loop != "engine":
-            with cpu_threads(self.model.num_threads):
-                return self.stock_loop.run(job.prompt_ids, settings)
-        return self.model.engine.run(self._decode_of(job), job.prompt_ids, settings)
+        return self._warm_up(job, self.backend.alone) or self.backend.alone(job)
 
     def _together(self, jobs: Iterator[Job], batch_size: int) -> Iterator[Sample]:
-        returned: deque[Job] = deque()  # jobs of a batch that failed
-        while batch_size > 1:
-            taken: dict[int, Job] = {}
-            try:
-                requests = self._requests(returned, jobs, taken)
-                for number, outcome in self.model.engine.run_many(requests, batch_size):
-                    job = taken.pop(number)
-                    if isinstance(outcome, DecodeError):
-                        yield record_error(job, "".join(traceback.format_exception(outcome)), batch_size=batch_size)
-                    else:
-                        # Times of a batch do not measure speed, so no warm-up is spent on it.
-                        yield record(job, outcome, self.detokenizer, batch_size=batch_size, warm=False)
+        failed: list[Sample] = []
+        while True:
+            # Where the times of a batch do not measure speed, no warm-up is spent on it.
+            ready = self._warmed(jobs, failed) if self.backend.times_together else jobs
+            left = yield from self.backend.together(ready, batch_size)
+            yield from map(self._alone, left)
+            if not failed:
                 return
-            except RuntimeError as error:  # most likely memory ran out
-                log.warning("a batch of %d failed (%s): half of it is tried", batch_size, error)
-                returned.extendleft(reversed(taken.values()))
-                batch_size //= 2
-        for job in itertools.chain(returned, jobs):
-            yield self._alone(job)
+            yield replace(failed.pop(), batch_size=batch_size)
 
-    def _requests(self, returned: deque[Job], jobs: Iterator[Job], taken: dict[int, Job]) -> Iterator[Request]:
-        for number in itertools.count():
-            job = returned.popleft() if returned else next(jobs, None)
-            if job is None:
+    def _warmed(self, jobs: Iterator[Job], failed: list[Sample]) -> Iterator[Job]:
+        """The jobs up to one whose warm-up failed, the record of which goes to `failed` and is yielded at once."""
+        for job in jobs:
+            if failure := self._warm_up(job, self.backend.alone):
+                failed.append(failure)
                 return
-            taken[number] = job
-            yield Request(self._decode_of(job), job.prompt_ids, self._settings(job))
+            yield job
 
 
 def fit(context: Sequence[int], continuation: Sequence[int], longest: int) -> Pair:
@@ -405,97 +330,50 @@ def scores(
 
 def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest:
     """Describes this invocation of a system and its tasks, with the versions that are known."""
-    model = system.model
+    backend = system.backend
     return replace(
         identity(system),
         tasks=dict(task_versions),
         prompts={name: task.benchmark.prompts_name for name in task_versions if (task := find_task(name))},
         batch_size=system.batch_size,
         warmup=system.args.warmup,
-        hardware=machine(system),
+        hardware=backend.hardware(),
         versions=records.package_versions(),
         git_commit=records.git_commit(),
         command=sys.argv,
-        arguments=run_arguments(system.args) | {"cuda_graphs": model.cuda_graphs},
+        arguments=run_arguments(system.args) | {"cuda_graphs": backend.cuda_graphs},
         protocol=system.args.protocol,
-        roofline={} if model.is_stock or system.args.loop == SERVER else _roofline(model),
+        roofline=backend.roofline(),
     )
-
-
-def _roofline(model: api.LoadedModel) -> dict[str, float]:
-    # The bytes that forwards of this project's transformer read, and how fast the device copies.
-    with cpu_threads(model.num_threads):  # a forward reads no faster than its own threads can
-        bandwidth = copy_bandwidth(model.device)
-    return {
-        "weight_bytes": weight_bytes(model.config, model.dtype),
-        "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
-        "copy_bytes_per_second": bandwidth,
-    }
 
 
 def identity(system: System) -> Manifest:
     """The part of the manifest that decides texts: everything in its fingerprint, and nothing that is measured."""
-    args, model = system.args, system.model
+    args, backend, files = system.args, system.backend, system.files
     tables = {table.label: table.benchmarks for table in system.tables.values() if table is not None}
-    served = {"server": system.server.identity} if args.loop == SERVER else {}
-    is_named = args.system is not None or model.card.display_name is None
-    has_own_hash = not model.revision and args.pretrained != NO_FILES
+    is_named = args.system is not None or files.card.display_name is None
     return Manifest(
-        system=args.system_name if is_named else f"{args.system_name} on {model.card.display_name}",
-        backbone=args.backbone or model.card.backbone,
-        decoder={"engine": name_with_code(args.decoder), "generate": STOCK_GENERATE, SERVER: SERVER}[args.loop],
+        system=args.system_name if is_named else f"{args.system_name} on {files.card.display_name}",
+        backbone=args.backbone or files.card.backbone,
+        decoder=backend.decoder,
         settings={
             "model_args": dict(args.settings),
             "enable_thinking": args.enable_thinking,
             "checkpoint": system.checkpoint_settings,
             "tables": tables,
             **_added_facts(system),
-            **served,
+            **backend.identity(),
         },
         checkpoint=args.pretrained,
-        checkpoint_revision=model.revision or "",
-        checkpoint_hash="" if not has_own_hash else _checkpoint_hash(model.directory),
+        checkpoint_revision=files.revision or "",
+        checkpoint_hash="" if files.revision or files.directory is None else _checkpoint_hash(files.directory),
         tasks={},
         seed=int(args.settings.get("seed", 0)),
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=model.device.type,
-        attention=_recorded_attention(system),
+        dtype=backend.dtype,
+        device=backend.device,
+        attention=backend.attention,
         package_version=__version__,
     )
-
-
-def _recorded_attention(system: System) -> str:
-    """The attention as manifests have it: `BACKEND[:KERNELS][+graphs]`."""
-    model = system.model
-    if system.args.loop == SERVER:
-        return SERVER
-    if model.is_stock or system.args.loop != "engine":
-        return "transformers"  # which chooses its own
-    # The kernels that torch chooses from on CUDA, and the recording of graphs, decide the last bits of a text too.
-    kernels = ":flash,efficient,math" if model.device.type == "cuda" and model.attention == "sdpa" else ""
-    return model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
-
-
-def machine(system: System) -> Hardware:
-    device = system.model.device
-    if system.args.loop == SERVER:
-        return system.server.hardware(functools.partial(collect_hardware, system.model.num_threads))
-    return collect_hardware(system.model.num_threads, device if device.type == "cuda" else None, system.num_processes)
-
-
-def machine_state(system: System) -> dict[str, Any]:
-    """Further facts that decide times: threads, load of the last minute, clocks of the processors and the GPU."""
-    device = system.model.device
-    if system.args.loop == SERVER:
-        return system.server.state()
-    clocks = [float(text) for name, text in cpuinfo() if name == "cpu MHz"]
-    state: dict[str, Any] = {"threads": system.model.num_threads, "load": round(os.getloadavg()[0], 2)}
-    if clocks:
-        state["cpu_mhz"] = round(sum(clocks) / len(clocks))
-    if device.type == "cuda":
-        detail = read_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        state |= {name: value for name, value in detail.items() if name.startswith("clocks")}
-    return state
 
 
 def run_arguments(args: ModelArgs) -> dict[str, Any]:
@@ -507,22 +385,15 @@ def run_arguments(args: ModelArgs) -> dict[str, Any]:
 
 
 def _added_facts(system: System) -> dict[str, str | bool]:
-    """The additions of a user to a checkpoint: adapter, chat template, BOS token; files by their hashes."""
-    args, (name, revision) = system.args, (system.model.adapter, system.model.adapter_revision)
+    """The additions of a user to the prompts: chat template, by its hash, and BOS token."""
+    args = system.args
     facts: dict[str, str | bool] = {}
-    if name is not None:
-        files = [Path(name).expanduser() / file for file in ("adapter_config.json", "adapter_model.safetensors")]
-        facts["adapter"] = f"{name}@{revision}" if revision else _hash(*(file.read_bytes() for file in files))
     if args.chat_template is not None:
         template = system.own_chat_template
-        facts["chat_template"] = NO_TEMPLATE if template is None else _hash(template.encode())
+        facts["chat_template"] = NO_TEMPLATE if template is None else hashed(template.encode())
     if args.add_bos_token:
         facts["add_bos_token"] = True
     return facts
-
-
-def _hash(*parts: bytes) -> str:
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:32]
 
 
 def _checkpoint_hash(directory: Path) -> str:

@@ -69,9 +69,8 @@ class Setup:
 
 
 def decode(system: System, jobs: Iterator[Job], max_batch_size: int | None = None) -> Iterator[Sample]:
-    device = system.model.device
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # graphs are recorded on the current device
+    if system.backend.device == "cuda":
+        torch.cuda.set_device(system.model.device)  # graphs are recorded on the current device
     # Without a limit, one worker with a large batch would take all of a few jobs.
     return system.run(jobs, min(system.batch_size, max_batch_size or system.batch_size))
 

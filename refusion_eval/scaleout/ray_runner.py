@@ -24,6 +24,7 @@ from refusion_eval import api
 from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.job import Job, record_error
 from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.own_engine import wanted_attention
 from refusion_eval.runs.system import System, run_arguments
 from refusion_eval.scaleout import messages, ray_worker
 from refusion_eval.store.records import Manifest, Sample, SampleKey, as_json
@@ -153,7 +154,7 @@ class RayRunner:
         self._ray = self.cluster.ray
         has_gpu = any(node.num_gpus for node in self.cluster.nodes())
         self._use_gpu = args.device == "cuda" or (args.device == "auto" and has_gpu)
-        attention = System(args).wanted_attention()
+        attention = wanted_attention(args)
         self._run_facts: dict[str, Any] = {} if attention == "auto" else {messages.ATTENTION: attention}
         self._manifest: Manifest | None = None  # description of the run by the first worker that loads the checkpoint
         self._workers: list[Worker] = []

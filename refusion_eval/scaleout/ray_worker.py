@@ -7,7 +7,7 @@ from typing import Any
 
 from refusion_eval.errors import RefusionEvalError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.system import build_manifest, machine
+from refusion_eval.runs.system import build_manifest
 from refusion_eval.scaleout.messages import Setup, decode, job_from_json, record_to_json
 from refusion_eval.store.records import Sample
 
@@ -39,7 +39,7 @@ class RayWorker:
         # Any other error, such as a device that is out of memory now, ends this worker; another worker may succeed.
         except RefusionEvalError as error:
             return facts | {"problem": str(error)}
-        self._hardware = machine(self._system)
+        self._hardware = self._system.backend.hardware()
         if not fingerprint:
             facts["manifest"] = build_manifest(self._system, {}).to_json()
         return facts | {"batch_size": self._system.batch_size, "attention": self._system.model.attention}

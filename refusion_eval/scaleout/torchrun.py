@@ -21,7 +21,7 @@ from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError, RefusionEvalError, ScaleOutError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.runs.system import Part, System, machine
+from refusion_eval.runs.system import Part, System
 from refusion_eval.runs.terminal import Interrupted, Interruption
 from refusion_eval.scaleout import messages
 from refusion_eval.scaleout.channel import POLL_SECONDS, Channel, Finished, open_channel
@@ -63,7 +63,7 @@ class TorchrunRunner:
             return
         max_batch_size = math.ceil(len(listed) / self._channel.info.num_processes)
         needs_width_cost = any(api.needs_width_cost(job.resolved.settings) for job in listed)
-        run_facts = {messages.WIDTH_COST: self._system.width_cost._asdict()} if needs_width_cost else {}
+        run_facts = {messages.WIDTH_COST: self._system.engine.width_cost._asdict()} if needs_width_cost else {}
         header = {"scores": False, "max_batch_size": max_batch_size, "run_facts": run_facts}
 
         yield from self._round(
@@ -171,7 +171,7 @@ def _serve(channel: Channel, device: str) -> NoReturn:
             setup = wanted
             system = setup.open_system(device, channel.info.num_local)
             setup.check(system)
-            hardware = machine(system)
+            hardware = system.backend.hardware()
         setup.run_facts.update(header["run_facts"])
         with Interruption(lambda: ending, finish_first=True) as stopping:
             claims = stopping.stoppable(channel.claims(number, header["num_jobs"]))

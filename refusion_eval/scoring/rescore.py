@@ -143,7 +143,7 @@ def _read_runs(
         groups: Groups = {}
         with RunReader.open(run_dir) as reader:
             recorded = {score.key: score for score in reader.scores() if score.metric == PASSED}
-            detokenizer = recorded_system(reader.run).detokenizer if reads_canvas else None
+            detokenizer = recorded_system(reader.run).backend.detokenizer if reads_canvas else None
             for sample in reader.samples(traces=reads_canvas):
                 key = sample.key
                 recorded_names |= {key.task, sample.benchmark}

@@ -26,7 +26,7 @@ from refusion_eval.results.render import csv_text
 from refusion_eval.results.results_file import write_csv
 from refusion_eval.results.tables import summary
 from refusion_eval.runs.plan import Plan, PlannedRun, Turn, turns
-from refusion_eval.runs.system import ModelCache, System, machine
+from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.store.run_files import RUN_JSON
 from refusion_eval.store.run_store import RunReader
@@ -154,7 +154,7 @@ class _SharedRuns:
     def job(self, job: _Job) -> _Job:
         """The job, in the run of an earlier point if it has the same settings for all tasks."""
         system = System(job.run.args, self._model_cache)
-        _ = system.model  # a checkpoint that cannot be had is refused before the hub is asked for rows
+        _ = system.backend  # a checkpoint that cannot be had is refused before the hub is asked for rows
         if job.run.tasks not in self._names:
             self._names[job.run.tasks] = load_any(job.run)
         names = self._names[job.run.tasks]
@@ -268,7 +268,7 @@ def _check_machine(jobs: list[_Job], model_cache: ModelCache) -> None:
     for job in jobs:
         if job.run.args.engine != "local" or not (job.run_dir / RUN_JSON).is_file():
             continue
-        here = machine(System(job.run.args, model_cache, num_processes=num_local_processes()))
+        here = System(job.run.args, model_cache, num_processes=num_local_processes()).backend.hardware()
         with RunReader.open(job.run_dir) as reader:
             others = reader.other_machines(here)
         if others:

@@ -7,7 +7,7 @@ from tests.faults.runs import ForkServer, command
 @pytest.fixture
 def front_end(monkeypatch, capsys):
     """The command line in this process; how fast its memory is takes a second and is nobody's question here."""
-    monkeypatch.setattr("refusion_eval.runs.system.copy_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr("refusion_eval.runs.own_engine.copy_bandwidth", lambda device: 1e9)
     return FrontEnd(monkeypatch, capsys)
 
 

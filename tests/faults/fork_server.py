@@ -24,7 +24,7 @@ from refusion_eval.evaluation.tasks import find_tasks
 from refusion_eval.models import tokenizer
 from refusion_eval.paths import embedded_path
 from refusion_eval.results import facts, measured, tables  # noqa: F401
-from refusion_eval.runs import system
+from refusion_eval.runs import own_engine
 from refusion_eval.sandbox import probe
 from tests.faults import places, runs
 
@@ -57,7 +57,7 @@ def _prepare():
         task.items(None)
     # A class method of a frozen class cannot be cached in place without losing its class, so the function is.
     api.LoadedModel.open = functools.cache(api.LoadedModel.open)
-    system.copy_bandwidth = lambda device: 1e10
+    own_engine.copy_bandwidth = lambda device: 1e10
     api.LoadedModel.open(
         str(embedded_path("refusion")),
         dtype="auto",

@@ -30,7 +30,7 @@ def recorded(text, until, *, stop, sealed=(), prompt="?"):
     resolved = Resolved(settings=Settings(), sources={"gen_length": "default"}, until=until)
     job = Job(key=KEY, benchmark="t", item_id="0", prompt_ids=list(prompt.encode()), resolved=resolved, sealed=sealed)
     decoded = Decoded(tokens=tokens, stop=stop, num_forwards=1, seconds=0.5, trace=trace)
-    return record(job, decoded, DETOKENIZER, batch_size=1, warm=True)
+    return record(job, decoded, DETOKENIZER, batch_size=1)
 
 
 @pytest.mark.parametrize("written", ["4 Q: next question", "4 Q: next$", "4 Q:"])
@@ -91,7 +91,7 @@ def test_thoughts_are_counted_in_tokens_that_may_be_longer_than_a_letter_or_shor
         resolved=Resolved(settings=Settings(), sources={}, until=()),
     )
     decoded = Decoded(tokens=tokens, stop="length", num_forwards=1, seconds=0.5, trace=Trace())
-    sample = record(job, decoded, of_words, batch_size=1, warm=True)
+    sample = record(job, decoded, of_words, batch_size=1)
     assert sample.text == "<think>some words some words </think>an answeran answer"
     assert (sample.num_thought_tokens, sample.cut_in_thought) == (5, False)
     emoji = recorded("é\U0001f600<think>\U0001f600", (), stop="length")

@@ -253,7 +253,7 @@ def test_facts_that_the_driver_measured_reach_the_worker(processes, monkeypatch)
     def observed(system, jobs, max_batch_size):
         yield from decode(system, jobs, max_batch_size)
         if system is not runner._system:
-            costs.append(system.width_cost)
+            costs.append(system.engine.width_cost)
 
     monkeypatch.setattr(messages, "decode", observed)
     list(runner.run(jobs_of(processes.system, 3)))

@@ -1,0 +1,95 @@
+"""What decodes the jobs of a system: the contract of this project's engine, of transformers' loop and of servers."""
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from refusion_eval.models.checkpoint import Card
+from refusion_eval.models.tokenizer import Tokenizer
+from refusion_eval.runs.job import Detokenizer, Job
+from refusion_eval.store.records import Hardware, Sample
+
+
+class Files(Protocol):
+    """The files of a model that are read here, wherever its weights are; `LoadedModel` documents the attributes."""
+
+    revision: str | None
+    card: Card
+
+    @property
+    def directory(self) -> Path | None:
+        """The folder of the files; None if there are none."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model, read at the first use."""
+
+
+class Backend(ABC):
+    """Decodes jobs. A further backend is a file with a class of this kind, and a line in `System.backend`.
+
+    A backend spends no warm-up and takes no turns: `System` does both, for every backend alike.
+
+    Attributes:
+        files: what is read here of the model that decodes.
+        dtype, device, attention: of the forwards, as manifests have them: `BACKEND[:KERNELS][+graphs]` for the last.
+        cuda_graphs: whether forwards are recorded as CUDA graphs.
+        ends_no_thoughts: what messages call a backend that knows no budget of thoughts; empty if it knows one.
+        times_together: whether the times of requests that are decoded together are measured, after a warm-up.
+    """
+
+    ends_no_thoughts: ClassVar[str] = ""
+    times_together: ClassVar[bool] = False
+    files: Files
+    dtype: str
+    device: str
+    attention: str
+    cuda_graphs = False
+
+    @functools.cached_property
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer.of(self.files.tokenizer)
+
+    @property
+    @abstractmethod
+    def decoder(self) -> str:
+        """What records name as that which decoded."""
+
+    def identity(self) -> Mapping[str, Any]:
+        """Further facts that decide texts and tell this backend from others, for the settings of records."""
+        return {}
+
+    @abstractmethod
+    def hardware(self) -> Hardware:
+        """The machine that decodes."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Further facts that decide times, as they are now."""
+
+    def roofline(self) -> dict[str, float]:
+        """The bytes that forwards read, and how fast the device copies; empty if they are not known."""
+        return {}
+
+    def check(self, settings: Any = None) -> None:  # noqa: B027 - a server checks its requests itself
+        """Raises ConfigError unless the model fits the decoder, and the settings, if they are given, fit the model."""
+
+    def refusal(self, job: Job) -> str | None:
+        """Why a job cannot be decoded; None if it can, or if only decoding tells."""
+        return None
+
+    def open(self) -> AbstractContextManager[object]:
+        """The context in which jobs are decoded; its end ends the requests in flight."""
+        return nullcontext()
+
+    @abstractmethod
+    def alone(self, job: Job) -> Sample:
+        """The record of a job, or of its failure, after it was decoded without others. It is not marked as warm."""
+
+    def together(self, jobs: Iterator[Job], batch_size: int) -> Generator[Sample, None, Iterable[Job]]:
+        """Yields records as jobs end, with up to `batch_size` at once; returns the jobs that need it alone."""
+        yield from ()
+        return jobs
