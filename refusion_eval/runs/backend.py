@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from refusion_eval.models.checkpoint import Card
+from refusion_eval.models.card import Card
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.job import Detokenizer, Job
 from refusion_eval.store.records import Hardware, Sample
