@@ -29,7 +29,7 @@ from refusion_eval.results.results_file import column_meanings
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.systems import published_systems
 from refusion_eval.sandbox.result import CheckResult, Program
-from refusion_eval.store import records
+from refusion_eval.store import manifest, records
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -226,8 +226,8 @@ def record_fields() -> Iterator[str]:
         "rather than by its tables, which may change.\n"
     )
     for title, cls in (
-        ("A run (`run.json`)", records.Manifest),
-        ("A machine", records.Hardware),
+        ("A run (`run.json`)", manifest.Manifest),
+        ("A machine", manifest.Hardware),
         ("A sample", records.Sample),
         ("A verdict", records.ScoreRow),
     ):

@@ -29,7 +29,8 @@ from refusion_eval.scaleout.channel import num_local_processes, open_channel
 from refusion_eval.scaleout.messages import Register, decode
 from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.scaleout.torchrun import TorchrunRunner, run_worker_or_return
-from refusion_eval.store.records import Hardware, Sample, SampleKey
+from refusion_eval.store.manifest import Hardware
+from refusion_eval.store.records import Sample, SampleKey
 
 SECONDS_TO_START = 600
 AS_PROCESS = "--as-process"  # marks a process of the run; `measure_scaleout` passes it, users do not

@@ -19,7 +19,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import choose_backend
 from refusion_eval.paths import code_metric_path, embedded_names, embedded_path, tasks_path
 from refusion_eval.sandbox import probe
-from refusion_eval.store.records import git_commit, package_versions
+from refusion_eval.store.manifest import git_commit, package_versions
 from refusion_eval.types import ONE_THREAD_BYTES
 
 HOOK = "_refusion_eval_autoload"

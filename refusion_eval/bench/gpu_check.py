@@ -32,7 +32,7 @@ from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, syn
 from refusion_eval.paths import embedded_decoders, embedded_path
 from refusion_eval.runs.hardware import collect_hardware
 from refusion_eval.store.atomic_write import write_atomically
-from refusion_eval.store.records import git_commit
+from refusion_eval.store.manifest import git_commit
 
 REHEARSAL = Shape(256, 6, 4, 2, 512, 2300)
 REFUSION_SETTINGS = {"gen_length": 128, "slot_size": 8, "block_size": 32}

@@ -28,7 +28,8 @@ from refusion_eval.runs.settings_tables import choose_preset
 from refusion_eval.runs.system import ModelCache, System, build_manifest
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.scoring.judge import ScoreWriter
-from refusion_eval.store.records import REFUSED, Hardware, Manifest, Sample, SampleKey
+from refusion_eval.store.manifest import Hardware, Manifest
+from refusion_eval.store.records import REFUSED, Sample, SampleKey
 from refusion_eval.store.run_files import ADVICE
 from refusion_eval.store.run_store import RunStore
 

@@ -11,7 +11,8 @@ from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.evaluation.loop import evaluate, run_worker_or_return
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs, parse_model_args
 from refusion_eval.runs.system import ModelCache, System, build_manifest
-from refusion_eval.store.records import PASSED, SampleKey, differences, restricted_to_tasks
+from refusion_eval.store.manifest import differences, restricted_to_tasks
+from refusion_eval.store.records import PASSED, SampleKey
 from refusion_eval.store.run_store import Run, RunReader
 
 _SHOWN = 10  # items of each kind of difference that are named

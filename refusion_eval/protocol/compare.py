@@ -13,7 +13,8 @@ from refusion_eval.results.facts import RunFacts, read_facts
 from refusion_eval.results.published import published_measurements, system_key
 from refusion_eval.results.render import Table
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.store.records import as_json, checking, differences, split_code
+from refusion_eval.store.manifest import differences, split_code
+from refusion_eval.store.records import as_json, checking
 from refusion_eval.store.run_files import RUN_JSON
 from refusion_eval.store.run_store import RunReader
 

@@ -19,7 +19,8 @@ from refusion_eval.results.measurement import (
     MEAN_TASK,
 )
 from refusion_eval.results.render import Table, interval_cells, interval_text, markdown_prose
-from refusion_eval.store.records import BY_FILTER, PASSED, as_json, differences
+from refusion_eval.store.manifest import differences
+from refusion_eval.store.records import BY_FILTER, PASSED, as_json
 
 _Z_POWER = 0.841621  # 80%
 

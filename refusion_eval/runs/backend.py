@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol
 from refusion_eval.models.card import Card
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.job import Detokenizer, Job
-from refusion_eval.store.records import Hardware, Sample
+from refusion_eval.store.manifest import Hardware
+from refusion_eval.store.records import Sample
 
 
 class Files(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from refusion_eval.store.records import Hardware
+from refusion_eval.store.manifest import Hardware
 
 _NVIDIA_SMI_FIELDS = "name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit"
 

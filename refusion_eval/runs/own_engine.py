@@ -23,7 +23,8 @@ from refusion_eval.runs.backend import Backend
 from refusion_eval.runs.hardware import collect_hardware, cpuinfo, read_gpu
 from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.store.records import Hardware, Sample
+from refusion_eval.store.manifest import Hardware
+from refusion_eval.store.records import Sample
 from refusion_eval.store.run_files import RUN_JSON
 from refusion_eval.store.run_store import RunReader
 from refusion_eval.types import Decode, Decoded

@@ -23,7 +23,8 @@ from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, server_place
 from refusion_eval.runs.server_client import Answer, Refused, ServerClient, client_of
 from refusion_eval.runs.systems import NO_FILES
-from refusion_eval.store.records import REFUSED, SERVER, Hardware, Sample
+from refusion_eval.store.manifest import Hardware
+from refusion_eval.store.records import REFUSED, SERVER, Sample
 from refusion_eval.types import Decoded, StopReason, Trace
 
 # The text split again here may have more tokens than the server generated, but not so many times as many.

@@ -25,8 +25,8 @@ from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
 from refusion_eval.runs.own_engine import GetOrCompute, OwnEngine, hashed, wanted_attention
 from refusion_eval.runs.settings_tables import Resolved, Table, load_tables, resolve_task
 from refusion_eval.runs.systems import published_systems
-from refusion_eval.store import records
-from refusion_eval.store.records import REFUSED, SERVER, Manifest, Sample
+from refusion_eval.store.manifest import Manifest, git_commit, package_versions
+from refusion_eval.store.records import REFUSED, SERVER, Sample
 from refusion_eval.untrusted import read_text
 from refusion_eval.version import __version__
 
@@ -338,8 +338,8 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
         batch_size=system.batch_size,
         warmup=system.args.warmup,
         hardware=backend.hardware(),
-        versions=records.package_versions(),
-        git_commit=records.git_commit(),
+        versions=package_versions(),
+        git_commit=git_commit(),
         command=sys.argv,
         arguments=run_arguments(system.args) | {"cuda_graphs": backend.cuda_graphs},
         protocol=system.args.protocol,

@@ -18,7 +18,8 @@ from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.runs.system import System, identity, run_arguments
 from refusion_eval.runs.terminal import StoppableIterator
-from refusion_eval.store.records import Hardware, Sample, SampleKey, as_json, differences, from_fields, from_stored
+from refusion_eval.store.manifest import Hardware, differences
+from refusion_eval.store.records import Sample, SampleKey, as_json, from_fields, from_stored
 
 ATTENTION = "attention"
 WIDTH_COST = "width_cost"

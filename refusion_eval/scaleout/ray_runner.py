@@ -27,7 +27,8 @@ from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.own_engine import wanted_attention
 from refusion_eval.runs.system import System, run_arguments
 from refusion_eval.scaleout import messages, ray_worker
-from refusion_eval.store.records import Manifest, Sample, SampleKey, as_json
+from refusion_eval.store.manifest import Manifest
+from refusion_eval.store.records import Sample, SampleKey, as_json
 
 log = logging.getLogger(__name__)
 

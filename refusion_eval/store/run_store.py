@@ -23,11 +23,10 @@ from refusion_eval.errors import StoreError
 from refusion_eval.store import records
 from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.store.lock import DirectoryLock
+from refusion_eval.store.manifest import Hardware, Manifest, differences, restricted_to_tasks, split_code
 from refusion_eval.store.records import (
     NO_CACHE,
     STOCK_GENERATE,
-    Hardware,
-    Manifest,
     Sample,
     SampleKey,
     ScoreRow,
@@ -327,14 +326,14 @@ class RunStore(RunDatabase):
         recorded = self.read_run().manifest.fingerprint() if self.meta() else None
         tasks = {(sample.key.task, sample.benchmark) for sample in self.samples(traces=False)}
         if recorded is not None and tasks:
-            before, after = (records.restricted_to_tasks(fingerprint, tasks) for fingerprint in (recorded, now))
-            (name, code), (name_now, code_now) = map(records.split_code, (before["decoder"], after["decoder"]))
+            before, after = (restricted_to_tasks(fingerprint, tasks) for fingerprint in (recorded, now))
+            (name, code), (name_now, code_now) = map(split_code, (before["decoder"], after["decoder"]))
             if name == name_now and code and code != code_now:
                 changed = f"the code of {name} changed ({code} decoded it, and now it is {code_now})"
                 raise StoreError(f"{self.directory}: {changed}; a run has one algorithm. Restore that code, {ADVICE}")
             if name == name_now:  # a run of version 1.0 does not say its code
                 after = {**after, "decoder": before["decoder"]}
-            if differing := records.differences(before, after):
+            if differing := differences(before, after):
                 more = [f"{len(differing) - MOST_DIFFERENCES} more"] if len(differing) > MOST_DIFFERENCES else []
                 what = f"{self.directory} belongs to a different run; {'; '.join(differing[:MOST_DIFFERENCES] + more)}"
                 raise StoreError(f"{what}. Use the recorded settings, {ADVICE}")

@@ -25,7 +25,8 @@ from refusion_eval.errors import ConfigError, RefusionEvalError
 from refusion_eval.models.device import choose_device
 from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.store.lock import DirectoryLock
-from refusion_eval.store.records import PACKAGES, flat, git_commit, package_versions
+from refusion_eval.store.manifest import PACKAGES, git_commit, package_versions
+from refusion_eval.store.records import flat
 from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone, load_tokenizer
 from refusion_eval.training.checkpoints.save import save_backbone
 from refusion_eval.training.config import Parallelism, RunConfig, config_names, read_run_config

@@ -21,7 +21,8 @@ from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs import hardware, system
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.plan import Turn
-from refusion_eval.store.records import BUSY, PASSED
+from refusion_eval.store.manifest import BUSY
+from refusion_eval.store.records import PASSED
 from refusion_eval.store.run_store import RunReader
 
 TASKS = ["mini_gsm8k", "mini_mbpp"]

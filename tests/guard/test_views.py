@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from refusion_eval.cli import app
 from refusion_eval.report.collect import collect
 from refusion_eval.report.leaderboard import leaderboard, read_placed
-from refusion_eval.store.records import BY_FILTER, NO_ISOLATION, REFUSED, STATED, STOCK_GENERATE, Hardware, ScoreRow
+from refusion_eval.store.manifest import Hardware
+from refusion_eval.store.records import BY_FILTER, NO_ISOLATION, REFUSED, STATED, STOCK_GENERATE, ScoreRow
 from refusion_eval.store.run_store import RunStore
 from tests.guard.stored import check
 from tests.report.conftest import LetterSources

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from refusion_eval.report.collect import Asked
-from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow, pack
+from refusion_eval.store.manifest import Hardware, Manifest
+from refusion_eval.store.records import Sample, SampleKey, ScoreRow, pack
 from refusion_eval.store.run_store import RunStore
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,<>/&"

@@ -11,7 +11,7 @@ from refusion_eval.report.collect import Asked, collect, metrics_of
 from refusion_eval.report.sample import find_sample
 from refusion_eval.results.cautions import CARDS_SENTENCE
 from refusion_eval.results.metric_list import ACCURACY, METRICS, UNSTATED, place_of
-from refusion_eval.store.records import Hardware
+from refusion_eval.store.manifest import Hardware
 from refusion_eval.store.run_store import RunStore
 
 from .conftest import LetterSources, NoSources, make_manifest, make_sample, make_score, write_run

@@ -3,7 +3,8 @@
 import pytest
 
 from refusion_eval.results.measurement import Measurement
-from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey, ScoreRow
+from refusion_eval.store.manifest import Hardware, Manifest
+from refusion_eval.store.records import Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import RunStore
 from tests.store import conftest as of_store
 

@@ -21,7 +21,8 @@ from refusion_eval.results.compare import (
     detectable_difference,
     mcnemar,
 )
-from refusion_eval.store.records import Hardware, ScoreRow
+from refusion_eval.store.manifest import Hardware
+from refusion_eval.store.records import ScoreRow
 from refusion_eval.store.run_store import Run, RunStore
 from tests.results.conftest import sample
 

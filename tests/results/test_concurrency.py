@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from refusion_eval.errors import StoreError
 from refusion_eval.results.concurrency import busy_seconds, load_cells, load_points, load_tables
-from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
+from refusion_eval.store.manifest import Hardware, Manifest
+from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.store.run_store import RunStore
 
 

@@ -15,7 +15,7 @@ from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.results_file import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.systems import choose_systems
-from refusion_eval.store.records import Hardware
+from refusion_eval.store.manifest import Hardware
 from refusion_eval.sweep.configurations import configurations, spec_of
 from tests.results.conftest import sample
 

@@ -18,7 +18,8 @@ from refusion_eval.report.leaderboard import leaderboard, read_placed
 from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
-from refusion_eval.store.records import REFUSED, Hardware, ScoreRow
+from refusion_eval.store.manifest import Hardware
+from refusion_eval.store.records import REFUSED, ScoreRow
 from refusion_eval.store.run_store import RunStore
 from tests.report.conftest import LetterSources, NoSources
 from tests.results.conftest import sample

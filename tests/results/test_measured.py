@@ -16,7 +16,8 @@ from refusion_eval.results.measurement import notes_of
 from refusion_eval.results.metric_list import UNSTATED
 from refusion_eval.results.results_file import read_csv, write_csv
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.store.records import STATED, Hardware, ScoreRow
+from refusion_eval.store.manifest import Hardware
+from refusion_eval.store.records import STATED, ScoreRow
 from refusion_eval.store.run_store import Run, RunStore
 
 OTHER_MACHINE = Hardware(cpu="Faster CPU", cores=64, threads=64)

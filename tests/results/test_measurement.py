@@ -21,7 +21,7 @@ from refusion_eval.results.published import (
 from refusion_eval.results.results_file import write_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.systems import published_systems
-from refusion_eval.store.records import Hardware
+from refusion_eval.store.manifest import Hardware
 from tests.results.conftest import cell, sample
 
 

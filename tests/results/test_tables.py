@@ -19,7 +19,7 @@ from refusion_eval.results.render import csv_text
 from refusion_eval.results.tables import speed_cells, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.stock_loop import StockLoop
-from refusion_eval.store.records import Hardware
+from refusion_eval.store.manifest import Hardware
 from refusion_eval.store.run_store import Run, RunReader
 from tests.models import tiny
 from tests.results.conftest import sample

@@ -14,7 +14,8 @@ from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.scaleout.messages import RecordReader, job_from_json, job_to_json, record_to_json
-from refusion_eval.store.records import Hardware, Sample, SampleKey
+from refusion_eval.store.manifest import Hardware
+from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.types import MOST_TOKENS
 from tests.examples import examples
 

@@ -25,7 +25,8 @@ from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scoring.filters import OURS
 from refusion_eval.scoring.judge import judge_texts
 from refusion_eval.scoring.rescore import canvas_text, rescore_command
-from refusion_eval.store.records import Manifest, Sample, SampleKey, ScoreRow
+from refusion_eval.store.manifest import Manifest
+from refusion_eval.store.records import Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader, RunStore
 from refusion_eval.types import Trace
 

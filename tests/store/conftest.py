@@ -2,7 +2,8 @@
 
 import pytest
 
-from refusion_eval.store.records import Hardware, Manifest, Sample, SampleKey
+from refusion_eval.store.manifest import Hardware, Manifest
+from refusion_eval.store.records import Sample, SampleKey
 
 
 def make_manifest(**changes):

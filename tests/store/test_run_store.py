@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusion_eval.errors import StoreError
-from refusion_eval.store.records import Hardware, Sample, SampleKey, ScoreRow, from_stored, pack, unpack
+from refusion_eval.store.manifest import Hardware
+from refusion_eval.store.records import Sample, SampleKey, ScoreRow, from_stored, pack, unpack
 from refusion_eval.store.run_files import DATABASE_NAME
 from refusion_eval.store.run_store import RunReader, RunStore
 from tests.examples import examples
