@@ -21,7 +21,8 @@ from refusion_eval.runs.backend import Backend
 from refusion_eval.runs.hardware import collect_hardware
 from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, server_place
-from refusion_eval.runs.server_client import Answer, Refused, ServerClient, client_of
+from refusion_eval.runs.server_answers import Answer
+from refusion_eval.runs.server_client import Refused, ServerClient, client_of
 from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.store.manifest import Hardware
 from refusion_eval.store.records import REFUSED, SERVER, Sample
