@@ -334,7 +334,7 @@ def _check_server(args: ModelArgs, *, as_json: bool) -> None:
     if args.pretrained != NO_FILES:  # the files of its tokenizer
         from refusion_eval.runs.system import System
 
-        _ = System(args).model
+        _ = System(args).files
     client = client_of(args)
     described = client.describe(patience=0)
     if as_json:

@@ -30,9 +30,10 @@ class Files(Protocol):
 
 
 class Backend(ABC):
-    """Decodes jobs. A further backend is a file with a class of this kind, and a line in `System.backend`.
+    """Decodes jobs. A further one is a file with such a class, a loop in `model_args`, and a line in `System.backend`.
 
-    A backend spends no warm-up and takes no turns: `System` does both, for every backend alike.
+    What stands around decoding is in `System`, for every backend alike: warm-up, refusals, and who is decoded alone.
+    Where backends run is a matter of a `JobRunner`: in this process, in those of a launcher, or on a Ray cluster.
 
     Attributes:
         files: what is read here of the model that decodes.

@@ -447,8 +447,9 @@ def test_arguments_of_servers_that_fit_nothing_are_refused(arguments, message):
 def test_check_prints_what_a_server_tells_of_itself():
     with serving(Peer(facts={**Peer().facts, "/props": {"total_slots": 2}})) as peer:
         words = ["check", "--system", f"server:{peer.url}"]
-        shown, as_json = (CliRunner().invoke(app, [*words, *more]).stdout for more in ((), ("--json",)))
-    assert shown == f"{peer.url}: vLLM serves the model m\n{peer.url}: total_slots=2\n"
+        choices = ((), ("--json",), ("--model", MODEL))
+        shown, as_json, with_files = (CliRunner().invoke(app, [*words, *more]).stdout for more in choices)
+    assert shown == with_files == f"{peer.url}: vLLM serves the model m\n{peer.url}: total_slots=2\n"
     assert json.loads(as_json) == {"name": "vLLM", "version": "", "model": "m", "settings": {"total_slots": 2}}
 
 
