@@ -399,9 +399,7 @@ def paper_table(
     results: parameters.Results = None,
     out: parameters.Out = Path("tables"),
     baseline: parameters.Baseline = None,
-    paper: Annotated[
-        Literal["v1", "v2"], typer.Option(help="Version of the paper whose values Table 2 prints.")
-    ] = "v2",
+    paper: Annotated[Literal["v1", "v2"], typer.Option(help="Version of the paper whose Table 2 is printed.")] = "v2",
     item: Annotated[str | None, typer.Option(help="Table 8: the benchmark's id of the problem.")] = None,
     task: Annotated[str | None, typer.Option(help="Table 8: task or benchmark of the problem.")] = None,
     data: parameters.Data = None,

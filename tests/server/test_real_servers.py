@@ -101,14 +101,6 @@ def test_gguf_is_refused_for_what_is_no_autoregressive_layout_or_exists(tmp_path
         convert(str(tmp_path / "llada"), tmp_path / "a.gguf")
     with pytest.raises(ConfigError, match="exists already"):
         convert(str(embedded_path("autoregressive_sft")), gguf)
-    with pytest.raises(ConfigError, match="bfloat16"):
-        convert(str(embedded_path("autoregressive_sft")), tmp_path / "a.gguf", dtype="bfloat16")
-
-
-def test_a_missing_gguf_package_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ConfigError, match=r"refusion-eval\[gguf\]"):
-        convert(str(embedded_path("autoregressive_sft")), tmp_path / "a.gguf")
 
 
 @pytest.mark.parametrize("drafts", ["none", "ngram"])
