@@ -17,7 +17,7 @@ from refusion_eval.decoders import Style
 from refusion_eval.paper import style
 from refusion_eval.paper.names import system_label, task_title
 from refusion_eval.results.measurement import Measurement, notes_of
-from refusion_eval.results.render import read_csv
+from refusion_eval.results.results_file import read_csv
 from refusion_eval.store.atomic_write import prepare_output, write_output
 
 TPS = "Tokens/s, batch 1"

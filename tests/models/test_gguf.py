@@ -7,7 +7,6 @@ import json
 import os
 import random
 import struct
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -362,12 +361,6 @@ def test_convert_writes_a_folder_that_is_the_same_model(tmp_path):
     assert isinstance(again.exception, ConfigError) or "exists already" in again.output
     assert CliRunner().invoke(app, [*words, "--to", "stock"]).exit_code == 2
     assert CliRunner().invoke(app, words[:3]).exit_code == 2
-
-
-def test_a_missing_package_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(ConfigError, match=r"pip install 'refusion-eval\[gguf\]'"):
-        unpack(DATA / "qwen3-Q4_0.gguf", tmp_path)
 
 
 def refusal(path: Path, folder: Path) -> str:
