@@ -40,6 +40,9 @@ _LANGUAGE_LINE = re.compile(r"\A\s*(?i:python3?|py3?)[ \t]*\n")
 _FENCE = re.compile(r"`{3,}([^\n`]*)")
 _BLANK_LINE = re.compile(r"(?:(?<=\n)|\A)[ \t]+(?=\n|\Z)")
 _INDENT = re.compile(r"^[ \t]*(?=[^ \t\n])", re.MULTILINE)
+_PROMPT = re.compile(r"^(?:>>>|\.\.\.)(?: |$)", re.MULTILINE)  # of Python's own terminal
+# What editors and web pages put in front of lines, and no program has there.
+_NO_BREAK = re.compile(r"^[ \t]*\xa0[ \t\xa0]*|\ufeff", re.MULTILINE)
 
 # Of endless repetitions the first ones are read.
 _MOST_BLOCKS = 100
@@ -85,8 +88,13 @@ class Block(NamedTuple):
 
 def fenced_blocks(text: str) -> list[str]:
     """The contents of the python fences, or of any fences if none is marked as python; the last may be unclosed."""
-    blocks = blocks_of(text.replace("\r\n", "\n"))
+    blocks = blocks_of(as_typed(text))
     return [block.code for block in blocks if block.language in _PYTHON] or [block.code for block in blocks]
+
+
+def as_typed(text: str) -> str:
+    """A text with plain line ends, without byte order marks, and with plain spaces at the beginnings of lines."""
+    return _NO_BREAK.sub(lambda found: found[0].replace("\xa0", " ").strip("\ufeff"), text.replace("\r\n", "\n"))
 
 
 def blocks_of(text: str) -> list[Block]:
@@ -134,6 +142,8 @@ def _unwrapped(text: str) -> Iterator[str]:
     yield _without_tags(text)
     text = _INLINE.sub(r"\n\2\n", _without_tags(_QUOTE.sub("", text)))
     yield text if _CODE_LINES.search(text) else _INDENTED_LINES.sub(lambda lines: dedented(lines[0]), text)
+    if _PROMPT.search(text):
+        yield _PROMPT.sub("", text)
 
 
 class _Effort:
@@ -202,7 +212,7 @@ def function_code(text: str, row: Row) -> Extraction:
     """The program of a HumanEval answer: the function asked for, whole or as a continuation of the prompt."""
     # A block that defines the function follows the prompt's imports and helper functions; otherwise the last block that
     # completes the function continues the prompt, else the code before the first fence, which the prompt opened.
-    name, prompt = row["entry_point"], row["prompt"].replace("\r\n", "\n")
+    text, name, prompt = as_typed(text), row["entry_point"], row["prompt"].replace("\r\n", "\n")
     effort = _Effort()
     before = re.split(rf"^def {re.escape(name)}\b", prompt, maxsplit=1, flags=re.MULTILINE)[0]
     if whole_program := _find_program(text, {name}, effort, before=before):
@@ -234,6 +244,7 @@ def module_code(text: str, row: Row) -> Extraction:
     """The program of an MBPP answer: the block with the function that the tests call, else another one."""
     tests = "\n".join(str(test).strip() for test in row["test_list"])
     setup = str(row.get("test_setup_code") or "")
+    text = as_typed(text)
     called = _names(tests).unbound - _names(setup).bound
     effort = _Effort()
     if program := _find_program(text, called - _BUILTINS or called, effort, after=f"{setup}\n{tests}"):
@@ -248,13 +259,16 @@ def module_code(text: str, row: Row) -> Extraction:
 
 def whole_program(text: str, marks: Sequence[str]) -> Extraction:
     """The last python block with one of the marks, else the last block, else what parses of a text without blocks."""
+    text = as_typed(text)
     blocks = blocks_of(text)
     labelled = [block for block in blocks if block.language in _PYTHON] or blocks
     marked = [block for block in labelled if any(mark in block.code for mark in marks)]
     closed = [block for block in marked if block.is_closed]
     for how, found in (("last program", closed), ("program that is cut off", marked), ("another block", labelled)):
         if found:
-            return Extraction(found[-1].code, how)
+            code = found[-1].code
+            is_whole = found[-1].is_closed or isinstance(parse(code), ast.Module)
+            return Extraction(code if is_whole else parsable_prefix(code) or code, how)
     effort = _Effort()
     runs = [block.code for form in _unwrapped(text) for block in _unfenced(form, effort, _STATEMENT)]
     longest = max((code for code in runs if any(mark in code for mark in marks)), key=len, default=None)
@@ -328,10 +342,10 @@ def _unfenced(text: str, effort: _Effort, beginning: re.Pattern[str] = _CODE_LIN
 
 
 def _before_words(code: str) -> str:
-    """Cuts a program off at a line that is only a word or a list, such as `[DONE]`."""
+    """Cuts a program off at a line that is only a word, a list or a set, such as `[DONE]` or `{code}`."""
     tree = parse(code)
     for node in tree.body if isinstance(tree, ast.Module) else ():
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Name | ast.List):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Name | ast.List | ast.Set):
             return "\n".join(code.split("\n")[: node.lineno - 1])
     return code
 
