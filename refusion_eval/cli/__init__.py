@@ -67,7 +67,6 @@ _SILENT_SECONDS = 2
 # Exit statuses of a command that finished: with samples that failed or differ, and with figures that fail a condition.
 EXIT_INCOMPLETE, EXIT_FAILED = 3, 4
 
-
 TAKES_ALL_ARGUMENTS = "lm-eval"  # hands all its arguments on, --help included
 HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}

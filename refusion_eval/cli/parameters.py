@@ -125,6 +125,11 @@ def numbers_of(text: str, option: str, kind: type[Number]) -> tuple[Number, ...]
         raise ConfigError(f"{option} {text!r}: write numbers separated by commas, such as 1,2,4") from error
 
 
+def option_names(names: str) -> dict[str, str]:
+    """Field -> name of its option in Python, of a list FIELD or FIELD:OPTION."""
+    return {name.partition(":")[0]: name.rpartition(":")[2] for name in names.split()}
+
+
 def options_from(
     cls: type, names: str, *, without_default: Sequence[str] = (), helps: dict[str, str] | None = None
 ) -> Callable[[Callable], Callable]:
@@ -134,7 +139,7 @@ def options_from(
     The parameter `given` of the decorated function receives the mapping from field to value, and its place among the
     parameters is the place of the options in --help.
     """
-    options = {name.partition(":")[0]: name.rpartition(":")[2] for name in names.split()}
+    options = option_names(names)
     entries = {entry.name: entry for entry in fields(cls)}
     described = descriptions(cls) | (helps or {})
     parameters = [

@@ -35,8 +35,8 @@ RUN_ARGUMENTS = (
 
 def model_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """The model arguments among options of `run`, by the names of their fields."""
-    pairs = ((field, option or field) for field, _, option in (name.partition(":") for name in RUN_ARGUMENTS.split()))
-    return {field: options[option] for field, option in pairs if options.get(option) is not None}
+    named = parameters.option_names(RUN_ARGUMENTS).items()
+    return {field: options[option] for field, option in named if options.get(option) is not None}
 
 
 def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:

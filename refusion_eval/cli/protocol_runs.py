@@ -28,7 +28,6 @@ _CHANGES = ("batch_size", "tps_samples", "kv_budget_gib", "dtype", "device", "at
 _PLACES = ("timeout", "patience", *LAUNCH_ARGUMENTS)
 _DECIDED = ("system", "prompts", "include_path", "settings", "concurrency", "thought_budget")
 
-
 SUITE_CONTINUES = "what is finished is recorded; run the same command again to continue"
 
 
@@ -58,8 +57,8 @@ class ProtocolRuns(Runs):
         is_same = given.rounds == min(protocol.rounds, given.limit or protocol.rounds)
         protocol = protocol.changed(rounds=None if is_same else given.rounds)
         self.protocol = protocol.part(tuple(names_of(given.tasks)), given.limit)
-        servers = [name for name in protocol.systems if protocol.arguments(name).loop == SERVER]
-        if getattr(given, "api_key_env", None) and not servers:
+        has_server = any(entry["arguments"]["loop"] == SERVER for entry in protocol.systems.values())
+        if getattr(given, "api_key_env", None) and not has_server:
             raise ConfigError(f"protocol {name} has no system of a server, so --api-key-env changes nothing")
         self._content = self.protocol.content()
         self.label = self.protocol.label_of(self._content)

@@ -41,10 +41,7 @@ AS_IN_THE_PAPER = {**NO_THINKING, "preset": LONG_RESPONSES}
 UNFUSED = "fuse=false"
 # Runs beside that of a system, by the option that asks for them: the system, the end of the folder, and the settings.
 BESIDE = {
-    "fused": (
-        ("refusion", "fused", ["fuse=true"]),
-        ("bd3lm", "merged", ["separate_commit=false"]),
-    ),
+    "fused": (("refusion", "fused", ["fuse=true"]), ("bd3lm", "merged", ["separate_commit=false"])),
     "verifier": (("refusion", "verifier", [UNFUSED, "completion=verifier"]),),
 }
 
@@ -187,9 +184,8 @@ class Suite(Runs):
             folder = f"{self.runs}/{Path(self.baseline).name}-autoregressive"
             options = {"model": self.baseline, "decoder": "autoregressive", **({} if default_baseline else NO_THINKING)}
             preset = own or ("" if default_baseline else LONG_RESPONSES)
-            runs.append(
-                self.planned(BASELINE, folder + _suffix(own), {**options, **({"preset": preset} if preset else {})})
-            )
+            options |= {"preset": preset} if preset else {}
+            runs.append(self.planned(BASELINE, folder + _suffix(own), options))
         self._check_settings(runs)
         rounds = self.given.rounds or (read_protocol(DEFAULT).rounds if len(runs) > 1 else 1)
         run_in_turns(Plan(runs=tuple(runs), turns=turns(rounds, self.given.limit)), self._take_turn)

@@ -5,13 +5,9 @@ library gguf, whose reader has no bounds of its own.
 """
 
 import contextlib
-import functools
-import hashlib
-import io
 import json
 import logging
 import math
-import os
 import re
 import struct
 import tempfile
@@ -25,7 +21,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.models.checkpoint import ModelConfig, RopeScaling, parse_model_config
-from refusion_eval.models.packaged import cache_folder
+from refusion_eval.models.packaged import cache_folder, sha256_of
 from refusion_eval.models.weights import tensor_shapes
 from refusion_eval.untrusted import LARGEST, open_plain
 
@@ -89,16 +85,9 @@ def _sha256(path: Path) -> str:
         with open_plain(path) as file:
             if file.read(4) != _MAGIC:
                 raise CheckpointError(f"{path} is no GGUF file; give one, or a directory in Hugging Face layout")
-            state = os.fstat(file.fileno())
-            return _sha256_of(path.absolute(), state.st_size, state.st_mtime_ns)
+        return sha256_of(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-@functools.lru_cache(maxsize=16)  # a command asks several times, and files have up to many gigabytes
-def _sha256_of(path: Path, size: int, changed_ns: int) -> str:
-    with open_plain(path) as file:
-        return hashlib.file_digest(cast(io.BufferedReader, file), "sha256").hexdigest()
 
 
 def unpack(path: Path, folder: Path, dtype: str | None = None) -> None:

