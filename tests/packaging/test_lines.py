@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "refusion_eval"
 # Where it has to grow, its number rises, with the reason behind it. "wanted" is what it could have with all features.
 LINES = {
     "bench": 1383,  # wanted: 1,050
-    "benchmarks": 4312,  # wanted: 3,450
+    "benchmarks": 4329,  # wanted: 3,450; 17 of them: labels of results, lone ranges, boxed numbers in words
     "cli": 3068,  # wanted: 1,900
     "decoders": 3959,  # wanted: 3,650
     "embedded": 1,

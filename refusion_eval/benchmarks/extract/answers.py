@@ -108,6 +108,10 @@ _INTERVAL = re.compile(
     rf"(?i:(?:[a-z]+where )?(?:from|between)) -?\$?{DIGITS}(?:\.\d+|\s?/\s?\d+)?(?: [A-Za-z%]{{1,20}}){{0,2}}"
     rf" (?:to|and) -?\$?{DIGITS}"
 )
+_LONE_RANGE = re.compile(
+    rf"[\W_]*?(?i:(?:it|that) is )?\$?{DIGITS}(?:\.\d+)?(?: [A-Za-z%]{{1,20}})?(?:[-–—~]|\s[-–—~]\s| to |{OR} )"
+    rf"\$?{DIGITS}(?:\.\d+)?(?: [A-Za-z%]{{1,20}})?[\W_]*"
+)
 _TOTAL = re.compile(r"(?: [A-Za-z]{1,20}){0,3},? (?:in total|altogether|total|in all|all together|overall|combined)\b")
 _COMPARED = re.compile(r",[^,()\n]{0,40} than\b[^,.\n]{0,160}")
 _CIRCUMSTANCE = re.compile(
@@ -160,6 +164,8 @@ def last_number_stated(text: str, question: str = "") -> Extraction:
         line = in_digits(_with_numbers(_COMPARED.sub("", _ASIDE.sub("", line)), line))
         numbers = [(number, value) for number in _NUMBER.finditer(line) if (value := _value(number[0])) is not None]
         if numbers:
+            if _LONE_RANGE.fullmatch(line):
+                return Extraction(None, "a range, a bound or alternatives")
             main = [value for number, value in numbers if _is_main(line, number)]
             return Extraction([*(value for _, value in numbers), *main][-1], "last number")
     return NOTHING

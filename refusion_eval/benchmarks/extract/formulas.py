@@ -27,7 +27,7 @@ _SHORT = re.compile(r"(?![a-z]{3}|[a-z]{1,2} [a-z])[-+*/=^\d\s.,\\{}()a-z]{1,40}
 _ALONE = re.compile(
     r"(?:\A|\n[ \t]{0,9}\n)[ \t*>]{0,9}(?:\$\$?\s{0,4}([^$\n]{1,200}?)\s{0,4}\$?\$"
     r"|\\[(\[]\s{0,4}([^\n]{1,200}?)\s{0,4}\\[)\]]"
-    r"|(-?[\d.,/]{1,40}|-?\d{0,40}\\(?:[dt]?frac|sqrt)[^\s$]{1,200}?))[ \t*.]{0,9}\s{0,9}\Z"
+    r"|((?:[A-Za-z] ?= ?)?-?[\d.,/]{1,40}|-?\d{0,40}\\(?:[dt]?frac|sqrt)[^\s$]{1,200}?))[ \t*.]{0,9}\s{0,9}\Z"
 )
 _BOUND = re.compile(rf"\s{{0,9}}(?:a )?{frames.BOUND}\b")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")
@@ -261,6 +261,9 @@ def normalise(answer: str, has_units: bool = False) -> str:
     text = answer.strip()
     if len(text) > _LONGEST_ANSWER:
         return text
+    words = frames.bare(text)
+    if (digits := answers.in_digits(words)) != words:
+        return digits
     text = _MARKDOWN.sub(r"\2", _in_ascii(text))
     if "\\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)

@@ -109,6 +109,14 @@ WEAKER_FRAMES = (
         rf"{NO_CONDITION}(?<!(?i:option) )(?<!(?i:choice|answer) )(?<!(?i:statement) )",
         "{} is correct.",
     ),
+    Frame(
+        "label of a result",
+        r"(?:^[^\w\n]{0,8}(?i:(?:(?:the|my|our|final|correct) ){0,2}"
+        r"(?:result|solution|conclusion|verdict|selection|response|output|final|therefore|thus|hence|so|ans)"
+        r"[*_]{0,3}[:：.])|\b(?i:(?:the|my|our) (?:final )?(?:result|letter|verdict|conclusion|selection) is\b))"
+        rf"[*_]{{0,3}}(?=[ \t]{{0,3}}{_VALUE}[.!]?[ \t]{{0,8}}$)",
+        "Result: {}",
+    ),
 )
 
 

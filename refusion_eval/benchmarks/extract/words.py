@@ -33,7 +33,7 @@ _LIST_NAME = re.compile(
     r"(?:(?:the )?(?:[a-z]{2,14} ){0,2}(?:list|order|words|sequence)(?: is| of)?[: ]{1,3})?",
     re.IGNORECASE,
 )
-_TAIL = re.compile(rf",? (?:{REASON}|in alphabetical|alphabetically|when sorted|is the)")
+_TAIL = re.compile(rf"(?:,| [—–-])? (?:{REASON}|in alphabetical|alphabetically|when sorted|is the)")
 _CLOSERS = re.compile(r"[\])}>\s,*`\"'$\\]+")
 
 

@@ -58,7 +58,8 @@ def test_without_a_box_there_is_no_boxed_answer(text: str) -> None:
         "The answer is 70 - as shown.", "The answer is 70, and we are done.", "The answer equals $70$.", "Answer -> 70",
         "[ANSWER]70[/ANSWER]", '{"answer": "70"}', '{"answer": 70}', "The answer:\n```text\n70\n```",
         "The answer is [[70]].",
-        "I would go with $70$.", "My guess is 70.", "$70$ is the final answer.", "So 70 is the answer.",
+        "I would go with $70$.", "My guess is 70.", "Result: 70", "Therefore: $70$.",
+        "$70$ is the final answer.", "So 70 is the answer.",
     ],
 )  # fmt: skip
 def test_boxes_that_were_spelled_badly_and_statements_without_a_box_are_read(text: str) -> None:
@@ -74,6 +75,7 @@ def test_a_bound_is_no_formula(text: str) -> None:
 def test_a_weaker_statement_is_a_formula_and_goes_behind_one_that_stands_alone() -> None:
     assert last_box_or_statement("So $x^2+1$ is the answer.").answer == "x^2+1"
     assert last_box_or_statement("We choose $k=3$.\n\n$$12$$").answer == "12"
+    assert last_box_or_statement("We solve it.\n\nx = 5").answer == "x = 5"
     assert last_box_or_statement("We choose the second of them and go on.").answer is None
     for text in ("We choose a point on it.", "We choose $3$ of the balls.", "We choose $k=3$. Then we go"):
         assert last_box_or_statement(text).answer is None
@@ -117,6 +119,8 @@ def test_without_a_box_the_default_rule_takes_the_last_statement() -> None:
         ("75°", "75"),
         ("\\begin{pmatrix}1\\\\[4pt]2\\end{pmatrix}", "\\begin{pmatrix}1\\cr 2\\end{pmatrix}"),
         ("2^3 5", "2^{3}5"),
+        ("\\text{five}", "5"),
+        ("twenty-one", "21"),
         ("\\text{2:15 PM}", "2:15 p.m."),
         ("\\text{The number is } 70", "70"),
         ("]-2;3[", "(-2;3)"),

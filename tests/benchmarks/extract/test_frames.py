@@ -35,6 +35,7 @@ LETTER_LEADS = [
     "The answer is J... wait, it should be {}",
     "I'd go with option {}", "I would pick {}", "This corresponds to choice {}", "So {} is the answer",
     "Therefore, {} is correct", "{} is correct", "{} is the correct answer", "{}",
+    "Result: {}", "**Solution:** {}", "Conclusion: {}", "So the result is {}", "The letter is {}",
 ]  # fmt: skip
 LETTER_WRAPPERS = ["{}", "({})", "**{}**", "**({})**", "[{}]", "“{}”", "‘{}’", "'{}'", "（{}）", "【{}】", "__{}__"]
 LETTER_CLOSINGS = ["", ".", "\n", ".\n", "<|im_end|>", ".<|endoftext|>", ".</s>", "\n<|eot_id|>", ".\r\n"]
