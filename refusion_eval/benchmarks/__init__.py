@@ -198,6 +198,7 @@ class Benchmark:
         other_tests: for code, the names of filters whose texts are judged by other tests, and these.
         rows_of: what its folder is called, if several benchmarks ask the same published rows.
         settings_of: the benchmark whose row of a settings table applies where the table has none for this one.
+        gen_length: tokens that an answer may have at least where the row of another benchmark applies.
         stock_tasks: patterns of the names of lm-eval's own tasks on this benchmark; the longest that fits decides.
         sealed_columns: columns that must not be written anywhere, each with its name in markers.
         prompts_name: which of the prompts are asked, `OURS` or `RELEASE`.
@@ -216,6 +217,7 @@ class Benchmark:
     other_tests: Mapping[str, Callable[[Row], CodeTest]] = field(default_factory=dict)
     rows_of: str = ""
     settings_of: str = ""
+    gen_length: int = 0
     stock_tasks: Sequence[str] = ()
     sealed_columns: Mapping[str, str] = field(default_factory=dict)
     prompts_name: str = OURS

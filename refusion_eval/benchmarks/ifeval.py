@@ -46,4 +46,5 @@ BENCHMARK = Benchmark(
     ),
     id_column="key",
     settings_of="gsm8k",
+    gen_length=1280,  # as lm-eval's task: many prompts ask for several hundred words
 )

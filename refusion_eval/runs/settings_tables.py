@@ -249,11 +249,15 @@ def resolve(
     # the task's generation arguments (its YAML's, updated by --gen_kwargs), the model arguments.
     layers: list[tuple[str, Mapping[str, Any]]] = [("paper", paper or {}), ("checkpoint", checkpoint)]
     if table is not None and task_here is not None:
-        name = task_here.benchmark.name
-        if name not in table.benchmarks and task_here.benchmark.settings_of in table.benchmarks:
-            name = task_here.benchmark.settings_of
+        benchmark = task_here.benchmark
+        name = benchmark.name
+        if name not in table.benchmarks and benchmark.settings_of in table.benchmarks:
+            name = benchmark.settings_of
         if name in table.benchmarks:
-            layers.append((f"{table.label}:{name}", table.benchmarks[name]))
+            row = table.benchmarks[name]
+            layers.append((f"{table.label}:{name}", row))
+            if name != benchmark.name and row.get("gen_length", benchmark.gen_length) < benchmark.gen_length:
+                layers.append((f"benchmark {benchmark.name}", {"gen_length": benchmark.gen_length}))
         elif table.is_own:
             raise ConfigError(
                 f"{table.label}: has no row for {name}; add it under benchmarks, or leave out task {task}"

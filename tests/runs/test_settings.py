@@ -171,6 +171,17 @@ def test_a_benchmark_without_a_row_has_that_of_its_likeness_and_says_so(tmp_path
     assert slot_size(math={"slot_size": 8}, math_500={"slot_size": 4}) == (4, "math_500")
 
 
+def test_answers_of_ifeval_may_have_the_length_of_lm_evals_task(tmp_path):
+    def length(**rows):
+        common = {"model_args": {}, "generation": NOTHING, "checkpoint": CHECKPOINT}
+        resolved = resolve("refusion_ifeval", REFUSION, table=table_in(tmp_path, **rows), **common)
+        return resolved.settings.gen_length, resolved.sources["gen_length"].rpartition(":")[2]
+
+    assert length(gsm8k={"gen_length": 512}) == (1280, "benchmark ifeval")
+    assert length(gsm8k={"gen_length": 2048}) == (2048, "gsm8k")
+    assert length(gsm8k={"gen_length": 512}, ifeval={"gen_length": 256}) == (256, "ifeval")
+
+
 def test_digest_changes_with_settings_and_with_stop_strings(tmp_path):
     def digest(gen_length, until):
         generation = Generation({"gen_length": gen_length}, until)
