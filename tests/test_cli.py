@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import refusion_eval
 from refusion_eval import cli, doctor
+from refusion_eval.benchmarks import BENCHMARKS, Task
 from refusion_eval.cli import COMMANDS, GROUPS, app, main
 from refusion_eval.cli.parameters import descriptions
 from refusion_eval.errors import CheckpointError, StoreError
@@ -154,7 +155,7 @@ def test_runs_suites_checks_and_claims_are_printed_as_json(checkpoint, tmp_path)
     assert {(row["task"], row["n"]) for row in rows} >= {("mini_gsm8k", 2)}
     made = printed("suite", "--system", "autoregressive", "--model", "embedded", *options, "--results", str(tmp_path))
     assert {row["metric"] for row in made} >= {"accuracy", "tpf"}
-    checked = printed("check", "--model", checkpoint, "--decoder", "autoregressive")
+    checked = printed("check", "--model", checkpoint, "--decoder", "autoregressive", "--tasks", "mini_gsm8k")
     assert (checked["decoder"], checked["settings"].keys()) == ("autoregressive", {"eos_ids"})
     assert_on_a_page(checked)
     judged = printed("claims", str(tmp_path / "run"))
@@ -376,6 +377,23 @@ def test_check_says_whether_a_decoder_can_run_a_checkpoint_without_weights(share
     status, text = refusal("check", "--model", "/no/such/checkpoint")
     assert status == 1
     assert text.startswith("error: no directory '/no/such/checkpoint'")
+
+
+def test_check_prints_the_prompt_of_a_task_and_what_the_template_adds(tmp_path):
+    template = tmp_path / "own.jinja"
+    template.write_text("system: be brief\n{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    words = ["check", "--tasks", "gsm8k", "--chat-template", str(template)]
+    told = RUNNER.invoke(app, words).stdout
+    assert 'begins a conversation without a system turn by "system: be brief"\n' in told
+    facts = json.loads(RUNNER.invoke(app, [*words, "--json"]).stdout)
+    assert facts["prompts_begin"] == "system: be brief"
+    ((task, prompt),) = facts["prompts"].items()
+    row = Task(BENCHMARKS["gsm8k"], mini=True).items(None)[0].row
+    assert (task, prompt["id"]) == ("mini_gsm8k", "0")
+    assert prompt["text"].startswith(f"system: be brief\nuser: {row['question']}\n")
+    tokenizer = refusion_eval.load_model("embedded", device="cpu").tokenizer
+    assert prompt["num_tokens"] == len(tokenizer.encode(prompt["text"]))
+    assert f"mini_gsm8k, item 0: a prompt of {prompt['num_tokens']} tokens\n{prompt['text']}" in told
 
 
 def test_check_and_run_refuse_the_same_weights(tmp_path, refusal):

@@ -1,11 +1,14 @@
 import dataclasses
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from refusion_eval import cli
+from refusion_eval.benchmarks import Task
 from refusion_eval.cli import parameters
 from refusion_eval.cli.artefacts import SWEEPS, Artefacts
 from refusion_eval.cli.plans import RUN_ARGUMENTS, carry_out, plan_of, with_system
@@ -13,6 +16,7 @@ from refusion_eval.cli.protocol_runs import SUITE_CONTINUES, ProtocolRuns, defau
 from refusion_eval.cli.protocols import protocol as protocol  # a command of this group
 from refusion_eval.cli.suite_runs import PUBLISHED_BASELINE, Suite
 from refusion_eval.errors import ConfigError
+from refusion_eval.evaluation.tasks import find_tasks, task_names
 from refusion_eval.results.gate import run_conditions
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
@@ -21,6 +25,9 @@ from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.runs.terminal import Interruption, resume_hint
 from refusion_eval.store.records import SERVER
 from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
+
+if TYPE_CHECKING:
+    from refusion_eval.runs.system import System
 
 # The files of models load slowly, so they are imported inside the functions that need them.
 
@@ -310,22 +317,36 @@ def rerun(
 
 @parameters.options_from(
     ModelArgs,
-    "pretrained:model decoder adapter revision backend base_url served_model api_key_env",
-    without_default=SYSTEM_FIELDS,
+    "pretrained:model decoder adapter revision enable_thinking:thinking chat_template backend base_url served_model "
+    "api_key_env",
+    without_default=(*SYSTEM_FIELDS, "enable_thinking"),
     helps=HELPS,
 )
-def check(given: dict[str, Any], system: parameters.System = None, as_json: parameters.Json = False) -> None:
+def check(
+    given: dict[str, Any],
+    system: parameters.System = None,
+    tasks: Annotated[
+        str,
+        typer.Option(metavar="TASKS", help="Also print the prompt of the first item of these tasks, as it is sent."),
+    ] = "",
+    data: parameters.Data = None,
+    prompts: parameters.Prompts = None,
+    as_json: parameters.Json = False,
+) -> None:
     """Say whether a decoder can run a checkpoint. Its configuration is read, and what tensors a folder has; no weights.
 
     Of a server it prints what its endpoints tell: name, version, model and settings. It does not wait for one to start.
     """
     args = parse_model_args(with_system(system, given))
+    names = task_names(tasks.split(","), args.pretrained, prompts=prompts, data=data) if tasks else []
     if args.loop == SERVER:
+        if names:
+            raise ConfigError("--tasks: the chat template of a server's model is not here; leave it out")
         with cli.told_if_silent(f"asking {args.base_url}"):
             _check_server(args, as_json=as_json)
         return
     with cli.told_if_silent(cli.LOADING):
-        _check_checkpoint(args, as_json=as_json)
+        _check_checkpoint(args, names, data, as_json=as_json)
 
 
 def _check_server(args: ModelArgs, *, as_json: bool) -> None:
@@ -347,10 +368,10 @@ def _check_server(args: ModelArgs, *, as_json: bool) -> None:
         cli.tell(f"{client.root}: {', '.join(told)}")
 
 
-def _check_checkpoint(args: ModelArgs, *, as_json: bool) -> None:
+def _check_checkpoint(args: ModelArgs, tasks: Sequence[str], data: Path | None, *, as_json: bool) -> None:
     from refusion_eval.models.device import weight_bytes
     from refusion_eval.models.weights import count_parameters
-    from refusion_eval.runs.system import System
+    from refusion_eval.runs.system import TEMPLATE_BEGINS, System
 
     opened = System(args)
     has_weights = opened.model.check_files()
@@ -361,9 +382,11 @@ def _check_checkpoint(args: ModelArgs, *, as_json: bool) -> None:
     if not opened.model.is_stock:  # whose tensors transformers alone knows
         num_bytes = weight_bytes(config, opened.model.dtype)
         sizes = {"num_parameters": count_parameters(config), "weight_bytes": num_bytes}
+    prompts = {task.name: _first_prompt(opened, task, data) for task in find_tasks(tasks)}
     if as_json:
         facts = {"model": name, "decoder": decoder, "family": config.family, "num_layers": config.num_layers}
         facts |= {**sizes, "context": config.max_positions, "has_template": opened.has_template}
+        facts |= {"prompts_begin": opened.beginning, "prompts": prompts}
         cli.print_value(facts | {"settings": opened.checkpoint_settings, "place": opened.model.place})
         return
     cli.tell(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
@@ -376,6 +399,18 @@ def _check_checkpoint(args: ModelArgs, *, as_json: bool) -> None:
     cli.tell(f"{name}: {opened.model.place}")
     if not has_weights:
         cli.tell(f"{name}: the folder has no weights yet")
+    if begins := opened.beginning:
+        cli.tell(f"{name}: {TEMPLATE_BEGINS.format(json.dumps(begins, ensure_ascii=False))}")
+    for task, prompt in prompts.items():
+        cli.tell(f"{task}, item {prompt['id']}: a prompt of {prompt['num_tokens']} tokens\n{prompt['text']}")
+
+
+def _first_prompt(system: "System", task: Task, data: Path | None) -> dict[str, Any]:
+    """The prompt of a task's first item as the model gets it, but with markers in place of sealed texts."""
+    item = task.items(data)[0]
+    text = system.render_turns(item.turns)
+    real, _ = item.sealing.unseal(text)
+    return {"id": item.id, "num_tokens": len(system.encode(real, plain=not system.has_template)), "text": text}
 
 
 def lm_eval(context: typer.Context) -> None:

@@ -123,6 +123,18 @@ class Tokenizer:
             raise ConfigError(f"{name}: the chat template {obstacle}, so no prompt could be written twice; {_ADVICE}")
         return text
 
+    def beginning(self, **template_arguments: Any) -> str:
+        """What the chat template writes before the first turn, such as a system turn; "" for a BOS token alone."""
+        roles = ("user", "assistant", "user")
+        said = ("first question", "an answer", "second question")
+        messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+        before, found, rest = self.render_chat(messages, **template_arguments).partition(said[0])
+        # What opens a turn stands before the second question, too.
+        pairs = zip(reversed(before), reversed(rest.partition(said[2])[0]), strict=False)
+        opening = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        own = before[: len(before) - opening]
+        return own if found and own.removeprefix(self.inner.bos_token or "").strip() else ""
+
 
 def render_chat(
     inner: Any, messages: Sequence[Mapping[str, str]], template: str | None = None, **arguments: Any

@@ -40,6 +40,7 @@ Part = Sequence[Pair]
 F = TypeVar("F", bound=Files)
 
 NO_TEMPLATE = "none"
+TEMPLATE_BEGINS = "the chat template begins a conversation without a system turn by {}"
 
 # A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
 WHOLE_BYTES, PIECE_BYTES, NUM_PIECES = 256 * 2**20, 2**16, 256
@@ -169,6 +170,13 @@ class System:
         log.warning("%s: the chat template writes the date; in this run it is that of %s", self.args.pretrained, now)
         return datetime.fromisoformat(now)
 
+    @functools.cached_property
+    def beginning(self) -> str:
+        """What the chat template writes before a conversation that has no system turn; "" where it adds nothing."""
+        if not self.has_template:
+            return ""
+        return self.files.tokenizer.beginning(enable_thinking=self.args.enable_thinking, now=self.prompt_time)
+
     def render_turns(self, turns: Turns) -> str:
         """The prompt of an item; without a chat template, its texts as lm-eval puts them together."""
         user, system, opened = turns
@@ -217,6 +225,7 @@ class System:
                 before, is_own = next(iter(self._resolved.values()), None), self.args.decoder not in DECODERS
                 if before is None:
                     self._check_end()
+                    self._tell_beginning()
                 log.info("%s, %s: %s", task, self.args.decoder, resolved.describe(before, with_defaults=is_own))
             self._resolved[cached] = resolved
         return self._resolved[cached]
@@ -241,6 +250,11 @@ class System:
                 *(self.args.pretrained, inner.eos_token, end, list(eos_ids)),
                 "+".join(map(str, (*eos_ids, end))),
             )
+
+    def _tell_beginning(self) -> None:
+        if begins := self.beginning:
+            self.get_or_compute("prompts_begin", lambda: begins)  # so that the record has it
+            log.info("%s: %s", self.args.pretrained, TEMPLATE_BEGINS.format(json.dumps(begins, ensure_ascii=False)))
 
     def settings_by_task(self) -> dict[str, dict[str, Any]]:
         return {

@@ -189,3 +189,20 @@ def test_a_template_that_draws_at_random_is_refused(written, draw):
 def test_a_template_may_speak_of_what_it_does_not_do(written):
     text = "a random lipsum {# random #}{{ ' of strftime_now' }}"
     assert written(text).render_chat(TURN, now=NOON) == "a random lipsum  of strftime_now"
+
+
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+DEFAULT = "{% if messages[0].role != 'system' %}<|system|>You help.<|end|>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "beginning"),
+    [
+        (TURNS, ""),
+        (DEFAULT + TURNS, "<|system|>You help."),  # whose end also ends the answer before a second question
+        ("Today is {{ strftime_now('%d') }}.\n" + TURNS, "Today is 26.\n"),
+        ("{{ messages[-1].content | upper }}", ""),
+    ],
+)
+def test_what_a_template_adds_before_the_first_turn_is_told(written, template, beginning):
+    assert written(template).beginning(now=NOON) == beginning

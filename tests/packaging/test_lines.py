@@ -7,20 +7,20 @@ PACKAGE = Path(__file__).resolve().parents[2] / "refusion_eval"
 # Where it has to grow, its number rises, with the reason behind it. "wanted" is what it could have with all features.
 LINES = {
     "bench": 1383,  # wanted: 1,050
-    "benchmarks": 4329,  # wanted: 3,450; 17 of them: labels of results, lone ranges, boxed numbers in words
-    "cli": 3068,  # wanted: 1,900
+    "benchmarks": 4332,  # wanted: 3,450; 20 of them: labels of results, lone ranges, numbers in words, IFEval's length
+    "cli": 3102,  # wanted: 1,900; 34 of them: `check` prints prompts
     "decoders": 3959,  # wanted: 3,650
     "embedded": 1,
     "engine": 1560,  # wanted: 1,520
     "evaluation": 843,  # wanted: 720
     "exports": 694,  # wanted: 400
     "lm_eval_plugin": 1238,  # wanted: 1,150
-    "models": 3600,  # wanted: 2,900
+    "models": 3610,  # wanted: 2,900; 10 of them: what a chat template adds
     "paper": 4008,  # wanted: 3,500
     "protocol": 483,
     "report": 1300,  # wanted: 1,180
     "results": 3917,  # wanted: 2,750
-    "runs": 3047,  # wanted: 2,350
+    "runs": 3065,  # wanted: 2,350; 18 of them: IFEval's length, what a chat template adds
     "sandbox": 3725,  # wanted: 3,550
     "scaleout": 1007,  # wanted: 980
     "scoring": 1404,  # wanted: 1,150
