@@ -1,5 +1,6 @@
 """Runs decoders. The engine is the only caller of a model: it counts forwards, measures time and holds the KV cache."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,9 @@ from refusion_eval.types import (
     causal,
 )
 
+log = logging.getLogger(__name__)
+
+SILENT_SECONDS = 60  # after which a batch of which no request ends says how far it is
 FIRST_CAPACITY = 512
 MIN_SHARED_ROWS = 32  # a shorter common beginning of prompts, such as a chat template's, is not worth the copy
 
@@ -223,6 +227,7 @@ class Engine:
         shared = _SharedPrefix()
         waiting, preempted = enumerate(requests), deque[_Preempted]()
         batch: list[_ActiveRequest] = []
+        told = time.monotonic()
         while True:
             while len(batch) < cache.num_sequences or _grow_back(cache, batch, preempted, batch_size, max_rows):
                 entry = preempted.popleft().entry if preempted else next(waiting, None)
@@ -253,6 +258,10 @@ class Engine:
                     cache.move(len(batch), index)
                     batch[index] = last
                 yield request.index, request.error or self._finish(request)
+                told = time.monotonic()
+            if batch and time.monotonic() - told >= SILENT_SECONDS:
+                told, num_tokens = time.monotonic(), sum(len(request.trace.fixed_at()) for request in batch)
+                log.info("%d requests at a time: %d tokens in the unfinished responses", len(batch), num_tokens)
 
     def _make_room(self, cache: KVCache, batch: list[_ActiveRequest], max_rows: int) -> list[_Preempted]:
         """Grows the buffer for the pending forwards, within the budget; returns the requests that it preempted."""

@@ -153,6 +153,19 @@ def test_requests_are_taken_as_places_become_free():
     assert len(list(running)) == 4
 
 
+def test_a_batch_that_ends_no_request_for_a_while_says_how_far_it_is(monkeypatch, caplog):
+    def decode(prompt, settings, trace):
+        for number in range(3):
+            yield Forward([1], [number], causal(1), ())
+            trace.fix([number], [7])
+        return Response([7, 7, 7], "eos")
+
+    monkeypatch.setattr("refusion_eval.engine.engine.SILENT_SECONDS", 0)
+    with caplog.at_level("INFO", logger="refusion_eval"):
+        assert len(list(random_engine().run_many([Request(decode, [1], None)] * 2, 2))) == 2
+    assert caplog.messages == [f"2 requests at a time: {count} tokens in the unfinished responses" for count in (2, 4)]
+
+
 def test_forwards_are_counted_with_their_rows_and_cached_rows():
     def decode(prompt, settings, trace):
         yield Forward([1, 2, 3], [0, 1, 2], causal(3), (), kind="first")

@@ -11,7 +11,7 @@ LINES = {
     "cli": 3102,  # wanted: 1,900; 34 of them: `check` prints prompts
     "decoders": 3959,  # wanted: 3,650
     "embedded": 1,
-    "engine": 1560,  # wanted: 1,520
+    "engine": 1569,  # wanted: 1,520; 9 of them: how far a batch is
     "evaluation": 843,  # wanted: 720
     "exports": 694,  # wanted: 400
     "lm_eval_plugin": 1238,  # wanted: 1,150
