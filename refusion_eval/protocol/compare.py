@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import Task
 from refusion_eval.metrics import by_item
+from refusion_eval.models.packaged import MODELS
 from refusion_eval.paths import embedded_name
 from refusion_eval.protocol.spec import Protocol, deciding, read_protocol
 from refusion_eval.results.facts import RunFacts, read_facts
@@ -172,7 +173,8 @@ def _pinned(args: ModelArgs) -> str:
         return f"a {'folder' if place.is_dir() else 'file'}, recorded by its hash"
     if args.pretrained.startswith((".", "/", "~")):
         return "there is no such folder yet"
-    revision = "not pinned" if args.revision is None else f"pinned ({args.revision[:12]})"
+    pinned = MODELS[args.pretrained].sha256 if args.pretrained in MODELS else args.revision
+    revision = "not pinned" if pinned is None else f"pinned ({pinned[:12]})"
     return revision + (", adapter not pinned" if args.adapter else "")
 
 

@@ -149,7 +149,7 @@ def test_seeds_are_runs_of_their_own(protocol):
 
 
 def test_the_protocols_of_the_package_hold():
-    assert shipped_protocols() == ["eval", "table1", "table2"]
+    assert shipped_protocols() == ["eval", "smollm2", "table1", "table2"]
     for name in shipped_protocols():
         assert read_protocol(name).content()["systems"]
 
@@ -200,6 +200,7 @@ def test_check_says_what_would_be_run_and_what_is_not_pinned():
     shown = " ".join(lines_of("protocol", "check", "table1", "--limit", "10"))
     for part in ("not pinned, adapter not pinned", "70", "630", "refusion_gsm8k_release", "the first 10 items"):
         assert part in shown
+    assert "pinned (b179c9523d0e)" in " ".join(lines_of("protocol", "check", "smollm2"))
 
 
 def test_a_folder_is_said_to_be_none_of_the_files(tmp_path):
