@@ -31,6 +31,7 @@ from refusion_eval.results.metric_list import METRICS
 from refusion_eval.results.published import read_published
 from refusion_eval.results.results_file import read_csv
 from refusion_eval.results.tables import summary, summary_table
+from refusion_eval.runs.server_facts import FIELDS
 from refusion_eval.sandbox.jail import PROFILES
 
 NO_GPU = "No result of a GPU is in this repository: every speed and every memory need of one is an estimate.\n"
@@ -388,7 +389,18 @@ def metric_definitions(_: Sequence[str]) -> str:
     return f"\n{table_of(('Name', 'On the page', 'Unit', 'Definition'), rows, 4)}"
 
 
+def server_fields(_: Sequence[str]) -> str:
+    """What is read of a server's answer beside its text: which field means what, and who tells it."""
+    only = {True: ", diffusion models only", False: ", other models only", None: ""}
+    rows = [
+        (f"`{field.fact}`", f"`{field.place}`", field.unit, f"{field.told_by}{only[field.diffusion]}")
+        for field in FIELDS
+    ]
+    return f"\n{table_of(('In the record', 'Field of the answer', 'Unit there', 'Told by'), rows, 4)}"
+
+
 MAKERS: dict[str, Maker] = {
+    "server_fields": server_fields,
     "metrics": metric_definitions,
     "frames": answer_frames,
     "clone": clone,

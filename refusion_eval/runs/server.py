@@ -23,6 +23,7 @@ from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, server_place
 from refusion_eval.runs.server_answers import Answer
 from refusion_eval.runs.server_client import Refused, ServerClient, client_of
+from refusion_eval.runs.server_facts import forwards
 from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.store.manifest import Hardware
 from refusion_eval.store.records import REFUSED, SERVER, Sample
@@ -190,8 +191,9 @@ class Server(Backend):
                 )
         tokens = answer.facts.get("completion_tokens") if ids is None else len(ids)
         facts = {**answer.facts, **({} if tokens is None else {"tokens": counted_by})}
-        # Of a diffusion model, what a server calls accepted drafts saves no forward.
-        num_forwards = 0 if self._args.diffusion else forwards(facts, self.client.describe())
+        # llama.cpp counts drafts only in answers that had any.
+        are_told = self.client.describe()["name"] == "llama.cpp"
+        num_forwards = forwards(facts, diffusion=bool(self._args.diffusion), drafts_are_told=are_told)
         decoded = Decoded(tuple(ids or ()), stop, num_forwards, answer.seconds, Trace())
         sample = record(job, decoded, self.detokenizer, batch_size=concurrency)
         changes: dict[str, Any] = {"trace": None, "server": facts}
@@ -217,18 +219,6 @@ def _good(outcome: Sample | BaseException) -> Sample:
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
-
-
-def forwards(facts: Mapping[str, Any], described: Mapping[str, Any]) -> int:
-    """Forwards of an answer: its tokens minus the accepted drafts, where the server tells both; else 0.
-
-    An accepted draft takes no forward of its own, and the prompt's forward gives the first token.
-    """
-    # llama.cpp counts drafts only in answers that had any. vLLM's number of steps leaves out the steps without a draft,
-    # so it is not used.
-    accepted = facts.get("accepted_tokens", 0 if described["name"] == "llama.cpp" else None)
-    tokens = facts.get("completion_tokens")
-    return 0 if tokens is None or accepted is None else max(int(tokens - accepted), 0)
 
 
 def _is_here(host: str) -> bool:

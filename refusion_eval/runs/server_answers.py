@@ -1,54 +1,40 @@
-"""Asks a server and reads its answer within bounds: bytes, events, the parts of a completion, and facts."""
+"""The answer of a server, read from a body or from the parts of a stream, in whichever of the public forms it comes."""
 
-import codecs
-import json
 import re
-import socket
-import threading
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from refusion_eval.errors import DecodeError
-from refusion_eval.store.records import LONGEST_TEXT, MOST
+from refusion_eval.runs.server_facts import as_dict, facts_of
+from refusion_eval.runs.server_wire import Passing, as_list, error_in, short
 from refusion_eval.types import MOST_TOKENS
-from refusion_eval.untrusted import parse_json, visible
 
-if TYPE_CHECKING:  # the extra `server` brings it
-    import httpx2
-
-_LONGEST_MESSAGE = 300
 _ABORTED = re.compile(r"abort|cancel|error|fail|time_?out", re.IGNORECASE)  # reasons of answers that lack their end
 BREAKS_OFF = "the answer breaks off"
-# No server generates a token in less; and its own clock may differ from the client's by so much, or by a share.
-_SECONDS_PER_TOKEN, _CLOCK_SECONDS, _CLOCK_SHARE = 1e-5, 0.1, 0.1
-# Where a choice that has no text holds one: forms of chats, and texts that a server takes for thoughts.
+# Where a choice of completions that has no text holds one: forms of chats, and texts that a server takes for thoughts.
 _IN_PLACE_OF_TEXT = ("delta", "message", "content", "reasoning_content", "reasoning")
-# A coding of a body that a server may use although none is asked for -> what zlib has to expect.
-_PACKED = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-
-
-class Passing(Exception):
-    """An attempt failed for a reason that may pass, after `retry_after` seconds if the server says so."""
-
-    def __init__(self, reason: str, retry_after: float | None = None) -> None:
-        super().__init__(reason)
-        self.retry_after = retry_after
+# Names of one text, of which some servers send two: the first that is there counts.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+# What servers call the two common reasons. Every other word is kept.
+_FINISHES = {"stop_sequence": "stop", "eos_token": "stop", "completed": "stop", "max_output_tokens": "length"}
+_CACHED = "x-litellm-cache-key"  # a header of answers that a proxy had before
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One completion.
+    """One answer.
 
     Attributes:
         text: as the server gives it; some cut a stop string from it, some do not.
+        reasoning: what the server gives as thoughts beside the text.
         token_ids: ids of all generated tokens, as many as the server counts; None if it gives none, or not all.
-        finish_reason: "stop", "length", "content_filter", or another word of the server's.
+        finish_reason: "stop", "length", "content_filter", another word of the server's, or "" where it gives none for
+            a whole answer.
         stopped_by: the stop string or what the server calls it; empty where it does not say.
         seconds: from the request to its last byte.
         facts: what the server told of it, as `Sample.server` documents it.
+        states: of a stream whose parts replace each other, all of them, with their seconds since the request.
     """
 
     text: str
@@ -57,219 +43,190 @@ class Answer:
     stopped_by: str
     seconds: float
     facts: Mapping[str, Any]
+    reasoning: str = ""
+    states: tuple[tuple[float, str], ...] = ()
 
 
-class _Ending:
-    """Ends the connection of a request when its time as a whole is over, whatever bytes still come."""
+class _Part(NamedTuple):
+    """What one object says: a whole answer, or a part of a stream."""
 
-    def __init__(self, seconds: float) -> None:
-        self.is_over = False
-        self._socket: socket.socket | None = None
-        self._lock = threading.Lock()
-        self.timer = threading.Timer(seconds, self._end)
-        self.timer.daemon = True
-
-    def trace(self, name: str, info: Mapping[str, Any]) -> None:
-        """Called by the HTTP library with every step of a request."""
-        if name.endswith(("connect_tcp.complete", "start_tls.complete")):
-            with self._lock:
-                self._socket = info["return_value"].get_extra_info("socket")
-            if self.is_over:
-                self._end()
-
-    def _end(self) -> None:
-        self.is_over = True
-        with self._lock, suppress(OSError):
-            if self._socket is not None:
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+    text: Any = None
+    reasoning: Any = None
+    is_whole: bool = False  # it replaces what came before
+    finish: Any = None
+    stopped_by: Any = None
+    ids: Sequence[Any] = ()
+    told: Mapping[str, Any] = {}  # fields of the answer that do not stand at the top
+    refusal: Any = None
 
 
-@contextmanager
-def asked(
-    http: "httpx2.Client", method: str, address: str, seconds: float, largest: int, **content: Any
-) -> "Iterator[tuple[httpx2.Response, Iterator[bytes]]]":
-    """A request's response and its unpacked body, both within bounds.
-
-    Args:
-        seconds: that it may take as a whole.
-        largest: bytes that its body may have, once it is unpacked.
-
-    Raises:
-        Passing: it takes longer.
-        DecodeError: the body is longer, or packed in a way that nobody asked for.
-        httpx2.RequestError: the connection fails.
-    """
-    import httpx2
-
-    ending = _Ending(seconds)
-    ending.timer.start()
-    try:
-        with http.stream(method, address, extensions={"trace": ending.trace}, **content) as response:
-            yield response, unpacked(response, largest)
-    except httpx2.RequestError:
-        if not ending.is_over:
-            raise
-    finally:
-        ending.timer.cancel()
-    if ending.is_over:
-        raise Passing(f"the answer took more than {seconds:g} s as a whole")
+def _of_choices(chunk: Mapping[str, Any]) -> _Part:
+    """OpenAI's completions and chats, whole or streamed."""
+    # Some streams begin or end with an object that has no choice. Choices of further samples have other numbers.
+    choices = (one for one in map(as_dict, as_list(chunk.get("choices"))) if one and one.get("index") in (0, None))
+    choice = next(choices, {})
+    verbose, said = as_dict(chunk.get("__verbose")), as_dict(choice.get("message") or choice.get("delta"))
+    summary, is_diffusing = as_dict(chunk.get("reasoning_summary")).get("content"), as_dict(chunk.get("diffusion_meta"))
+    reasoning = next((said[name] for name in _REASONING if said.get(name)), summary)
+    reason = choice.get("finish_reason")
+    return _Part(
+        text=choice["text"] if "text" in choice else said.get("content"),
+        reasoning=reasoning,
+        is_whole="message" in choice or bool(is_diffusing.get("diffusion_content")),
+        finish=as_dict(reason).get("type", reason),
+        stopped_by=choice.get("stop_reason") or verbose.get("stopping_word") or choice.get("matched_stop"),
+        ids=[*as_list(verbose.get("tokens")), *as_list(choice.get("token_ids"))],
+        told={"meta_info": choice["meta_info"]} if choice.get("meta_info") else {},
+        refusal=said.get("refusal"),
+    )
 
 
-def unpacked(response: "httpx2.Response", largest: int) -> Iterator[bytes]:
-    coding = response.headers.get("content-encoding", "identity").strip().lower()
-    if coding not in ("", "identity", *_PACKED):
-        raise DecodeError(f"the server packs its answer ({short(coding)}), which was not asked for")
-    unpacker = zlib.decompressobj(_PACKED[coding]) if coding in _PACKED else None
-    total = 0
-    for piece in response.iter_raw():
-        try:
-            plain = unpacker.decompress(piece, largest + 1 - total) if unpacker else piece
-        except zlib.error:
-            raise Passing("the answer is damaged: it cannot be unpacked") from None
-        total += len(plain)
-        if total > largest:
-            raise DecodeError(f"the answer has more than {largest >> 20} MiB")
-        yield plain
+def _of_responses(chunk: Mapping[str, Any]) -> _Part:
+    """OpenAI's responses: a whole one, or an event of its stream, whose last one repeats all."""
+    kind, whole = str(chunk.get("type") or ""), as_dict(chunk.get("response") or chunk)
+    if kind.endswith("output_text.delta"):
+        return _Part(text=chunk.get("delta"))
+    if "reasoning" in kind and kind.endswith("text.delta"):
+        return _Part(reasoning=chunk.get("delta"))
+    status = whole.get("status")
+    if status not in ("completed", "incomplete"):
+        return _Part()
+    items = list(map(as_dict, as_list(whole.get("output"))))
+    parts = [as_dict(part) for item in items for part in as_list(item.get("content"))]
+    thoughts = [
+        as_dict(part) for item in items if item.get("type") == "reasoning" for part in as_list(item.get("summary"))
+    ]
+    return _Part(
+        text="".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text"),
+        reasoning="".join(str(part.get("text") or "") for part in thoughts),
+        is_whole=True,
+        finish=as_dict(whole.get("incomplete_details")).get("reason") or status,
+        told=whole,
+        refusal=next((part["refusal"] for part in parts if part.get("refusal")), None),
+    )
 
 
-def body_text(body: Iterator[bytes]) -> str:
-    return b"".join(body).decode("utf-8-sig", "replace")
+def _of_generate(chunk: Mapping[str, Any]) -> _Part:
+    """SGLang's `/generate`, each of whose parts is the whole text so far."""
+    reason = as_dict(as_dict(chunk.get("meta_info")).get("finish_reason"))
+    ids = as_list(chunk.get("output_ids"))
+    return _Part(chunk.get("text"), None, True, reason.get("type"), reason.get("matched"), ids)
 
 
-def _without_mark(body: Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces of a body without a byte order mark before them."""
-    start = b""
-    while len(start) < len(codecs.BOM_UTF8) and (piece := next(body, None)) is not None:
-        start += piece
-    yield start.removeprefix(codecs.BOM_UTF8)
-    yield from body
+def _of_ollama(chunk: Mapping[str, Any]) -> _Part:
+    """Ollama's `/api/chat` and `/api/generate`, and ollada's."""
+    said = as_dict(chunk.get("message"))
+    text = said.get("content") if said else chunk.get("response")
+    return _Part(text, said.get("thinking") or chunk.get("thinking"), finish=chunk.get("done_reason"))
 
 
-def events_of(response: "httpx2.Response", body: Iterator[bytes]) -> Iterator[str]:
-    """The events of a stream; the whole body where a server does not stream. Both are UTF-8, whatever a header says."""
-    import httpx2
+# Form -> keys of which an object of it has one, and what reads it; the first that fits.
+_FORMS: Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], _Part]]] = {
+    "choices": (("choices",), _of_choices),
+    "responses": (("output", "type"), _of_responses),
+    "generate": (("meta_info",), _of_generate),
+    "ollama": (("done",), _of_ollama),
+}
 
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
-        yield body_text(body)
-        return
-    plain = httpx2.Response(200, headers={"content-type": kind}, content=_without_mark(body), request=response.request)
-    try:
-        yield from (event.data for event in httpx2.EventSource(plain))
-    except httpx2.SSEError as error:
-        raise Passing(str(error)) from None
+
+def error_of(content: Any) -> str | None:
+    """What an object of an answer says of a failure, whatever status it came with; None if it is none."""
+    fields = as_dict(content)
+    whole = as_dict(fields.get("response") or fields)
+    if whole.get("status") == "failed" or fields.get("type") == "error":
+        return error_in(whole)
+    is_flat = "choices" not in fields and bool(fields.keys() & {"message", "detail"}) and "done" not in fields
+    return error_in(content) if not fields or fields.get("error") or is_flat else None
 
 
 def assemble(
-    chunks: Sequence[Mapping[str, Any]], seconds: float, first_byte: float, *, is_done: bool = False
+    chunks: Iterable[Mapping[str, Any]],
+    seconds: float,
+    first_byte: float,
+    *,
+    api: str = "completions",
+    streamed: bool = True,
+    is_done: bool = False,
+    headers: Mapping[str, str] | None = None,
+    times: Sequence[float] = (),
+    diffusion: bool = False,
 ) -> Answer:
-    """Joins the parts of an answer; raises Passing if its end is missing, and DecodeError if it has no text."""
+    """Joins the parts of an answer.
+
+    Args:
+        chunks: the objects that came, one where the answer did not come as a stream.
+        seconds, first_byte: from the request to its last and to its first byte.
+        api: what was asked. Of completions a choice must have its text in the field `text`.
+        streamed, is_done: whether the answer came as a stream, and whether that ended by `[DONE]`.
+        times: when each object came, in seconds since the request.
+        diffusion: as of `facts_of`.
+
+    Raises:
+        Passing: the end of the answer is missing.
+        DecodeError: it has no text, or something else in its place.
+    """
     texts: list[Any] = []
-    others: list[str] = []
+    thoughts: list[Any] = []
     ids: list[Any] = []
-    last: dict[str, Any] = {}
-    finish = stopped_by = ""
-    for chunk in chunks:
-        last = {**last, **{name: value for name, value in chunk.items() if value}}
-        verbose = as_dict(chunk.get("__verbose"))
-        ids += as_list(verbose.get("tokens"))
-        of_answer = (one for one in filter(as_dict, as_list(chunk.get("choices"))) if one.get("index") in (0, None))
-        for choice in list(of_answer)[:1]:
-            others += [name for name in _IN_PLACE_OF_TEXT if choice.get(name)]
-            if "text" in choice:
-                texts.append(choice["text"])
-            ids += as_list(choice.get("token_ids"))
-            reason = choice.get("finish_reason")
-            finish = str(as_dict(reason).get("type", reason) or finish)
-            stopped_by = str(choice.get("stop_reason") or verbose.get("stopping_word") or stopped_by)
-    if _ABORTED.search(finish) or not (finish or is_done):
+    others: list[str] = []
+    states: list[tuple[float, str]] = []
+    told: dict[str, Any] = {}
+    finish = stopped_by = refusal = ""
+    forms: set[str] = set()
+    for number, chunk in enumerate(chunks):
+        form = next((name for name, (keys, _) in _FORMS.items() if any(key in chunk for key in keys)), "")
+        part = _FORMS[form][1](chunk) if form else _Part()
+        forms.add(form)
+        told |= {name: value for name, value in {**chunk, **part.told}.items() if value}
+        if part.is_whole and part.text is not None:
+            texts, ids = [], []
+            states += [(times[number], part.text)] if len(times) > number and isinstance(part.text, str) else []
+        if part.is_whole and part.reasoning is not None:
+            thoughts = []
+        has_text = part.text is not None and (form != "choices" or api != "completions" or _has_text(chunk))
+        texts += [part.text] if has_text else []
+        others += _in_place_of_text(chunk) if form == "choices" else []
+        thoughts += [part.reasoning] if part.reasoning is not None else []
+        ids += part.ids
+        finish, stopped_by = str(part.finish or finish), str(part.stopped_by or stopped_by)
+        refusal = str(part.refusal or refusal)
+    if _ABORTED.search(finish) or not (finish or is_done or (not streamed and "ollama" in forms)):
         raise Passing(BREAKS_OFF)
-    if not any(texts) and (others or not texts):
+    _check_texts(texts, thoughts, others, api)
+    facts = facts_of(told, headers or {}, diffusion=diffusion)
+    facts |= {"id": short(str(told.get("id") or "")), "finish_reason": short(finish), "first_byte_seconds": first_byte}
+    facts |= {"refusal": short(refusal)} if refusal else {}
+    facts |= {"from_cache": True} if headers and headers.get(_CACHED) else {}
+    are_ids = all(type(token) is int and 0 <= token < MOST_TOKENS for token in ids)
+    complete = bool(ids) and are_ids and len(ids) == facts.get("completion_tokens")
+    text, reasoning = ("".join(filter(None, parts)) for parts in (texts, thoughts))
+    return Answer(
+        text,
+        tuple(ids) if complete else None,
+        _FINISHES.get(finish, finish),
+        stopped_by,
+        seconds,
+        facts,
+        reasoning,
+        tuple(states) if len(states) > 1 else (),
+    )
+
+
+def _has_text(chunk: Mapping[str, Any]) -> bool:
+    return any("text" in as_dict(choice) for choice in as_list(chunk.get("choices")))
+
+
+def _in_place_of_text(chunk: Mapping[str, Any]) -> list[str]:
+    choices = map(as_dict, as_list(chunk.get("choices")))
+    return [name for choice in choices for name in _IN_PLACE_OF_TEXT if choice.get(name)]
+
+
+def _check_texts(texts: Sequence[Any], thoughts: Sequence[Any], others: Sequence[str], api: str) -> None:
+    if api == "completions" and not any(texts) and (others or not texts):
         held = f" but {others[0]}" if others else ""
         raise DecodeError(
             f"the choices of the answer have no text{held}: /v1/completions of the server has to answer in the form of "
             "completions, not of chats, and without a parser that takes thoughts out of texts"
         )
-    if wrong := next((text for text in texts if not isinstance(text, str | None)), None):
+    if wrong := next((text for text in (*texts, *thoughts) if not isinstance(text, str | None)), None):
         raise DecodeError(f"the text of the answer is a {type(wrong).__name__}")
-    usage, timings, metrics = as_dict(last.get("usage")), as_dict(last.get("timings")), as_dict(last.get("metrics"))
-    drafts = as_dict(metrics.get("speculative_decoding"))
-    told: dict[str, Any] = {
-        "completion_tokens": usage.get("completion_tokens"),
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "cached_tokens": as_dict(usage.get("prompt_tokens_details")).get("cached_tokens", timings.get("cache_n")),
-        "drafted_tokens": timings.get("draft_n", drafts.get("num_draft_tokens")),
-        "accepted_tokens": timings.get("draft_n_accepted", drafts.get("num_accepted_draft_tokens")),
-        "prefill_seconds": timings.get("prompt_ms", metrics.get("time_to_first_token_ms")),
-        "generation_seconds": timings.get("predicted_ms", metrics.get("generation_time_ms")),
-        "queue_seconds": metrics.get("queue_time_ms"),
-    }
-    # A record holds counts and times only, and nothing that a server writes in their place.
-    counts = {name: value for name, value in told.items() if type(value) in (int, float) and 0 <= value < MOST}
-    facts: dict[str, Any] = {
-        name: value / 1000 if name.endswith("_seconds") else int(value) if value == int(value) else value
-        for name, value in counts.items()
-    }
-    if not facts.get("completion_tokens", 1):
-        del facts["completion_tokens"]  # a server that does not count them, as an end takes a token, too
-    facts |= {"id": short(str(last.get("id") or "")), "finish_reason": short(finish)}
-    facts["first_byte_seconds"] = first_byte
-    are_ids = all(type(token) is int and 0 <= token < MOST_TOKENS for token in ids)
-    complete = bool(ids) and are_ids and len(ids) == facts.get("completion_tokens")
-    text = "".join(filter(None, texts))
-    return Answer(text, tuple(ids) if complete else None, finish, stopped_by, seconds, facts)
-
-
-def check_facts(answer: Answer, most_tokens: int) -> None:
-    """Raises DecodeError for what the request or the client's clock makes impossible, so that it becomes no figure."""
-    facts, seconds = answer.facts, answer.seconds
-    tokens, accepted = (facts.get(f"{name}_tokens", 0) for name in ("completion", "accepted"))
-    drafted = facts.get("drafted_tokens", accepted)
-    cached, read = facts.get("cached_tokens", 0), facts.get("prompt_tokens", MOST)
-    parts = [facts[name] for name in ("prefill_seconds", "generation_seconds") if name in facts]
-    own = max(sum(parts), facts.get("queue_seconds", 0))
-    counts = [value for name, value in facts.items() if name.endswith("_tokens")]
-    impossible = {
-        f"{tokens} tokens, where max_tokens is {most_tokens}": tokens > most_tokens,
-        f"{cached} cached tokens of a prompt of {read}": cached > read,
-        "a part of a token": any(value != int(value) for value in counts),
-        f"{accepted} accepted drafts of {drafted}": accepted > drafted,
-        f"{accepted} accepted drafts among {tokens or most_tokens} tokens": accepted >= (tokens or most_tokens),
-        f"{own:.3g} s of its own, in {seconds:.3g} s": own > seconds * (1 + _CLOCK_SHARE) + _CLOCK_SECONDS,
-        f"{own:.3g} s for {tokens} tokens": len(parts) == 2 and sum(parts) < tokens * _SECONDS_PER_TOKEN,
-        f"a text of more than {LONGEST_TEXT >> 20} MiB": len(answer.text) > LONGEST_TEXT,
-    }
-    if wrong := [what for what, holds in impossible.items() if holds]:
-        raise DecodeError(f"the server says what cannot be: {', '.join(wrong)}")
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a number that a record may hold."""
-    return isinstance(value, int | float) and -MOST <= value <= MOST
-
-
-def error_message(text: str) -> str:
-    """What the body of an error says, in a few words: OpenAI's form, FastAPI's, or any other."""
-    try:
-        return error_in(parse_json(text))
-    except ValueError:
-        return short(text)
-
-
-def error_in(content: Any) -> str:
-    error = as_dict(content).get("error", as_dict(content).get("detail", content))
-    found = as_dict(error).get("message", error)
-    return short(found if isinstance(found, str) else json.dumps(found))
-
-
-def short(text: str) -> str:
-    shown = visible(" ".join(text.split()))
-    return shown if len(shown) <= _LONGEST_MESSAGE else f"{shown[:_LONGEST_MESSAGE]} ..."
-
-
-def as_dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -15,22 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.runs.server_answers import (
-    BREAKS_OFF,
-    Answer,
-    Passing,
-    as_dict,
-    as_list,
-    asked,
-    assemble,
-    body_text,
-    check_facts,
-    error_in,
-    error_message,
-    events_of,
-    is_number,
-    short,
-)
+from refusion_eval.runs.server_answers import BREAKS_OFF, Answer, assemble, error_of
+from refusion_eval.runs.server_facts import as_dict, check_facts, is_number
+from refusion_eval.runs.server_wire import Passing, as_list, asked, body_text, error_message, events_of, short
 from refusion_eval.store.records import LONGEST_TEXT
 from refusion_eval.untrusted import parse_json
 
@@ -42,9 +29,9 @@ log = logging.getLogger(__name__)
 
 INSTALL = "a server needs the packages httpx2 and tenacity: pip install 'refusion-eval[server]'"
 # Answers that a later attempt may change; every 5xx is one too.
-_PASSING = (408, 409, 425, 429)
-# Answers that concern every request, so that the run ends: the key, its rights, and the model or the path.
-_ENDS_RUN = (401, 403, 404)
+_PASSING = (408, 425, 429)
+# Answers that concern every request, so that the run ends: the key, credit, its rights, and the model or the path.
+_ENDS_RUN = (401, 402, 403, 404)
 _FEWEST_ATTEMPTS = 2  # whatever time the first one took
 # Bytes of a body once it is unpacked, and what each token that may be generated adds to that: events of some servers
 # repeat the request. Events of a stream for each such token, and a few beside them.
@@ -333,15 +320,17 @@ class ServerClient:
         seconds = self._timeout * (_WHOLE + most_tokens / _TOKENS_PER_TIMEOUT)
         largest = _LARGEST_BODY + most_tokens * _BYTES_PER_TOKEN
         events: list[str] = []
-        first, is_done, started = None, False, time.perf_counter()
+        times: list[float] = []
+        is_done, started = False, time.perf_counter()
         place = f"{self.root}/v1/completions"
         with asked(http, "POST", place, seconds, largest, json=body) as (response, content):
             if response.status_code != 200:
                 raise self._fault(response, body_text(content))
+            headers = {name.lower(): self.clean(value) for name, value in response.headers.items()}
             for data in events_of(response, content):
-                first = first or time.perf_counter()
                 if is_done := data == "[DONE]":
                     break
+                times.append(time.perf_counter() - started)
                 events.append(data)
                 if self._stopped.is_set():
                     raise DecodeError("the run was stopped")
@@ -349,17 +338,26 @@ class ServerClient:
                     raise DecodeError(
                         f"the answer has more than {len(events) - 1} events, for max_tokens {most_tokens}"
                     )
-        ended = time.perf_counter()  # before anything is read
+        seconds = time.perf_counter() - started  # before anything is read
         chunks = [self._chunk(data) for data in events]
-        answer = assemble(chunks, ended - started, (first or ended) - started, is_done=is_done)
-        if not (answer.finish_reason or self._gives_reasons):
-            raise DecodeError("the server gives no finish_reason, and without one an answer may lack its end")
-        if not answer.finish_reason:
+        streamed = headers.get("content-type", "").partition(";")[0].strip() != "application/json"
+        answer = assemble(
+            chunks,
+            seconds,
+            next(iter(times), seconds),
+            streamed=streamed,
+            is_done=is_done,
+            headers=headers,
+            times=times,
+        )
+        if streamed and not answer.finish_reason:
+            if not self._gives_reasons:
+                raise DecodeError("the server gives no finish_reason, and without one an answer may lack its end")
             raise Passing(BREAKS_OFF)
         self._gives_reasons = True
         # The key may come in parts, too.
         answer = replace(answer, text=self.clean(answer.text), facts=self._cleaned(answer.facts))
-        check_facts(answer, most_tokens)
+        check_facts(answer.facts, answer.text, answer.seconds, most_tokens)
         created = next((str(chunk["created"]) for chunk in chunks if chunk.get("created")), "")
         self._refuse_repeated(str(answer.facts["id"]), (created, answer.text, answer.finish_reason))
         return self._noticed(answer, next((chunk["model"] for chunk in chunks if chunk.get("model")), ""))
@@ -368,10 +366,9 @@ class ServerClient:
         try:
             content = self._cleaned(parse_json(self.clean(data)))
         except ValueError:
-            raise Passing("the answer is damaged JSON") from None
-        is_error = "choices" not in as_dict(content) and as_dict(content).keys() & {"message", "detail"}
-        if not isinstance(content, dict) or content.get("error") or is_error:
-            raise Passing(f"the stream holds an error: {error_in(content)}")
+            raise Passing(f"the answer is damaged JSON: {short(self.clean(data))}") from None
+        if (error := error_of(content)) is not None:
+            raise Passing(f"the stream holds an error: {error}")
         return content
 
     def _noticed(self, answer: Answer, model: Any) -> Answer:
@@ -410,7 +407,7 @@ class ServerClient:
         if 400 <= status < 500 and status not in _PASSING:
             return _Rejected(status, message)
         said = f"the server answers {status}: {message}" if message else f"the server answers {status}"
-        return Passing(said, _retry_after(response.headers.get("retry-after", "")))
+        return Passing(said, _retry_after(response.headers))
 
     def clean(self, text: str) -> str:
         """The text with a placeholder for the key, in whatever escapes a server writes it."""
@@ -442,8 +439,11 @@ def _in_base64(key: bytes) -> Iterator[str]:
         yield f"(?-i:{coded.replace('+', '[+-]').replace('/', '[/_]')})"
 
 
-def _retry_after(value: str) -> float | None:
-    """Seconds that a header Retry-After asks for: a number or a date."""
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a server asks to wait: by retry-after-ms, or by Retry-After as a number or a date."""
+    milliseconds, value = headers.get("retry-after-ms", ""), headers.get("retry-after", "")
+    if re.fullmatch(r"\d{1,9}(\.\d+)?", milliseconds):
+        return float(milliseconds) / 1000
     if re.fullmatch(r"\d{1,6}(\.\d+)?", value):
         return float(value)
     try:

@@ -116,7 +116,8 @@ class Sample:
             `first_byte_seconds` is the client's. `model` is the model's name in the answer, where another was asked.
             Where the server tells them: `id`, `finish_reason`, `prompt_tokens`,
             `completion_tokens`, `cached_tokens` (of the prompt), `drafted_tokens`, `accepted_tokens`, and its own
-            `prefill_seconds`, `generation_seconds` and `queue_seconds`.
+            `prefill_seconds`, `generation_seconds`, `queue_seconds` and `total_seconds`, `reasoning_tokens` (of the
+            `completion_tokens`), `forwards`, a `refusal` in words, and `from_cache`, if a proxy had the answer before.
         protocol: name and short hash of the protocol that the sample was made under, NAME@HASH, which the store fills
             in; None, and no key in the record, without a protocol.
     """
@@ -281,6 +282,11 @@ class _Told:
     prefill_seconds: float | None = None
     generation_seconds: float | None = None
     queue_seconds: float | None = None
+    total_seconds: float | None = None
+    reasoning_tokens: float | None = None
+    forwards: float | None = None
+    refusal: str = ""
+    from_cache: bool = False
 
     def __post_init__(self) -> None:
         numbers = [value for name in self.__slots__ if type(value := getattr(self, name)) in (int, float)]

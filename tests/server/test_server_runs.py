@@ -29,7 +29,8 @@ from refusion_eval.results.measurement import by_key
 from refusion_eval.results.results_file import read_csv, write_csv
 from refusion_eval.results.tables import speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.runs.server import _NoTokenizer, forwards
+from refusion_eval.runs.server import _NoTokenizer
+from refusion_eval.runs.server_facts import forwards
 from refusion_eval.store.records import REFUSED
 from refusion_eval.store.run_store import RunReader
 from tests.server import peers
@@ -143,7 +144,7 @@ def test_a_diffusion_model_of_a_server_has_no_tpf_whatever_the_server_calls_acce
     ],
 )
 def test_forwards_are_tokens_minus_accepted_drafts_where_both_are_told(told, name, wanted):
-    assert forwards(told, {"name": name}) == wanted
+    assert forwards(told, diffusion=False, drafts_are_told=name == "llama.cpp") == wanted
 
 
 def test_the_kept_text_is_counted_here_where_the_server_gives_no_ids(tmp_path):
