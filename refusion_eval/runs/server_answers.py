@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from refusion_eval.errors import DecodeError
-from refusion_eval.runs.server_facts import as_dict, facts_of
-from refusion_eval.runs.server_wire import Passing, as_list, error_in, short
+from refusion_eval.runs.server_facts import as_dict, as_list, facts_of
+from refusion_eval.runs.server_wire import Passing, error_in, short
 from refusion_eval.types import MOST_TOKENS
 
 _ABORTED = re.compile(r"abort|cancel|error|fail|time_?out", re.IGNORECASE)  # reasons of answers that lack their end

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.server_answers import BREAKS_OFF, Answer, assemble, error_of
-from refusion_eval.runs.server_facts import as_dict, check_facts, is_number
-from refusion_eval.runs.server_wire import Passing, as_list, asked, body_text, error_message, events_of, short
+from refusion_eval.runs.server_facts import as_dict, as_list, check_facts, is_number
+from refusion_eval.runs.server_wire import Passing, asked, body_text, error_message, events_of, short
 from refusion_eval.store.records import LONGEST_TEXT
 from refusion_eval.untrusted import parse_json
 

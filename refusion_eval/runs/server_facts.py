@@ -108,8 +108,8 @@ def _values(field: Field, told: Mapping[str, Any], headers: Mapping[str, str]) -
         value = as_dict(value).get(key)
     if value is None and (text := headers.get(field.place, "")).isdecimal() and len(text) < len(str(MOST)):
         value = int(text)
-    if field.unit == "forwards" and isinstance(value, list) and value:
-        value = sum(value) if all(type(one) is int and 0 <= one < MOST for one in value) else None
+    if field.unit == "forwards" and (counts := as_list(value)):
+        value = sum(counts) if all(type(one) is int and 0 <= one < MOST for one in counts) else None
     # A record holds counts and times only, and nothing that a server writes in their place.
     if type(value) not in (int, float) or not 0 <= value < MOST:
         return
@@ -162,6 +162,10 @@ def check_facts(facts: Mapping[str, Any], text: str, seconds: float, most_tokens
 def is_number(value: Any) -> bool:
     """Whether it is a number that a record may hold."""
     return isinstance(value, int | float) and -MOST <= value <= MOST
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def as_dict(value: Any) -> dict[str, Any]:

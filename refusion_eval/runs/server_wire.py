@@ -160,7 +160,3 @@ def error_in(content: Any) -> str:
 def short(text: str) -> str:
     shown = visible(" ".join(text.split()))
     return shown if len(shown) <= _LONGEST_MESSAGE else f"{shown[:_LONGEST_MESSAGE]} ..."
-
-
-def as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
