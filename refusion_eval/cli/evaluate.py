@@ -129,7 +129,7 @@ def suite(
     except ConfigError as error:
         raise cli.wrong_options("suite", error) from error
     if gpu_check:
-        raise typer.Exit(runs.step("gpu-check", "--out", f"{results or root / 'results'}/gpu") or runs.status)
+        raise typer.Exit(runs.step("gpu-check", out=f"{results or root / 'results'}/gpu") or runs.status)
     with Interruption(lambda: SUITE_CONTINUES, finish_first=False):
         runs.run()
         if artefacts and isinstance(runs, Suite):

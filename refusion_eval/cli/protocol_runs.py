@@ -18,7 +18,6 @@ from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol
 from refusion_eval.results.measurement import NO_PROTOCOL
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, TO_SERVERS
 from refusion_eval.runs.plan import Plan, PlannedRun, Turn, turns
-from refusion_eval.store.records import SERVER
 from refusion_eval.store.run_files import RUN_JSON
 from refusion_eval.store.run_store import RunReader
 
@@ -57,9 +56,6 @@ class ProtocolRuns(Runs):
         is_same = given.rounds == min(protocol.rounds, given.limit or protocol.rounds)
         protocol = protocol.changed(rounds=None if is_same else given.rounds)
         self.protocol = protocol.part(tuple(names_of(given.tasks)), given.limit)
-        has_server = any(entry["arguments"]["loop"] == SERVER for entry in protocol.systems.values())
-        if getattr(given, "api_key_env", None) and not has_server:
-            raise ConfigError(f"protocol {name} has no system of a server, so --api-key-env changes nothing")
         self._content = self.protocol.content()
         self.label = self.protocol.label_of(self._content)
         folder = out or Path("results/protocols") / self.label.replace("@", "-")
@@ -121,11 +117,11 @@ class ProtocolRuns(Runs):
         return not status
 
     @property
-    def reference(self) -> list[str]:
+    def reference(self) -> dict[str, str]:
         of_baseline = [folder for folder, system, _ in self.protocol.runs() if system == self.protocol.baseline]
         there = [folder for folder in of_baseline if f"{self.runs}/{folder}" in self.run_dirs]
-        metrics = [] if self.protocol.metrics == METRICS else ["--metrics", ",".join(self.protocol.metrics)]
-        return [*(["--baseline", there[0]] if there else []), *metrics]
+        metrics = {} if self.protocol.metrics == METRICS else {"metrics": ",".join(self.protocol.metrics)}
+        return {**({"baseline": there[0]} if there else {}), **metrics}
 
 
 def allowed_by(given: SimpleNamespace) -> dict[str, Any]:

@@ -8,24 +8,24 @@ PACKAGE = Path(__file__).resolve().parents[2] / "refusion_eval"
 LINES = {
     "bench": 1383,  # wanted: 1,050
     "benchmarks": 4312,  # wanted: 3,450
-    "cli": 3068,  # wanted: 1,900
+    "cli": 3061,  # wanted: 1,900
     "decoders": 3959,  # wanted: 3,650
     "embedded": 1,
     "engine": 1560,  # wanted: 1,520
     "evaluation": 843,  # wanted: 720
     "exports": 694,  # wanted: 400
     "lm_eval_plugin": 1238,  # wanted: 1,150
-    "models": 3600,  # wanted: 2,900
+    "models": 3598,  # wanted: 2,900
     "paper": 4008,  # wanted: 3,500
-    "protocol": 483,
+    "protocol": 484,  # a file without a server refuses options of servers where it is read
     "report": 1300,  # wanted: 1,180
     "results": 3914,  # wanted: 2,750
-    "runs": 3047,  # wanted: 2,350
+    "runs": 3082,  # wanted: 2,350; a table of loops, so that a backend is a file and a line
     "sandbox": 3725,  # wanted: 3,550
     "scaleout": 1007,  # wanted: 980
     "scoring": 1404,  # wanted: 1,150
     "store": 1549,  # wanted: 1,330
-    "sweep": 591,  # wanted: 400
+    "sweep": 588,  # wanted: 400
     "top": 2674,  # wanted: 2,250
     "training": 3214,  # wanted: 3,050
 }
