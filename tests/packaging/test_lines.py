@@ -12,7 +12,7 @@ LINES = {
     "decoders": 3959,  # wanted: 3,650
     "embedded": 1,
     "engine": 1560,  # wanted: 1,520
-    "evaluation": 843,  # wanted: 720
+    "evaluation": 862,  # wanted: 720; a repetition is a plan
     "exports": 694,  # wanted: 400
     "lm_eval_plugin": 1238,  # wanted: 1,150
     "models": 3598,  # wanted: 2,900
