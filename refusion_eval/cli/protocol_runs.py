@@ -12,7 +12,6 @@ from refusion_eval.cli.parameters import names_of
 from refusion_eval.cli.plans import model_arguments
 from refusion_eval.cli.suite_runs import Runs
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.turns import run_in_turns
 from refusion_eval.paths import EMBEDDED
 from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol
 from refusion_eval.results.measurement import NO_PROTOCOL
@@ -59,20 +58,20 @@ class ProtocolRuns(Runs):
         self._content = self.protocol.content()
         self.label = self.protocol.label_of(self._content)
         folder = out or Path("results/protocols") / self.label.replace("@", "-")
-        self.runs, self.tables = shared or (f"{folder}/runs", str(folder))
+        self.runs, self.table_folder = shared or (f"{folder}/runs", str(folder))
 
     def run(self) -> None:
         self._check_folders()
+        super().run()
+
+    def plan(self) -> Plan:
         baseline = self.protocol.baseline
         planned = [
             self.planned(folder, system, seed)
             for folder, system, seed in self.protocol.runs()
             if system != baseline or not self.given.no_baseline
         ]
-        run_in_turns(Plan(runs=tuple(planned), turns=turns(self.protocol.rounds, self.protocol.limit)), self._take_turn)
-        if not self.run_dirs:
-            raise SystemExit(self.status)
-        self.write_table(self.tables)
+        return Plan(runs=tuple(planned), turns=turns(self.protocol.rounds, self.protocol.limit))
 
     def planned(self, folder: str, system: str, seed: int, **places: Any) -> PlannedRun:
         """The run of a system with a seed; `places` are model arguments that are no part of a protocol."""
@@ -97,8 +96,8 @@ class ProtocolRuns(Runs):
     def _check_folders(self) -> None:
         """Refuses folders with other contents. Only shared ones may have records of other protocols, and it says so."""
         advice = f"give another folder with {'--results' if self._is_shared else '--out'}"
-        if (Path(self.tables) / RUN_JSON).exists():
-            raise ConfigError(f"{self.tables} is itself a run directory, whose table would be overwritten; {advice}")
+        if Path(table := self.table_folder, RUN_JSON).exists():
+            raise ConfigError(f"{table} is itself a run directory, whose table would be overwritten; {advice}")
         recorded: set[str] = set()
         for folder, *_ in self.protocol.runs():
             if (Path(self.runs) / folder / RUN_JSON).exists():
@@ -110,11 +109,6 @@ class ProtocolRuns(Runs):
             if not self._is_shared:
                 raise ConfigError(f"{found}: numbers of several protocols are never merged; {advice}")
             say(f"note: {found}: each has rows of its own, without the samples of the others. To have all, {advice}")
-
-    def _take_turn(self, run: PlannedRun, turn: Turn | None) -> bool:
-        status = self.take(run, turn)
-        self.go_on_without(status, f"{run.name} failed")
-        return not status
 
     @property
     def reference(self) -> dict[str, str]:

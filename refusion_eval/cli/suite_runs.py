@@ -4,6 +4,7 @@ import contextlib
 import re
 import shlex
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,8 +50,10 @@ BESIDE = {
 REFUSION, BASELINE = "refusion", "the baseline"
 
 
-class Runs:
+class Runs(ABC):
     """Runs of several systems, in turns, and their table, in this process."""
+
+    table_folder: str
 
     def __init__(self, given: SimpleNamespace) -> None:
         check_tracker(getattr(given, "tracker", None))
@@ -60,9 +63,25 @@ class Runs:
         self._planned: list[list[str]] = []  # by --dry-run
 
     @property
+    @abstractmethod
     def reference(self) -> dict[str, str]:
         """Options that name the run which speed-ups are relative to, where one has to be named."""
-        return {}
+
+    @abstractmethod
+    def plan(self) -> Plan:
+        """The runs and their turns; ConfigError for what cannot run."""
+
+    def run(self) -> None:
+        """Makes the runs of the plan and their table."""
+        run_in_turns(self.plan(), self._take_turn)
+        if not self.run_dirs:
+            raise SystemExit(self.status)
+        self.write_table(self.table_folder)
+
+    def _take_turn(self, run: PlannedRun, turn: Turn | None) -> bool:
+        status = self.take(run, turn)
+        self.go_on_without(status, f"{run.name} failed")
+        return not status
 
     @property
     def _progress(self) -> TextIO:
@@ -171,12 +190,17 @@ class Suite(Runs):
         if given.artefacts and REFUSION not in (self.names if self._systems else [self._decoder]):
             raise ConfigError("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
         self.refusion_run = ""
+        # A server's address is no part of the name of a table's folder.
+        name = "+".join(name.partition(":")[0] for name in names_of(self._systems)) or Path(self.model).name
+        self.table_folder = f"{self.tables}/{name}{_suffix(given.preset)}{self._set and f'-{self._set}'}"
 
     def run(self) -> None:
-        default_baseline = self.baseline == EMBEDDED and not self.given.baseline
-        if self.baseline and not default_baseline:
+        if self.baseline and (self.given.baseline or self.baseline != EMBEDDED):
             self._check_checkpoints()
-        runs = list(self._runs())
+        super().run()
+
+    def plan(self) -> Plan:
+        default_baseline, runs = self.baseline == EMBEDDED and not self.given.baseline, list(self._runs())
         if self.baseline:
             own = self._own_table("autoregressive")
             folder = f"{self.runs}/{Path(self.baseline).name}-autoregressive"
@@ -186,12 +210,7 @@ class Suite(Runs):
             runs.append(self.planned(BASELINE, folder + _suffix(own), options))
         self._check_settings(runs)
         rounds = self.given.rounds or (read_protocol(DEFAULT).rounds if len(runs) > 1 else 1)
-        run_in_turns(Plan(runs=tuple(runs), turns=turns(rounds, self.given.limit)), self._take_turn)
-        if not self.run_dirs:
-            raise SystemExit(self.status)
-        # A server's address is no part of the name of a table's folder.
-        name = "+".join(name.partition(":")[0] for name in names_of(self._systems)) or Path(self.model).name
-        self.write_table(f"{self.tables}/{name}{_suffix(self.given.preset)}{self._set and f'-{self._set}'}")
+        return Plan(runs=tuple(runs), turns=turns(rounds, self.given.limit))
 
     def _take_turn(self, run: PlannedRun, turn: Turn | None) -> bool:
         status = self.take(run, turn)

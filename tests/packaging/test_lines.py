@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "refusion_eval"
 LINES = {
     "bench": 1383,  # wanted: 1,050
     "benchmarks": 4312,  # wanted: 3,450
-    "cli": 3061,  # wanted: 1,900
+    "cli": 3068,  # wanted: 1,900
     "decoders": 3959,  # wanted: 3,650
     "embedded": 1,
     "engine": 1560,  # wanted: 1,520
