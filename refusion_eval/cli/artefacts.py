@@ -25,7 +25,7 @@ SWEEPS = ("figure4", "figure6", "figure8")
 _CASE = "mbpp"  # the benchmark of the paper's case studies, ablations and sweeps
 # The tiny models are certain of most slots of a block at once, so that a block with the paper's threshold fills in
 # reading order; with this one several slots an iteration become final, not all in reading order.
-_CASE_SETTINGS = ("--set", "block_size=96", "--set", "tau_slot=0.97")
+_CASE_SETTINGS = {"settings": ("block_size=96", "tau_slot=0.97")}
 # The lines of this answer need nothing of each other, so that the embedded model can write most slots at once.
 EXAMPLE = """Lucy was born in January. Lucy plays the drum. Lucy is 24 years old. Lucy works as a cook. Lucy has won \
 some plums. Lucy lives in Oslo. Lucy keeps a gecko. Lucy wears white shoes.
@@ -48,47 +48,48 @@ class Artefacts:
 
     def make(self) -> None:
         suite, out, task = self._suite, self._out, self._task(_CASE)
-        refusion, data = suite.refusion_run, suite.options("data")
+        refusion, data = suite.refusion_run, suite.values("data")
         graded = self._task(GRADED if self._is_embedded else _CASE)  # for figures that need some answers wrong
         ablated = {"model": self._model, "decoder": "refusion"}
         self._run(f"{refusion}-recompute_kv", {**ablated, "settings": [UNFUSED, "recompute_kv=true"]})
         self._run(f"{refusion}-serial", {**ablated, "settings": [UNFUSED, "serial=true"]}, tasks=graded)
-        self._part("paper-table", "all", *suite.run_dirs, "--out", out)
-        self._part("plot", "figure1", *suite.run_dirs, "--task", graded, "--out", out)
-        self._part("compare", refusion, f"{refusion}-recompute_kv", *self._files("compare_recompute_kv"))
+        self._part("paper-table", "all", *suite.run_dirs, out=out)
+        self._part("plot", "figure1", *suite.run_dirs, task=graded, out=out)
+        self._part("compare", refusion, f"{refusion}-recompute_kv", **self._files("compare_recompute_kv"))
         # The autoregressive system by transformers' generate as well, so that speed is known for both loops.
         generate = f"{suite.runs}/{Path(self._baseline).name}-autoregressive-generate"
         of_backbone = {} if self._is_embedded else AS_IN_THE_PAPER
         options = {"model": self._baseline, "decoder": "autoregressive", **of_backbone, "loop": "generate"}
         self._run(generate, options)
         suite.write_table(out)
-        self._part("speed", *suite.run_dirs, *self._files("speed"), *suite.reference)
+        self._part("speed", *suite.run_dirs, **self._files("speed"), **suite.reference)
         self._locality()
         for figure in SWEEPS:
             self._sweep(figure, graded)
-        settings = _CASE_SETTINGS if self._is_embedded else ()
+        settings = _CASE_SETTINGS if self._is_embedded else {}
         for figure in ("figure5", "figure9"):
-            of_case = ("--model", self._model, "--task", self._asked(graded), *settings, *data)
-            self._part("plot", figure, *of_case, "--out", out)
+            self._part("plot", figure, model=self._model, task=self._asked(graded), **settings, **data, out=out)
         # The claims are judged by the runs, and by those sweeps, localities and case studies that are there.
         studies = [f"{out}/{name}.csv" for name in self._masked_models()] + list(map(self._sweep_folder, SWEEPS))
         studies += [] if self._is_embedded else [f"{out}/case_study"]
-        self._part("claims", *suite.run_dirs, *filter(self._is_there, studies), "--out", out)
-        replayed = ("--prompt", EXAMPLE) if self._is_embedded else (refusion, "--task", task)
-        self._part("replay", *replayed, "--seconds", "1.2", "--out", f"{out}/replay.gif")
+        self._part("claims", *suite.run_dirs, *filter(self._is_there, studies), out=out)
+        replayed = {"prompt": EXAMPLE} if self._is_embedded else {"task": task}
+        run_dirs = () if self._is_embedded else (refusion,)
+        self._part("replay", *run_dirs, **replayed, seconds=1.2, out=f"{out}/replay.gif")
         # The page holds every sample, so it is too large for a folder that is kept in the repository.
         page = f"{suite.results}/reports/{self._family}.html"
-        self._part("report", *suite.run_dirs, "--out", page, *data, *suite.reference)
+        self._part("report", *suite.run_dirs, out=page, **data, **suite.reference)
         # Results of variants that were trained on more and less data come from elsewhere.
         scaling = f"{suite.results}/{self._family}/scaling.csv"
         if Path(scaling).is_file():
-            self._part("plot", "figure7", scaling, "--out", out)
+            self._part("plot", "figure7", scaling, out=out)
         if not self._suite.given.dry_run:
             print(f"Tables and figures: {out}", flush=True)
 
-    def _part(self, *words: str) -> None:
-        status = self._suite.step(*words)
-        self._suite.go_on_without(status, f"'{words[0]} {Path(words[1]).name}' failed, and what needs it is missing")
+    def _part(self, command: str, *arguments: str, **options: Any) -> None:
+        status = self._suite.step(command, *arguments, **options)
+        part = " ".join((command, *(Path(argument).name for argument in arguments[:1])))
+        self._suite.go_on_without(status, f"'{part}' failed, and what needs it is missing")
 
     def _is_there(self, path: str) -> bool:
         return self._suite.given.dry_run or Path(path).exists()
@@ -104,8 +105,8 @@ class Artefacts:
         names = [task.benchmark.name if task else name for name, task in tasks.items()]
         return default if not names or default in names else names[0]
 
-    def _files(self, name: str) -> tuple[str, ...]:
-        return "--csv", f"{self._out}/{name}.csv", "--markdown", f"{self._out}/{name}.md"
+    def _files(self, name: str) -> dict[str, str]:
+        return {"csv": f"{self._out}/{name}.csv", "markdown": f"{self._out}/{name}.md"}
 
     def _run(self, run_dir: str, options: Mapping[str, Any], tasks: str | None = None) -> None:
         status = self._suite.take(self._suite.planned(run_dir, run_dir, options, tasks), None)
@@ -113,12 +114,12 @@ class Artefacts:
 
     def _locality(self) -> None:
         limit = self._suite.given.limit
-        options = [*self._suite.options("data"), *(["--responses", str(limit)] if limit else [])]
+        options = {**self._suite.values("data"), **({"responses": limit} if limit else {})}
         models = self._masked_models()
         for name, model in models.items():
-            self._part("locality", "--model", model, "--out", f"{self._out}/{name}.csv", *options)
+            self._part("locality", model=model, out=f"{self._out}/{name}.csv", **options)
         if files := list(filter(self._is_there, (f"{self._out}/{name}.csv" for name in models))):
-            self._part("plot", "figure3", *files, "--out", self._out)
+            self._part("plot", "figure3", *files, out=self._out)
 
     def _masked_models(self) -> dict[str, str]:
         """Name of the CSV of locality -> checkpoint: ReFusion, and the models of the paper's Figure 3 that were run."""
@@ -140,10 +141,10 @@ class Artefacts:
             graphs = None if not suite.given.no_cuda_graphs else False
             checkpoints = {"model": self._model, "baseline": self._baseline}
             write_spec(figure, self._asked(graded), file, **checkpoints, cuda_graphs=graphs)
-        options = suite.options("include-path", "limit", "data", "sandbox", "rounds")
-        self._part("sweep", str(file), "--out", folder, *options)
+        options = suite.values("include_path", "limit", "data", "sandbox", "rounds")
+        self._part("sweep", str(file), out=folder, **options)
         if self._is_there(f"{folder}/sweep.csv"):
-            self._part("plot", figure, folder, "--task", graded, "--out", self._out)
+            self._part("plot", figure, folder, task=graded, out=self._out)
 
 
 def write_spec(

@@ -136,7 +136,7 @@ def suite(
     except ConfigError as error:
         raise cli.wrong_options("suite", error) from error
     if gpu_check:
-        raise typer.Exit(runs.step("gpu-check", "--out", f"{results or root / 'results'}/gpu") or runs.status)
+        raise typer.Exit(runs.step("gpu-check", out=f"{results or root / 'results'}/gpu") or runs.status)
     with Interruption(lambda: SUITE_CONTINUES, finish_first=False):
         runs.run()
         if artefacts and isinstance(runs, Suite):
@@ -146,10 +146,7 @@ def suite(
 
 
 @parameters.options_from(
-    ModelArgs,
-    RUN_ARGUMENTS,
-    without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusion"),
-    helps=HELPS,
+    ModelArgs, RUN_ARGUMENTS, without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusion"), helps=HELPS
 )
 def run(
     given: dict[str, Any],

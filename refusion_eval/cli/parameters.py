@@ -33,8 +33,7 @@ def _folder(option: typer.CallbackParam, path: Path | None) -> Path | None:
 
 
 Data = Annotated[
-    Path | None,
-    typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].", callback=_folder),
+    Path | None, typer.Option(help="Folder with benchmark rows: <benchmark>/<split>.jsonl[.gz].", callback=_folder)
 ]
 Tasks = Annotated[
     str,
@@ -44,8 +43,7 @@ Tasks = Annotated[
     ),
 ]
 IncludePath = Annotated[
-    Path | None,
-    typer.Option(help="Folder with lm-eval task files, whose tasks --tasks may name.", callback=_folder),
+    Path | None, typer.Option(help="Folder with lm-eval task files, whose tasks --tasks may name.", callback=_folder)
 ]
 Prompts = Annotated[
     Literal["ours", "release"] | None,

@@ -19,7 +19,7 @@ from refusion_eval.results.gate import Condition, Failure, failures_of_run
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs.model_args import OF_SERVERS, server_place
+from refusion_eval.runs.model_args import LOOPS, OF_SERVERS, server_place
 from refusion_eval.runs.plan import Plan, PlannedRun, Turn
 from refusion_eval.runs.systems import system_arguments
 from refusion_eval.runs.terminal import Interruption, resume_hint
@@ -80,7 +80,7 @@ def plan_of(options: Mapping[str, Any], name: str = "") -> Plan:
 
 
 def _default_folder(run: PlannedRun, arguments: Mapping[str, Any]) -> Path:
-    options, loop, preset = run.options, arguments.get("loop"), arguments.get("preset")
+    options, preset = run.options, arguments.get("preset")
     # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
     given = parameters.names_of(options.get("tasks", ""))
     is_released = options.get("prompts") == RELEASE or any(
@@ -88,12 +88,12 @@ def _default_folder(run: PlannedRun, arguments: Mapping[str, Any]) -> Path:
     )
     # Servers of one model are several runs.
     served = f"{SERVER}-{server_place(arguments.get('base_url'), arguments.get('server_name'))}"
-    system = options.get("system")
+    system, loop = options.get("system"), run.args.loop
     parts = (
         Path(run.args.pretrained).name,
         served if str(system).startswith(SERVER) else system or arguments["decoder"],
         Path(preset).stem if preset else None,
-        loop if loop == "generate" else None,
+        LOOPS[loop].mark,
         RELEASE if is_released else None,
     )
     # A user's decoder is named by its file.
@@ -116,9 +116,9 @@ def _parameters(command: str) -> Mapping[str, Any]:
     return {one.name: one for one in group.get_command(typer.Context(group), command).params}
 
 
-def words_of(command: str, options: Mapping[str, Any]) -> list[str]:
+def words_of(command: str, options: Mapping[str, Any], arguments: Sequence[str] = ()) -> list[str]:
     """The words of a command line by which a command gets these options, in this order: its parser's inverse."""
-    words = [command]
+    words = [command, *arguments]
     for name, value in options.items():
         option = _parameters(command)[name]
         if isinstance(value, bool):

@@ -12,13 +12,11 @@ from refusion_eval.cli.parameters import names_of
 from refusion_eval.cli.plans import model_arguments
 from refusion_eval.cli.suite_runs import Runs
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.turns import run_in_turns
 from refusion_eval.paths import EMBEDDED
 from refusion_eval.protocol.spec import DEFAULT, METRICS, read_protocol
 from refusion_eval.results.measurement import NO_PROTOCOL
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, TO_SERVERS
 from refusion_eval.runs.plan import Plan, PlannedRun, Turn, turns
-from refusion_eval.store.records import SERVER
 from refusion_eval.store.run_files import RUN_JSON
 from refusion_eval.store.run_store import RunReader
 
@@ -57,26 +55,23 @@ class ProtocolRuns(Runs):
         is_same = given.rounds == min(protocol.rounds, given.limit or protocol.rounds)
         protocol = protocol.changed(rounds=None if is_same else given.rounds)
         self.protocol = protocol.part(tuple(names_of(given.tasks)), given.limit)
-        has_server = any(entry["arguments"]["loop"] == SERVER for entry in protocol.systems.values())
-        if getattr(given, "api_key_env", None) and not has_server:
-            raise ConfigError(f"protocol {name} has no system of a server, so --api-key-env changes nothing")
         self._content = self.protocol.content()
         self.label = self.protocol.label_of(self._content)
         folder = out or Path("results/protocols") / self.label.replace("@", "-")
-        self.runs, self.tables = shared or (f"{folder}/runs", str(folder))
+        self.runs, self.table_folder = shared or (f"{folder}/runs", str(folder))
 
     def run(self) -> None:
         self._check_folders()
+        super().run()
+
+    def plan(self) -> Plan:
         baseline = self.protocol.baseline
         planned = [
             self.planned(folder, system, seed)
             for folder, system, seed in self.protocol.runs()
             if system != baseline or not self.given.no_baseline
         ]
-        run_in_turns(Plan(runs=tuple(planned), turns=turns(self.protocol.rounds, self.protocol.limit)), self._take_turn)
-        if not self.run_dirs:
-            raise SystemExit(self.status)
-        self.write_table(self.tables)
+        return Plan(runs=tuple(planned), turns=turns(self.protocol.rounds, self.protocol.limit))
 
     def planned(self, folder: str, system: str, seed: int, **places: Any) -> PlannedRun:
         """The run of a system with a seed; `places` are model arguments that are no part of a protocol."""
@@ -101,8 +96,8 @@ class ProtocolRuns(Runs):
     def _check_folders(self) -> None:
         """Refuses folders with other contents. Only shared ones may have records of other protocols, and it says so."""
         advice = f"give another folder with {'--results' if self._is_shared else '--out'}"
-        if (Path(self.tables) / RUN_JSON).exists():
-            raise ConfigError(f"{self.tables} is itself a run directory, whose table would be overwritten; {advice}")
+        if Path(table := self.table_folder, RUN_JSON).exists():
+            raise ConfigError(f"{table} is itself a run directory, whose table would be overwritten; {advice}")
         recorded: set[str] = set()
         for folder, *_ in self.protocol.runs():
             if (Path(self.runs) / folder / RUN_JSON).exists():
@@ -115,17 +110,12 @@ class ProtocolRuns(Runs):
                 raise ConfigError(f"{found}: numbers of several protocols are never merged; {advice}")
             say(f"note: {found}: each has rows of its own, without the samples of the others. To have all, {advice}")
 
-    def _take_turn(self, run: PlannedRun, turn: Turn | None) -> bool:
-        status = self.take(run, turn)
-        self.go_on_without(status, f"{run.name} failed")
-        return not status
-
     @property
-    def reference(self) -> list[str]:
+    def reference(self) -> dict[str, str]:
         of_baseline = [folder for folder, system, _ in self.protocol.runs() if system == self.protocol.baseline]
         there = [folder for folder in of_baseline if f"{self.runs}/{folder}" in self.run_dirs]
-        metrics = [] if self.protocol.metrics == METRICS else ["--metrics", ",".join(self.protocol.metrics)]
-        return [*(["--baseline", there[0]] if there else []), *metrics]
+        metrics = {} if self.protocol.metrics == METRICS else {"metrics": ",".join(self.protocol.metrics)}
+        return {**({"baseline": there[0]} if there else {}), **metrics}
 
 
 def allowed_by(given: SimpleNamespace) -> dict[str, Any]:

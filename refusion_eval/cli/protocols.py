@@ -70,7 +70,7 @@ def protocol(
     if action == "check":
         from refusion_eval.protocol.compare import check_table
 
-        shown = check_table(runs.protocol, Path(runs.tables))
+        shown = check_table(runs.protocol, Path(runs.table_folder))
         rows = ([cell.text for cell in line.cells] for line in shown.lines)
         cli.show(shown, (shown.columns, rows), as_json=as_json)
         return

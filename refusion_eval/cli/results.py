@@ -119,8 +119,7 @@ def speed(
     markdown: parameters.Markdown = None,
     baseline: parameters.Baseline = None,
     concurrency: Annotated[
-        bool,
-        typer.Option("--concurrency", help="Throughput and latency by the number of requests at once instead."),
+        bool, typer.Option("--concurrency", help="Throughput and latency by the number of requests at once instead.")
     ] = False,
     as_json: parameters.Json = False,
 ) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import re
 import shlex
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,8 +50,10 @@ BESIDE = {
 REFUSION, BASELINE = "refusion", "the baseline"
 
 
-class Runs:
+class Runs(ABC):
     """Runs of several systems, in turns, and their table, in this process."""
+
+    table_folder: str
 
     def __init__(self, given: SimpleNamespace) -> None:
         check_tracker(getattr(given, "tracker", None))
@@ -60,9 +63,25 @@ class Runs:
         self._planned: list[list[str]] = []  # by --dry-run
 
     @property
-    def reference(self) -> list[str]:
+    @abstractmethod
+    def reference(self) -> dict[str, str]:
         """Options that name the run which speed-ups are relative to, where one has to be named."""
-        return []
+
+    @abstractmethod
+    def plan(self) -> Plan:
+        """The runs and their turns; ConfigError for what cannot run."""
+
+    def run(self) -> None:
+        """Makes the runs of the plan and their table."""
+        run_in_turns(self.plan(), self._take_turn)
+        if not self.run_dirs:
+            raise SystemExit(self.status)
+        self.write_table(self.table_folder)
+
+    def _take_turn(self, run: PlannedRun, turn: Turn | None) -> bool:
+        status = self.take(run, turn)
+        self.go_on_without(status, f"{run.name} failed")
+        return not status
 
     @property
     def _progress(self) -> TextIO:
@@ -73,15 +92,11 @@ class Runs:
         values = {name: getattr(self.given, name, None) for name in names}
         return {name: value for name, value in values.items() if value not in (None, "auto", "")}
 
-    def options(self, *names: str) -> list[str]:
-        """The words of those of these options that the user gave."""
-        values = self.values(*names).items()
-        return [word for name, value in values for word in (f"--{name.replace('_', '-')}", str(value))]
-
-    def step(self, *words: str) -> int:
+    def step(self, command: str, *arguments: str, **options: Any) -> int:
         """Prints and runs one command of the package; returns 0 if it finished, even with failed samples."""
+        words = words_of(command, options, arguments)
         # With --json the standard output is that of the table alone.
-        shown = sys.stdout if words[0] == "table" else self._progress
+        shown = sys.stdout if command == "table" else self._progress
         return self._step(words, lambda: run_command(*words), shown)
 
     def take(self, run: PlannedRun, turn: Turn | None) -> int:
@@ -125,11 +140,13 @@ class Runs:
             say(f"{what}; run the same command again to continue it")
 
     def write_table(self, folder: str) -> None:
-        files = ("--csv", f"{folder}/results.csv", "--markdown", f"{folder}/table.md")
-        as_json = ("--json",) if self.given.as_json else ()
-        if status := self.step("table", *self.run_dirs, *files, *self.reference, *as_json):
+        files = {"csv": f"{folder}/results.csv", "markdown": f"{folder}/table.md"}
+        as_json = {"as_json": True} if self.given.as_json else {}
+        if status := self.step("table", *self.run_dirs, **files, **self.reference, **as_json):
             raise SystemExit(status)
-        print(f"Table: {', '.join(files[1::2])}", f"Records: {', '.join(self.run_dirs)}", sep="\n", file=self._progress)
+        print(
+            f"Table: {', '.join(files.values())}", f"Records: {', '.join(self.run_dirs)}", sep="\n", file=self._progress
+        )
         page = shlex.join(["refusion-eval", "report", *self.run_dirs, "--out", f"{folder}/report.html"])
         print(f"Next: {page}", file=self._progress)
 
@@ -173,12 +190,17 @@ class Suite(Runs):
         if given.artefacts and REFUSION not in (self.names if self._systems else [self._decoder]):
             raise ConfigError("--artefacts is about ReFusion: name refusion among --system, or leave --system out")
         self.refusion_run = ""
+        # A server's address is no part of the name of a table's folder.
+        name = "+".join(name.partition(":")[0] for name in names_of(self._systems)) or Path(self.model).name
+        self.table_folder = f"{self.tables}/{name}{_suffix(given.preset)}{self._set and f'-{self._set}'}"
 
     def run(self) -> None:
-        default_baseline = self.baseline == EMBEDDED and not self.given.baseline
-        if self.baseline and not default_baseline:
+        if self.baseline and (self.given.baseline or self.baseline != EMBEDDED):
             self._check_checkpoints()
-        runs = list(self._runs())
+        super().run()
+
+    def plan(self) -> Plan:
+        default_baseline, runs = self.baseline == EMBEDDED and not self.given.baseline, list(self._runs())
         if self.baseline:
             own = self._own_table("autoregressive")
             folder = f"{self.runs}/{Path(self.baseline).name}-autoregressive"
@@ -188,12 +210,7 @@ class Suite(Runs):
             runs.append(self.planned(BASELINE, folder + _suffix(own), options))
         self._check_settings(runs)
         rounds = self.given.rounds or (read_protocol(DEFAULT).rounds if len(runs) > 1 else 1)
-        run_in_turns(Plan(runs=tuple(runs), turns=turns(rounds, self.given.limit)), self._take_turn)
-        if not self.run_dirs:
-            raise SystemExit(self.status)
-        # A server's address is no part of the name of a table's folder.
-        name = "+".join(name.partition(":")[0] for name in names_of(self._systems)) or Path(self.model).name
-        self.write_table(f"{self.tables}/{name}{_suffix(self.given.preset)}{self._set and f'-{self._set}'}")
+        return Plan(runs=tuple(runs), turns=turns(rounds, self.given.limit))
 
     def _take_turn(self, run: PlannedRun, turn: Turn | None) -> bool:
         status = self.take(run, turn)
@@ -205,11 +222,10 @@ class Suite(Runs):
         return not status
 
     @property
-    def reference(self) -> list[str]:
-        """Options that name the run which speed-ups are relative to, where one has to be named."""
+    def reference(self) -> dict[str, str]:
         # The embedded family has two autoregressive systems; this one is the backbone.
         is_there = f"{self.runs}/embedded-autoregressive" in self.run_dirs
-        return ["--baseline", "embedded-autoregressive"] if is_there else []
+        return {"baseline": "embedded-autoregressive"} if is_there else {}
 
     def planned(self, name: str, run_dir: str, options: Mapping[str, Any], tasks: str | None = None) -> PlannedRun:
         """The run of a system by its own options and those of the suite, or with other tasks.
@@ -222,7 +238,7 @@ class Suite(Runs):
         of_suite |= {"cuda_graphs": False} if given.no_cuda_graphs else {}
         of_suite |= self.values("include_path", "limit", "samples", "data", "sandbox")
         decoder = with_system(options.get("system"), model_arguments(options))["decoder"]
-        of_decoder = field_types(find_decoder(AUTOREGRESSIVE if decoder == SERVER else decoder).Settings)
+        of_decoder = field_types(find_decoder(decoder).Settings)
         known = of_decoder.keys() | field_types(ModelArgs).keys()
         of_user = [setting for setting in given.settings or () if setting.partition("=")[0] in known]
         settings = [*options.get("settings", ()), *of_user]
@@ -258,8 +274,8 @@ class Suite(Runs):
         """Raises ConfigError for an option that no run of this suite would use, or that only some parts would."""
         given = self.given
         servers = list(filter(_is_server, self.names))
-        if not servers and (of_servers := self.options(*TO_SERVERS)):
-            raise ConfigError(f"{of_servers[0]} is for --system server")
+        if not servers and (of_servers := self.values(*TO_SERVERS)):
+            raise ConfigError(f"--{next(iter(of_servers)).replace('_', '-')} is for --system server")
         if given.server_name and len(servers) > 1:
             raise ConfigError(f"--server-name names one server, and --system has {len(servers)}: {', '.join(servers)}")
         if given.baseline and given.no_baseline:
@@ -296,7 +312,7 @@ class Suite(Runs):
         checks = [(self.baseline, "autoregressive", "baseline with --baseline, or run without one (--no-baseline)")]
         if not self._systems and self.model != EMBEDDED:
             checks.insert(0, (self.model, self._decoder, "model with --model"))
-        statuses = [self.step("check", "--model", model, "--decoder", decoder) for model, decoder, _ in checks]
+        statuses = [self.step("check", model=model, decoder=decoder) for model, decoder, _ in checks]
         for status, (*_, advice) in zip(statuses, checks, strict=True):
             if status:
                 say(f"name another {advice}")

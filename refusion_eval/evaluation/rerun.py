@@ -1,6 +1,6 @@
 """Repeats a recorded run from its own record, and compares the two sample by sample."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.evaluation.loop import evaluate, run_worker_or_return
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs, parse_model_args
+from refusion_eval.runs.plan import Plan, PlannedRun
 from refusion_eval.runs.system import ModelCache, System, build_manifest
 from refusion_eval.store.manifest import differences, restricted_to_tasks
 from refusion_eval.store.records import PASSED, SampleKey
@@ -65,16 +66,43 @@ def arguments_of(run: Run, **changes: str | None) -> ModelArgs:
     return parse_model_args({**kept, **{name: value for name, value in fixed.items() if value}, **given})
 
 
+def plan_of_rerun(
+    run: Run, recorded: Iterable[SampleKey], again_dir: Path, *, data: Path | None = None, sandbox: str = "auto"
+) -> Plan:
+    """The runs that repeat a recorded one: one for all tasks with equally many items, and samples of each.
+
+    Raises ConfigError for a record that does not say what was asked for, StoreError for one that lacks samples.
+    """
+    if not run.expected:
+        raise ConfigError(f"{run.run_id} does not say how many items of each task it has; run its command again")
+    places = {"run_dir": str(again_dir), "data_dir": None if data is None else str(data)}
+    args = arguments_of(run, **places, prompt_time=run.measured.get("prompt_time"))
+    numbers: dict[str, list[int]] = {task: [] for task in run.expected}
+    for key in recorded:
+        numbers.get(key.task, []).append(key.sample)
+    extents: dict[tuple[int, int], list[str]] = {}
+    for task, of_task in numbers.items():
+        highest = max(of_task, default=0)
+        if highest >= max(1, len(of_task)):
+            told = f"{task} has a sample with the number {highest}, and {len(of_task)} samples"
+            raise StoreError(f"{run.run_id}: {told}; complete the run by its own command")
+        extents.setdefault((run.expected[task], 1 + highest), []).append(task)
+    runs = (
+        PlannedRun(args=replace(args, samples=each), tasks=tuple(tasks), limit=count // each, sandbox=sandbox)
+        for (count, each), tasks in sorted(extents.items())
+    )
+    return Plan(runs=tuple(runs))
+
+
 def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: str = "auto") -> Repetition:
     """Repeats a run in another directory and compares the two. After an interruption the same call continues."""
     if run_dir.resolve() == again_dir.resolve():
         raise StoreError(f"{again_dir} is the run itself; name another folder")
     with RunReader.open(run_dir) as reader:
         run = reader.run
-    if not run.expected:
-        raise ConfigError(f"{run.run_id} does not say how many items of each task it has; run its command again")
-    places = {"run_dir": str(again_dir), "data_dir": None if data is None else str(data)}
-    args = arguments_of(run, **places, prompt_time=run.measured.get("prompt_time"))
+    recorded = _samples(run_dir)  # before decoding, because a damaged record must not be found after hours
+    plan = plan_of_rerun(run, recorded, again_dir, data=data, sandbox=sandbox)
+    args = plan.runs[0].args
     run_worker_or_return(args)
     model_cache = ModelCache()
     now = build_manifest(System(args, model_cache), run.manifest.tasks)
@@ -85,18 +113,9 @@ def rerun(run_dir: Path, again_dir: Path, *, data: Path | None = None, sandbox: 
     then, today = ({**fingerprint, "package_version": ""} for fingerprint in facts)
     if changed := differences(then, today):
         raise StoreError(f"{run.run_id} cannot be made again here: {'; '.join(changed)}")
-    recorded = _samples(run_dir)  # before decoding, because a damaged record must not be found after hours
     num_failed = 0
-    numbers = {task: [0, *(key.sample for key in recorded if key.task == task)] for task in run.expected}
-    for task, of_task in numbers.items():
-        if max(of_task) >= max(1, len(of_task) - 1):
-            told = f"{task} has a sample with the number {max(of_task)}, and {len(of_task) - 1} samples"
-            raise StoreError(f"{run.run_id}: {told}; complete the run by its own command")
-    samples = {task: 1 + max(of_task) for task, of_task in numbers.items()}
-    for count, each in sorted({(expected, samples[task]) for task, expected in run.expected.items()}):
-        tasks = [task for task, expected in run.expected.items() if (expected, samples[task]) == (count, each)]
-        again = replace(args, samples=each)
-        outcome = evaluate(again, tasks, limit=count // each, sandbox=sandbox, model_cache=model_cache)
+    for again in plan.runs:
+        outcome = evaluate(again.args, again.tasks, limit=again.limit, sandbox=again.sandbox, model_cache=model_cache)
         if outcome.missing:  # among tasks that have rows; without any, `evaluate` raises
             missing = ", ".join(outcome.missing)
             raise ConfigError(f"{missing}: there are no rows to ask again; name their folder with --data")

@@ -26,7 +26,7 @@ def write(tasks: Iterable[ExportedTask], out: Path) -> list[Path]:
     paths = []
     for task in tasks:
         # The format asks for a random UUID; one made of the records gives a second export the same names.
-        content = "\0".join((task.run.run_id, *task.facts.row, task.facts.records))
+        content = "\0".join((task.run.run_id, *task.facts.row.names, task.facts.records))
         name = uuid.UUID(bytes=hashlib.sha256(content.encode("utf-8", "replace")).digest()[:16], version=4)
         folder = Path("data", safe_name(task.facts.task), *task.model_id.split("/"))
         figures = _figures(task)

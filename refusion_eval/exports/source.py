@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from refusion_eval.benchmarks import Task, find_task, is_sealed
 from refusion_eval.report.collect import Asked, Sources
-from refusion_eval.results.facts import RowKey, TaskFacts, natural_order, read_each, row_of
-from refusion_eval.results.measured import measurements_of, setting_text
-from refusion_eval.results.measurement import Measurement, notes_of
+from refusion_eval.results.facts import TaskFacts, natural_order, read_each, setting_text
+from refusion_eval.results.measured import measurements_of
+from refusion_eval.results.measurement import Measurement, RowKey, notes_of
 from refusion_eval.store.records import PASSED, SERVER, STOCK_GENERATE, Sample, ScoreRow, checking, moment
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
@@ -118,8 +118,8 @@ def read_exported(
     taken: dict[tuple[str, RowKey], list[tuple[Sample, Mapping[str, ScoreRow]]]] = {}
     created: dict[tuple[str, RowKey], str] = {}
 
-    def take(run: Run, sample: Sample, scores: Mapping[str, ScoreRow], trace: Trace | None) -> None:
-        key = (run.run_id, row_of(sample))
+    def take(run: Run, row: RowKey, sample: Sample, scores: Mapping[str, ScoreRow], trace: Trace | None) -> None:
+        key = (run.run_id, row)
         created[key] = max(created.get(key, ""), sample.created)
         if sources is not None and sample.error is None and PASSED in scores:
             taken.setdefault(key, []).append((sample, scores))
@@ -158,8 +158,8 @@ def _judged(
 
 def file_name(task: ExportedTask, tasks: Iterable[ExportedTask]) -> str:
     """The task's name, with those of version, settings and protocol that tell it from other rows of the task."""
-    rows = [other.facts.row for other in tasks if other.facts.task == task.facts.task]
-    told = [part for part, others in zip(task.facts.row, zip(*rows, strict=True), strict=True) if len(set(others)) > 1]
+    rows = [other.facts.row.names for other in tasks if other.facts.task == task.facts.task]
+    told = [part for part, *others in zip(task.facts.row.names, *rows, strict=True) if len(set(others)) > 1]
     return safe_name("-".join(filter(None, (task.facts.task, *told))))
 
 

@@ -23,7 +23,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tasks import find_tasks, task_names
 from refusion_eval.metrics import RESAMPLES
 from refusion_eval.results.tables import SUMMARY_COLUMNS
-from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs, file_arguments, parse_model_args
+from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs, check_used, file_arguments, parse_model_args
 from refusion_eval.runs.settings_tables import load_tables, resolve_task
 from refusion_eval.store.records import as_json, dump
 from refusion_eval.untrusted import read_text
@@ -256,6 +256,7 @@ def read_protocol(
         system: _entry(f"{where}: systems: {system}", system, row, allow_code, of_servers)
         for system, row in rows.items()
     }
+    check_used(of_servers, (entry["arguments"] for entry in systems.values()), where)
     protocol = config.build(Protocol, {**content, "name": path.stem, "systems": systems}, where)
     for system in systems:
         protocol.arguments(system)

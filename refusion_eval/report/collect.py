@@ -13,9 +13,9 @@ from refusion_eval.report.frames import LOOKS
 from refusion_eval.report.replay import Spell, Speller
 from refusion_eval.report.sample import body, list_row, rounded
 from refusion_eval.results.cautions import FEWER, FEWER_SENTENCE, Caution, that_hold
-from refusion_eval.results.facts import RowKey, RunFacts, natural_order, read_each, row_of
-from refusion_eval.results.measured import measurements_of, setting_text
-from refusion_eval.results.measurement import MEAN_TASK, Measurement, have_fewer, notes_of
+from refusion_eval.results.facts import RunFacts, natural_order, read_each
+from refusion_eval.results.measured import measurements_of
+from refusion_eval.results.measurement import MEAN_TASK, Measurement, RowKey, have_fewer, notes_of
 from refusion_eval.results.metric_list import BY_NAME, SPEED_METRICS, is_cost, place_of
 from refusion_eval.results.published import system_key
 from refusion_eval.store.records import Sample, ScoreRow
@@ -122,12 +122,11 @@ def encoded_marks(cautions: Iterable[Caution]) -> list[dict[str, Any]]:
     ]
 
 
-def mark_fewer(cells: Sequence[dict[str, Any]]) -> None:
-    """Adds the mark to cells that have fewer items than another one of their task, version and prompts."""
-    alike = [(cell["task"], cell["version"], cell["mini"], str(cell["settings"].get("prompts"))) for cell in cells]
-    fewer = have_fewer(zip(alike, (cell["items"] for cell in cells), strict=True))
-    for cell, has_fewer in zip(cells, fewer, strict=True):
-        cell["marks"] += encoded_marks([Caution(FEWER, FEWER_SENTENCE)] * (has_fewer and cell["items"] > 0))
+def mark_fewer(cells: Sequence[tuple[RowKey, dict[str, Any]]]) -> None:
+    """Adds the mark to cells that have fewer items than another one of their source."""
+    fewer = have_fewer((row.source, cell["items"]) for row, cell in cells)
+    for (_, cell), has_fewer in zip(cells, fewer, strict=True):
+        cell["marks"] += encoded_marks([Caution(FEWER, FEWER_SENTENCE)] * has_fewer)
 
 
 def metrics_of(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -189,14 +188,15 @@ def collect(
     facts = read_each(run_dirs, collector.take)
     log.info("computing the figures and their intervals ...")
     measurements = measurements_of(facts, baseline=baseline)
-    runs, cells = [], []
+    runs, placed = [], list[tuple[RowKey, dict[str, Any]]]()
     for number, run_facts in enumerate(facts):
         run = run_facts.run
         own = [measurement for measurement in measurements if measurement.run_id == run.run_id]
-        cells += [{**cell, "run": number} for cell in collector.cells(run_facts, own)]
+        placed += [(row, {**cell, "run": number}) for row, cell in collector.cells(run_facts, own)]
         key = system_key(run.manifest.system, run.manifest.backbone, {}, generate=False)
         runs.append(collector.about(run) | look(key, run.manifest.decoder))
-    mark_fewer(cells)
+    mark_fewer(placed)
+    cells = [cell for _, cell in placed]
     chunks, questions = collector.chunks()
     warnings_of_table = warnings(cells, runs)
     index = {
@@ -225,11 +225,10 @@ class _Collector:
         questions, names = self._questions.finish()
         return self._writer.chunks | questions, names
 
-    def take(self, run: Run, sample: Sample, scores: Mapping[str, ScoreRow], trace: Trace | None) -> None:
+    def take(self, run: Run, row: RowKey, sample: Sample, scores: Mapping[str, ScoreRow], trace: Trace | None) -> None:
         part = self._part(run)
         part.created.add(sample.created)
         part.seconds += sample.seconds
-        row = row_of(sample)
         if row not in part.rows:
             self._writer.flush()  # no chunk holds two tasks: readers mostly go on to another sample of the same one
         sealed = is_sealed(sample.key.task, sample.benchmark)
@@ -238,24 +237,24 @@ class _Collector:
         places = {"bodies": self._writer.add(whole), "asked": asked, "question": question}
         part.rows.setdefault(row, []).append(list_row(sample, scores, sealed) | places)
 
-    def cells(self, facts: RunFacts, measurements: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
-        """The tasks of a run whose samples were all taken, and the means over them, as in the index of the page."""
+    def cells(self, facts: RunFacts, measurements: Sequence[Measurement]) -> Iterator[tuple[RowKey, dict[str, Any]]]:
+        """The rows of a run whose samples were all taken, and the means over them, as in the index of the page."""
         part = self._part(facts.run)
-        by_row: dict[tuple[str, ...], list[Measurement]] = defaultdict(list)
+        by_row: dict[RowKey, list[Measurement]] = defaultdict(list)
         for entry in measurements:
             by_row[entry.row].append(entry)
         for task in facts.tasks:
             own = by_row[task.row]
             marks = encoded_marks(caution for entry in own for caution in entry.cautions)
             if task.row not in part.rows:
-                yield page_cell(task=task.task, version=task.task_version, mini=task.mini, marks=marks)
+                yield task.row, page_cell(task=task.task, version=task.task_version, mini=task.mini, marks=marks)
                 continue
             rows = sorted(part.rows[task.row], key=lambda row: (natural_order(row["item_id"]), row["number"]))
             self._writer.flush()
             chunk, _ = self._writer.add({name: [row[name] for row in rows] for name in rows[0]})
             self._writer.flush()
-            settings = {name: setting_text(value) for name, value in task.settings.items()} | of_protocol(task.protocol)
-            yield page_cell(
+            settings = dict(task.row.settings) | of_protocol(task.protocol)
+            cell = page_cell(
                 **{name: getattr(task, name) for name in ("task", "benchmark", "mini")},
                 version=task.task_version,
                 sealed=is_sealed(task.task, task.benchmark),
@@ -267,6 +266,7 @@ class _Collector:
                 metrics={entry.metric: encoded(entry) for entry in own},
                 list=chunk,
             )
+            yield task.row, cell
         yield from _means(measurements)
 
     def about(self, run: Run) -> dict[str, Any]:
@@ -311,20 +311,21 @@ def page_cell(**facts: Any) -> dict[str, Any]:
     return empty | facts
 
 
-def _means(entries: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
+def _means(entries: Sequence[Measurement]) -> Iterator[tuple[RowKey, dict[str, Any]]]:
     """Means over tasks, without samples."""
     means = [entry for entry in entries if entry.is_mean]
-    for kind in sorted({entry.kind for entry in means}):
-        own = [entry for entry in means if entry.kind == kind]
-        mini, prompts, protocol = kind
-        several = len({entry.prompts for entry in means}) > 1
-        yield page_cell(
+    rows = sorted({entry.row for entry in means})
+    several = len({row.prompts for row in rows}) > 1
+    for row in rows:
+        own = [entry for entry in means if entry.row == row]
+        cell = page_cell(
             task=MEAN_TASK,
-            mini=mini,
+            mini=row.mini,
             mean=True,
-            settings=of_protocol(protocol) | ({"prompts": prompts.replace("|", ", ")} if several else {}),
+            settings=of_protocol(own[0].protocol) | ({"prompts": row.prompts} if several else {}),
             metrics={entry.metric: encoded(entry) for entry in own},
             items=own[0].n,
             samples=own[0].samples,
             marks=encoded_marks(caution for entry in own for caution in entry.cautions),
         )
+        yield row, cell

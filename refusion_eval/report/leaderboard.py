@@ -57,9 +57,7 @@ def _point_of(one: Placed) -> tuple[Any, ...]:
     """What the figures of one point agree in: a task of a run under its settings, from the same records."""
     entry = one.measurement
     origin = entry.records or one.source
-    settings = tuple(sorted(entry.settings.items()))
-    made_under = (settings, entry.protocol, entry.hardware, origin)
-    return entry.run_id, entry.label, entry.task, entry.task_version, entry.mini, *made_under
+    return entry.run_id, entry.label, entry.row._replace(settings_hash=""), entry.hardware, origin
 
 
 def leaderboard(placed: Sequence[Placed], *, look: Look = no_look) -> dict[str, Any]:
@@ -68,7 +66,7 @@ def leaderboard(placed: Sequence[Placed], *, look: Look = no_look) -> dict[str, 
     for one in placed:
         points.setdefault(_point_of(one), []).append(one)
     runs: dict[tuple[str, ...], dict[str, Any]] = {}
-    cells = []
+    placed_cells = []
     for own in points.values():
         entry = own[0].measurement
         run = {name: getattr(entry, name) for name in ("backbone", "dtype", "device", "attention")}
@@ -76,8 +74,9 @@ def leaderboard(placed: Sequence[Placed], *, look: Look = no_look) -> dict[str, 
         key = tuple(run.values())
         shown = look(system_key(entry.label, entry.backbone, {}, generate=False), entry.decoded_by)
         runs.setdefault(key, {**run, "hardware": [], **shown, "number": len(runs)})
-        cells.append(_point(own) | {"run": runs[key]["number"]})
-    mark_fewer(cells)
+        placed_cells.append((entry.row, _point(own) | {"run": runs[key]["number"]}))
+    mark_fewer(placed_cells)
+    cells = [cell for _, cell in placed_cells]
     published = published_figures()
     return {
         "kind": "leaderboard",

@@ -1,6 +1,6 @@
 """Cautions: what a reader must know of a number, made once from its conditions, and the sentences that views show."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from refusion_eval.benchmarks import OTHER, OURS
@@ -90,6 +90,21 @@ class Conditions(NamedTuple):
         """The conditions that are attributes of an object, and others that are told."""
         names = (name for name in cls._fields if name not in told and hasattr(source, name))
         return cls(**{name: getattr(source, name) for name in names}, **told)
+
+    @staticmethod
+    def joined(entries: Sequence[Any]) -> dict[str, Any]:
+        """What holds of several numbers together, such as those of a mean, by the names of their fields."""
+        together: dict[str, Any] = {name: sum(getattr(entry, name) for entry in entries) for name in _COUNTS}
+        for name, mark in _LISTS.items():
+            parts = {part for entry in entries for part in getattr(entry, name).split(mark)}
+            together[name] = mark.join(sorted(parts - {""}))
+        isolated, rounds = all(entry.isolated for entry in entries), min(entry.num_rounds for entry in entries)
+        return together | {"isolated": isolated, "num_rounds": rounds}
+
+
+_COUNTS = ("errors", "num_refused", "num_cut")
+_LISTS = dict.fromkeys(("unfinished", "limited", "prompts", "protocol", "slowed_by", "server_notes"), "|")
+_LISTS |= dict.fromkeys(("hardware", "card"), " | ")
 
 
 def cautions(of: Conditions) -> list[Caution]:

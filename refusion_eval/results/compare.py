@@ -15,9 +15,7 @@ from refusion_eval.metrics import Z_95, Interval, by_item, mean_of_intervals, pa
 from refusion_eval.results.cautions import MINI_NOTE, sentences
 from refusion_eval.results.facts import Extent, RunFacts, SampleFacts, TaskFacts, natural_order, read_facts
 from refusion_eval.results.measured import seed_of
-from refusion_eval.results.measurement import (
-    MEAN_TASK,
-)
+from refusion_eval.results.measurement import MEAN_TASK
 from refusion_eval.results.render import Table, interval_cells, interval_text, markdown_prose
 from refusion_eval.store.manifest import differences
 from refusion_eval.store.records import BY_FILTER, PASSED, as_json
@@ -127,7 +125,7 @@ def compare_runs(
             advice = f"rescore both runs with --filter {filter_name}"
             raise StoreError(f"{both} have no scores by the filter {filter_name} in common; {advice}")
     tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items, metric) for name in names]
-    kinds = [(tasks_a[name].kind_of_mean, tasks_b[name].kind_of_mean) for name in names]
+    kinds = [(tasks_a[name].row.kind, tasks_b[name].row.kind) for name in names]
     of_kinds = ([task for task, of in zip(tasks, kinds, strict=True) if of == kind] for kind in dict.fromkeys(kinds))
     return Comparison(
         before=run_a.run.run_id,

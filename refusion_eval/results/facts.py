@@ -1,6 +1,7 @@
 """A run reduced to what measurements need: the samples of each task as numbers, joined with their scores."""
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -13,7 +14,7 @@ from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
 from refusion_eval.results.cautions import UNTEMPLATED, Conditions
-from refusion_eval.results.measurement import Kind
+from refusion_eval.results.measurement import RowKey, hash_of_protocol
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
@@ -100,18 +101,21 @@ class Extent(NamedTuple):
 UNKNOWN = Extent(0, 0, 0)  # of a task under several settings, whose shares the run does not say
 
 
-# What the samples of one row of a table share: task, version, hash of the settings, hash of the protocol or "".
-RowKey = tuple[str, str, str, str]
+def setting_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def row_of(sample: Sample) -> RowKey:
     key = sample.key
-    return key.task, key.task_version, key.settings_hash, (sample.protocol or "").rpartition("@")[2]
+    prompts = sample.prompts if sample.benchmark in BENCHMARKS else OWN
+    settings = tuple(sorted((name, setting_text(value)) for name, value in sample.settings.items()))
+    of_task = (key.task, key.task_version, is_mini(key.task), prompts)
+    return RowKey(*of_task, settings, hash_of_protocol(sample.protocol), key.settings_hash)
 
 
 @dataclass(slots=True)
 class TaskFacts:
-    """All samples of one task under one set of settings and one protocol, in canonical order."""
+    """All samples of one row, in canonical order."""
 
     row: RowKey
     benchmark: str
@@ -122,7 +126,6 @@ class TaskFacts:
     hardware: set[str] = field(default_factory=set)
     cards: set[str] = field(default_factory=set)  # empty names, of servers, left out
     extent: Extent = UNKNOWN
-    prompts: set[str] = field(default_factory=set)
     num_cut: int = 0  # good samples that reached the length of the settings, and so may lack their end
     slowed_by: set[str] = field(default_factory=set)
     server_notes: set[str] = field(default_factory=set)  # what a reader must know of a server's answers
@@ -133,15 +136,15 @@ class TaskFacts:
 
     @property
     def task(self) -> str:
-        return self.row[0]
+        return self.row.task
 
     @property
     def task_version(self) -> str:
-        return self.row[1]
+        return self.row.version
 
     @property
     def mini(self) -> bool:
-        return is_mini(self.task)
+        return self.row.mini
 
     @property
     def kind(self) -> str:
@@ -151,10 +154,6 @@ class TaskFacts:
     @property
     def protocol(self) -> str:
         return "|".join(sorted(self.protocols))
-
-    @property
-    def kind_of_mean(self) -> Kind:
-        return self.mini, "|".join(sorted(self.prompts)), self.protocol
 
     @property
     def is_code(self) -> bool:
@@ -168,10 +167,10 @@ class TaskFacts:
     def num_unscored(self) -> int:
         return sum(sample.verdict is None for sample in self.samples)
 
-    def conditions(self, run: Run, *, is_speed: bool) -> Conditions:
+    def conditions(self, run: Run, *, is_speed: bool = False) -> Conditions:
         """What its cautions are made from, as of a score, or of a score and a speed."""
         return self.extent.conditions(run, self.task)._replace(
-            place=(run.run_id, *self.row),
+            place=(run.run_id, self.row),
             is_score=True,
             is_speed=is_speed,
             mini=self.mini,
@@ -180,7 +179,8 @@ class TaskFacts:
             unscored=str(self.num_unscored or ""),
             isolated=self.isolated,
             num_cut=self.num_cut,
-            prompts="|".join(sorted(self.prompts)),
+            prompts=self.row.prompts,
+            hardware=" | ".join(sorted(self.hardware)),
             card=" | ".join(sorted(self.cards)),
             num_rounds=len({sample.round for sample in self.samples}),
             slowed_by="|".join(sorted(self.slowed_by)),
@@ -208,8 +208,8 @@ class RunFacts(NamedTuple):
 
 
 # Called with every sample, failed ones included, while a run is read, so that who needs whole samples reads them only
-# once: the run, the sample, its scores by metric, and its trace if it has one.
-Visit = Callable[[Run, Sample, Mapping[str, ScoreRow], Trace | None], None]
+# once: the run, the row and the sample, its scores by metric, and its trace if it has one.
+Visit = Callable[[Run, RowKey, Sample, Mapping[str, ScoreRow], Trace | None], None]
 
 
 def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, hash_records: bool = False) -> RunFacts:
@@ -228,12 +228,11 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
             task = tasks.setdefault(row, TaskFacts(row, sample.benchmark, sample.settings))
             trace = None if sample.trace is None else sample.events()
             if visit is not None:
-                visit(run, sample, scores.get(sample.key, {}), trace)
+                visit(run, row, sample, scores.get(sample.key, {}), trace)
             task.asked.add(sample.key.doc_hash)
             task.protocols.update([sample.protocol] if sample.protocol else [])
             task.hardware.add(labels[sample.process_id])
             task.cards.update(filter(None, [machines[sample.process_id].card]))
-            task.prompts.add(sample.prompts if sample.benchmark in BENCHMARKS else OWN)
             task.slowed_by.update(slowed_by[sample.process_id])
             if sample.error is not None:
                 task.num_errors += 1
@@ -251,13 +250,13 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
             task.samples.append(replace(facts, apart=bool(machines[sample.process_id].server)))
     extents = _extents(run, {row: len(task.samples) + task.num_refused for row, task in tasks.items()})
     for row in extents.keys() - tasks.keys():
-        entry = find_task(row[0])
+        entry = find_task(row.task)
         tasks[row] = TaskFacts(row, "" if entry is None else entry.benchmark.name, {})
     for row, task in tasks.items():
         task.records = digests.get(task.task, "")
         task.items = digest(str(sample.item) for sample in task.samples)
         task.extent = extents[row]
-    return RunFacts(run, [tasks[key] for key in sorted(tasks)])
+    return RunFacts(run, [tasks[row] for row in sorted(tasks, key=lambda row: row.names)])
 
 
 def read_each(
@@ -296,15 +295,17 @@ def extents_of(reader: RunReader) -> dict[RowKey, Extent]:
 
 def _extents(run: Run, present: Mapping[RowKey, int]) -> dict[RowKey, Extent]:
     """The extent of every row, by its decoded and refused samples, and of tasks of which no sample is there yet."""
-    begun = {row[0] for row in present}
-    missing = [(task, str(version), "", "") for task, version in run.manifest.tasks.items() if task not in begun]
+    begun = {row.task for row in present}
+    waiting = ((task, version) for task, version in run.manifest.tasks.items() if task not in begun)
+    missing = [RowKey(task, str(version), is_mini(task), "") for task, version in waiting]
     extents: dict[RowKey, Extent] = {}
     for row in sorted((*present, *missing)):
-        of_task, num_present = [other[:-1] for other in present if other[0] == row[0]], present.get(row, 0)
+        of_task = [other._replace(protocol="") for other in present if other.task == row.task]
+        num_present = present.get(row, 0)
         if len(of_task) <= 1:
-            extents[row] = Extent.of(run, row[0], num_present, is_begun=row in present)
+            extents[row] = Extent.of(run, row.task, num_present, is_begun=row in present)
         elif len(set(of_task)) == 1:  # under several protocols: no command adds to one the samples of the others
-            extents[row] = Extent(num_present, num_present, run.whole.get(row[0], 0))
+            extents[row] = Extent(num_present, num_present, run.whole.get(row.task, 0))
         else:  # the run does not say how many each of two settings should have
             extents[row] = UNKNOWN
     return extents

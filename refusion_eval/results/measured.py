@@ -1,13 +1,12 @@
 """Runs -> measurements: one for each run, task and metric, and for each mean over tasks; equal for equal records."""
 
-import json
 import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +15,7 @@ from refusion_eval import metrics
 from refusion_eval.benchmarks.extract.formulas import normal_form
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import RESAMPLES, Bootstrap
-from refusion_eval.results.cautions import that_hold
+from refusion_eval.results.cautions import Conditions, that_hold
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, on_common_items, read_each
 from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, VARIES, ByItem, Measurement
 from refusion_eval.results.metric_list import (
@@ -132,10 +131,10 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
         for measure in measures:
             yield _measurement(facts.run, [task], [measure], [*notes, measure.note])
     asked = [part for part in measured_tasks if not part[0].extent.missing]
-    for kind in dict.fromkeys(task.kind_of_mean for task, _ in asked):
-        others = [task for task, _ in asked if task.kind_of_mean != kind]
+    for kind in dict.fromkeys(task.row.kind for task, _ in asked):
+        others = [task for task, _ in asked if task.row.kind != kind]
         waiting = [task for task in others if not task.asked and task.mini == kind[0]]
-        yield from _mean_measurements(facts.run, [part for part in asked if part[0].kind_of_mean == kind], waiting)
+        yield from _mean_measurements(facts.run, [part for part in asked if part[0].row.kind == kind], waiting)
 
 
 def _mean_measurements(
@@ -157,12 +156,6 @@ def _mean_measurements(
             yield _measurement(run, tasks, [measures[metric] for measures in by_name], [of_what], waiting)
 
 
-def _of_tasks(tasks: Sequence[TaskFacts], name: str) -> list[str]:
-    """What an extent says of each of several tasks, with its name; without the name if there is only one."""
-    texts = {task.task: getattr(task.extent, name) for task in tasks}
-    return [f"{task} {text}" if len(tasks) > 1 else text for task, text in texts.items() if text]
-
-
 def _measurement(
     run: Run,
     tasks: Sequence[TaskFacts],
@@ -182,6 +175,11 @@ def _measurement(
     forwards, tokens = ([getattr(sample, name) for sample in samples] for name in ("forwards", "tokens"))
     settings = _common_settings(tasks)
     is_mean, hashes = len(tasks) > 1, [task.records for task in tasks]
+    together = Conditions.joined([task.conditions(run) for task in tasks])
+    for name in ("unfinished", "limited"):
+        texts = {task.task: getattr(task.extent, name) for task in (*tasks, *waiting)}
+        together[name] = "|".join(f"{task} {text}" if len(texts) > 1 else text for task, text in texts.items() if text)
+    together["num_rounds"] = max(1, together["num_rounds"])
     columns = [measure.by_sample for measure in measures]
     are_even = len(set(map(len, columns))) == 1  # tasks may have other numbers of samples
     by_sample = [fmean(scores) for scores in zip(*columns, strict=True)] if are_even else []
@@ -202,34 +200,22 @@ def _measurement(
         unit=measures[0].unit,
         n=interval.n,
         samples=len(samples),
-        errors=sum(task.num_errors for task in tasks),
-        num_refused=sum(task.num_refused for task in tasks),
-        num_cut=sum(task.num_cut for task in tasks),
-        unfinished="|".join(_of_tasks([*tasks, *waiting], "unfinished")),
-        limited="|".join(_of_tasks([*tasks, *waiting], "limited")),
+        **together,
         missing="" if is_mean else tasks[0].extent.missing,
         command=run.command,
         scored=not any(task.num_unscored for task in tasks),
         num_unscored=sum(task.num_unscored for task in tasks),
-        isolated=all(task.isolated for task in tasks),
         num_seeds=max(1, len(by_sample)) if measures[0].metric.startswith(AVG_AT) else 1,
         seed_sd=stdev(by_sample) if by_sample else 0.0,
-        num_rounds=min(len({sample.round for sample in task.samples} or {1}) for task in tasks),
         batch_size="|".join(map(str, sorted({sample.batch_size for sample in samples}))),
-        hardware=" | ".join(sorted({label for task in tasks for label in task.hardware})),
-        card=" | ".join(sorted({card for task in tasks for card in task.cards})),
         forwards=None if None in forwards else sum(forwards),
         tokens=None if None in tokens else sum(tokens),
         seconds=math.fsum(sample.seconds for sample in samples),
         settings=settings,
         run_id=run.run_id,
-        prompts="|".join(sorted({name for task in tasks for name in task.prompts})),
-        slowed_by="|".join(sorted({sentence for task in tasks for sentence in task.slowed_by})),
-        server_notes="|".join(sorted({sentence for task in tasks for sentence in task.server_notes})),
-        protocol=tasks[0].protocol,
         items=digest(task.items for task in tasks),
         records=digest(hashes) if is_mean and any(hashes) else hashes[0],
-        row=() if is_mean else tasks[0].row,
+        settings_hash="" if is_mean else tasks[0].row.settings_hash,
         by_item=_by_item(tasks, measures, combined) if measures[0].metric in _COMPARED else None,
         notes=tuple(note for sentence in notes for note in sentence.split("; ") if note),
     )
@@ -275,13 +261,9 @@ def _reference_run(
 
 def _common_settings(tasks: Sequence[TaskFacts]) -> dict[str, str]:
     """Settings of the tasks as text; `VARIES` where the tasks differ."""
-    tables = [{name: setting_text(value) for name, value in task.settings.items()} for task in tasks]
+    tables = [dict(task.row.settings) for task in tasks]
     values = {name: {table.get(name) for table in tables} for name in sorted(set().union(*tables))}
     return {name: tables[0].get(name, "") if len(texts) == 1 else VARIES for name, texts in values.items()}
-
-
-def setting_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def _mean_name(metric: str) -> str:
@@ -446,7 +428,7 @@ def _speedup(
     metric: str, task: TaskFacts, alone: Sequence[SampleFacts], run: Run, reference: RunFacts
 ) -> list[Measure]:
     """TPS over that of a reference run, if it has the task in this version once. Raises DataError without a ratio."""
-    same = [other for other in reference.tasks if other.row[:2] == task.row[:2]]
+    same = [other for other in reference.tasks if (other.task, other.task_version) == (task.task, task.task_version)]
     if len(same) > 1:
         same = [other for other in same if other.protocol == task.protocol]
     if len(same) != 1:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -17,7 +17,6 @@ from refusion_eval.store.records import STOCK_GENERATE
 
 Origin = Literal["published", "measured"]
 MeasurementKey = tuple[str, str, str]  # system, benchmark, metric
-Kind = tuple[bool, str, str]  # what the tasks of one mean agree in: mini, prompts, protocol
 
 # The seven benchmarks in the order of the paper's tables.
 TASKS = tuple(name for name, benchmark in BENCHMARKS.items() if benchmark.in_paper)
@@ -28,6 +27,45 @@ MEAN_TASK, AVERAGE = "mean", "average"
 VARIES = "varies"
 
 NO_PROTOCOL = "no protocol"  # in the place of a protocol, of samples beside others that have one
+
+
+class RowKey(NamedTuple):
+    """What the samples behind a row of any view share; of a mean over tasks, what its tasks share.
+
+    Attributes:
+        settings: as texts, sorted by name.
+        protocol: its hash, because its file may have been renamed; empty for none.
+        settings_hash: of what the settings of records do not name too, such as stop strings; empty for means, and for
+            numbers that were read from a file.
+    """
+
+    task: str
+    version: str
+    mini: bool
+    prompts: str
+    settings: tuple[tuple[str, str], ...] = ()
+    protocol: str = ""
+    settings_hash: str = ""
+
+    @property
+    def kind(self) -> tuple[bool, str, str]:
+        """What tasks have to share to have a mean."""
+        return self.mini, self.prompts, self.protocol
+
+    @property
+    def source(self) -> tuple[str, str, bool]:
+        """Where the items are from: rows that share it and have other numbers of items rest on other items."""
+        return self.task, self.version, self.mini
+
+    @property
+    def names(self) -> tuple[str, str, str, str]:
+        """Short texts that tell the row from others of its run, for names of files."""
+        return self.task, self.version, self.settings_hash, self.protocol
+
+
+def hash_of_protocol(label: str | None) -> str:
+    """The hash of a protocol NAME@HASH, also where several names with one hash are joined; empty for none."""
+    return (label or "").rpartition("@")[2]
 
 
 def notes_of(measurements: Iterable["Measurement"], *, marked: bool = False) -> list[str]:
@@ -58,12 +96,10 @@ def tpf_notes(entries: Iterable["Measurement"]) -> list[str]:
 
 
 def have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
-    """Whether a line, of a task and a number of items, has fewer items than another one of its task."""
+    """Whether a line, of a source and a number of items, has some items, but fewer than another one of its source."""
     lines = list(lines)
-    most: dict[Hashable, int] = {}
-    for task, num_items in lines:
-        most[task] = max(num_items, most.get(task, 0))
-    return [num_items < most[task] for task, num_items in lines]
+    most = dict(sorted(lines, key=lambda line: line[1]))
+    return [0 < num_items < most[source] for source, num_items in lines]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +166,7 @@ class Measurement:
     # SHA-256 of the records of its task, a digest of several for a mean; empty if published, not hashed or not in the
     # file.
     records: str = field(default="", compare=False)
-    # Which of the rows of its run it is in (`results.facts.row_of`); empty for a mean, and if published or read.
-    row: tuple[str, ...] = field(default=(), compare=False)
+    settings_hash: str = field(default="", compare=False)  # empty for a mean, and if published or read from a file
     protocol: str = ""  # NAME@HASH of the protocol of the samples; several joined by `|`; empty for none
     items: str = field(default="", compare=False)  # digest of the items; empty if published or read from a file
     command: str = field(default="", compare=False)  # that continues the run; empty if published or read from a file
@@ -181,21 +216,18 @@ class Measurement:
         return self.num_seeds > 1 and not self.metric.startswith(AVG_AT)
 
     @property
-    def kind(self) -> Kind:
-        return self.mini, self.prompts, self.protocol
-
-    @property
-    def told_by(self) -> tuple[tuple[str, str], ...]:
-        """What tells apart rows of one task, or means over tasks, of one run: settings, prompts, version, protocol."""
-        told = {**self.settings, "prompts": self.prompts, "protocol": self.protocol}
-        return tuple(sorted((told if self.is_mean else {**told, "version": self.task_version}).items()))
+    def row(self) -> RowKey:
+        """The row of its run that it stands in."""
+        of_task = (self.task, "" if self.is_mean else self.task_version, self.mini, self.prompts)
+        settings, protocol = tuple(sorted(self.settings.items())), hash_of_protocol(self.protocol)
+        return RowKey(*of_task, settings, protocol, self.settings_hash)
 
     @property
     def conditions(self) -> Conditions:
         """All that its cautions are made from."""
         return Conditions.of(
             self,
-            place=(self.run_id, self.task, self.told_by),
+            place=(self.run_id, self.row),
             is_mean=self.is_mean or self.is_mean_of_seeds,
             is_score=self.metric in SCORES,
             is_speed=self.metric in SPEED_METRICS,

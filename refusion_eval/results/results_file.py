@@ -18,7 +18,6 @@ from refusion_eval.untrusted import parse_json, read_plain
 
 SETTING_PREFIX = "setting_"
 
-
 # Columns of the CSV file of measurements, with what they mean, before and after those of the settings.
 _BEFORE_SETTINGS = {
     "run_id": "name of the run directory",
@@ -36,9 +35,7 @@ _BEFORE_SETTINGS = {
     "device": "`cpu` or `cuda`",
 }
 
-
 _OF_A_SETTING = f"the decoder setting NAME in force; `{VARIES}` for a mean over tasks that differ in it"
-
 
 _AFTER_SETTINGS = {
     "forwards": "forwards of all samples together; empty where a server does not tell them",
@@ -53,7 +50,6 @@ _AFTER_SETTINGS = {
     "note": "all that a reader must know of the figure, in sentences",
     "task_version": "version of the task; several joined by a vertical line",
 }
-
 
 _COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
 

@@ -6,22 +6,12 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
+from refusion_eval.results.cautions import Conditions
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.metric_list import SPEED_METRICS
 
-_SAME = (
-    "label",
-    "backbone",
-    "decoder",
-    "dtype",
-    "device",
-    "attention",
-    "batch_size",
-    "prompts",
-    "mini",
-    "items",
-    "protocol",
-)
+_NUMBERS = ("samples", "num_unscored", "tokens", "forwards")
+_SAME = ("label", "backbone", "decoder", "dtype", "device", "attention", "batch_size", "items")
 
 
 def means_over_seeds(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -29,11 +19,12 @@ def means_over_seeds(measurements: Sequence[Measurement]) -> list[Measurement]:
     groups: dict[tuple, dict[str, Measurement]] = {}
     repeated: set[tuple] = set()
     for entry in measurements:
-        settings = tuple(sorted((name, value) for name, value in entry.settings.items() if name != "seed"))
+        settings = tuple((name, value) for name, value in entry.row.settings if name != "seed")
+        row = entry.row._replace(settings=settings, settings_hash="")
         same = tuple(getattr(entry, name) for name in _SAME)
         of_item = math.ceil(entry.samples / entry.n) if entry.n else 0  # samples; scores of more have a smaller spread
         machine = entry.hardware if entry.metric in SPEED_METRICS else ""  # speeds of two machines have no mean
-        key = (*same, entry.task, entry.task_version, entry.metric, settings, of_item, machine)
+        key = (*same, row, entry.metric, of_item, machine)
         if groups.setdefault(key, {}).setdefault(entry.settings.get("seed", ""), entry) is not entry:
             repeated.add(key)  # a run of the same seed again, so that not only seeds differ
     return [
@@ -49,24 +40,12 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
     first, runs = entries[0], ", ".join(entry.run_id for entry in entries)
     shared = [note for note in first.notes if all(note in entry.notes for entry in entries)]
     own = [f"{entry.run_id}: {note}" for entry in entries for note in entry.notes if note not in shared]
-
-    def total(name: str) -> int:
-        return sum(getattr(entry, name) for entry in entries)
-
-    def joined(name: str, separator: str = "|") -> str:
-        return separator.join(
-            sorted({part for entry in entries for part in getattr(entry, name).split(separator) if part})
-        )
-
-    summed: dict[str, Any] = {
-        name: total(name) for name in ("samples", "errors", "num_refused", "num_unscored", "num_cut")
-    }
-    summed["tokens"] = None if any(entry.tokens is None for entry in entries) else total("tokens")
-    together: dict[str, Any] = {name: joined(name) for name in ("unfinished", "limited", "slowed_by", "server_notes")}
-    together |= {name: joined(name, " | ") for name in ("hardware", "card")} | summed
+    numbers = {name: [getattr(entry, name) for entry in entries] for name in _NUMBERS}
+    totals: dict[str, Any] = {name: None if None in of_all else sum(of_all) for name, of_all in numbers.items()}
     return replace(
         first,
-        **together,
+        **Conditions.joined(entries),
+        **totals,
         run_id=f"mean of {len(entries)} seeds",
         value=fmean(values),
         ci_low=math.nan,
@@ -76,9 +55,6 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
         by_item=None,
         settings={name: value for name, value in first.settings.items() if name != "seed"},
         scored=all(entry.scored for entry in entries),
-        isolated=all(entry.isolated for entry in entries),
-        num_rounds=min(entry.num_rounds for entry in entries),
-        forwards=None if any(entry.forwards is None for entry in entries) else total("forwards"),
         seconds=math.fsum(entry.seconds for entry in entries),
         same_decode_as="",
         records="",

@@ -147,11 +147,8 @@ class SummaryLine:
     @property
     def cautions(self) -> list[Caution]:
         """Those of its score, and of its other measurements, once each."""
-        return list(
-            dict.fromkeys(
-                one for entry in (self.any_measurement, *self.measurements.values()) for one in entry.cautions
-            )
-        )
+        entries = (self.any_measurement, *self.measurements.values())
+        return list(dict.fromkeys(one for entry in entries for one in entry.cautions))
 
     @property
     def hardware(self) -> str:
@@ -187,12 +184,12 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
         added = {name: name in measurement.variants for name in BESIDE} | {FUSED: measurement.decoded_fused}
         added[measurement.protocol or NO_PROTOCOL] = several
         label = ", ".join((measurement.label, *that_hold(added)))
-        key = (measurement.mini, measurement.is_mean, measurement.task, label, measurement.run_id, measurement.told_by)
+        key = (measurement.mini, measurement.is_mean, measurement.task, label, measurement.run_id, measurement.row)
         groups.setdefault(key, {})[measurement.metric] = measurement
         run_ids.setdefault(label, set()).add(measurement.run_id)
-    lines = []
-    ordered = sorted(groups)
-    for key, apart in zip(ordered, _told_apart([(key[:-1], key[-1]) for key in ordered]), strict=True):
+    lines, ordered = [], sorted(groups)
+    rows = [(key[:-1], next(iter(groups[key].values()))) for key in ordered]
+    for key, apart in zip(ordered, _told_apart(rows), strict=True):
         *_, task, label, run_id, _ = key
         marks = [*([run_id] if len(run_ids[label]) > 1 else []), *apart]
         system = f"{label} ({', '.join(marks)})" if marks else label
@@ -203,14 +200,14 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
     return lines
 
 
-def _told_apart(rows: Sequence[tuple[Hashable, tuple[tuple[str, str], ...]]]) -> list[list[str]]:
-    """For each row, by its group and its `told_by`: the settings and the like in which rows of its group differ."""
-    always: dict[Hashable, set[tuple[str, str]]] = {}
-    for group, told_by in rows:
-        always[group] = always.get(group, set(told_by)) & set(told_by)
-    return [
-        [f"{name}={value}" for name, value in told_by if (name, value) not in always[group]] for group, told_by in rows
-    ]
+def _told_apart(rows: Sequence[tuple[Hashable, Measurement]]) -> list[list[str]]:
+    """For each row, by its group and a number of its: the settings and the like in which rows of its group differ."""
+    told, always = [], dict[Hashable, set[tuple[str, str]]]()
+    for group, of in rows:
+        values = {**of.settings, "prompts": of.prompts, "protocol": of.protocol, "version": of.row.version}
+        told.append((group, sorted(values.items())))
+        always[group] = always.get(group, set(values.items())) & set(values.items())
+    return [[f"{name}={text}" for name, text in own if (name, text) not in always[group]] for group, own in told]
 
 
 def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> Table:
@@ -232,7 +229,7 @@ def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> 
     numbers = {machine: str(number) for number, machine in enumerate(machines, start=1)}
     several = len(machines) > 1  # then no speed stands above another machine's without a word
     listed = "; ".join(f"{number}: {machine}" for machine, number in numbers.items())
-    fewer = have_fewer((line.task, line.any_measurement.n) for line in lines)
+    fewer = have_fewer((line.any_measurement.row.source, line.any_measurement.n) for line in lines)
     letters = _letters_of_items(lines)
     notes = {
         _caption(lines, shown): True,
@@ -314,7 +311,7 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     groups: dict[tuple[Any, ...], dict[str, Measurement]] = {}
     first: dict[tuple[Any, ...], Measurement] = {}
     for measurement in measurements:
-        key = (measurement.mini, measurement.benchmark, measurement.run_id, measurement.task, measurement.told_by)
+        key = (measurement.run_id, measurement.row)
         group, _ = groups.setdefault(key, {}), first.setdefault(key, measurement)
         if measurement.metric in metrics and group.setdefault(measurement.metric, measurement) is not measurement:
             twice = f"{measurement.metric} of {measurement.task} of {measurement.run_id} is there twice"
@@ -332,7 +329,7 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
         require_comparable([entry for entry in entries if (entry.mini, entry.prompts) == kind])
     for mini in (False, True):
         require_one_machine(entry for entry in entries if entry.mini == mini)
-    fewer = have_fewer(((key[:2], of[key].prompts), of[key].n) for key in shown)
+    fewer = have_fewer((of[key].row.source, of[key].n) for key in shown)
     rows = [SpeedRow(of[key], groups[key], has_fewer) for key, has_fewer in zip(shown, fewer, strict=True)]
     return sorted(rows, key=lambda row: (row.of.mini, row.of.is_mean, row.of.benchmark))
 
@@ -347,7 +344,7 @@ def _columns(rows: Sequence[SpeedRow]) -> tuple[Column, ...]:
 
 def speed_table(rows: Sequence[SpeedRow]) -> Table:
     lines, columns = [], _columns(rows)
-    told = _told_apart([((row.of.mini, row.of.benchmark, row.of.run_id), row.of.told_by) for row in rows])
+    told = _told_apart([((row.of.mini, row.of.benchmark, row.of.run_id), row.of) for row in rows])
     for row, apart in zip(rows, told, strict=True):
         of = row.of
         marks = {

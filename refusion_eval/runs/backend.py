@@ -2,16 +2,22 @@
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
+from refusion_eval.api import LoadedModel
+from refusion_eval.config import CheckpointOptions
 from refusion_eval.models.card import Card
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.job import Detokenizer, Job
+from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.store.manifest import Hardware
 from refusion_eval.store.records import Sample
+
+# Returns a measured fact: the value that is recorded under a name, or else the value that the function computes.
+GetOrCompute = Callable[[str, Callable[[], Any]], Any]
 
 
 class Files(Protocol):
@@ -29,8 +35,25 @@ class Files(Protocol):
         """The tokenizer of the model, read at the first use."""
 
 
+F = TypeVar("F", bound=Files)
+
+
+class Opener(Protocol):
+    """What a backend is opened for: a `System`, which documents the attributes."""
+
+    args: ModelArgs
+    get_or_compute: GetOrCompute
+    num_processes: int
+
+    def prepared(self, opened: F) -> F:
+        """The files, with the chat template of the arguments."""
+
+    def shared(self, options: CheckpointOptions) -> LoadedModel:
+        """The checkpoint with its weights, which successive systems load once."""
+
+
 class Backend(ABC):
-    """Decodes jobs. A further one is a file with such a class, a loop in `model_args`, and a line in `System.backend`.
+    """Decodes jobs. A further one is a file with such a class, and its line in `model_args.LOOPS`.
 
     What stands around decoding is in `System`, for every backend alike: warm-up, refusals, and who is decoded alone.
     Where backends run is a matter of a `JobRunner`: in this process, in those of a launcher, or on a Ray cluster.
@@ -50,6 +73,11 @@ class Backend(ABC):
     device: str
     attention: str
     cuda_graphs = False
+
+    @classmethod
+    @abstractmethod
+    def of(cls, opener: Opener) -> Self:
+        """The backend of a system, which opens the files of the model, and its weights later."""
 
     @functools.cached_property
     def detokenizer(self) -> Detokenizer:

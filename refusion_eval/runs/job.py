@@ -16,16 +16,7 @@ from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.store.records import Sample, SampleKey
-from refusion_eval.types import (
-    PROMPT_END,
-    THINK_START,
-    Decoded,
-    Draft,
-    Fix,
-    StopRule,
-    Trace,
-    draw_key,
-)
+from refusion_eval.types import PROMPT_END, THINK_START, Decoded, Draft, Fix, StopRule, Trace, draw_key
 
 log = logging.getLogger(__name__)
 

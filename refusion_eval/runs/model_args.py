@@ -2,11 +2,12 @@
 
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from annotated_types import Le
@@ -32,10 +33,20 @@ from refusion_eval.untrusted import names_code
 # Arguments about the machines and watchers of a run, no part of a record, which may change when the run is continued.
 LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address", "tracker")
 
-_NEEDS_OF_LOOPS: dict[str, dict[str, Any]] = {
-    "engine": {},
-    "generate": {"decoder": "autoregressive", "batch_size": 1, "cuda_graphs": False, "adapter": None},
-    "server": {"decoder": "autoregressive", "cuda_graphs": False, "adapter": None, "engine": "local", "backend": "own"},
+
+class Loop(NamedTuple):
+    """What the model argument `loop` names."""
+
+    backend: str  # MODULE:CLASS of the `Backend`, imported at its first use, because some load slowly
+    needs: Mapping[str, Any] = MappingProxyType({})  # model argument -> the only value with which it runs, beside None
+    mark: str = ""  # what names of systems and folders say of it
+
+
+_LEFT_TO_RIGHT = {"decoder": "autoregressive", "cuda_graphs": False, "adapter": None}
+LOOPS: Mapping[str, Loop] = {
+    "engine": Loop("refusion_eval.runs.own_engine:OwnEngine"),
+    "generate": Loop("refusion_eval.runs.stock_loop:StockBackend", {**_LEFT_TO_RIGHT, "batch_size": 1}, "generate"),
+    SERVER: Loop("refusion_eval.runs.server:Server", {**_LEFT_TO_RIGHT, "engine": "local", "backend": "own"}),
 }
 # Arguments of servers: those that reach one, and those that say what runs there.
 TO_SERVERS = ("base_url", "server_name", "served_model", "api_key_env", "timeout", "patience")
@@ -137,7 +148,7 @@ class ModelArgs(CheckpointOptions):
         except ValueError:
             example = "write it as 2026-01-31 or 2026-01-31T12:00"
             raise ConfigError(f"model_args: prompt_time={self.prompt_time!r} is not a date; {example}") from None
-        for name, needed in _NEEDS_OF_LOOPS[self.loop].items():
+        for name, needed in LOOPS[self.loop].needs.items():
             if (value := getattr(self, name)) not in (needed, None):
                 reason = f"loop={self.loop} runs with {name}={needed} only, not {value}"
                 raise ConfigError(f"model_args: {reason}; leave one of them out")
@@ -149,7 +160,7 @@ class ModelArgs(CheckpointOptions):
                 raise ConfigError(f"model_args: {name}={value} is for engine=ray only; add engine=ray, or leave it out")
 
     def _check_server(self) -> None:
-        if self.loop != "server":
+        if self.loop != SERVER:
             given = [name for name in OF_SERVERS if getattr(self, name) not in (None, False)]
             if given:
                 raise ConfigError(f"model_args: {given[0]} is for a server only; add decoder=server, or leave it out")
@@ -199,7 +210,8 @@ class ModelArgs(CheckpointOptions):
         served = f"server {server_place(self.base_url, self.server_name)}" if self.loop == SERVER else None
         name = self.system or served or embedded or find_decoder(self.decoder).label
         name = name if self.preset is None else f"{name} ({Path(self.preset).name})"
-        return name if self.loop != "generate" else f"{name} ({self.loop})"
+        mark = LOOPS[self.loop].mark
+        return f"{name} ({mark})" if mark else name
 
 
 def server_place(base_url: str | None, server_name: str | None = None) -> str:
@@ -277,6 +289,13 @@ def file_arguments(
             f"say it on the command line: --api-key-env {variable}"
         )
     return entry_arguments(arguments, where, of_servers)
+
+
+def check_used(of_servers: Mapping[str, Any], systems: Iterable[Mapping[str, Any]], where: str) -> None:
+    """Refuses what is said of servers where no system is decoded by one; `systems` are `file_arguments`."""
+    if of_servers and all(arguments["loop"] != SERVER for arguments in systems):
+        option = next(iter(of_servers)).replace("_", "-")
+        raise ConfigError(f"{where} has no system of a server, so --{option} changes nothing")
 
 
 def check_code(code: Sequence[Any], where: str, *, allow_code: bool) -> None:

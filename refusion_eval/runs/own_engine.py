@@ -7,9 +7,10 @@ import logging
 import os
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -19,7 +20,7 @@ from refusion_eval.engine.engine import Request
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, weight_bytes
-from refusion_eval.runs.backend import Backend
+from refusion_eval.runs.backend import Backend, GetOrCompute, Opener
 from refusion_eval.runs.hardware import collect_hardware, cpuinfo, read_gpu
 from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs
@@ -31,11 +32,10 @@ from refusion_eval.types import Decode, Decoded
 
 log = logging.getLogger(__name__)
 
-# Returns a measured fact: the value that is recorded under a name, or else the value that the function computes.
-GetOrCompute = Callable[[str, Callable[[], Any]], Any]
-
 
 class OwnEngine(Backend):
+    records_graphs: ClassVar[bool] = True  # where the arguments, or the device, ask for it
+
     def __init__(
         self, args: ModelArgs, model: api.LoadedModel, get_or_compute: GetOrCompute, num_processes: int
     ) -> None:
@@ -48,6 +48,13 @@ class OwnEngine(Backend):
         own = model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
         self.attention = "transformers" if model.is_stock else own  # which chooses its own
         self.cuda_graphs = model.cuda_graphs
+
+    @classmethod
+    def of(cls, opener: Opener) -> Self:
+        args = opener.args
+        cuda_graphs = args.cuda_graphs if cls.records_graphs else False
+        options = replace(args.options, attention=wanted_attention(args), cuda_graphs=cuda_graphs)
+        return cls(args, opener.shared(options), opener.get_or_compute, opener.num_processes)
 
     @property
     def decoder(self) -> str:

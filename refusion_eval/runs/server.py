@@ -9,7 +9,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from refusion_eval.benchmarks.rows import redact
@@ -17,7 +17,7 @@ from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.card import Card, checkpoint_card
 from refusion_eval.models.location import locate
 from refusion_eval.models.tokenizer import Tokenizer
-from refusion_eval.runs.backend import Backend
+from refusion_eval.runs.backend import Backend, Opener
 from refusion_eval.runs.hardware import collect_hardware
 from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, server_place
@@ -94,6 +94,10 @@ class Server(Backend):
         self.files = files
         self._has_files = files.directory is not None
         self.dtype, self.device = (UNKNOWN if name == "auto" else name for name in (args.dtype, args.device))
+
+    @classmethod
+    def of(cls, opener: Opener) -> Self:
+        return cls(opener.args, opener.prepared(ServedFiles(opener.args)))
 
     @functools.cached_property
     def client(self) -> ServerClient:

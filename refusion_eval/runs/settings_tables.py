@@ -9,15 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, Task, find_task
-from refusion_eval.config import (
-    build,
-    check_keys,
-    field_types,
-    mapping,
-    read_values,
-    read_yaml,
-    recorded_values,
-)
+from refusion_eval.config import build, check_keys, field_types, mapping, read_values, read_yaml, recorded_values
 from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path

@@ -92,6 +92,7 @@ class StockBackend(OwnEngine):
 
     ends_no_thoughts = "loop=generate"
     decoder = STOCK_GENERATE
+    records_graphs = False
     together = Backend.together
 
     def __init__(self, *of_engine: Any) -> None:

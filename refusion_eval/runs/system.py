@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib
 import itertools
 import json
 import logging
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
@@ -19,14 +20,14 @@ from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError
-from refusion_eval.runs.backend import Backend, Files
+from refusion_eval.runs.backend import Backend, F, Files, GetOrCompute
 from refusion_eval.runs.job import Job, WarmUp, record_error
-from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs
-from refusion_eval.runs.own_engine import GetOrCompute, OwnEngine, hashed, wanted_attention
+from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, LOOPS, ModelArgs
+from refusion_eval.runs.own_engine import OwnEngine, hashed
 from refusion_eval.runs.settings_tables import Resolved, Table, load_tables, resolve_task
 from refusion_eval.runs.systems import published_systems
 from refusion_eval.store.manifest import Manifest, git_commit, package_versions
-from refusion_eval.store.records import REFUSED, SERVER, Sample
+from refusion_eval.store.records import REFUSED, Sample
 from refusion_eval.untrusted import read_text
 from refusion_eval.version import __version__
 
@@ -37,7 +38,6 @@ AUTO_BATCH_SIZES = {"cpu": 16, "cuda": 64}
 # A request for log-likelihoods: contexts with their continuations.
 Pair = tuple[Sequence[int], Sequence[int]]
 Part = Sequence[Pair]
-F = TypeVar("F", bound=Files)
 
 NO_TEMPLATE = "none"
 TEMPLATE_BEGINS = "the chat template begins a conversation without a system turn by {}"
@@ -84,27 +84,23 @@ class System:
 
     @functools.cached_property
     def backend(self) -> Backend:
-        """What decodes, chosen here and nowhere else. It opens the files of the model, and its weights later."""
-        args = self.args
-        if args.loop == SERVER:
-            from refusion_eval.runs.server import ServedFiles, Server
+        """What decodes, chosen here and nowhere else."""
+        module, _, name = LOOPS[self.args.loop].backend.partition(":")
+        kind: type[Backend] = getattr(importlib.import_module(module), name)
+        return kind.of(self)
 
-            return Server(args, self._prepared(ServedFiles(args)))
-        cuda_graphs = args.cuda_graphs if args.loop == "engine" else False
-        options = replace(args.options, attention=wanted_attention(args), cuda_graphs=cuda_graphs)
-        model = self.model_cache.get((options, args.chat_template), lambda: self._prepared(self._open(options)))
-        if args.loop == "engine":
-            return OwnEngine(args, model, self.get_or_compute, self.num_processes)
-        from refusion_eval.runs.stock_loop import StockBackend  # transformers' models load slowly, and few runs need it
+    def shared(self, options: CheckpointOptions) -> api.LoadedModel:
+        """The checkpoint with these options, which systems share as long as they follow each other."""
 
-        return StockBackend(args, model, self.get_or_compute, self.num_processes)
+        def opened() -> api.LoadedModel:
+            model = api.LoadedModel(options)
+            log.info("%s: %s", self.args.pretrained, model.place)
+            return self.prepared(model)
 
-    def _open(self, options: CheckpointOptions) -> api.LoadedModel:
-        opened = api.LoadedModel(options)
-        log.info("%s: %s", self.args.pretrained, opened.place)
-        return opened
+        return self.model_cache.get((options, self.args.chat_template), opened)
 
-    def _prepared(self, opened: F) -> F:
+    def prepared(self, opened: F) -> F:
+        """The files of a model, with the chat template of the arguments; warns where a published adapter is missing."""
         args = self.args
         published = [system.adapter for system in published_systems().values() if system.decoder == args.decoder]
         if args.adapter is None and any(published):

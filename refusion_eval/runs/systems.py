@@ -5,12 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 
-from refusion_eval.config import (
-    build,
-    check_keys,
-    mapping,
-    settings_class,
-)
+from refusion_eval.config import build, check_keys, mapping, settings_class
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import EMBEDDED, embedded_systems, tasks_path
@@ -20,6 +15,7 @@ from refusion_eval.store.records import SERVER
 EMBEDDED_NAMES = {"autoregressive_sft": "AR-SFT"}
 EMBEDDED_DECODERS = {"autoregressive_sft": "autoregressive"}
 
+_BY_A_SERVER = {"decoder": "autoregressive", "loop": SERVER}
 NO_FILES = "none"  # `pretrained` of a server's model of which no files are at hand
 
 
@@ -90,7 +86,7 @@ def system_arguments(name: str, model: str | None) -> dict[str, str | bool | Non
     kind, _, address = name.partition(":")
     if kind == SERVER:
         named: dict[str, str | bool | None] = {"base_url": address} if address else {}
-        return {"decoder": SERVER, "pretrained": model or NO_FILES, **named}
+        return {**_BY_A_SERVER, "pretrained": model or NO_FILES, **named}
     systems = published_systems()
     check_keys([name], systems, "", what="system")
     system = systems[name]
@@ -99,6 +95,7 @@ def system_arguments(name: str, model: str | None) -> dict[str, str | bool | Non
     arguments = {**asdict(system), "system": system.label}
     for name_here in ("name", "label", "serve", "source"):
         del arguments[name_here]
+    arguments |= _BY_A_SERVER if system.decoder == SERVER else {}
     return arguments if model is None else arguments | {"pretrained": model, "adapter": None}
 
 

@@ -18,8 +18,7 @@ from refusion_eval import config
 from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tasks import LM_EVAL
-from refusion_eval.runs.model_args import check_code, file_arguments
-from refusion_eval.store.records import SERVER
+from refusion_eval.runs.model_args import check_code, check_used, file_arguments
 
 SPECS = Path(__file__).parent / "specs"
 MOST_SYSTEMS, MOST_POINTS = 50, 1000
@@ -190,9 +189,7 @@ def read_spec(
     for key, row in systems.items():
         swept.append(_system(f"{where}: {key}", key, row, allow_code, of_servers))
         config.check_number(sum(len(system.points) for system in swept), MOST_POINTS, where, "points")
-    if of_servers and all(system.arguments["loop"] != SERVER for system in content["systems"]):
-        option = next(iter(of_servers)).replace("_", "-")
-        raise ConfigError(f"{where} has no system server, so --{option} changes nothing")
+    check_used(of_servers, (system.arguments for system in swept), where)
     spec = config.build(SweepSpec, {**_without_none(content), "name": path.stem}, where)
     # A task file of lm-eval may name functions of a Python file beside it.
     files = [task for task in spec.tasks if os.path.isfile(task.removeprefix(LM_EVAL))]

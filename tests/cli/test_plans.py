@@ -1,6 +1,7 @@
 """The plan of a run, and the words that stand for it."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from refusion_eval.cli import app, evaluate, suite_runs
 from refusion_eval.cli.plans import plan_of, words_of
+from refusion_eval.cli.protocol_runs import default_runs
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.plan import Plan, PlannedRun, Turn, turns
 
@@ -68,6 +70,20 @@ def carried_out(monkeypatch):
         monkeypatch.setattr(module, "carry_out", lambda plan, **_: plans.append(plan) or 0)
     monkeypatch.setattr(suite_runs, "run_command", lambda *words: 0)
     return plans
+
+
+def test_a_suite_and_a_protocol_are_plans_before_anything_runs(carried_out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--tasks", "mini_gsm8k", "--rounds", "2"]
+    given, of_protocol = (
+        SimpleNamespace(**command_of("suite").make_context("suite", [*more, *words]).params)
+        for more in (["--system", "all"], [])
+    )
+    for plan in (suite_runs.Suite(given).plan(), default_runs(of_protocol).plan()):
+        assert {run.tasks for run in plan.runs} == {("mini_gsm8k",)}
+        assert [str(turn) for turn in plan.turns] == ["1/2", "2/2"]
+    assert {run.args.protocol["label"].partition("@")[0] for run in plan.runs} == {"eval"}
+    assert (carried_out, list(tmp_path.iterdir())) == ([], [])
 
 
 def facts_of(run):

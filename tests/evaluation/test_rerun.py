@@ -8,7 +8,7 @@ import pytest
 
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.evaluation.loop import Outcome, evaluate
-from refusion_eval.evaluation.rerun import arguments_of, rerun
+from refusion_eval.evaluation.rerun import arguments_of, plan_of_rerun, rerun
 from refusion_eval.runs.model_args import ModelArgs, parse_model_args
 from refusion_eval.runs.system import run_arguments
 from refusion_eval.store.run_store import RunReader
@@ -47,6 +47,13 @@ def test_a_run_is_made_again_with_its_own_settings_tasks_and_limits(recorded: Pa
         assert {sample.settings["tau_slot"] for sample in reader.samples()} == {0.8}
     assert "3 samples" in result.in_words()
     assert "all as recorded" in result.in_words()
+
+
+def test_a_repetition_is_a_plan_with_a_run_for_each_number_of_items(recorded: Path, tmp_path: Path) -> None:
+    with RunReader.open(recorded) as reader:
+        plan = plan_of_rerun(reader.run, [sample.key for sample in reader.samples()], tmp_path, sandbox="none")
+    assert [(run.tasks, run.limit) for run in plan.runs] == [(("mini_mbpp",), 1), (("mini_gsm8k",), 2)]
+    assert {(run.run_dir, run.sandbox, run.args.samples) for run in plan.runs} == {(tmp_path, "none", 1)}
 
 
 def test_all_samples_of_a_run_are_made_again(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from refusion_eval.cli import app
 from refusion_eval.report.collect import collect
 from refusion_eval.report.leaderboard import leaderboard, read_placed
 from refusion_eval.results.cautions import Conditions, cautions, sentences
+from refusion_eval.results.measurement import have_fewer
 from refusion_eval.results.render import csv_text
 from refusion_eval.results.results_file import measurement_cells, read_csv
 from tests.report.conftest import NoSources
@@ -51,6 +52,17 @@ def test_a_measurement_from_a_file_has_the_cautions_of_the_run(tmp_path):
     (found,) = read_csv(tmp_path / "results.csv")
     assert [one.label for one in found.cautions] == ["2 errors", "1 refused", "1 unscored", "2 cut short"]
     assert (found.notes, found.note) == (written.notes, written.note)
+
+
+def test_a_row_has_fewer_items_than_another_only_if_it_has_some():
+    lines = [("gsm8k", 0), ("gsm8k", 2), ("gsm8k", 3), ("math", 2)]
+    assert have_fewer(lines) == [False, True, False, False]
+
+
+def test_means_over_tasks_that_were_asked_with_other_prompts_are_two_points(tmp_path):
+    means = [cell(task="mean", prompts=prompts, task_version="1") for prompts in ("ours", "release")]
+    (tmp_path / "results.csv").write_text(csv_text(*measurement_cells(means)))
+    assert sorted(one.measurement.prompts for one in read_placed([tmp_path / "results.csv"])) == ["ours", "release"]
 
 
 def test_views_say_what_failed(write_run, tmp_path):

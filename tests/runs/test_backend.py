@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from refusion_eval.engine.engine import Engine
+from refusion_eval.errors import ConfigError
 from refusion_eval.runs.backend import Backend
 from refusion_eval.runs.job import Job, record_error
-from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.model_args import LOOPS, Loop, parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.store.records import REFUSED
 from tests.scaleout.two_processes import jobs_of
@@ -22,6 +23,10 @@ class Counting(Backend):
 
     def __init__(self, fails=()):
         self.asked, self.fails = [], list(fails)
+
+    @classmethod
+    def of(cls, opener):
+        return cls()
 
     def hardware(self):
         raise NotImplementedError
@@ -53,6 +58,15 @@ def run():
         return [(sample.item_id, sample.error, sample.warm) for sample in system.run(jobs)]
 
     return run
+
+
+def test_a_line_in_the_table_of_loops_is_all_that_a_backend_needs(monkeypatch):
+    monkeypatch.setitem(LOOPS, "generate", Loop(f"{__name__}:Counting", {"samples": 1}, "counted"))
+    args = parse_model_args({**ARGUMENTS, "loop": "generate"})
+    assert isinstance(System(args).backend, Counting)
+    assert args.system_name == "AR-SFT (counted)"
+    with pytest.raises(ConfigError, match="loop=generate runs with samples=1 only"):
+        parse_model_args({**ARGUMENTS, "loop": "generate", "samples": 2})
 
 
 @pytest.mark.parametrize("kind", [Counting, Together])

@@ -497,7 +497,7 @@ def test_a_sweep_varies_the_settings_of_a_server_that_its_options_name(tmp_path,
 
 def test_a_sweep_without_a_server_refuses_the_options_of_servers(tmp_path):
     result = CliRunner().invoke(app, ["sweep", "mini_figure4", "--api-key-env", "K", "--out", str(tmp_path)])
-    assert "no system server, so --api-key-env changes nothing" in str(result.exception)
+    assert "has no system of a server, so --api-key-env changes nothing" in str(result.exception)
 
 
 def test_two_servers_of_a_suite_have_folders_of_their_own():
