@@ -114,6 +114,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("golden")
         if not any(item.get_closest_marker(group) for group in GROUPS):
             item.add_marker("unit")
+    # What starts processes or is slow takes the longest. Files with such tests come first, so that workers which take
+    # whole files, with --no-loadscope-reorder, end together.
+    dear = {item.path for item in items if item.get_closest_marker("process") or item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in dear)
 
 
 def pytest_collection_finish() -> None:
