@@ -6,7 +6,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "refusion_eval"
 # A part may have so many lines; the files at the top are one part. Where a part shrinks, its number is lowered.
 # Where it has to grow, its number rises, with the reason behind it. "wanted" is what it could have with all features.
 LINES = {
-    "bench": 1383,  # wanted: 1,050
+    "bench": 1391,  # wanted: 1,050
     "benchmarks": 4312,  # wanted: 3,450
     "cli": 3068,  # wanted: 1,900
     "decoders": 3959,  # wanted: 3,650
@@ -26,7 +26,7 @@ LINES = {
     "scoring": 1404,  # wanted: 1,150
     "store": 1549,  # wanted: 1,330
     "sweep": 591,  # wanted: 400
-    "top": 2674,  # wanted: 2,250
+    "top": 2676,  # wanted: 2,250
     "training": 3214,  # wanted: 3,050
 }
 MOST_LINES_OF_A_FILE = 500
