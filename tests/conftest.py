@@ -1,9 +1,13 @@
 """Groups of tests, and fixtures that all tests share."""
 
+import copy
 import ctypes
+import functools
 import gc
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -27,6 +31,10 @@ if not has_gpu():
 
 # Small tests gain nothing from more threads, and several test processes share the cores. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Where a machine writes no bytecode, every process of every test would compile the package's sources anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Hypothesis must not fail a test because the machine is busy, so no example has a deadline. A run of the unit tests
 # alone tries a quarter of the examples of each property; `bash test.sh` and CI try all of them.
@@ -86,6 +94,13 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
 
 
+@functools.cache
+def _groups_of(path: Path) -> list[str]:
+    """The groups that `GROUPS` names for a file of tests."""
+    inside = path.relative_to(TESTS)
+    return [group for group, places in GROUPS.items() if any(inside.is_relative_to(place) for place in places)]
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks each test with its groups. Tests that download run where their group is named alone."""
@@ -93,18 +108,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("network") and "network" not in config.option.markexpr:
             item.add_marker(downloads)
-        path = item.path.relative_to(TESTS)
-        for group, places in GROUPS.items():
-            if any(path.is_relative_to(place) for place in places):
-                item.add_marker(group)
+        for group in _groups_of(item.path):
+            item.add_marker(group)
         if GOLDEN_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("golden")
         if not any(item.get_closest_marker(group) for group in GROUPS):
             item.add_marker("unit")
+    # What starts processes or is slow takes the longest. Files with such tests come first, so that workers which take
+    # whole files, with --no-loadscope-reorder, end together.
+    dear = {item.path for item in items if item.get_closest_marker("process") or item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in dear)
 
 
 def pytest_collection_finish() -> None:
-    """Leaves the millions of objects of imports and collected tests out of all garbage collections that follow."""
+    """Has lm-eval's thousands of task files read once, and leaves all that is there out of garbage collections."""
+    if index := sys.modules.get("lm_eval.tasks._index"):
+        read, own = functools.cache(index.load_yaml), Path(index.__file__).parent
+
+        def load(path: Path, **options: Any) -> Any:
+            is_own = Path(path).is_relative_to(own)
+            return copy.deepcopy(read(path, **options)) if is_own else read.__wrapped__(path, **options)
+
+        index.load_yaml = load
     gc.collect()
     gc.freeze()
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ import torch
 import refusion_eval
 from refusion_eval import api, loading
 from refusion_eval.decoders import DECODERS
+from refusion_eval.engine import engine
 from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
 from refusion_eval.runs import own_engine
@@ -397,48 +397,41 @@ def test_a_mask_id_says_that_a_causal_checkpoint_was_trained_with_masks(shared):
         api.decoder_settings(opened, "dream", mask_id=5)
 
 
-@pytest.mark.process
+@pytest.fixture
+def two_threads(monkeypatch):
+    """Torch computes with two threads, as nobody chose."""
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(loading, "DEFAULT_THREADS", 2)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(
     ("environment", "chosen", "threads"),
     [({}, 0, 1), ({"OMP_NUM_THREADS": ""}, 0, 1), ({"OMP_NUM_THREADS": "2"}, 0, 2), ({}, 3, 3)],
 )
-def test_a_small_model_computes_with_one_thread_unless_somebody_chose(environment, chosen, threads):
-    code = (
-        "import sys, torch, refusion_eval.loading as loading; loading.DEFAULT_THREADS = 2; chosen = int(sys.argv[1]);"
-    )
-    code += "torch.set_num_threads(chosen or 2); opened = loading.LoadedModel.open('embedded', device='cpu');"
-    code += "print(opened.num_threads)"
-    unset = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-c", code, str(chosen)]
-    done = subprocess.run(command, env=unset | environment, capture_output=True, text=True, check=True)
-    assert int(done.stdout) == threads
+def test_a_small_model_computes_with_one_thread_unless_somebody_chose(environment, chosen, threads, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    torch.set_num_threads(chosen or 2)
+    assert loading.LoadedModel.open("embedded", device="cpu").num_threads == threads
 
 
-THREADS_OF_TWO_MODELS = """
-import torch, refusion_eval.engine.engine as engine, refusion_eval.loading as loading
-from refusion_eval.api import generate, load_model, score_tokens
-
-torch.set_num_threads(2)
-loading.DEFAULT_THREADS = 2
-used, compute = [], engine.hidden_of
-engine.hidden_of = lambda *given: (used.append(torch.get_num_threads()), compute(*given))[1]
-small = load_model("embedded", device="cpu")
-loading.ONE_THREAD_BYTES = 0  # from here on every model is a large one
-large = load_model("embedded:autoregressive", device="cpu")
-for model in (small, large, small):
-    generate(model, [1, 2], decoder="autoregressive", gen_length=2)
-    score_tokens(model, [1], [2])
-    print(model.num_threads, set(used), torch.get_num_threads())
-    used.clear()
-"""
-
-
-@pytest.mark.process
-def test_a_small_model_leaves_the_threads_of_the_process_to_other_models():
-    unset = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-c", THREADS_OF_TWO_MODELS]
-    done = subprocess.run(command, env=unset, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["1 {1} 2", "2 {2} 2", "1 {1} 2"]
+@pytest.mark.usefixtures("two_threads")
+def test_a_small_model_leaves_the_threads_of_the_process_to_other_models(monkeypatch):
+    used, compute = [], engine.hidden_of
+    monkeypatch.setattr(engine, "hidden_of", lambda *given: (used.append(torch.get_num_threads()), compute(*given))[1])
+    small = api.load_model("embedded", device="cpu")
+    monkeypatch.setattr(loading, "ONE_THREAD_BYTES", 0)  # from here on every model is a large one
+    large = api.load_model("embedded:autoregressive", device="cpu")
+    for model, threads in ((small, 1), (large, 2), (small, 1)):
+        used.clear()
+        api.generate(model, [1, 2], decoder="autoregressive", gen_length=2)
+        api.score_tokens(model, [1], [2])
+        assert (model.num_threads, set(used), torch.get_num_threads()) == (threads, {threads}, 2)
 
 
 def test_the_bandwidth_of_a_record_is_that_of_the_threads_of_the_model(monkeypatch):

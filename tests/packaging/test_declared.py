@@ -51,11 +51,11 @@ def test_the_search_finds_libraries():
 
 
 def test_every_imported_library_is_declared():
-    undeclared = []
+    undeclared, distributions = [], packages_distributions()
     for module, path in imported_libraries().items():
         declared = names(EXTRAS[OF_EXTRAS[module]] if module in OF_EXTRAS else PROJECT["dependencies"])
         # A library that is not installed here is assumed to have the name of its module.
-        provided_by = {canonicalize_name(name) for name in packages_distributions().get(module, [module])}
+        provided_by = {canonicalize_name(name) for name in distributions.get(module, [module])}
         if not provided_by & declared:
             undeclared.append(f"{path} imports {module}")
     assert undeclared == []

@@ -6,7 +6,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "refusion_eval"
 # A part may have so many lines; the files at the top are one part. Where a part shrinks, its number is lowered.
 # Where it has to grow, its number rises, with the reason behind it. "wanted" is what it could have with all features.
 LINES = {
-    "bench": 1383,  # wanted: 1,050
+    "bench": 1391,  # wanted: 1,050; the rehearsal's own settings
     "benchmarks": 4332,  # wanted: 3,450; 20 of them: labels of results, lone ranges, numbers in words, IFEval's length
     "cli": 3103,  # wanted: 1,900; 34 of them: `check` prints prompts
     "decoders": 3959,  # wanted: 3,650
@@ -26,7 +26,7 @@ LINES = {
     "scoring": 1404,  # wanted: 1,150
     "store": 1555,  # wanted: 1,330; 6 of them: what servers tell
     "sweep": 588,  # wanted: 400
-    "top": 2674,  # wanted: 2,250
+    "top": 2676,  # wanted: 2,250; a cached folder
     "training": 3214,  # wanted: 3,050
 }
 MOST_LINES_OF_A_FILE = 500

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from refusion_eval.errors import StoreError
 from refusion_eval.store.run_store import RunReader
 
-NUM_ITEMS = 100
+NUM_ITEMS = 40
 SECONDS = 300
 
 # The width curve is given, because every process measures its own, and forwards are fused by it.
