@@ -20,7 +20,7 @@ def config(folder: Path, *overrides: str) -> RunConfig:
 def test_flops_and_tokens_of_a_step_are_those_by_hand(tmp_path: Path) -> None:
     cost = step_cost(config(tmp_path))
     assert cost is not None
-    # Two layers of width 32, an MLP of 64, two query heads of 16, one key-value head, and a tied head of 1,837 rows. The
+    # Two layers of width 32, an MLP of 64, two query heads of 16, one key-value head, a tied head of 1,837 rows. The
     # last token of a sample is computed, though it has no label; of the answer "B" and its EOS both are labels.
     attention, mlp, head = 32 * (32 + 16 + 16) + 32 * 32, 3 * 32 * 64, 32 * 1837
     rows, labels = cost.tokens / 16, 2
