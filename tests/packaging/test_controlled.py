@@ -13,6 +13,8 @@ import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError
+from refusion_eval.protocol.spec import read_protocol
+from refusion_eval.sweep.spec import read_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,6 +107,26 @@ def test_the_setting_with_most_tokens_a_forward_near_the_best_accuracy_is_chosen
     mean = {"run_id": "i_dlm-2-settings", "task": "average", "metric": "accuracy", "value": 100.0, "num_tasks": 2}
     chosen = script.chosen_settings(pandas.DataFrame([*rows, mean | {"tokens": 0, "forwards": 0}]), [system])
     assert chosen == {"i_dlm": dict(system.grid[1])}
+
+
+def test_the_sweep_and_the_protocol_that_it_writes_can_be_read(script, tmp_path):
+    for recipe in script.RECIPES:
+        (tmp_path / recipe / "model").mkdir(parents=True)
+    script.write_sweep(tmp_path / "settings.yaml", script.SYSTEMS, ["gsm8k", "mbpp"], 256)
+    spec = read_spec(str(tmp_path / "settings.yaml"))
+    assert len(spec.systems) == 1 + 5 * script.NUM_SETTINGS
+    assert {point.name for system in spec.systems for point in system.points} == {"settings"}
+    rows = [
+        {"run_id": f"{system.name}-settings", "task": "gsm8k", "metric": "accuracy", "value": 50, "num_tasks": 1}
+        | {"tokens": 10, "forwards": 5}
+        for system in spec.systems
+    ]
+    (tmp_path / "sweep").mkdir()
+    pandas.DataFrame(rows).to_csv(tmp_path / "sweep" / "sweep.csv")
+    given = SimpleNamespace(gen_length=256, limit=5)
+    protocol = read_protocol(str(script.write_protocol(tmp_path, given)))
+    assert list(protocol.systems) == [script.key_of(system) for system in script.SYSTEMS]
+    assert (protocol.tasks, protocol.limit) == (("gsm8k", "math", "mbpp"), 5)
 
 
 def test_a_dry_run_prints_all_commands_and_writes_nothing(script, tmp_path, capsys):
