@@ -23,7 +23,8 @@ def train(
         typer.Option(
             metavar="C",
             help="A YAML file, or a configuration of the package by name: tiny, refusion_8b, refusion_qwen25_7b, "
-            "controlled_refusion, controlled_sft, controlled_llada, controlled_bd3lm.",
+            "controlled_refusion, controlled_sft, controlled_llada, controlled_bd3lm, smollm2_ar_sft, "
+            "smollm2_refusion, smollm2_bd3lm, smollm2_llada, smollm2_idlm.",
         ),
     ],
     settings: Annotated[

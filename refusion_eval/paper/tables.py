@@ -164,7 +164,8 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
     published = published_measurements((spec.artefact,))
     labels = {entry.system: entry.label for entry in reversed(published)}
     order = list(dict.fromkeys(entry.system for entry in published))
-    shown = apart_by_protocol(_shown(spec, order, _is_mini(measured), measured))
+    asked = spec._replace(with_others=spec.with_others or bool(systems))
+    shown = apart_by_protocol(_shown(asked, order, _is_mini(measured), measured))
     mini = _is_mini(shown)
     require_comparable(shown)
     if missing_rows := [name for name in systems if not _chosen([*published, *shown], [name])]:

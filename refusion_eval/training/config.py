@@ -83,6 +83,9 @@ class BackboneConfig:
         new_rows: embeddings that new tokens begin with: the spare rows that a checkpoint has beyond its tokenizer's
             ids, as in the release of ReFusion ("spare"; the mean where there are too few), or the mean of the rows of
             all known tokens ("mean").
+        mask_token: special token of the tokenizer that no text has and that becomes the mask, for a vocabulary without
+            a free row; None is the checkpoint's mask token, or a new token. Its row begins as the checkpoint's
+            ("spare") or as the mean of all others ("mean").
     """
 
     model: str | None = None
@@ -94,6 +97,7 @@ class BackboneConfig:
     lora: LoraSettings | None = None
     seed: int = 0
     new_rows: NewRows = added_setting("spare")
+    mask_token: str | None = added_setting(None)
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.shape is None):
@@ -405,8 +409,9 @@ def _absolute(values: dict[str, Any], folder: Path) -> dict[str, Any]:
         is_path = name.startswith(("./", "../", "~")) or (path_of(name).exists() and not Path(name).is_absolute())
         return str(path_of(name).resolve()) if is_path else name
 
-    def rows(name: str) -> str:
-        return name if is_hub_id(name) and not path_of(name).exists() else str(path_of(name))
+    def rows(name: str) -> str:  # those that a configuration of the package has not beside it are the user's
+        is_elsewhere = is_hub_id(name) or folder == FOLDER.resolve()
+        return name if is_elsewhere and not path_of(name).exists() else str(path_of(name))
 
     def written(name: str) -> str:  # nothing is written into the package
         return name if folder == FOLDER.resolve() else str(path_of(name))

@@ -34,6 +34,7 @@ from refusion_eval.training.cost import check_memory
 from refusion_eval.training.data.batches import ProcessRank, StepBatches, StepPlan
 from refusion_eval.training.data.rows import check_rows
 from refusion_eval.training.data.token_cache import TokenCache, build_cache
+from refusion_eval.training.estimate import estimate
 from refusion_eval.training.objectives.table import SpecialIds, filled_lengths, num_rows
 from refusion_eval.training.trainer import LossModel, RefusionTrainer, training_arguments
 
@@ -216,7 +217,7 @@ def main(
     try:
         config = read_run_config(arguments.config, arguments.overrides, settings)
         if arguments.check is not None:
-            print(check_run(config, arguments.check), file=sys.stderr)
+            print(check_run(config, arguments.check), estimate(config), sep="\n", file=sys.stderr)
         else:
             run(config, process_from_environment(config.parallelism), prepare)
     except RefusionEvalError as error:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
+from refusion_eval import api
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.loading import load_model
 from refusion_eval.training.checkpoints.backbone import check_backbone, load_backbone, load_tokenizer
@@ -140,6 +141,59 @@ def test_an_existing_mask_token_is_kept(tmp_path: Path) -> None:
     assert (tokenizer.mask_token_id, tokenizer.bos_token_id, len(tokenizer)) == (40, 41, 50)
     change_json(tmp_path / "config.json", mask_token_id=42)
     assert load_tokenizer(_config(tmp_path)).mask_token_id == 42
+
+
+def _full_vocabulary(directory: Path) -> PreTrainedModel:
+    """A Llama whose tokenizer has a token for each row, of which w40, w41 and <end> are special."""
+    stock = save_backbone_of(directory, "llama", tied=True)
+    save_tokenizer(directory, NUM_ROWS, bos_token="w41", additional_special_tokens=["w40"])
+    return stock
+
+
+@pytest.mark.parametrize("new_rows", ["spare", "mean"])
+def test_a_special_token_becomes_the_mask_of_a_full_vocabulary(tmp_path: Path, new_rows: str) -> None:
+    stock = _full_vocabulary(tmp_path)
+    model, tokenizer = _loaded(tmp_path, mask_token="w40", new_rows=new_rows)
+    assert (tokenizer.mask_token_id, model.config.mask_token_id, len(tokenizer)) == (40, 40, NUM_ROWS)
+    before, rows = stock.model.embed_tokens.weight, model.model.embed_tokens.weight
+    others = torch.arange(NUM_ROWS) != 40
+    assert torch.equal(rows[others], before[others])
+    torch.testing.assert_close(rows[40], before[40] if new_rows == "spare" else before[others].mean(dim=0))
+
+    save_backbone(model, tokenizer, tmp_path / "trained")
+    assert json.loads((tmp_path / "trained" / "config.json").read_text())["mask_token_id"] == 40
+    settings = {"slot_size": 4, "block_size": 4, "gen_length": 8}
+    decoded = api.generate(api.load_model(str(tmp_path / "trained")), "w5 w6", "refusion", **settings)
+    assert decoded.tokens
+    assert 40 not in decoded.tokens
+    model, _ = _loaded(tmp_path / "trained", mask_token="w40", new_rows="mean")  # it is trained now, and stays
+    assert torch.equal(model.model.embed_tokens.weight[40], rows[40])
+    with pytest.raises(ConfigError, match=r"mask_token=<x> is no special token"):
+        _loaded(tmp_path / "trained", mask_token="<x>")
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        ("<none>", "is no special token of the tokenizer; choose a token that no text has: w40"),
+        ("w7", "is no special token"),
+        ("<end>", "begins, ends or fills texts"),
+        ("w41", "begins, ends or fills texts"),
+        ("w39", "stands in the chat template"),
+        ("w40", r"mask_token_id=38\); choose"),
+    ],
+)
+def test_a_token_with_another_use_is_refused_as_the_mask(tmp_path: Path, token: str, message: str) -> None:
+    _full_vocabulary(tmp_path)
+    specials = ["w38", "w39", "w40"]
+    template = "{{ 'w39' }}{{ messages[0]['content'] }}"
+    save_tokenizer(tmp_path, NUM_ROWS, bos_token="w41", additional_special_tokens=specials, chat_template=template)
+    if token == "w40":
+        change_json(tmp_path / "config.json", mask_token_id=38)
+    elif token == "<none>":
+        save_tokenizer(tmp_path, NUM_ROWS, bos_token="w41", additional_special_tokens=["w40"])
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(_config(tmp_path, mask_token=token))
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,21 @@ def test_the_controlled_comparison_differs_in_the_objective_only() -> None:
         assert alike == configs["refusion"]
 
 
+def test_the_comparison_on_smollm2_differs_in_the_objective_only() -> None:
+    names = [name for name in config_names() if name.startswith("smollm2_")]
+    configs = {name.removeprefix("smollm2_"): read_run_config(name) for name in names}
+    objectives = {name: config.objective.objective for name, config in configs.items()}
+    masked = {"refusion": "refusion", "bd3lm": "bd3lm", "llada": "llada", "idlm": "idlm"}
+    assert objectives == {"ar_sft": "sft", **masked}
+    of_refusion = configs["refusion"]
+    assert (of_refusion.backbone.model, of_refusion.optimisation.epochs) == ("smollm2", None)
+    assert of_refusion.data.files == ("runs/smollm2/train.jsonl",)  # of the current folder, not of the package
+    for name, config in configs.items():
+        assert dataclasses.replace(config, objective=of_refusion.objective, output=of_refusion.output) == of_refusion
+        run_dir = dataclasses.replace(of_refusion.output, run_dir=f"runs/smollm2/{name}")
+        assert config.output == run_dir
+
+
 def test_every_named_configuration_is_whole() -> None:
     for name in config_names():
         read_run_config(name, [DATA])

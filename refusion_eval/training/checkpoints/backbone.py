@@ -52,6 +52,9 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerFast:
     mask_id = None
     if config.model is not None:
         mask_id = read_json(locate(config.model, config.revision).directory / "config.json").get("mask_token_id")
+    if config.mask_token is not None:
+        _check_mask_token(tokenizer, config.mask_token, mask_id)
+        mask_id = tokenizer.get_vocab()[config.mask_token]
     set_mask_token(tokenizer, mask_id)
     # New tokens take the first free ids, the beginning token before the mask: 151669 and 151670 for Qwen3 as in the
     # release of ReFusion, mask 151666 for Qwen2.5 as in Dream, mask 128256 for Llama 3.
@@ -100,6 +103,23 @@ def set_mask_token(tokenizer: PreTrainedTokenizerFast, mask_id: int | None) -> N
         tokenizer.mask_token = token
     elif tokenizer.mask_token is None and MASK in tokenizer.get_vocab():
         tokenizer.mask_token = MASK
+
+
+def _check_mask_token(tokenizer: PreTrainedTokenizerFast, token: str, mask_id: int | None) -> None:
+    """Refuses a name that is no free special token, for a checkpoint whose config.json may have a mask already."""
+    special = {entry.content: number for number, entry in tokenizer.added_tokens_decoder.items() if entry.special}
+    used = {str(name) for key, name in tokenizer.special_tokens_map.items() if key != "mask_token"}
+    free = [name for name in special if name not in used and name not in str(tokenizer.chat_template)]
+    if token not in special:
+        problem = "is no special token of the tokenizer"
+    elif token not in free:
+        problem = "begins, ends or fills texts, or stands in the chat template"
+    elif mask_id not in (None, special[token]):
+        problem = f"is not the mask that the checkpoint was trained with (mask_token_id={mask_id})"
+    else:
+        return
+    choice = f"choose a token that no text has: {', '.join(free)}" if free else "the tokenizer has no free one"
+    raise ConfigError(f"backbone.mask_token={token} {problem}; {choice}")
 
 
 def check_backbone(config: BackboneConfig, *, max_length: int) -> ModelConfig:
@@ -184,6 +204,20 @@ def load_backbone(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) ->
     return model.train()
 
 
+def without_weights(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """The model on the device "meta": shapes, and which weights are trained, without the adapters themselves."""
+    if config.shape is not None:
+        shapes = random_config(config.shape, num_ids(tokenizer), special_ids(tokenizer))
+        model_class = CLASSES[shapes.model_type]
+    else:
+        directory = locate(str(config.model), config.revision).directory
+        model_class = _model_class(directory / "config.json")
+        shapes = model_class.config_class.from_pretrained(directory, local_files_only=True)
+    with torch.device("meta"):
+        model = model_class._from_config(shapes)
+    return model.requires_grad_(config.lora is None)
+
+
 @torch.no_grad()
 def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int], *, keep_spare: bool) -> None:
     """Grows embedding and output layer to `num_rows` rows or more; new rows are the mean of the trained rows."""
@@ -203,11 +237,14 @@ def grow_vocabulary(model: PreTrainedModel, num_rows: int, new_ids: list[int], *
 
 
 def _new_ids(config: BackboneConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Ids of `tokenizer` that are unknown to the tokenizer of the checkpoint."""
+    """Ids of `tokenizer` whose rows are not trained: those unknown to the checkpoint's, and a named mask token."""
     directory = locate(str(config.model), config.revision).directory
+    is_trained = config.mask_token is None or "mask_token_id" in read_json(directory / "config.json")
+    named = [] if is_trained else [tokenizer.mask_token_id]
     if (directory / "tokenizer.json").is_file() or (directory / "vocab.json").is_file():
         config = BackboneConfig(model=config.model, revision=config.revision)
-    return sorted(set(tokenizer.get_vocab().values()) - set(_original_tokenizer(config).get_vocab().values()))
+    known = set(_original_tokenizer(config).get_vocab().values()).difference(named)
+    return sorted(set(tokenizer.get_vocab().values()) - known)
 
 
 def _load(config: BackboneConfig) -> PreTrainedModel:

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -115,15 +116,24 @@ class RowReader:
 
 def check_rows(paths: Paths, *, on_bad: OnBad = "fail") -> None:
     """Checks the first row of each file and data set, without downloading whole data sets; raises DataError."""
+    first_rows(paths, 1, on_bad=on_bad)
+
+
+def first_rows(paths: Paths, count: int, *, on_bad: OnBad = "fail") -> list[Row]:
+    """The first `count` rows of each file and data set, fewer where it has fewer; as `check_rows`, which it serves."""
+    found: list[Row] = []
     for entry in _listed(paths):
         if _is_on_hub(entry):
-            row = _row(next(iter(_load(entry, streaming=True)), None))
-            if isinstance(row, BrokenRow):
-                raise DataError(f"{entry}, row 1: {row.reason}; expected rows of {{query, response}}")
+            rows = list(map(_row, islice(_load(entry, streaming=True), count))) or [_row(None)]
+            if isinstance(rows[0], BrokenRow):
+                raise DataError(f"{entry}, row 1: {rows[0].reason}; expected rows of {{query, response}}")
+            found += [row for row in rows if isinstance(row, Row)]
             continue
         for path in _find_files(entry):
-            if next(iter(RowReader(path, on_bad=on_bad)), None) is None:
+            if not (of_file := list(islice(RowReader(path, on_bad=on_bad), count))):
                 raise DataError(f"{path} holds no row of {{query, response}}; correct the file, or leave it out")
+            found += of_file
+    return found
 
 
 def _listed(paths: Paths) -> list[str]:
