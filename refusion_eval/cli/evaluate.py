@@ -359,7 +359,7 @@ def _check_checkpoint(args: ModelArgs, *, as_json: bool) -> None:
     name, decoder = opened.args.pretrained, opened.args.decoder
     sizes = {}
     if not opened.model.is_stock:  # whose tensors transformers alone knows
-        num_bytes = weight_bytes(config, opened.model.dtype)
+        num_bytes = weight_bytes(config, opened.model.weight_dtype)
         sizes = {"num_parameters": count_parameters(config), "weight_bytes": num_bytes}
     if as_json:
         facts = {"model": name, "decoder": decoder, "family": config.family, "num_layers": config.num_layers}
