@@ -1,4 +1,4 @@
-"""A forward on a CPU in float32 as one compiled function, and its readout as another.
+"""A forward on a CPU as one compiled function that computes in float32, and its readout as another.
 
 At a few rows, torch's forward on a CPU is mostly the launching of operations. Here numba compiles everything between
 the matrix products into loops. The products are those of `refusion_eval.models.products`. Where they are impossible
@@ -197,7 +197,7 @@ def _attend(qkv_TO, width, keys_GKD, values_GKD, start, kind, pattern, scores, o
 @compiled
 def _attend_one(queries, keys_KD, values_KD, num_keys, pattern, scores, out):
     """Attention of the heads of a group of one row, which sees all keys."""
-    # A BLAS is slow with matrices of so few rows: over 1,500 keys it took several times as long.
+    # A BLAS is slow with matrices of so few rows.
     head = keys_KD.shape[1]
     num_heads = len(queries) // head
     for key in range(num_keys):

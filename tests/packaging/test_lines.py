@@ -15,7 +15,7 @@ LINES = {
     "evaluation": 843,  # wanted: 720
     "exports": 694,  # wanted: 400
     "lm_eval_plugin": 1238,  # wanted: 1,150
-    "models": 3600,  # wanted: 2,900
+    "models": 3861,  # 16-bit weights on a CPU, and products shared by threads; wanted: 2,900
     "paper": 4008,  # wanted: 3,500
     "protocol": 483,
     "report": 1300,  # wanted: 1,180
@@ -26,7 +26,7 @@ LINES = {
     "scoring": 1404,  # wanted: 1,150
     "store": 1549,  # wanted: 1,330
     "sweep": 591,  # wanted: 400
-    "top": 2674,  # wanted: 2,250
+    "top": 2699,  # the dtypes of weights and of the cache are two; wanted: 2,250
     "training": 3214,  # wanted: 3,050
 }
 MOST_LINES_OF_A_FILE = 500
