@@ -119,7 +119,7 @@ def llama_engine(path: str) -> Decode:
         assert server is not None  # which ends with its last reference
         times = told["timings"]
         assert times["prompt_n"] == len(prompt)
-        # The server counts the first token as decoded: its time is that of all tokens but one, and of no prompt.
+        # The first token belongs to the prompt, as in the other engines.
         return Answer(told["tokens"], times["prompt_ms"] / 1000, times["predicted_ms"] / 1000)
 
     return decode
@@ -280,8 +280,8 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         ours = groups.get((threads, length, OWN, "BF16" if weights == "file" else weights))
         if engine != OWN and ours:
             found = bootstrap_ratio(seconds, [float(row["decode_seconds"]) for row in ours])
-            low, high = found.interval()[:2]
-            ratio = f"{found.value:.2f} [{low:.2f}, {high:.2f}]"
+            interval = found.interval()
+            ratio = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
         differing = [row for row in group if row["margin"] != ""]
         other = [f"item {row['item']} at {row['differs_at']} ({float(row['margin']):.3f})" for row in differing]
         cells = (threads, f"{sum(int(row['prompt_tokens']) for row in group) / len(group):.0f}", engine, weights)
