@@ -306,10 +306,11 @@ class CheckpointOptions:
             "embedded:NAME".
         adapter: LoRA adapter, a folder or hub id. It is merged into the weights when they are loaded.
         revision: Branch, tag or commit of a hub id.
-        dtype: Type of weights and cache. auto is the checkpoint's own type on a GPU and float32 on a CPU.
+        dtype: Type of weights and cache. auto is the checkpoint's own type on a GPU and float32 on a CPU. There all is
+            computed in float32: weights with 16 bits keep them in memory, and bfloat16 and float16 only round weights.
         device: cpu, cuda, cuda:1, ...; auto takes a GPU if there is one.
-        attention: Attention backend: sdpa, flash (causal forwards by flash-attn, without CUDA graphs), or native (CPU,
-            float32). auto is native where it can run, else sdpa.
+        attention: Attention backend: sdpa, flash (causal forwards by flash-attn, without CUDA graphs), or native (on a
+            CPU). auto is native where it can run, else sdpa.
         kv_budget_gib: GiB that the keys and values of a batch may take. The default is the free memory.
         cuda_graphs: Record forwards as CUDA graphs, of one request and of batches. The default is yes on a GPU.
         tune: Measure what a wider forward costs here, by which ReFusion's are fused; then TPF depends on the machine.

@@ -43,7 +43,8 @@ class LoadedModel:
         options: the options that it was opened with.
         name, revision: path or hub id of the checkpoint, and its commit on the hub; None for a local directory.
         config, card: shapes of the model; mask id, EOS ids, backbone and kind of the checkpoint.
-        dtype, device, attention: those of the weights, and the attention backend.
+        dtype, device, attention: those of the weights, and the attention backend. The compiled forwards of a CPU
+            compute in float32 whatever the dtype, and read 16 bits where the checkpoint has them (`weight_dtype`).
         cuda_graphs: whether forwards are recorded as CUDA graphs.
         adapter, adapter_revision: the same of the LoRA adapter that is merged into the weights; None for none.
         is_stock: whether transformers computes the forwards.
@@ -93,6 +94,23 @@ class LoadedModel:
         return f"{self.device}{name}, {str(self.dtype).removeprefix('torch.')}"
 
     @property
+    def weight_dtype(self) -> torch.dtype:
+        """The dtype that the matrices have in memory, as far as config.json tells."""
+        if self._is_widened and self._lora is None and self.dtype == torch.float32:
+            return DTYPES.get(self.config.dtype, self.dtype)
+        return self.dtype
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """The dtype of keys and values, in which forwards compute."""
+        return torch.float32 if self.attention == "native" else self.dtype
+
+    @property
+    def _is_widened(self) -> bool:
+        # Weights that the caches of a processor hold are computed with fastest if they are widened once.
+        return self.attention == "native" and (self.dtype != torch.float32 or not _is_small(self.config, self.dtype))
+
+    @property
     def decoders(self) -> tuple[str, ...]:
         """Names of the decoders that fit the checkpoint, its main one first."""
         return fitting_decoders(self.card.kind, self.card.decoders)
@@ -116,7 +134,8 @@ class LoadedModel:
     def transformer(self) -> Transformer:
         """The checkpoint's weights, ready for forwards."""
         merge = None if self._lora is None else self._lora.merge
-        return Transformer(self.config, load_weights(self.directory, self.config, self.dtype, self.device, merge))
+        place = (self.directory, self.config, self.dtype, self.device)
+        return Transformer(self.config, load_weights(*place, merge, self._is_widened))
 
     @property
     def num_threads(self) -> int:
@@ -192,16 +211,21 @@ def _in_vocabulary(card: Card, vocab_size: int) -> Card:
     return replace(card, eos_ids=tuple(token for token in card.eos_ids if token < vocab_size))
 
 
+def _is_small(config: ModelConfig, dtype: torch.dtype) -> bool:
+    return weight_bytes(config, dtype) <= ONE_THREAD_BYTES
+
+
 def _imposed_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int | None:
     # One thread for a model whose forwards are slower with more, unless the user chose a number.
-    is_small = device.type == "cpu" and weight_bytes(config, dtype) <= ONE_THREAD_BYTES
+    is_small = device.type == "cpu" and _is_small(config, dtype)
     has_own_number = os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads() != DEFAULT_THREADS
     return 1 if is_small and not has_own_number else None
 
 
 def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
     if name == "auto":
-        # CPUs compute float32 fastest, and float32 represents the values of the checkpoint exactly.
+        # CPUs compute float32 fastest, and float32 represents the values of the checkpoint exactly. What its matrices
+        # are stored in is another question (`LoadedModel.weight_dtype`).
         name = config.dtype if device.type == "cuda" else "float32"
     if name not in DTYPES:
         raise ConfigError(f"dtype={name!r} of the checkpoint is not supported; choose {', '.join(DTYPES)}")

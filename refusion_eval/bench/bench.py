@@ -237,8 +237,8 @@ def measure(
         batch=batch,
         curves=curves,
         eager_curves=eager_curves,
-        weight_bytes=weight_bytes(model.config, model.dtype),
-        cache_bytes_per_row=cache_bytes_per_row(model.config, model.dtype),
+        weight_bytes=weight_bytes(model.config, model.weight_dtype),
+        cache_bytes_per_row=cache_bytes_per_row(model.config, model.cache_dtype),
         copy_bytes_per_second=copy_bandwidth(model.device),
         profile=_profile_by_operation(model, settings, prompts) if with_profile else None,
     )

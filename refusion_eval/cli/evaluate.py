@@ -377,7 +377,7 @@ def _check_checkpoint(args: ModelArgs, tasks: Sequence[str], data: Path | None, 
     name, decoder = opened.args.pretrained, opened.args.decoder
     sizes = {}
     if not opened.model.is_stock:  # whose tensors transformers alone knows
-        num_bytes = weight_bytes(config, opened.model.dtype)
+        num_bytes = weight_bytes(config, opened.model.weight_dtype)
         sizes = {"num_parameters": count_parameters(config), "weight_bytes": num_bytes}
     prompts = {task.name: _first_prompt(opened, task, data) for task in find_tasks(tasks)}
     if as_json:

@@ -1,33 +1,42 @@
-"""A forward on a CPU in float32 as one compiled function, and its readout as another.
+"""A forward on a CPU as one compiled function that computes in float32, and its readout as another.
 
 At a few rows, torch's forward on a CPU is mostly the launching of operations. Here numba compiles everything between
-the matrix products into loops. The products are calls of the BLAS in torch's own library (MKL's). Without that BLAS
+the matrix products into loops. The products are those of `refusion_eval.models.products`. Where they are impossible
 torch's forward is used, the oracle in tests. numba keeps the machine code in `__pycache__` (or NUMBA_CACHE_DIR).
 
 Shapes: T packed rows, C residual width, H query heads, G key-value heads, P = H + G rotated heads, D head width,
 O = (H + 2G) D, I width of the MLP, V vocabulary, L layers, S sequences, K rows of the KV buffer, N rows read.
 """
 
-import ctypes
 import logging
 import math
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import event
 from numba.extending import intrinsic
 from torch import Tensor
 
-from refusion_eval.models.attention import BITS, CAUSAL, PATTERN
+from refusion_eval.models.attention import ALL, BITS, CAUSAL, PATTERN
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.checkpoint import ModelConfig
+from refusion_eval.models.products import (
+    ADD,
+    AS_IS,
+    SET,
+    TRANSPOSED,
+    compile_products,
+    compiled,
+    dot,
+    multiply,
+    obstacle,
+    place_of,
+    product,
+)
 from refusion_eval.models.weights import Weights
 
 MAX_QUERIES = 64  # rows of a sequence whose scores are held at once
@@ -38,29 +47,6 @@ Integers = npt.NDArray[np.int64]
 log = logging.getLogger(__name__)
 
 _F32 = np.float32
-_SET, _ADD = np.float32(0), np.float32(1)  # what a product does to the matrix that it is written to
-# `cblas_sgemm_compute` takes layout, how to read each factor, three sizes, then address and step of each matrix.
-# TRANSPOSED is a matrix of weights whose last axis is dense, AS_IS a matrix whose first axis is.
-BY_ROWS, AS_IS, TRANSPOSED = 101, 111, 112
-_SGEMM = "refusion_eval_sgemm"
-_MATRIX = (types.uintp, types.int32)
-_sgemm = types.ExternalFunction(_SGEMM, types.void(*[types.int32] * 6, *_MATRIX, *_MATRIX, types.float32, *_MATRIX))
-# NaN and infinity keep their meaning: a forward that is not finite is an error.
-_compile = numba.njit(
-    cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nsz", "contract", "arcp"}, boundscheck=False
-)
-
-
-@cache
-def obstacle() -> str | None:
-    """Why compiled forwards are impossible here; None if they are possible. Makes `sgemm` known to the compiler."""
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        address = ctypes.cast(library.cblas_sgemm_compute, ctypes.c_void_p).value
-    except (OSError, AttributeError) as error:
-        return f"this build of torch has no cblas_sgemm_compute: {error}"
-    binding.add_symbol(_SGEMM, address)
-    return None
 
 
 @intrinsic
@@ -88,7 +74,7 @@ def _larger(context, first, second):
     return types.float32(types.float32, types.float32), generate
 
 
-@_compile
+@compiled
 def _exp(x):
     """The exponential of x <= 88 to one unit in the last place (Cephes' expf); 0 below -87."""
     kept = min(max(x, _F32(-87)), _F32(88))
@@ -104,21 +90,7 @@ def _exp(x):
     return _F32(0) if x < _F32(-87) else value
 
 
-@_compile
-def _product(left, num_rows, left_step, matrix, layout, num_columns, inner, add, out, out_step):
-    """`out = left @ matrix.T + add * out`, all three given by address; steps are entries a row."""
-    step = inner if layout == TRANSPOSED else num_columns
-    _sgemm(BY_ROWS, AS_IS, layout, num_rows, num_columns, inner, left, left_step, matrix, step, add, out, out_step)
-
-
-@_compile
-def _multiply(left_TI, place, add, out_TO):
-    """`out = left @ matrix.T + add * out` for a matrix of weights, given by its address and layout; `add` is 0 or 1."""
-    (num_rows, inner), size, (matrix, layout) = left_TI.shape, out_TO.shape[1], place
-    _product(left_TI.ctypes.data, num_rows, inner, matrix, layout, size, inner, add, out_TO.ctypes.data, size)
-
-
-@_compile
+@compiled
 def _norm(x_TC, weight_C, eps, out_TC):
     size = x_TC.shape[1]
     for row in range(x_TC.shape[0]):
@@ -131,7 +103,7 @@ def _norm(x_TC, weight_C, eps, out_TC):
             out[i] = x[i] * scale * weight_C[i]
 
 
-@_compile
+@compiled
 def _rotate_and_store(qkv_TO, norm_PD, tables, positions, eps, keys_GKD, values_GKD, start):
     """Rotates queries in place, divided by the root of D, and stores keys and values after `start` committed rows."""
     # One pass over the row while it is in the cache, where torch makes five.
@@ -163,7 +135,7 @@ def _rotate_and_store(qkv_TO, norm_PD, tables, positions, eps, keys_GKD, values_
                 target[i] = value[i]
 
 
-@_compile
+@compiled
 def _largest(values):
     largest = values[0]
     for i in range(len(values)):
@@ -171,7 +143,7 @@ def _largest(values):
     return largest
 
 
-@_compile
+@compiled
 def _softmax(scores, num_keys, num_seen, kind, row, pattern):
     """Weights of the keys of one query from their scores, in place; `num_seen` of the keys are committed."""
     end = num_seen + row + 1 if kind == CAUSAL else num_keys
@@ -191,35 +163,58 @@ def _softmax(scores, num_keys, num_seen, kind, row, pattern):
         scores[i] = _F32(0)
 
 
-@_compile
+@compiled
 def _attend(qkv_TO, width, keys_GKD, values_GKD, start, kind, pattern, scores, out_TX):
     """Attention of the `width` rows of one sequence, MAX_QUERIES at a time; `start` rows are committed."""
     # The keys and values of `qkv_TO` are in the buffers already. `pattern` holds the words of its rows one by one.
     num_groups, _, head = keys_GKD.shape
     words = -(-width // BITS)
     num_heads = out_TX.shape[1] // head
+    if width == 1:
+        for group in range(num_groups):
+            heads = slice(group * num_heads // num_groups * head, (group + 1) * num_heads // num_groups * head)
+            buffers = keys_GKD[group], values_GKD[group]
+            _attend_one(qkv_TO[0, heads], *buffers, start + 1, pattern, scores, out_TX[0, heads])
+        return
     # Blocks of queries keep the scores in the caches of the processor, however long the text is.
-    # The heads of a group are neighbours in memory, so for a single row one product serves them all.
-    together = num_heads // num_groups if width == 1 else 1
     for begin in range(0, width, MAX_QUERIES):
         count = min(MAX_QUERIES, width - begin)
         num_keys = start + (begin + count if kind == CAUSAL else width)
-        height = together * count
-        for part in range(0, num_heads, together):
+        for part in range(num_heads):
             group = part * num_groups // num_heads
             keys, values = keys_GKD[group].ctypes.data, values_GKD[group].ctypes.data
             query, out = qkv_TO[begin, part * head :].ctypes.data, out_TX[begin, part * head :].ctypes.data
-            step = head if width == 1 else qkv_TO.shape[1]
-            _product(query, height, step, keys, TRANSPOSED, num_keys, head, 0, scores.ctypes.data, num_keys)
-            for index in range(height):
-                row = begin + index if together == 1 else 0
+            step = qkv_TO.shape[1]
+            product(query, count, step, keys, TRANSPOSED, num_keys, head, SET, scores.ctypes.data, num_keys)
+            for index in range(count):
+                row = begin + index
                 own = pattern[row * words : (row + 1) * words]
                 _softmax(scores[index * num_keys : (index + 1) * num_keys], num_keys, start, kind, row, own)
-            step = head if width == 1 else out_TX.shape[1]
-            _product(scores.ctypes.data, height, num_keys, values, AS_IS, head, num_keys, 0, out, step)
+            step = out_TX.shape[1]
+            product(scores.ctypes.data, count, num_keys, values, AS_IS, head, num_keys, SET, out, step)
 
 
-@_compile
+@compiled
+def _attend_one(queries, keys_KD, values_KD, num_keys, pattern, scores, out):
+    """Attention of the heads of a group of one row, which sees all keys."""
+    # A BLAS is slow with matrices of so few rows.
+    head = keys_KD.shape[1]
+    num_heads = len(queries) // head
+    for key in range(num_keys):
+        for part in range(num_heads):
+            scores[part * num_keys + key] = dot(queries[part * head : (part + 1) * head], keys_KD[key])
+    for part in range(num_heads):
+        weights, attended = scores[part * num_keys : (part + 1) * num_keys], out[part * head : (part + 1) * head]
+        _softmax(weights, num_keys, num_keys, ALL, 0, pattern)
+        for i in range(head):
+            attended[i] = _F32(0)
+        for key in range(num_keys):
+            weight, value = weights[key], values_KD[key]
+            for i in range(head):
+                attended[i] += weight * value[i]
+
+
+@compiled
 def _swiglu(gate_up_TI, out_TI):
     size = out_TI.shape[1]
     for row in range(out_TI.shape[0]):
@@ -228,7 +223,7 @@ def _swiglu(gate_up_TI, out_TI):
             out[i] = gate[i] * up[i] / (_F32(1) + _exp(-gate[i]))
 
 
-@_compile
+@compiled
 def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, sizes, keys, values, sequences, pattern):
     """All layers, in place of the residual stream.
 
@@ -258,7 +253,7 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
         for row in range(num_rows if qkv_bias.shape[1] else 0):
             for i in range(outputs):
                 qkv_TO[row, i] = qkv_bias[layer, i]
-        _multiply(normed_TC, matrices[layer, 0], _ADD if qkv_bias.shape[1] else _SET, qkv_TO)
+        multiply(normed_TC, matrices[layer, 0], ADD if qkv_bias.shape[1] else SET, qkv_TO)
         first = 0
         for index in range(len(sequences)):
             sequence, start, count, kind, begin = sequences[index]
@@ -268,14 +263,14 @@ def _hidden(x_TC, positions, tables, matrices, norms, qkv_bias, qk_norm, eps, si
             _rotate_and_store(own, qk_norm[layer], tables, positions[first:end], eps, keys_GKD, values_GKD, start)
             _attend(own, count, keys_GKD, values_GKD, start, kind, pattern[begin:], scores, attended_TX[first:end])
             first = end
-        _multiply(attended_TX, matrices[layer, 1], _ADD, x_TC)
+        multiply(attended_TX, matrices[layer, 1], ADD, x_TC)
         _norm(x_TC, norms[layer, 1], eps, normed_TC)
-        _multiply(normed_TC, matrices[layer, 2], _SET, gate_up_TI)
+        multiply(normed_TC, matrices[layer, 2], SET, gate_up_TI)
         _swiglu(gate_up_TI, inner_TI)
-        _multiply(inner_TI, matrices[layer, 3], _ADD, x_TC)
+        multiply(inner_TI, matrices[layer, 3], ADD, x_TC)
 
 
-@_compile
+@compiled
 def _read(x_TC, reads, suppressed, norm_C, eps, head, size, out):
     """The likeliest token of each row that is read, its probability, and that of the given token, to `out`, [3, N].
 
@@ -291,12 +286,12 @@ def _read(x_TC, reads, suppressed, norm_C, eps, head, size, out):
         for index in range(count):
             row = reads[0, begin + index]
             _norm(x_TC[row : row + 1], norm_C, eps, normed_NC[index : index + 1])
-        _multiply(normed_NC[:count], head, _SET, logits_NV[:count])
+        multiply(normed_NC[:count], head, SET, logits_NV[:count])
         for index in range(count):
             _read_row(logits_NV[index], reads[1, begin + index], suppressed[begin + index], out[:, begin + index])
 
 
-@_compile
+@compiled
 def _read_row(logits, given, suppressed, out):
     largest = _largest(logits)
     total, broken = _F32(0), _F32(0)
@@ -342,6 +337,7 @@ def compile_forwards() -> None:
     # Called while an environment is set up, because compiling takes seconds; else by the first model.
     if obstacle() is None:
         with event.install_listener("numba:compile", _Announcement()):
+            compile_products()
             _hidden.compile(_HIDDEN_TYPES)
             _read.compile(_READ_TYPES)
 
@@ -352,10 +348,12 @@ class NativeForward:
         layers = weights.layers
         self._embedding, self._tables = weights.embedding, tables
         self._final_norm, self._vocab_size = weights.final_norm.numpy(), config.vocab_size
-        matrices = [_place(matrix) for layer in layers for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        matrices = [
+            place_of(matrix) for layer in layers for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        ]
         biases = [layer.qkv_bias for layer in layers if layer.qkv_bias is not None]
         scales = [layer.qk_norm for layer in layers if layer.qk_norm is not None]
-        self._head = np.array(_place(weights.head), dtype=np.intp)
+        self._head = np.array(place_of(weights.head), dtype=np.intp)
         self._eps = np.float32(config.rms_norm_eps)
         self._weights = (
             np.array(matrices, dtype=np.intp).reshape(-1, 4, 2),
@@ -370,7 +368,7 @@ class NativeForward:
         self, tokens_T: Tensor, positions_T: Tensor, last: int, cache: KVCache, table: Integers, bits: Integers
     ) -> Tensor:
         """Runs all layers, as `Transformer.hidden`; `table` and `bits` are those of `attention.sequence_table`."""
-        x_TC = torch.nn.functional.embedding(tokens_T, self._embedding)
+        x_TC = torch.nn.functional.embedding(tokens_T, self._embedding).float()
         tables = self._tables(last + 1).numpy()
         buffers = (cache.keys.numpy(), cache.values.numpy())
         _hidden(x_TC.numpy(), positions_T.numpy(), tables, *self._weights, *buffers, table, bits)
@@ -381,10 +379,3 @@ class NativeForward:
         answers_3N, size = np.empty((3, reads.shape[1]), dtype=np.float32), self._vocab_size
         _read(x_TC.numpy(), reads, suppressed, self._final_norm, self._eps, self._head, size, answers_3N)
         return answers_3N
-
-
-def _place(matrix: Tensor) -> tuple[int, int]:
-    """The address and the layout of a matrix; the model keeps the matrix."""
-    layout = AS_IS if matrix.stride(0) == 1 and matrix.shape[0] > 1 else TRANSPOSED
-    assert (matrix.t() if layout == AS_IS else matrix).is_contiguous()
-    return matrix.data_ptr(), layout

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ INDEX_FILE = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 SAFETENSORS = ".safetensors"
 UNQUANTISED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SHORT = (torch.bfloat16, torch.float16)
 Merge = Callable[[str, Tensor], Tensor]  # a tensor by its name in the checkpoint, to that of the model
 SMALL_MATRIX = 1 << 20  # entries that a CPU's caches hold
 HEAD_ROWS = 128  # on CUDA the rows of the output head are a multiple of this
@@ -84,6 +85,12 @@ class CheckpointFiles:
             raise CheckpointError(f"{place} has shape {saved}, but config.json means {wanted}; {advice}")
         if (dtype := header[:0].dtype) not in UNQUANTISED:
             raise CheckpointError(f"{place} is {dtype}; only unquantised checkpoints are read")
+
+    def dtype_of(self, name: str) -> torch.dtype | None:
+        """The dtype in which a tensor is saved; None if it is not there."""
+        stored = self._stored(name)
+        path = self._shard_of.get(stored)
+        return None if path is None else open_tensors(path).get_slice(stored)[:0].dtype
 
     def __contains__(self, name: str) -> bool:
         return self._stored(name) in self._shard_of
@@ -150,10 +157,25 @@ def open_tensors(path: Path) -> safe_open:
 
 
 def load_weights(
-    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, merge: Merge | None = None
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    merge: Merge | None = None,
+    widened: bool = False,
 ) -> Weights:
-    """Loads a checkpoint, one tensor in memory at a time besides the model itself, and casts it to `dtype`."""
+    """Loads a checkpoint, one tensor in memory at a time besides the model itself, and casts it to `dtype`.
+
+    If forwards widen the weights to float32, norms and biases are float32, and matrices have 16 bits where `dtype` or
+    the file has them. Those that an adapter changes are sums in float32, which 16 bits do not hold.
+    """
     files = CheckpointFiles(directory)
+
+    def kind_of(num_axes: int, names: Iterable[str]) -> torch.dtype:
+        if not widened or (num_axes > 1 and (dtype in SHORT or merge is not None)):
+            return dtype
+        saved = {files.dtype_of(name) for name in names} if num_axes > 1 else set()
+        return next((short for short in SHORT if saved == {short}), torch.float32)
 
     def stack(
         shape: tuple[int, ...], num_rows_of: Mapping[str, int], *, matrix: bool = False, head: bool = False
@@ -161,17 +183,25 @@ def load_weights(
         # Stacked at once into the final tensor, so that the parts never lie beside the whole. A small `matrix` on a CPU
         # in float32 has a dense first axis: products with 8 to 24 rows were 1.4 to 1.9 times as fast as with dense rows
         # (192 to 1024 and 512 to 192 columns, one core), no other width was slower, and large matrices did not gain.
-        if matrix and math.prod(shape) <= SMALL_MATRIX and (device.type, dtype) == ("cpu", torch.float32):
-            target = torch.empty(shape[::-1], dtype=dtype).t()
+        # What is read from memory has dense rows, as `products` wants them.
+        kind = kind_of(len(shape), num_rows_of)
+        if (
+            matrix
+            and math.prod(shape) <= SMALL_MATRIX
+            and (device.type, kind) == ("cpu", torch.float32)
+            and not widened
+        ):
+            target = torch.empty(shape[::-1], dtype=kind).t()
         else:
             num_rows = padded_rows(shape[0], device) if head else shape[0]
-            target = torch.empty((num_rows, *shape[1:]), dtype=dtype, device=device)
+            target = torch.empty((num_rows, *shape[1:]), dtype=kind, device=device)
             target[shape[0] :] = 0
         start = 0
         for name, num_rows in num_rows_of.items():
             tensor = files.read(name, (num_rows, *shape[1:]))
             rows = target[start : start + num_rows]
-            rows.copy_(tensor if merge is None else merge(name, tensor))
+            value = tensor if merge is None else merge(name, tensor)
+            rows.copy_(value.to(dtype) if len(shape) == 1 else value)
             # Checked at the destination: a GPU reads its own memory fastest.
             if not _is_finite(rows):
                 raise _not_finite(files.place_of(name), tensor, dtype)

@@ -91,8 +91,8 @@ class OwnEngine(Backend):
         with cpu_threads(model.num_threads):  # a forward reads no faster than its own threads can
             bandwidth = copy_bandwidth(model.device)
         return {
-            "weight_bytes": weight_bytes(model.config, model.dtype),
-            "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
+            "weight_bytes": weight_bytes(model.config, model.weight_dtype),
+            "cache_bytes_per_row": cache_bytes_per_row(model.config, model.cache_dtype),
             "copy_bytes_per_second": bandwidth,
         }
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from refusion_eval import generate, load_model
+from refusion_eval import generate, load_model, loading
 from refusion_eval.cli import app
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models import gguf as reading
@@ -222,6 +222,18 @@ def test_unquantised_weights_keep_their_dtype_and_others_can_be_asked_for(tmp_pa
     half = unpacked(tmp_path / "a.gguf", tmp_path / "half", "float16")
     assert {tensor.dtype for tensor in half.values()} == {torch.float16}
     torch.testing.assert_close(half[name], own[name].to(torch.float16), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+def test_16_bits_of_a_large_file_stay_and_decode_as_in_float32(tmp_path, monkeypatch, kind):
+    write(tmp_path / "a.gguf", "llama", kind)
+    monkeypatch.setattr(loading, "ONE_THREAD_BYTES", 0)
+    kept, wide = (load_model(tmp_path / "a.gguf", device="cpu", attention=name) for name in ("auto", "sdpa"))
+    sizes = [model.transformer.weights.layers[0].down.nbytes for model in (kept, wide)]
+    assert 2 * sizes[0] == sizes[1]
+    prompt = [3, 14, 15, 9, 26]
+    tokens = [generate(model, prompt, decoder="autoregressive", gen_length=24).tokens for model in (kept, wide)]
+    assert tokens[0] == tokens[1]
 
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -20,6 +20,7 @@ from refusion_eval.engine.readout import ReadPlan, hidden_of, read_native, read_
 from refusion_eval.errors import DecodeError
 from refusion_eval.models import native
 from refusion_eval.models.cache import KVCache
+from refusion_eval.models.device import cpu_threads
 from refusion_eval.models.native import MAX_QUERIES, MAX_READ, obstacle
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import Weights
@@ -87,9 +88,15 @@ SEQUENCES = st.lists(
     sequences=SEQUENCES,
     suppressed=st.sampled_from([(), (3,)]),
     seed=st.integers(0, 5),
+    kept=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    num_threads=st.sampled_from([1, 2]),
 )
-def test_a_compiled_forward_is_that_of_torch(family, num_kv_heads, sequences, suppressed, seed):
+def test_a_compiled_forward_is_that_of_torch(family, num_kv_heads, sequences, suppressed, seed, kept, num_threads):
     model = as_family(random_transformer(seed, num_kv_heads=num_kv_heads), family)
+    compiled = model
+    if kept != torch.float32:
+        compiled = Transformer(model.config, with_matrices(model.weights, lambda matrix: matrix.to(kept).contiguous()))
+        model = Transformer(model.config, with_matrices(compiled.weights, torch.Tensor.float))
     vocab_size, head_dim = model.config.vocab_size, model.config.head_dim
     chooser = np.random.default_rng(seed)
     caches = [KVCache(model.config, len(sequences), CAPACITY, torch.float32, CPU) for _ in range(2)]
@@ -107,17 +114,18 @@ def test_a_compiled_forward_is_that_of_torch(family, num_kv_heads, sequences, su
         reads.append((read, first))
         first += num_rows
     plan = ReadPlan(reads)
-    with torch.inference_mode():
+    with torch.inference_mode(), cpu_threads(num_threads):
         expected_TC, found_TC = (
-            hidden_of(model, cache, forwards, backend)
-            for cache, backend in zip(caches, ("sdpa", "native"), strict=True)
+            hidden_of(computed, cache, forwards, backend)
+            for computed, cache, backend in zip((model, compiled), caches, ("sdpa", "native"), strict=True)
         )
         allowed = 1e-5 * max(10.0, expected_TC.abs().max().item())
         torch.testing.assert_close(found_TC, expected_TC, rtol=1e-4, atol=allowed)
         torch.testing.assert_close(caches[1].keys, caches[0].keys, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(caches[1].values, caches[0].values, rtol=1e-4, atol=1e-4)
         expected = read_out(plan, expected_TC, model.logits, vocab_size)
-        found = read_native(plan, expected_TC, model)
+        found = read_native(plan, expected_TC, compiled)
+        torch.testing.assert_close(compiled.logits(expected_TC), model.logits(expected_TC), rtol=1e-4, atol=1e-4)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
         np.testing.assert_allclose(ours.probs, theirs.probs, rtol=1e-5, atol=1e-7)
@@ -165,17 +173,18 @@ def test_compiling_is_announced_and_happens_once_on_a_processor(tmp_path):
 @pytest.mark.parametrize("name", ["refusion", "autoregressive", "llada", "bd3lm"])
 def test_compiled_forwards_give_the_tokens_of_torch_with_code_for_one_list_of_types(name):
     """Every decoder of the embedded checkpoints, alone and in a batch; some read more than is compiled."""
-    stock, compiled = (
-        api.load_model(str(embedded_path(name)), dtype="float32", device="cpu", attention=attention)
-        for attention in ("sdpa", "native")
-    )
+    place = str(embedded_path(name))
+    stock = api.load_model(place, dtype="float32", device="cpu", attention="sdpa")
+    whole, halves = (api.load_model(place, dtype=dtype, device="cpu") for dtype in ("auto", "bfloat16"))
+    assert halves.transformer.weights.head.dtype == torch.bfloat16
     prompts = [stock.tokenizer.encode(text) for text in ("Tom has 3 apples and buys 4.", "def add(a, b):", "A")]
-    for decoder in compiled.decoders:
+    for decoder in stock.decoders:
         resolved = api.decoder_settings(stock, decoder, gen_length=32)
-        expected, alone = (
+        expected, *others = (
             [model.engine.run(DECODERS[decoder].decode, prompt, resolved).tokens for prompt in prompts]
-            for model in (stock, compiled)
+            for model in (stock, whole, halves)
         )
-        assert alone == expected, decoder
-        assert decode_batch(compiled, decoder, resolved, prompts, 3) == expected, decoder
+        assert others == [expected, expected], decoder
+        for model in (whole, halves):
+            assert decode_batch(model, decoder, resolved, prompts, 3) == expected, decoder
     assert [len(function.signatures) for function in (native._hidden, native._read)] == [1, 1]

@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from refusion_eval import loading
 from refusion_eval.bench.checkpoints import Shape, random_checkpoint
 from refusion_eval.errors import CheckpointError
+from refusion_eval.loading import LoadedModel
 from refusion_eval.models.weights import padded_rows
 from tests.models import tiny
 
@@ -30,6 +32,20 @@ def test_weights_are_cast_while_loading(checkpoint):
     model = tiny.load(checkpoint, torch.bfloat16)
     stored = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(model.weights.embedding, stored.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_large_weights_keep_the_16_bits_of_the_file_on_a_cpu(tmp_path, monkeypatch, dtype):
+    kind = getattr(torch, dtype)
+    model = tiny.save_checkpoint(tmp_path)
+    model.to(kind).save_pretrained(tmp_path)
+    monkeypatch.setattr(loading, "ONE_THREAD_BYTES", 0)
+    kept = LoadedModel.open(tmp_path, device="cpu")
+    assert (kept.dtype, kept.weight_dtype, kept.cache_dtype) == (torch.float32, kind, torch.float32)
+    weights, transformer = kept.transformer.weights, kept.transformer
+    matrices = (weights.embedding, weights.head, weights.layers[1].qkv, weights.layers[1].down)
+    assert {matrix.dtype for matrix in matrices} == {kind}
+    assert {weights.final_norm.dtype, weights.layers[0].input_norm.dtype, transformer.dtype} == {torch.float32}
 
 
 def test_on_cuda_rows_of_the_output_head_are_a_multiple_of_128():
