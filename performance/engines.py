@@ -216,7 +216,7 @@ def measure(
     conditions = {"model": model.card.name, "cpu": hardware.cpu, "cores": hardware.cores}
     conditions["python"] = platform.python_version()
     conditions |= {package: version(package) for package in ("refusion_eval", "torch", "transformers", "xllamacpp")}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for num_threads in threads:
         torch.set_num_threads(num_threads)
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
@@ -252,7 +252,7 @@ def measure(
                     reference = answer.tokens
             for row in rows[-len(chosen) :]:
                 row["differs_at"] = row["margin"] = ""
-                tokens = [int(token) for token in row["ids"].split()]
+                tokens = [int(token) for token in str(row["ids"]).split()]
                 place = None if reference is None else first_difference(reference, tokens, sorted(ends))
                 if reference is not None and place is not None:
                     row["differs_at"], row["margin"] = place, round(margins.after([*prompt, *reference[:place]]), 4)
@@ -265,7 +265,15 @@ def measure(
 
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
     """One line for each engine, number of threads and length of the prompts; ratios are to this engine, same dtype."""
-    names = ("Threads", "Prompt", "Engine", "Weights", "Tokens/s", "This engine is faster", "Prompt tokens/s")
+    names: tuple[str, ...] = (
+        "Threads",
+        "Prompt",
+        "Engine",
+        "Weights",
+        "Tokens/s",
+        "This engine is faster",
+        "Prompt tokens/s",
+    )
     names += ("Weights read, of a copy", "Peak MB", "Other tokens: item at token (lead)")
     lines = ["| " + " | ".join(names) + " |", "| --: | --: | :-- | :-- " + "| --: " * 5 + "| :-- |"]
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -284,7 +292,12 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
             ratio = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
         differing = [row for row in group if row["margin"] != ""]
         other = [f"item {row['item']} at {row['differs_at']} ({float(row['margin']):.3f})" for row in differing]
-        cells = (threads, f"{sum(int(row['prompt_tokens']) for row in group) / len(group):.0f}", engine, weights)
+        cells: tuple[str, ...] = (
+            threads,
+            f"{sum(int(row['prompt_tokens']) for row in group) / len(group):.0f}",
+            engine,
+            weights,
+        )
         cells += (f"{rate:.1f}", ratio, f"{sum(int(row['prompt_tokens']) for row in group) / prefill:.0f}")
         cells += (f"{100 * read:.0f} %", str(max(int(row["peak_mb"]) for row in group)), ", ".join(other))
         lines.append("| " + " | ".join(cells) + " |")
@@ -309,7 +322,8 @@ def main(
         return
     if data is None:
         raise ConfigError("name the folder with gsm8k/test.jsonl, or --table FILE.csv")
-    chosen = tuple(tuple(name.split(":", 1)) for name in engines.split(",")) if engines else MEASURED
+    named = (name.partition(":") for name in engines.split(","))
+    chosen = tuple((engine, kind) for engine, _, kind in named) if engines else MEASURED
     if unknown := [":".join(key) for key in chosen if key not in MEASURED]:
         raise ConfigError(f"engines: {', '.join(unknown)} unknown; choose of {', '.join(map(':'.join, MEASURED))}")
     opened = LoadedModel.open(model, device="cpu")

@@ -86,7 +86,7 @@ def _obstacle(backend: Backend, dtype: torch.dtype, device: torch.device) -> str
     if backend == "native":
         if device.type != "cpu":
             return f"compiled forwards are for a CPU, not for {device.type}"
-        from refusion_eval.models.native import obstacle  # numba takes most of a second to import
+        from refusion_eval.models.products import obstacle  # numba takes most of a second to import
 
         return obstacle()
     if backend == "sdpa":

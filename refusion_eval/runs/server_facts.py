@@ -94,8 +94,8 @@ def facts_of(told: Mapping[str, Any], headers: Mapping[str, str], *, diffusion: 
     usage = as_dict(told.get("usage"))
     if facts.get("reasoning_tokens") == 0 and any(name in usage and usage[name] is None for name in _DETAILS):
         del facts["reasoning_tokens"]
-    parts = [facts.get(name) for name in ("prompt_tokens", "reasoning_tokens", "completion_tokens")]
-    if parts[1] and None not in parts and usage.get("total_tokens") == sum(parts):  # they stand beside each other
+    parts = [facts[name] for name in ("prompt_tokens", "reasoning_tokens", "completion_tokens") if name in facts]
+    if len(parts) == 3 and facts["reasoning_tokens"] and usage.get("total_tokens") == sum(parts):  # they stand apart
         facts["completion_tokens"] += facts["reasoning_tokens"]
     if not facts.get("completion_tokens", 1):
         del facts["completion_tokens"]  # a server that does not count them, as an end takes a token, too
@@ -108,8 +108,9 @@ def _values(field: Field, told: Mapping[str, Any], headers: Mapping[str, str]) -
         value = as_dict(value).get(key)
     if value is None and (text := headers.get(field.place, "")).isdecimal() and len(text) < len(str(MOST)):
         value = int(text)
-    if field.unit == "forwards" and (counts := as_list(value)):
-        value = sum(counts) if all(type(one) is int and 0 <= one < MOST for one in counts) else None
+    if field.unit == "forwards" and isinstance(value, list) and value:
+        counts = [one for one in value if type(one) is int and 0 <= one < MOST]
+        value = sum(counts) if len(counts) == len(value) else None
     # A record holds counts and times only, and nothing that a server writes in their place.
     if type(value) not in (int, float) or not 0 <= value < MOST:
         return

@@ -20,7 +20,7 @@ LINES = {
     "protocol": 486,  # 2 of them: packaged checkpoints are pinned
     "report": 1300,  # wanted: 1,180
     "results": 3914,  # wanted: 2,750
-    "runs": 3381,  # wanted: 2,350; IFEval's length, beginnings of templates, forms of 16 servers, a table of loops
+    "runs": 3382,  # wanted: 2,350; IFEval's length, beginnings of templates, forms of 16 servers, a table of loops
     "sandbox": 3725,  # wanted: 3,550
     "scaleout": 1007,  # wanted: 980
     "scoring": 1404,  # wanted: 1,150
