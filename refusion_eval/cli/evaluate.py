@@ -314,8 +314,8 @@ def rerun(
 
 @parameters.options_from(
     ModelArgs,
-    "pretrained:model decoder adapter revision enable_thinking:thinking chat_template backend base_url served_model "
-    "api_key_env",
+    "pretrained:model decoder adapter revision enable_thinking:thinking chat_template backend base_url server_api "
+    "served_model api_key_env",
     without_default=(*SYSTEM_FIELDS, "enable_thinking"),
     helps=HELPS,
 )
@@ -354,7 +354,7 @@ def _check_server(args: ModelArgs, *, as_json: bool) -> None:
 
         _ = System(args).files
     client = client_of(args)
-    described = client.describe(patience=0)
+    described = client.describe(patience=0) | {"api": client.api_name}
     if as_json:
         cli.print_value(described)
         return
@@ -363,6 +363,7 @@ def _check_server(args: ModelArgs, *, as_json: bool) -> None:
     if described["settings"]:
         told = (f"{setting}={value}" for setting, value in described["settings"].items())
         cli.tell(f"{client.root}: {', '.join(told)}")
+    cli.tell(f"{client.root}: asked by {client.api.path}")
 
 
 def _check_checkpoint(args: ModelArgs, tasks: Sequence[str], data: Path | None, *, as_json: bool) -> None:

@@ -16,6 +16,7 @@ MINI_SENTENCE = "Mini tasks are synthetic look-alikes, not the real benchmarks, 
 FEWER = "fewer items"
 FEWER_SENTENCE = "Fewer items: other runs of that task have more, so its rows do not rest on the same items."
 UNTEMPLATED = "without --model no chat template was applied, and tokens are the server's own count (usage)"
+SERVERS_TEMPLATE = "prompts are conversations, to which the server applied its own chat template"
 UNISOLATED = "programs ran without isolation (--sandbox none), so their verdicts can be forged"
 CARDS_SENTENCE = (
     "Scores were measured on several cards (GPUs or processors), and a score moves with the card: a row that was "
@@ -124,6 +125,7 @@ def cautions(of: Conditions) -> list[Caution]:
             (Caution(kind, _sentence(UNTEMPLATED)) for kind in ("no chat template", "tokens by server usage")),
             UNTEMPLATED in of.server_notes.split("|"),
         ),
+        Caution("server's template", _sentence(SERVERS_TEMPLATE)): SERVERS_TEMPLATE in of.server_notes.split("|"),
         Caution("errors", f"{num_failed} samples failed and are in no figure.", str(num_failed)): num_failed,
         Caution("refused", f"{of.num_refused} {_REFUSED}.", str(of.num_refused)): of.num_refused,
         Caution("unscored", f"{of.unscored} samples have no verdict: the run has not ended.", of.unscored): of.unscored,

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Self
 from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
-from refusion_eval.results.cautions import UNTEMPLATED, Conditions
+from refusion_eval.results.cautions import SERVERS_TEMPLATE, UNTEMPLATED, Conditions
 from refusion_eval.results.measurement import RowKey, hash_of_protocol
-from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, Sample, SampleKey, ScoreRow
+from refusion_eval.runs.server_facts import own_seconds
+from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, SERVER, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
 
@@ -352,17 +353,16 @@ def _reduced(
         thought_tokens=sample.num_thought_tokens or 0,
         cut_in_thought=bool(sample.cut_in_thought),
         forced=sample.num_forced_tokens,
-        **_from_server(sample.server or {}),
+        **_from_server(sample.server or {}, sample.seconds),
         **_from_trace(sample, trace, run.processes[sample.process_id].get("roofline")),
     )
 
 
-def _from_server(told: Mapping[str, Any]) -> dict[str, Any]:
+def _from_server(told: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """The facts that a server told of an answer."""
     facts = {name: told.get(name) for name in ("completion_tokens", "first_byte_seconds", "queue_seconds")}
     facts |= {"drafted": told.get("drafted_tokens"), "accepted": told.get("accepted_tokens")}
-    prefill, generation = told.get("prefill_seconds"), told.get("generation_seconds")
-    return facts | {"own_seconds": None if prefill is None or generation is None else prefill + generation}
+    return facts | {"own_seconds": own_seconds(told, seconds)}
 
 
 def server_notes(sample: Sample) -> list[str]:
@@ -377,6 +377,9 @@ def server_notes(sample: Sample) -> list[str]:
         f"it answered as the model {told.get('model')}, which was not asked": told.get("model"),
         "prompts were sent as text": told.get("prompt") == "text",
         UNTEMPLATED: told.get("template") == "none",
+        SERVERS_TEMPLATE: told.get("template") == SERVER,
+        "some answers came from a proxy's cache": told.get("from_cache"),
+        "it declined some requests in words": told.get("refusal"),
         "tokens are those of the text, split again here": told.get("tokens") == "tokenizer",
         "it read other numbers of prompt tokens than the prompts have here": read is not None
         and sample.prompt_num_tokens not in (0, read),

@@ -64,6 +64,7 @@ class Backend(ABC):
         cuda_graphs: whether forwards are recorded as CUDA graphs.
         ends_no_thoughts: what messages call a backend that knows no budget of thoughts; empty if it knows one.
         times_together: whether the times of requests that are decoded together are measured, after a warm-up.
+        takes_messages: whether a prompt is a conversation in JSON, to which the backend applies a template.
     """
 
     ends_no_thoughts: ClassVar[str] = ""
@@ -73,6 +74,10 @@ class Backend(ABC):
     device: str
     attention: str
     cuda_graphs = False
+
+    @property
+    def takes_messages(self) -> bool:
+        return False
 
     @classmethod
     @abstractmethod

@@ -49,7 +49,10 @@ LOOPS: Mapping[str, Loop] = {
     SERVER: Loop("refusion_eval.runs.server:Server", {**_LEFT_TO_RIGHT, "engine": "local", "backend": "own"}),
 }
 # Arguments of servers: those that reach one, and those that say what runs there.
-TO_SERVERS = ("base_url", "server_name", "served_model", "api_key_env", "timeout", "patience")
+TO_SERVERS = (
+    *("base_url", "server_api", "server_name", "served_model", "api_key_env", "timeout", "patience"),
+    *("system_prompt", "reasoning_effort"),
+)
 OF_SERVERS = (*TO_SERVERS, "diffusion", "server_threads")
 _LONGEST_NAME = 255  # bytes of a file's name
 MOST_SAMPLES = 10_000  # of an item; all requests are listed before the first is made
@@ -83,7 +86,9 @@ class ModelArgs(CheckpointOptions):
             one backbone.
         loop: Loop of the autoregressive decoder: this project's engine; transformers' generate, which separates the
             gain of an engine from the gain of an algorithm; or a server, which decoder=server means too.
-        base_url: Address of a server with OpenAI-compatible completions, such as http://127.0.0.1:8000.
+        base_url: Address of a server, such as http://127.0.0.1:8000.
+        server_api: What the server is asked by: OpenAI-compatible completions or chat, or Ollama's chat. The default is
+            what it is known or found to have, completions first.
         server_name: Name that stands for the server's address, so that a run goes on, and speeds compare, at another
             address of the same server. It has letters, digits, dots, hyphens and underscores.
         served_model: Name of the model at the server. The default is the only one that the server lists.
@@ -91,6 +96,8 @@ class ModelArgs(CheckpointOptions):
         diffusion: The server's model is a diffusion model, whose forwards no server tells, so that TPF stays empty.
         server_threads: Threads of a server on this machine. With these, --device and --dtype its speed stands beside
             that of this engine; otherwise it has columns of its own.
+        system_prompt: System turn of the conversations that a chat gets, for items without one.
+        reasoning_effort: Effort of thinking that a chat is asked for, in the server's words, such as low or none.
         timeout: Seconds of silence after which a request to a server has failed. The default is 600.
         patience: Seconds during which a request that failed for a passing reason is repeated. The default is 300.
         engine: Where requests are decoded: local is this process and those of its launcher, ray the workers of a Ray
@@ -121,9 +128,12 @@ class ModelArgs(CheckpointOptions):
     backbone: str | None = None
     loop: Literal["engine", "generate", "server"] = "engine"
     base_url: str | None = None
+    server_api: Literal["completions", "chat", "ollama"] | None = None
     server_name: str | None = None
     served_model: str | None = None
     api_key_env: str | None = None
+    system_prompt: str | None = None
+    reasoning_effort: str | None = None
     diffusion: bool = False
     server_threads: PositiveInt | None = None
     timeout: PositiveFloat | None = None
@@ -139,6 +149,7 @@ class ModelArgs(CheckpointOptions):
     def __post_init__(self) -> None:
         CheckpointOptions.__post_init__(self)  # super() does not work in a class with slots
         texts = {entry.name: value for entry in fields(self) if isinstance(value := getattr(self, entry.name), str)}
+        texts.pop("system_prompt", None)
         for name, text in texts.items():  # most may be the name of a file
             if "\0" in text or any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in text.split("/")):
                 shown = reprlib.repr(text)
@@ -179,6 +190,9 @@ class ModelArgs(CheckpointOptions):
                 f"model_args: server_name={self.server_name!r} becomes part of the name of a folder; write it with "
                 "letters, digits, dots, hyphens and underscores"
             )
+        of_chats = [name for name in ("system_prompt", "reasoning_effort") if getattr(self, name) is not None]
+        if of_chats and self.server_api not in ("chat", "ollama"):
+            raise ConfigError(f"model_args: {of_chats[0]} is for chats only; add server_api=chat, or leave it out")
         if self.batch_size is None:
             raise ConfigError("model_args: batch_size=auto is for this machine's memory; give a server a number")
         if self.pretrained == NO_FILES and self.chat_template not in (None, "none"):

@@ -23,7 +23,8 @@ from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, server_place
 from refusion_eval.runs.server_answers import Answer
 from refusion_eval.runs.server_client import Refused, ServerClient, client_of
-from refusion_eval.runs.server_facts import forwards
+from refusion_eval.runs.server_facts import CANVAS, forwards
+from refusion_eval.runs.server_requests import fields_of
 from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.store.manifest import Hardware
 from refusion_eval.store.records import REFUSED, SERVER, Sample
@@ -34,20 +35,6 @@ _MOST_TIMES = 2
 UNKNOWN = "unknown"  # dtype and device of a server, where the user does not name them
 # Finish reasons that are neither the end token's nor a stop string's.
 _ENDED_BY_SERVER: Mapping[str, StopReason] = {"length": "length", "content_filter": "content_filter"}
-# Fields that ask for what a record holds, each of one kind of server: token ids, nothing from a cache of prompts, and
-# no token that is added to a prompt.
-_ASKED = {"return_token_ids": True, "verbose": True, "cache_prompt": False, "add_special_tokens": False}
-# A server has defaults of its own for fields that are not sent (llama.cpp: temperature 0.8, top-k 40). Two names for
-# one penalty: vLLM's and SGLang's, and llama.cpp's.
-_NEUTRAL = {
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "repeat_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
 
 
 class ServedFiles:
@@ -107,7 +94,9 @@ class Server(Backend):
         """What tells the server from another one: its address as it was given, or its name here; what runs there."""
         described, (_, _, address) = self.client.describe(), self.client.root.partition("://")
         place = {"server_name": self._args.server_name} if self._args.server_name else {"address": address}
-        return {"server": place | {name: described[name] for name in ("name", "version", "model")}}
+        asked = {"api": self.client.api_name} if self.takes_messages else {}
+        asked |= {name: value for name in ("system_prompt", "reasoning_effort") if (value := getattr(self._args, name))}
+        return {"server": place | {name: described[name] for name in ("name", "version", "model")} | asked}
 
     def hardware(self) -> Hardware:
         """This machine where the user says so by the server's threads and it is here; else the server by its name."""
@@ -156,23 +145,25 @@ class Server(Backend):
             pool.close()
         return ()
 
+    @property
+    def takes_messages(self) -> bool:
+        return self.client.api.takes_messages
+
     def _complete(self, job: Job, sent: dict[str, Any]) -> Answer:
         settings = job.settings(self.detokenizer)
-        stops = {"stop": list(job.resolved.until)} if job.resolved.until else {}
-        fields = {
-            "max_tokens": settings.gen_length,
-            "temperature": settings.temperature,
-            "seed": settings.seed % 2**31,
-            **_NEUTRAL,
-            **stops,
-            **_ASKED,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        fields = fields_of(
+            self.client.api,
+            most_tokens=settings.gen_length,
+            temperature=settings.temperature,
+            seed=settings.seed,
+            stops=job.resolved.until,
+            reasoning_effort=self._args.reasoning_effort,
+        )
         return self.client.complete(job.prompt, job.prompt_ids, fields, sent)
 
     def _sample(self, job: Job, concurrency: int) -> Sample:
-        sent: dict[str, Any] = {} if self._has_files else {"template": "none"}
+        template = SERVER if self.takes_messages else "" if self._has_files else "none"
+        sent: dict[str, Any] = {"template": template} if template else {}
         try:
             answer = self._complete(job, sent)
             return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency)
@@ -181,22 +172,17 @@ class Server(Backend):
             return replace(record_error(job, str(error), batch_size=concurrency, stop=stop), server=sent)
 
     def _record(self, job: Job, answer: Answer, concurrency: int) -> Sample:
-        until, ids, most_tokens = job.resolved.until, answer.token_ids, job.resolved.settings.gen_length
-        counted_by = "ids" if self._has_files else "usage"
+        until, most_tokens = job.resolved.until, job.resolved.settings.gen_length
         stop = self._stop(answer, until, most_tokens)
-        if ids is None and self._has_files:
-            # The text is split again, up to its stop string, and the end token that it lacks is added.
-            end = self.files.card.eos_ids[:1] if stop == "eos" else ()
-            ids, counted_by = (*self.files.tokenizer.encode(answer.text), *end), "tokenizer"
-            if len(ids) > _MOST_TIMES * most_tokens:
-                split = f"{len(ids)} tokens here, where max_tokens is {most_tokens}"
-                raise DecodeError(
-                    f"the text of the answer has {split}: name the files of the model that the server runs"
-                )
-        tokens = answer.facts.get("completion_tokens") if ids is None else len(ids)
+        ids, counted_by = self._ids(answer, stop, most_tokens)
+        described = self.client.describe()
+        # What some servers count is their canvas, with what stands there behind the answer.
+        told = None if described["name"] in CANVAS else answer.facts.get("completion_tokens")
+        tokens = told if ids is None else len(ids)
         facts = {**answer.facts, **({} if tokens is None else {"tokens": counted_by})}
+        facts |= {"reasoning": answer.reasoning} if answer.reasoning else {}
         # llama.cpp counts drafts only in answers that had any.
-        are_told = self.client.describe()["name"] == "llama.cpp"
+        are_told = described["name"] == "llama.cpp"
         num_forwards = forwards(facts, diffusion=bool(self._args.diffusion), drafts_are_told=are_told)
         decoded = Decoded(tuple(ids or ()), stop, num_forwards, answer.seconds, Trace())
         sample = record(job, decoded, self.detokenizer, batch_size=concurrency)
@@ -205,12 +191,27 @@ class Server(Backend):
             changes["tokens"] = None
         if ids is None:
             changes["num_tokens"] = tokens
-        if not self._has_files:
+        if not self._has_files or self.takes_messages:
             cut = min((place for text in until if (place := answer.text.find(text)) >= 0), default=None)
             changes["text"] = redact(answer.text[:cut], job.sealed)
         elif (text := self.client.clean(sample.text)) != sample.text:  # ids that spell the key
             changes |= {"text": text, "tokens": None}
         return replace(sample, **changes)
+
+    def _ids(self, answer: Answer, stop: StopReason, most_tokens: int) -> tuple[tuple[int, ...] | None, str]:
+        """The ids of the tokens of an answer, and what their number rests on; None where the server alone counts."""
+        if not self._has_files:
+            return answer.token_ids, "usage"
+        is_counted = "completion_tokens" in answer.facts and self.client.describe()["name"] not in CANVAS
+        if answer.token_ids is not None or (self.takes_messages and is_counted):
+            return answer.token_ids, "usage" if answer.token_ids is None else "ids"
+        # The text is split again, up to its stop string, and the end token that it lacks is added.
+        end = self.files.card.eos_ids[:1] if stop == "eos" else ()
+        ids = (*self.files.tokenizer.encode(answer.reasoning + answer.text), *end)
+        if len(ids) > _MOST_TIMES * most_tokens:
+            split = f"{len(ids)} tokens here, where max_tokens is {most_tokens}"
+            raise DecodeError(f"the text of the answer has {split}: name the files of the model that the server runs")
+        return ids, "tokenizer"
 
     def _stop(self, answer: Answer, until: tuple[str, ...], most_tokens: int) -> StopReason:
         if answer.finish_reason in _ENDED_BY_SERVER:

@@ -1,13 +1,13 @@
-"""The client of a server with OpenAI-compatible completions: one prompt a request, streamed, retried after faults."""
+"""The client of a server with completions or chats: one prompt a request, streamed, retried after faults."""
 
-import base64
 import functools
+import json
 import logging
-import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -17,6 +17,8 @@ from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.server_answers import BREAKS_OFF, Answer, assemble, error_of
 from refusion_eval.runs.server_facts import as_dict, as_list, check_facts, is_number
+from refusion_eval.runs.server_key import Key
+from refusion_eval.runs.server_requests import APIS, BASIC, KNOWN, Api, Prompt
 from refusion_eval.runs.server_wire import Passing, asked, body_text, error_message, events_of, short
 from refusion_eval.store.records import LONGEST_TEXT
 from refusion_eval.untrusted import parse_json
@@ -42,6 +44,11 @@ _EVENTS_PER_TOKEN, _MORE_EVENTS = 4, 64
 _WHOLE, _TOKENS_PER_TIMEOUT = 2.0, 1000
 _MOST_COUNTERS, _LONGEST_COUNTER = 1000, 200
 _LISTED = "listed"
+# Words of a refusal of a value, with which the field itself is known.
+_VALUE = re.compile(r"greater|less than|between|range|unsupported value|only the default|at (?:least|most)", re.I)
+# A path that is not there, and what a server is asked to find that out.
+_NO_PATH = (404, 405, 501)
+_PROBE = "Hello"
 # Words of a 400 that is about a field of the request; with a 422 the name of the field suffices.
 _UNKNOWN_FIELD = re.compile(
     r"unrecogni[sz]ed|unknown|unexpected|unsupported|not (supported|permitted)|extra", re.IGNORECASE
@@ -51,17 +58,13 @@ _FACT_SECONDS = 10.0
 # Seconds that a user may set.
 _TIMEOUT, _PATIENCE = 600.0, 300.0
 _START_SECONDS = 30.0  # in which a server has to be there when a run begins
-_OWNERS = {"llamacpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang", "tgi": "TGI"}
+_OWNERS = {"llamacpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang", "tgi": "TGI", "library": "Ollama"}
+_VERSION_AT = {"library": ("/api/version",), "ollada": ("/health",)}
 # Settings of a server that its endpoints tell, by their names in `/props`, `/slots` and `/v1/models`.
 _SETTINGS = ("n_ctx", "total_slots", "model_ftype", "max_model_len", "ftype", "n_params", "dtype", "speculative")
 _COUNTERS = re.compile(
     r"^((?:llamacpp|vllm|sglang):\w+_(?:total|count|sum))(?:\{[^}\n]*\})? (\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)$",
     re.MULTILINE | re.ASCII,
-)
-# How a character may stand in a text: after backslashes, as JSON, Python, URLs and HTML write it.
-_ESCAPES = (
-    *(r"\\*{char}", r"\\+u(?:0000)?00{code:02x}", r"\\+u\{{0*{code:x}\}}", r"\\+x{code:02x}", r"\\+{code:03o}"),
-    *(r"%(?:25)*{code:02x}", r"&(?:amp;)*#x0*{code:x};", r"&(?:amp;)*#0*{code};"),
 )
 
 
@@ -88,26 +91,31 @@ class ServerClient:
         model: the model's name at the server; empty for the only one that it lists.
         key_variable: environment variable that holds the key; empty for none. The key itself is kept out of every
             text: where a server repeats it, a placeholder stands for it.
+        api: name of the interface in `APIS`; None to find out what the server has.
         timeout: seconds of silence after which an attempt has failed.
         patience: seconds during which failed attempts are repeated; there are two at least.
     """
 
-    def __init__(self, base_url: str, *, model: str = "", key_variable: str = "", timeout: float, patience: float):
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str = "",
+        key_variable: str = "",
+        api: str | None = None,
+        timeout: float,
+        patience: float,
+    ) -> None:
         try:
             import httpx2
             import tenacity  # noqa: F401
         except ImportError as error:
             raise ConfigError(INSTALL) from error
         self.root = base_url.rstrip("/").removesuffix("/v1")
-        self._model = model
-        self._key = os.environ.get(key_variable, "").strip() if key_variable else ""
-        if key_variable and not (self._key.isascii() and self._key.isprintable() and self._key):
-            raise ConfigError(
-                f"api_key_env={key_variable}: there is no such variable, or it holds no key of plain ASCII"
-            )
-        forms = ("|".join(_ESCAPES).format(char=re.escape(char), code=ord(char)) for char in self._key)
-        codes = ("".join(f"(?:{form})" for form in forms), self._key.encode().hex(), *_in_base64(self._key.encode()))
-        self._secret = re.compile("|".join(codes), re.IGNORECASE)
+        self._model, self._api = model, api
+        self._length_name = "max_tokens"  # of the field that says how long an answer may be
+        self._key = Key(key_variable)
+        self.clean, self._cleaned = self._key.clean, self._key.cleaned
         self._timeout, self._patience = timeout, patience
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -138,7 +146,7 @@ class ServerClient:
 
         return httpx2.Client(
             # Nothing packed is asked for, because a few bytes can unpack to fill the memory.
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
+            headers={"Accept-Encoding": "identity"} | self._key.headers,
             timeout=httpx2.Timeout(timeout, connect=min(timeout, 30.0)),
             # llama.cpp closes a connection after a stream, and a request that meets the end of one is lost.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
@@ -152,6 +160,32 @@ class ServerClient:
             self._described = self._ask(min(self._patience, patience))
         return self._described
 
+    @property
+    def api(self) -> Api:
+        return APIS[self.api_name]
+
+    @functools.cached_property
+    def api_name(self) -> str:
+        """The interface that was asked for, that the server is known to have, or that answers to one token."""
+        name = self._api or KNOWN.get(self.describe()["name"]) or self._found()
+        if self._api is None and name != "completions":
+            log.warning("%s is asked by its %s (--server-api chooses)", self.root, APIS[name].path)
+        return name
+
+    def _found(self) -> str:
+        import httpx2
+
+        for name, api in APIS.items():
+            prompt = [{"role": "user", "content": _PROBE}] if api.takes_messages else _PROBE
+            body = api.body(self.describe()["model"], prompt, {"max_tokens": 1})
+            with suppress(httpx2.RequestError, Passing, DecodeError), self._open(self._timeout) as http:
+                place = self.root + api.path
+                with asked(http, "POST", place, self._timeout, _LARGEST_BODY, json=body) as (response, content):
+                    body_text(content)
+                if response.status_code not in _NO_PATH:
+                    return name
+        return "completions"
+
     def _ask(self, patience: float) -> dict[str, Any]:
         try:
             listed = self._retried(lambda: self._fact("/v1/models", passing=True), patience)
@@ -159,6 +193,10 @@ class ServerClient:
             raise ConfigError(f"{self.root}/v1/models answers {rejection.status}: {rejection}") from None
         entries = list(filter(as_dict, as_list(listed.get("data"))))
         by_id = {str(entry.get("id")): entry for entry in entries}
+        if not by_id:  # ollada, and Ollama behind some gateways
+            names = map(as_dict, as_list(self._fact("/api/tags").get("models")))
+            owner = "ollada" if "loaded" in self._fact("/health") else "library"
+            by_id = {str(entry["name"]): {"owned_by": owner} for entry in names if entry.get("name")}
         model = self._model or next(iter(by_id), "")
         if not model:
             raise ConfigError(f"{self.root} lists no model at /v1/models; give its name with --served-model")
@@ -175,9 +213,12 @@ class ServerClient:
         settings = {
             name: found[name] for name in _SETTINGS if isinstance(found.get(name), str) or is_number(found.get(name))
         }
+        places = ("/version", *_VERSION_AT.get(owner, ()))
+        told = (self._fact(place).get("version") for place in places)
+        version = next(filter(None, told), props.get("build_info"))
         return {
             "name": short(_OWNERS.get(owner, owner) or "unnamed"),
-            "version": short(str(self._fact("/version").get("version") or props.get("build_info") or "")),
+            "version": short(str(version or "")),
             "model": short(model),
             "settings": {name: short(value) if isinstance(value, str) else value for name, value in settings.items()},
         }
@@ -233,23 +274,30 @@ class ServerClient:
         """
         model = self.describe()["model"]
         while True:
-            as_ids, dropped = bool(prompt_ids) and self._takes_ids is not False, self.dropped
-            sent |= {"prompt": "ids" if as_ids else "text", **({"dropped": list(dropped)} if dropped else {})}
-            body = {"model": model, "prompt": list(prompt_ids) if as_ids else prompt, **fields}
-            body = {name: value for name, value in body.items() if name not in dropped}
+            as_ids, dropped = self._sends_ids(prompt_ids), self.dropped
+            kind = "messages" if self.api.takes_messages else "ids" if as_ids else "text"
+            sent |= {"prompt": kind, **({"dropped": list(dropped)} if dropped else {})}
+            kept = {name: value for name, value in fields.items() if name not in dropped}
+            kept = {self._length_name if name == "max_tokens" else name: value for name, value in kept.items()}
+            asked: Prompt = list(prompt_ids) if as_ids else json.loads(prompt) if kind == "messages" else prompt
+            body = self.api.body(model, asked, kept)
             try:
-                answer = self._retried(functools.partial(self._once, body, sent), self._patience)
+                attempt = functools.partial(self._once, body, fields["max_tokens"], sent)
+                answer = self._retried(attempt, self._patience)
             except _Rejected as rejection:
                 if re.search(rf"['\"`]{re.escape(model)}['\"`]", str(rejection)):  # not about this prompt
                     raise ConfigError(f"{self.root} refuses the model {model}: {rejection}") from None
                 if not self._adapt(rejection, as_ids, fields):
-                    asked = f"{len(prompt_ids)} prompt tokens, max_tokens {fields.get('max_tokens')}"
-                    refusal = f"the server refuses the request ({rejection.status}): {rejection} ({asked})"
+                    asked_for = f"{len(prompt_ids)} prompt tokens, max_tokens {fields.get('max_tokens')}"
+                    refusal = f"the server refuses the request ({rejection.status}): {rejection} ({asked_for})"
                     raise Refused(refusal) from None
                 continue
             if as_ids:
                 self._takes_ids = True
             return answer
+
+    def _sends_ids(self, prompt_ids: Sequence[int]) -> bool:
+        return bool(prompt_ids) and self._takes_ids is not False and not self.api.takes_messages
 
     def _adapt(self, rejection: _Rejected, as_ids: bool, fields: Mapping[str, Any]) -> bool:
         """Whether the request can be sent in another form: with the prompt as text, or without fields."""
@@ -260,12 +308,24 @@ class ServerClient:
                     log.warning("%s takes no token ids: prompts are sent as text, which it splits itself", self.root)
                 self._takes_ids = False
             return True
+        if re.search(r"\btemperature\b", text) and _VALUE.search(text):
+            raise ConfigError(
+                f"{self.root} refuses temperature={fields['temperature']}: {text}. Set one that it takes, such as "
+                "--set temperature=1.0, and draw several samples (--samples 4), whose accuracy has an interval"
+            )
+        if "max_completion_tokens" in text and self._length_name == "max_tokens":
+            log.warning("%s wants max_completion_tokens in place of max_tokens", self.root)
+            self._length_name = "max_completion_tokens"
+            return True
         needed = ("max_tokens", "stream")
-        unknown = [name for name in fields if name not in needed and re.search(rf"\b{name}\b", text)]
+        named = [name for name in fields if name not in needed and re.search(rf"\b{name}\b", text)]
+        more = [name for name in fields if name not in BASIC and name not in self.dropped]
+        # A chat that refuses one of the fields that not all have would refuse the next one, too.
+        unknown = more if self.api.takes_messages and set(named) & set(more) else named
         if not unknown or not (rejection.status == 422 or _UNKNOWN_FIELD.search(text)):
             return False
-        if "Unexpected fields in the request" in text and fields.get("temperature"):  # the words of transformers
-            raise ConfigError(
+        if "Unexpected fields in the request" in text and fields.get("temperature") and not self.api.takes_messages:
+            raise ConfigError(  # the words of transformers
                 "`transformers serve` samples only where the checkpoint's generation config does; set T=0"
             )
         with self._lock:
@@ -310,19 +370,18 @@ class ServerClient:
     def _reason(self, error: BaseException | None) -> str:
         return self.clean(str(error) or f"no answer ({type(error).__name__})")
 
-    def _once(self, body: Mapping[str, Any], sent: dict[str, Any]) -> Answer:
+    def _once(self, body: Mapping[str, Any], most_tokens: int, sent: dict[str, Any]) -> Answer:
         """One attempt. Its time begins with the request, so that earlier attempts and waiting are not in it."""
         http = self._http
         if http is None:
             raise DecodeError("the run was stopped")
         sent["attempts"] = sent.get("attempts", 0) + 1
-        most_tokens = body["max_tokens"]
         seconds = self._timeout * (_WHOLE + most_tokens / _TOKENS_PER_TIMEOUT)
         largest = _LARGEST_BODY + most_tokens * _BYTES_PER_TOKEN
         events: list[str] = []
         times: list[float] = []
         is_done, started = False, time.perf_counter()
-        place = f"{self.root}/v1/completions"
+        place = self.root + self.api.path
         with asked(http, "POST", place, seconds, largest, json=body) as (response, content):
             if response.status_code != 200:
                 raise self._fault(response, body_text(content))
@@ -349,6 +408,7 @@ class ServerClient:
             is_done=is_done,
             headers=headers,
             times=times,
+            api=self.api_name,
         )
         if streamed and not answer.finish_reason:
             if not self._gives_reasons:
@@ -357,7 +417,7 @@ class ServerClient:
         self._gives_reasons = True
         # The key may come in parts, too.
         answer = replace(answer, text=self.clean(answer.text), facts=self._cleaned(answer.facts))
-        check_facts(answer.facts, answer.text, answer.seconds, most_tokens)
+        check_facts(answer.facts, answer.text, most_tokens)
         created = next((str(chunk["created"]) for chunk in chunks if chunk.get("created")), "")
         self._refuse_repeated(str(answer.facts["id"]), (created, answer.text, answer.finish_reason))
         return self._noticed(answer, next((chunk["model"] for chunk in chunks if chunk.get("model")), ""))
@@ -409,34 +469,16 @@ class ServerClient:
         said = f"the server answers {status}: {message}" if message else f"the server answers {status}"
         return Passing(said, _retry_after(response.headers))
 
-    def clean(self, text: str) -> str:
-        """The text with a placeholder for the key, in whatever escapes a server writes it."""
-        return self._secret.sub("[API key]", text) if self._key else text
-
-    def _cleaned(self, value: Any) -> Any:
-        """A value of JSON with clean texts; nested no deeper than `parse_json` allows."""
-        if isinstance(value, Mapping):
-            return {self.clean(name): self._cleaned(inner) for name, inner in value.items()}
-        if isinstance(value, list):
-            return [self._cleaned(inner) for inner in value]
-        return self.clean(value) if isinstance(value, str) else value
-
 
 def client_of(args: ModelArgs) -> ServerClient:
     return ServerClient(
         args.base_url or "",
         model=args.served_model or "",
+        api=args.server_api,
         key_variable=args.api_key_env or "",
         timeout=args.timeout or _TIMEOUT,
         patience=_PATIENCE if args.patience is None else args.patience,
     )
-
-
-def _in_base64(key: bytes) -> Iterator[str]:
-    """Patterns of a key in base64, behind each number of bytes, as far as its own bits decide the letters."""
-    for before in range(3 if key else 0):
-        coded = base64.b64encode(bytes(before) + key)[(8 * before + 5) // 6 : 8 * (before + len(key)) // 6].decode()
-        yield f"(?-i:{coded.replace('+', '[+-]').replace('/', '[/_]')})"
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -174,16 +174,29 @@ class System:
         return self.files.tokenizer.beginning(enable_thinking=self.args.enable_thinking, now=self.prompt_time)
 
     def render_turns(self, turns: Turns) -> str:
-        """The prompt of an item; without a chat template, its texts as lm-eval puts them together."""
+        """The prompt of an item; without a chat template, its texts as lm-eval puts them together.
+
+        For a backend that takes conversations it is one in JSON. A server's chat begins the response itself, so what
+        the item begins it with is left out.
+        """
         user, system, opened = turns
-        if not self.has_template:
+        is_chat = self.backend.takes_messages
+        if not (is_chat or self.has_template):
             return f"{system}{user}{opened and ' '}{opened}"
-        by_role = {"system": system, "user": user, "assistant": opened}
+        by_role = {"system": system or (self.args.system_prompt or ""), "user": user, "assistant": opened}
+        by_role |= {"assistant": ""} if is_chat else {}
         messages = [{"role": role, "content": text} for role, text in by_role.items() if text or role == "user"]
+        if is_chat:
+            return json.dumps(messages, ensure_ascii=False)
         return self.render(messages, add_generation_prompt=not opened)
 
     def encode(self, text: str, *, plain: bool) -> list[int]:
-        """Token ids of a prompt, as `Tokenizer.encode`; with a BOS token in front if the arguments ask for one."""
+        """Token ids of a prompt, as `Tokenizer.encode`; with a BOS token in front if the arguments ask for one.
+
+        Empty for a conversation, whose template is the server's.
+        """
+        if self.backend.takes_messages:
+            return []
         tokens = self.files.tokenizer.encode(text, plain=plain)
         if not self.args.add_bos_token:
             return tokens

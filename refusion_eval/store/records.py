@@ -108,16 +108,17 @@ class Sample:
         joules: energy that the device used in `seconds`, from its own counter; None, and no key in the record, where it
             was not measured.
         prompts: the prompts that the item was asked with: ours, release (those of ReFusion's release) or other.
-        server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids" or
-            "text", as it was sent in the last of so many `attempts`; `dropped` lists the fields of the request that it
-            could not read; an error has these three only. `tokens` says what `num_tokens` rests on: the server's "ids",
-            the kept text split by the "tokenizer" here, or, without a tokenizer, the server's "usage", and is left out
-            where it tells none; without a tokenizer `template` is "none", because no chat template was applied.
-            `first_byte_seconds` is the client's. `model` is the model's name in the answer, where another was asked.
-            Where the server tells them: `id`, `finish_reason`, `prompt_tokens`,
-            `completion_tokens`, `cached_tokens` (of the prompt), `drafted_tokens`, `accepted_tokens`, and its own
-            `prefill_seconds`, `generation_seconds`, `queue_seconds` and `total_seconds`, `reasoning_tokens` (of the
-            `completion_tokens`), `forwards`, a `refusal` in words, and `from_cache`, if a proxy had the answer before.
+        server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids",
+            "text" or "messages", as it was sent in the last of so many `attempts`; `dropped` lists the fields of the
+            request that it could not read; an error has these three only, and `template`. That is "server" if the
+            server applied its own chat template, and "none" if no tokenizer is here and none was applied. `tokens` says
+            what `num_tokens` rests on: the server's "ids", the kept text split by the "tokenizer" here, or the server's
+            "usage", and is left out where it tells none. `first_byte_seconds` is the client's. `model` is the model's
+            name in the answer, where another was asked. Where the server tells them: `id`, `finish_reason`,
+            `prompt_tokens`, `completion_tokens`, `cached_tokens` (of the prompt), `drafted_tokens`, `accepted_tokens`,
+            its own `prefill_seconds`, `generation_seconds`, `queue_seconds` and `total_seconds`, `reasoning_tokens` (of
+            the `completion_tokens`), `forwards`, a `refusal` in words, the `reasoning` beside the text, and
+            `from_cache`, if a proxy had the answer before.
         protocol: name and short hash of the protocol that the sample was made under, NAME@HASH, which the store fills
             in; None, and no key in the record, without a protocol.
     """
@@ -286,6 +287,7 @@ class _Told:
     reasoning_tokens: float | None = None
     forwards: float | None = None
     refusal: str = ""
+    reasoning: str = ""
     from_cache: bool = False
 
     def __post_init__(self) -> None:

@@ -450,8 +450,10 @@ def test_check_prints_what_a_server_tells_of_itself():
         words = ["check", "--system", f"server:{peer.url}"]
         choices = ((), ("--json",), ("--model", MODEL))
         shown, as_json, with_files = (CliRunner().invoke(app, [*words, *more]).stdout for more in choices)
-    assert shown == with_files == f"{peer.url}: vLLM serves the model m\n{peer.url}: total_slots=2\n"
-    assert json.loads(as_json) == {"name": "vLLM", "version": "", "model": "m", "settings": {"total_slots": 2}}
+    lines = ("vLLM serves the model m", "total_slots=2", "asked by /v1/completions")
+    assert shown == with_files == "".join(f"{peer.url}: {line}\n" for line in lines)
+    told = {"name": "vLLM", "version": "", "model": "m", "settings": {"total_slots": 2}, "api": "completions"}
+    assert json.loads(as_json) == told
 
 
 def test_check_gives_a_server_two_attempts():

@@ -1,0 +1,187 @@
+"""Runs against servers with chats: what is sent, what records and tables hold, and how an interface is found."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from refusion_eval.cli import app
+from refusion_eval.errors import ConfigError
+from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.tables import summary, summary_table
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.server_client import ServerClient
+from refusion_eval.store.run_store import RunReader
+from tests.server.peers import Peer, serving
+
+pytest.importorskip("tenacity", reason="needs the extra `server`")
+
+MODEL = "embedded:autoregressive_sft"
+ANSWER = "2 + 2 = 4.\nThe answer is 4."
+USAGE = {"prompt_tokens": 30, "completion_tokens": 20}
+JSON = {"Content-Type": "application/json"}
+
+
+def event(content="", finish=None, **more):
+    choice = {"index": 0, "delta": {"content": content, **more.pop("delta", {})}, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice], "id": "chatcmpl-1", **more}).encode() + b"\n\n"
+
+
+def chat(number, body, *, usage=USAGE, reasoning="Four."):
+    parts = (event(delta={"reasoning_content": reasoning}), event(ANSWER[:7]), event(ANSWER[7:], "stop"))
+    last = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n" if usage else b""
+    return b"".join(parts) + last + b"data: [DONE]\n\n"
+
+
+def served(owner="m-owner", answer=chat):
+    return Peer(answer, facts={"/v1/models": {"data": [{"id": "m", "owned_by": owner}]}})
+
+
+def run(peer, run_dir, *more):
+    words = ["run", "--system", f"server:{peer.url}", "--tasks", "mini_gsm8k", "--limit", "2", "--warmup", "0"]
+    return CliRunner().invoke(app, [*words, "--run-dir", str(run_dir), "--patience", "0", *more])
+
+
+def samples(run_dir):
+    with RunReader.open(run_dir) as reader:
+        return list(reader.samples())
+
+
+def test_a_chat_gets_conversations_and_its_thoughts_are_never_judged(tmp_path):
+    with serving(served()) as peer:
+        words = ["--server-api", "chat", "--system-prompt", "Be brief.", "--reasoning-effort", "low"]
+        assert run(peer, tmp_path / "a", *words).exit_code == 0
+    assert set(peer.paths) >= {"/v1/chat/completions"}
+    body = peer.bodies[0]
+    assert [turn["role"] for turn in body["messages"]] == ["system", "user"]
+    assert body["messages"][0]["content"] == "Be brief."
+    assert body["messages"][1]["content"].endswith("End with: The answer is <number>.")
+    assert (body["max_tokens"], body["temperature"], body["reasoning_effort"]) == (96, 0.0, "low")
+    assert "add_special_tokens" not in body
+    for sample in samples(tmp_path / "a"):
+        assert (sample.text, sample.tokens, sample.num_tokens, sample.num_forwards) == (ANSWER, None, 20, 0)
+        assert (sample.server["prompt"], sample.server["template"]) == ("messages", "server")
+        assert (sample.server["reasoning"], sample.server["tokens"]) == ("Four.", "usage")
+    shown = summary_table(summary(run_measurements([tmp_path / "a"]))).markdown()
+    assert "server's template" in shown
+    assert "TPF" not in shown.splitlines()[0]
+
+
+def test_another_interface_system_prompt_or_effort_is_another_run(tmp_path):
+    with serving(served()) as peer:
+        assert run(peer, tmp_path / "a", "--server-api", "chat").exit_code == 0
+        for more in (["--server-api", "completions"], ["--server-api", "chat", "--system-prompt", "Be brief."]):
+            assert run(peer, tmp_path / "a", *more).exit_code == 1
+
+
+def test_without_usage_a_chat_has_tokens_only_where_files_count_them(tmp_path):
+    def answer(number, body):
+        return chat(number, body, usage=None)
+
+    with serving(served(answer=answer)) as peer:
+        run(peer, tmp_path / "a", "--server-api", "chat")
+        run(peer, tmp_path / "b", "--server-api", "chat", "--model", MODEL)
+    assert {sample.num_tokens for sample in samples(tmp_path / "a")} == {None}
+    counted = samples(tmp_path / "b")[0]
+    assert counted.num_tokens > 10
+    assert counted.server["tokens"] == "tokenizer"
+    metrics = {figure.metric for figure in run_measurements([tmp_path / "a"])}
+    assert not {"server_tps", "tps", "tpf"} & metrics
+
+
+def test_a_count_of_a_canvas_is_no_count_of_an_answer(tmp_path):
+    with serving(served("dlmserve")) as peer:
+        assert run(peer, tmp_path / "a").exit_code == 0
+    assert {sample.num_tokens for sample in samples(tmp_path / "a")} == {None}
+    assert samples(tmp_path / "a")[0].server["completion_tokens"] == 20
+
+
+def test_what_not_every_chat_knows_is_left_out_after_one_refusal(tmp_path):
+    def answer(number, body):
+        if "top_k" in body or "min_p" in body:
+            message = "Unrecognized request argument supplied: top_k"
+            return 400, JSON, json.dumps({"error": {"message": message}}).encode()
+        return chat(number, body)
+
+    with serving(served(answer=answer)) as peer:
+        assert run(peer, tmp_path / "a", "--server-api", "chat").exit_code == 0
+    assert len(peer.bodies) == 3  # for two items
+    assert peer.bodies[-1].keys() == {
+        *("model", "messages", "max_tokens", "temperature", "top_p", "seed", "stream", "stream_options")
+    }
+    assert "min_p" in samples(tmp_path / "a")[0].server["dropped"]
+
+
+def test_a_temperature_that_a_server_refuses_ends_the_run_and_names_the_range(tmp_path):
+    def answer(number, body):
+        found = [{"loc": ["body", "temperature"], "msg": "Input should be greater than or equal to 0.5"}]
+        return 400, JSON, json.dumps({"error": {"message": found}}).encode()
+
+    with serving(served("Inception", answer)) as peer:
+        done = run(peer, tmp_path / "a")
+    assert done.exit_code == 1
+    assert "refuses temperature=0.0" in str(done.exception)
+    assert "greater than or equal to 0.5" in str(done.exception)
+    assert "--samples 4" in str(done.exception)
+
+
+def test_a_server_that_calls_the_length_otherwise_gets_its_name(tmp_path):
+    def answer(number, body):
+        if "max_tokens" in body:
+            message = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+            return 400, JSON, json.dumps({"error": {"message": message, "param": "max_tokens"}}).encode()
+        return chat(number, body)
+
+    with serving(served(answer=answer)) as peer:
+        assert run(peer, tmp_path / "a", "--server-api", "chat").exit_code == 0
+    assert [body.get("max_completion_tokens") for body in peer.bodies] == [None, 96, 96]
+
+
+def test_ollama_gets_its_options_and_streams_a_line_an_object(tmp_path):
+    def answer(number, body):
+        said = [{"thinking": "Four.", "content": ""}, {"content": ANSWER}]
+        lines = [{"message": one, "done": False} for one in said]
+        lines.append({"message": {"content": ""}, "done": True, "done_reason": "stop", "eval_count": 20})
+        return (
+            200,
+            {"Content-Type": "application/x-ndjson"},
+            b"".join(json.dumps(one).encode() + b"\n" for one in lines),
+        )
+
+    with serving(served("library", answer)) as peer:
+        assert run(peer, tmp_path / "a").exit_code == 0
+    (body,) = {json.dumps(body, sort_keys=True): body for body in peer.bodies[:1]}.values()
+    assert body["options"] | {"num_predict": 96, "gen_length": 96, "temperature": 0.0, "top_k": -1} == body["options"]
+    assert "max_tokens" not in body
+    sample = samples(tmp_path / "a")[0]
+    assert (sample.text, sample.num_tokens, sample.server["reasoning"]) == (ANSWER, 20, "Four.")
+
+
+@pytest.mark.parametrize(
+    ("there", "found"), [(("/v1/completions", "/v1/chat/completions"), "completions"),
+                         (("/v1/chat/completions",), "chat"), (("/api/chat",), "ollama"), ((), "completions")],
+)  # fmt: skip
+def test_what_an_unknown_server_has_is_found_by_one_token(there, found):
+    class Choosy(Peer):
+        def reply(self, path, headers, body):
+            return super().reply(path, headers, body) if not body or path in there else (404, JSON, b"{}")
+
+    with serving(Choosy(facts=served().facts)) as peer:
+        client = ServerClient(peer.url, timeout=5.0, patience=0.0)
+        client.start()
+        assert client.api_name == found
+    assert {body.get("max_tokens", body.get("options", {}).get("num_predict")) for body in peer.bodies} == {1}
+
+
+def test_check_says_by_which_interface_a_server_is_asked():
+    with serving(served("Inception")) as peer:
+        words = ["check", "--system", f"server:{peer.url}"]
+        shown, as_json = (CliRunner().invoke(app, [*words, *more]).stdout for more in ((), ("--json",)))
+    assert f"{peer.url}: asked by /v1/chat/completions\n" in shown
+    assert json.loads(as_json)["api"] == "chat"
+
+
+@pytest.mark.parametrize("argument", [{"system_prompt": "Be brief."}, {"reasoning_effort": "low"}])
+def test_arguments_of_chats_need_a_chat(argument):
+    with pytest.raises(ConfigError, match="is for chats only; add server_api=chat"):
+        parse_model_args({"decoder": "server", "base_url": "http://h", **argument})
