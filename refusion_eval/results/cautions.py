@@ -23,6 +23,7 @@ CARDS_SENTENCE = (
     "measured on another card differs by that too (the command flips shows how far)."
 )
 _CUT = "Cut short: responses that reached the length of the settings, and so may lack their answer."
+_ONE = "One answer: nearly all answers to the choices are the same letter, as of a model that guesses"
 _OTHER_PROMPTS = "Other prompts: neither those of this project nor those of the release."
 _SLOWED = "Speed is lower than need be: "
 
@@ -74,6 +75,7 @@ class Conditions(NamedTuple):
     unscored: str = ""
     isolated: bool = True
     num_cut: int = 0
+    one_answer: str = ""
     prompts: str = OURS
     batch_size: str = ""
     hardware: str = ""
@@ -104,7 +106,7 @@ class Conditions(NamedTuple):
 
 
 _COUNTS = ("errors", "num_refused", "num_cut")
-_LISTS = dict.fromkeys(("unfinished", "limited", "prompts", "protocol", "slowed_by", "server_notes"), "|")
+_LISTS = dict.fromkeys(("unfinished", "limited", "one_answer", "prompts", "protocol", "slowed_by", "server_notes"), "|")
 _LISTS |= dict.fromkeys(("hardware", "card"), " | ")
 
 
@@ -134,6 +136,7 @@ def cautions(of: Conditions) -> list[Caution]:
         ),
         Caution("no isolation", _sentence(UNISOLATED)): not of.isolated,
         Caution("cut short", _CUT, str(of.num_cut)): of.num_cut,
+        Caution("one answer", f"{_ONE} ({of.one_answer}).", "" if of.is_mean else of.one_answer): of.one_answer,
         Caution("other prompts", _OTHER_PROMPTS): OTHER in of.prompts.split("|"),
         Caution("mixed hardware", f"Samples of this task come from several machines: {of.hardware}."): (
             len(machines) > 1 and not of.is_mean
@@ -189,6 +192,7 @@ def _of_samples(entries: Iterable[Conditions]) -> list[str]:
         f"{num_refused} {_REFUSED}.": num_refused,
         f"No isolation: {UNISOLATED}.": not all(of.isolated for of in every),
         _CUT: any(of.num_cut for of in every),
+        f"{_ONE}.": any(of.one_answer for of in every),
         _OTHER_PROMPTS: any(OTHER in of.prompts.split("|") for of in every),
     }
     return [*extent_sentences(of for of in every if not of.is_mean), *that_hold(statements)]

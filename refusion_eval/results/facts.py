@@ -99,6 +99,7 @@ class Extent(NamedTuple):
         return Conditions.of(self, run_id=run.run_id, command=run.command, task=task)
 
 
+_FEWEST_LETTERS, _MOST_SHARE = 20, 0.8  # answers, and the share of one letter that no set of right answers has
 UNKNOWN = Extent(0, 0, 0)  # of a task under several settings, whose shares the run does not say
 
 
@@ -180,6 +181,7 @@ class TaskFacts:
             unscored=str(self.num_unscored or ""),
             isolated=self.isolated,
             num_cut=self.num_cut,
+            one_answer=self.one_answer,
             prompts=self.row.prompts,
             hardware=" | ".join(sorted(self.hardware)),
             card=" | ".join(sorted(self.cards)),
@@ -194,6 +196,15 @@ class TaskFacts:
     def unjudged(self) -> list[str]:
         """Items whose text no sandbox could judge, which counts as wrong."""
         return sorted({s.item_id for s in self.samples if s.verdict is not None and s.verdict.verdict == "error"})
+
+    @property
+    def one_answer(self) -> str:
+        """`96 of 100 are C` where nearly all answers to choices are one letter, as of a model that guesses."""
+        letters = [one.verdict.extracted for one in self.samples if one.verdict and one.verdict.extracted]
+        if self.kind != "choice" or len(letters) < _FEWEST_LETTERS:
+            return ""
+        letter, count = Counter(letters).most_common(1)[0]
+        return f"{count} of {len(letters)} are {letter}" if count >= _MOST_SHARE * len(letters) else ""
 
     @property
     def isolated(self) -> bool:

@@ -446,3 +446,14 @@ def test_both_renderings_say_that_there_were_errors(write_run, make_sample):
     for text in renderings(lines):
         assert "ReFusion [1 errors" in text
         assert "1 samples are errors and in no figure" in text
+
+
+@pytest.mark.parametrize(
+    ("letters", "told"), [("C" * 19 + "ABD", "19 of 22 are C"), ("C" * 15 + "ABDABDA", ""), ("C" * 9, "")]
+)
+def test_answers_that_are_nearly_all_one_letter_are_a_caution(write_run, make_sample, letters, told):
+    samples = [make_sample(number, task="mini_gpqa") for number in range(len(letters))]
+    scores = [score_of(one, letter == "A", extracted=letter) for one, letter in zip(samples, letters, strict=True)]
+    figure = figures(run_measurements([write_run("guesses", samples, scores)]), "mini_gpqa", "guesses")["accuracy"]
+    assert figure.one_answer == told
+    assert ([one.amount for one in figure.cautions if one.kind == "one answer"] == [told]) == bool(told)
