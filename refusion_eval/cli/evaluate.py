@@ -200,19 +200,22 @@ def run(
     ] = None,
     allow_code: parameters.AllowCode = False,
     fail_if: parameters.FailIf = None,
+    junit: parameters.Junit = None,
     as_json: parameters.Json = False,
 ) -> None:
     """Run tasks with one system, and print the table. Every sample is recorded and scored."""
     conditions = run_conditions(fail_if or ())
     if conditions and turn is not None:
         raise ConfigError("--fail-if is about the table, and --round prints none; give it with the whole run")
-    shown = {"fail_if", "as_json"}
+    cli.prepare(junit)
+    shown = {"fail_if", "junit", "as_json"}
     of_user = {name: value for name, value in context.params.items() if _is_given(context, name) and name not in shown}
     status = carry_out(
         plan_of(of_user) if protocol is None else plan_of_protocol(of_user),
         with_tables=turn is None,
         with_load=bool(concurrency),
         conditions=conditions if fail_if else None,
+        junit_file=junit,
         as_json=as_json,
     )
     raise typer.Exit(status)

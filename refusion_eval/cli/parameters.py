@@ -87,6 +87,9 @@ FailIf = Annotated[
         help="End with exit status 4 if a figure meets this, or is absent: [TASK:] METRIC < NUMBER. Again for more.",
     ),
 ]
+Junit = Annotated[
+    Path | None, typer.Option("--junit", help="Also write the conditions of --fail-if as JUnit XML, which CI shows.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs, instead of text.")]
 Csv = Annotated[Path | None, typer.Option(help="Also write every figure as CSV.")]
 Markdown = Annotated[Path | None, typer.Option(help="Also write the table as Markdown.")]

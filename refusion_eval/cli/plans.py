@@ -15,7 +15,7 @@ from refusion_eval.benchmarks import RELEASE
 from refusion_eval.cli import parameters
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tasks import plan_run
-from refusion_eval.results.gate import Condition, Failure, failures_of_run
+from refusion_eval.results.gate import Condition, Failure, failures_of_run, junit
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
@@ -23,6 +23,7 @@ from refusion_eval.runs.model_args import LOOPS, OF_SERVERS, server_place
 from refusion_eval.runs.plan import Plan, PlannedRun, Turn
 from refusion_eval.runs.systems import system_arguments
 from refusion_eval.runs.terminal import Interruption, resume_hint
+from refusion_eval.store.atomic_write import write_output
 from refusion_eval.store.records import REFUSED, SERVER
 
 # Model arguments that are options of `run`, as FIELD or FIELD:OPTION.
@@ -135,6 +136,7 @@ def carry_out(
     with_tables: bool = True,
     with_load: bool = False,
     conditions: Sequence[Condition] | None = None,
+    junit_file: Path | None = None,
     as_json: bool = False,
 ) -> int:
     """Makes the runs of a plan, each with all its turns before the next, and returns the exit status.
@@ -143,6 +145,7 @@ def carry_out(
         with_tables: print the figures of each run, and write them into its folder.
         with_load: then print throughput and latency of the runs by their number of requests at once.
         conditions: those on the figures; None if none were given.
+        junit_file: where they are written as JUnit XML.
         as_json: print the figures as JSON.
     """
     cli.log_to_stderr()
@@ -152,6 +155,7 @@ def carry_out(
 
     outcomes, model_cache = [], ModelCache()
     failures: list[Failure] = []
+    tasks: dict[str, None] = {}
     for run in plan.runs:
         with Interruption(functools.partial(resume_hint, run.run_dir), finish_first=False):
             run_worker_or_return(run.args)
@@ -161,8 +165,11 @@ def carry_out(
                 cells, csv, markdown = measurement_cells(figures), run.run_dir / "results.csv", run.run_dir / "table.md"
                 failed = None if conditions is None else failures_of_run(conditions, figures)
                 failures += failed or ()
+                tasks.update(dict.fromkeys(figure.task for figure in figures))
                 table = summary_table(summary(figures))
                 cli.show(table, cells, as_json=as_json, csv=csv, markdown=markdown, failures=failed)
+    if junit_file is not None:
+        write_output(junit_file, junit(conditions or (), tasks, failures))
     if with_load:
         cli.show_load([run.run_dir for run in plan.runs], as_json=as_json)
     outcome = Outcome.of(outcomes)

@@ -17,6 +17,7 @@ from refusion_eval.report.frames import frames, play
 from refusion_eval.report.replay import Replay, Speller, replay_of
 from refusion_eval.report.sample import find_sample, sample_replay, speller_of
 from refusion_eval.results import compare as comparing
+from refusion_eval.results import gate
 from refusion_eval.results.cautions import extent_sentences
 from refusion_eval.results.facts import extents_of
 from refusion_eval.results.gate import comparison_conditions, failures_of_comparison
@@ -91,6 +92,7 @@ def compare(
     markdown: parameters.Markdown = None,
     latex: parameters.Latex = None,
     fail_if: parameters.FailIf = None,
+    junit: parameters.Junit = None,
     as_json: parameters.Json = False,
 ) -> None:
     """Compare two runs item by item. It shows the difference with its interval, flips, settings and speed.
@@ -98,10 +100,13 @@ def compare(
     For CI, `--fail-if "accuracy < -2 (p < 0.05)"` fails a loss of more than 2 points that is no chance.
     """
     conditions = comparison_conditions(fail_if or ())
-    cli.prepare(csv, items, markdown, latex)
+    cli.prepare(csv, items, markdown, latex, junit)
     comparison = comparing.compare_runs(before, after, common_items=common_items, filter_name=filter_name)
     shown, cells = comparing.comparison_table(comparison), comparing.comparison_cells(comparison)
-    failures = failures_of_comparison(conditions, cli.objects(*cells)) if fail_if else None
+    rows = cli.objects(*cells)
+    failures = failures_of_comparison(conditions, rows) if fail_if else None
+    if junit is not None:
+        write_output(junit, gate.junit(conditions, [row["task"] for row in rows], failures or ()))
     cli.show(shown, cells, as_json=as_json, csv=csv, latex=latex, failures=failures)
     if not as_json:
         cli.tell("\n".join(comparing.details(comparison)))

@@ -4,6 +4,7 @@ import operator
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 from refusion_eval.benchmarks import find_task
 from refusion_eval.config import check_keys
@@ -135,6 +136,19 @@ def failures_of_comparison(conditions: Sequence[Condition], rows: Sequence[Mappi
                 failures.append(Failure(condition.text, task, value, f"{condition.metric} is {value:.6g}{p}"))
         failures += _absent(condition, by_task)
     return failures
+
+
+def junit(conditions: Sequence[Condition], tasks: Collection[str], failures: Sequence[Failure]) -> str:
+    """The conditions as test cases in JUnit's XML, one for each task that a condition is about, for CI to show."""
+    failed = {(failure.condition, failure.task): failure for failure in failures}
+    cases = [(condition.text, task) for condition in conditions for task in _tasks(condition, tasks)]
+    suite = ElementTree.Element("testsuite", name="refusion-eval", failures=str(len(failed)))
+    for text, task in dict.fromkeys([*cases, *failed]):
+        case = ElementTree.SubElement(suite, "testcase", classname=task or "all tasks", name=text)
+        if failure := failed.get((text, task)):
+            ElementTree.SubElement(case, "failure", message=failure.reason)
+    suite.set("tests", str(len(suite)))
+    return f'{ElementTree.tostring(suite, encoding="unicode")}\n'
 
 
 def _tasks(condition: Condition, tasks: Collection[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -122,6 +123,17 @@ def test_the_json_says_which_conditions_failed(write_run):
     assert (failed["condition"], failed["task"], failed["value"]) == ("accuracy < -2 (p < 0.05)", "mini_gsm8k", -50)
 
 
+def test_conditions_stand_in_junit_xml_one_for_each_task(write_run, tmp_path):
+    words = ("--junit", str(tmp_path / "junit.xml"), "--fail-if", "accuracy < -2", "--fail-if", "gained > 0")
+    compared(write_run, *words, "--fail-if", "math: lost > 3")
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "2")
+    found = {case.get("name"): (case.get("classname"), [one.get("message") for one in case]) for case in suite}
+    assert found["accuracy < -2"] == ("mini_gsm8k", ["difference is -50"])
+    assert found["gained > 0"] == ("mini_gsm8k", [])
+    assert found["math: lost > 3"] == ("math", ["there is no task math (there are mini_gsm8k)"])
+
+
 def test_a_comparison_that_passes_ends_with_0_and_has_no_failures(write_run):
     done = compared(write_run, "--json", "--fail-if", "accuracy < -60")
     assert (done.exit_code, json.loads(done.stdout)["failed"]) == (0, [])
@@ -149,8 +161,9 @@ def test_a_run_fails_below_a_bound_and_passes_above_it(tmp_path, checkpoint):
     ]
     statuses = {"tpf < 1000": 4, "tpf > 1000": 0, "mbu < 0": 4}  # without a warm-up there are no speeds
     for condition, status in statuses.items():
-        done = CliRunner().invoke(app, [*words, "--fail-if", condition])
+        done = CliRunner().invoke(app, [*words, "--fail-if", condition, "--junit", str(tmp_path / "junit.xml")])
         assert done.exit_code == status, done.output
+        assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("failures") == str(int(status == 4))
         assert len(json.loads(done.stdout)["failed"]) == (status == 4)
     done = CliRunner().invoke(app, [*words, "--round", "1/2", "--fail-if", "tpf < 1"])
     assert "--round prints none" in str(done.exception)

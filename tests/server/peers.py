@@ -152,3 +152,9 @@ def serving(peer: Peer, port: int = 0) -> Iterator[Peer]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -175,7 +174,7 @@ def save_random(directory: Path, family: str, **rope) -> None:
 
 @pytest.mark.slow
 def test_transformers_serve_gives_the_same_texts_and_counts(tmp_path, ours):
-    model, port = str(embedded_path("autoregressive_sft")), free_port()
+    model, port = str(embedded_path("autoregressive_sft")), peers.free_port()
     script = Path(sys.executable).with_name("transformers")
     words = [
         script,
@@ -214,12 +213,6 @@ def test_a_server_of_the_user_gives_the_same_tokens(tmp_path, ours):
         pytest.skip("needs REFUSION_EVAL_TEST_SERVER, the address of a server of embedded:autoregressive_sft")
     theirs = run(tmp_path / "a", "--system", "server", "--base-url", url)
     assert {key: sample.tokens for key, sample in theirs.items()} == {key: s.tokens for key, s in ours.items()}
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def wait_for(url: str) -> None:
