@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import Task
 from refusion_eval.metrics import by_item
-from refusion_eval.models.packaged import MODELS
 from refusion_eval.paths import embedded_name
 from refusion_eval.protocol.spec import Protocol, deciding, read_protocol
 from refusion_eval.results.facts import RunFacts, read_facts
@@ -33,12 +32,12 @@ def protocol_differences(first: str, second: str, **allowed: Any) -> list[str]:
     names = (first, second)
     are_runs = [(Path(name) / RUN_JSON).is_file() for name in names]
     if not any(are_runs):
-        one, other = (read_protocol(name, **allowed).content() for name in names)
+        one, other = (read_protocol(name, **allowed, is_alone=False).content() for name in names)
         return _differences(one, other, names)
     if all(are_runs):
         return _differences(_of_run(first, {}), _of_run(second, {}), names)
     run, protocol = names if are_runs[0] else reversed(names)
-    read = read_protocol(protocol, **allowed)
+    read = read_protocol(protocol, **allowed, is_alone=False)
     candidates = [_sides(run, read.content(), system) for system in _possible(run, read)]
     # A run outside the protocol is compared with the system that it differs least from.
     recorded, wanted = min(candidates, key=lambda pair: len(_differences(pair[0], pair[1], names)))
@@ -173,8 +172,7 @@ def _pinned(args: ModelArgs) -> str:
         return f"a {'folder' if place.is_dir() else 'file'}, recorded by its hash"
     if args.pretrained.startswith((".", "/", "~")):
         return "there is no such folder yet"
-    pinned = MODELS[args.pretrained].sha256 if args.pretrained in MODELS else args.revision
-    revision = "not pinned" if pinned is None else f"pinned ({pinned[:12]})"
+    revision = "not pinned" if args.pinned is None else f"pinned ({args.pinned[:12]})"
     return revision + (", adapter not pinned" if args.adapter else "")
 
 

@@ -238,13 +238,18 @@ def protocol_file(name: str) -> Path:
 
 
 def read_protocol(
-    name: str, *, allow_code: bool = False, of_servers: Mapping[str, Any] = MappingProxyType({})
+    name: str,
+    *,
+    allow_code: bool = False,
+    of_servers: Mapping[str, Any] = MappingProxyType({}),
+    is_alone: bool = True,
 ) -> Protocol:
     """Reads and checks a protocol; raises ConfigError for an unknown field, name or value.
 
     Args:
         allow_code: whether the file may name code, which is imported then.
         of_servers: arguments of every system that a server decodes, over those of the file.
+        is_alone: whether it has to use them, because no other file is read beside it.
     """
     path, where = protocol_file(name), f"protocol {name}"
     config.check_name(path.stem, f"{where}: the name of the file")
@@ -256,7 +261,8 @@ def read_protocol(
         system: _entry(f"{where}: systems: {system}", system, row, allow_code, of_servers)
         for system, row in rows.items()
     }
-    check_used(of_servers, (entry["arguments"] for entry in systems.values()), where)
+    if is_alone:
+        check_used(of_servers, (entry["arguments"] for entry in systems.values()), where)
     protocol = config.build(Protocol, {**content, "name": path.stem, "systems": systems}, where)
     for system in systems:
         protocol.arguments(system)

@@ -25,6 +25,7 @@ from refusion_eval.config import (
 )
 from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.packaged import MODELS
 from refusion_eval.paths import embedded_name, embedded_path
 from refusion_eval.runs.systems import EMBEDDED_NAMES, NO_FILES, system_arguments
 from refusion_eval.store.records import SERVER
@@ -206,6 +207,11 @@ class ModelArgs(CheckpointOptions):
     def is_apart(self) -> bool:
         """Whether a server decodes on a machine that is not known, so that its speed compares with no other."""
         return self.loop == SERVER and self.server_threads is None
+
+    @property
+    def pinned(self) -> str | None:
+        """The hash or commit that decides the weights; None for a name that may mean others on another day."""
+        return MODELS[self.pretrained].sha256 if self.pretrained in MODELS else self.revision
 
     @property
     def checkpoint(self) -> str:

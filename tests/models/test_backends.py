@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from refusion_eval.errors import ConfigError
-from refusion_eval.models import attention, native
+from refusion_eval.models import attention, products
 from refusion_eval.models.device import choose_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -24,7 +24,7 @@ def test_a_cpu_compiles_forwards_whatever_the_weights(name, dtype, expected, fla
 
 
 def test_without_the_products_of_torch_a_cpu_takes_sdpa(monkeypatch):
-    monkeypatch.setattr(native, "obstacle", lambda: "this build of torch has no products")
+    monkeypatch.setattr(products, "obstacle", lambda: "this build of torch has no products")
     assert choose_backend("auto", torch.float32, CPU) == "sdpa"
     with pytest.raises(ConfigError, match="no products; use attention='sdpa'"):
         choose_backend("native", torch.float32, CPU)

@@ -154,8 +154,8 @@ def test_a_second_call_decodes_nothing_and_a_lost_point_is_made_again(
 
 def test_points_of_one_checkpoint_share_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
-    original = system.System._open
-    monkeypatch.setattr(system.System, "_open", lambda self, wanted: opened.append(wanted) or original(self, wanted))
+    original = system.api.LoadedModel
+    monkeypatch.setattr(system.api, "LoadedModel", lambda wanted: opened.append(wanted) or original(wanted))
     run_sweep(_spec(tmp_path, around={"tau_slot": [0.5, 0.1]}), tmp_path / "out")
     assert len(opened) == 1
 
