@@ -13,7 +13,7 @@ from refusion_eval.benchmarks import BENCHMARKS, Task
 from tests.server.peers import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVER = '''
+SERVER = """
 import json, os, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
-'''
+"""
 
 
 @pytest.mark.slow

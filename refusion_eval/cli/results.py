@@ -20,7 +20,6 @@ from refusion_eval.results import compare as comparing
 from refusion_eval.results import gate
 from refusion_eval.results.cautions import extent_sentences
 from refusion_eval.results.facts import extents_of
-from refusion_eval.results.gate import comparison_conditions, failures_of_comparison
 from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.measurement import notes_of
 from refusion_eval.results.published import read_published
@@ -47,8 +46,7 @@ Margin = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="Points of score by which a value of a sweet spot (figures 4 and 8, claims P15 to P18) may be worse than "
-        "the baseline. Default: 2.",
+        help="Points by which the score of a sweet spot (figures 4, 8, claims P15 to P18) may be worse. Default: 2.",
     ),
 ]
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, finished or not.")]
@@ -99,14 +97,13 @@ def compare(
 
     For CI, `--fail-if "accuracy < -2 (p < 0.05)"` fails a loss of more than 2 points that is no chance.
     """
-    conditions = comparison_conditions(fail_if or ())
+    conditions = gate.comparison_conditions(fail_if or ())
     cli.prepare(csv, items, markdown, latex, junit)
     comparison = comparing.compare_runs(before, after, common_items=common_items, filter_name=filter_name)
     shown, cells = comparing.comparison_table(comparison), comparing.comparison_cells(comparison)
-    rows = cli.objects(*cells)
-    failures = failures_of_comparison(conditions, rows) if fail_if else None
+    failures = gate.failures_of_comparison(conditions, cli.objects(*cells)) if fail_if else None
     if junit is not None:
-        write_output(junit, gate.junit(conditions, [row["task"] for row in rows], failures or ()))
+        write_output(junit, gate.junit(conditions, [row["task"] for row in cli.objects(*cells)], failures or ()))
     cli.show(shown, cells, as_json=as_json, csv=csv, latex=latex, failures=failures)
     if not as_json:
         cli.tell("\n".join(comparing.details(comparison)))

@@ -148,7 +148,7 @@ def junit(conditions: Sequence[Condition], tasks: Collection[str], failures: Seq
         if failure := failed.get((text, task)):
             ElementTree.SubElement(case, "failure", message=failure.reason)
     suite.set("tests", str(len(suite)))
-    return f'{ElementTree.tostring(suite, encoding="unicode")}\n'
+    return f"{ElementTree.tostring(suite, encoding='unicode')}\n"
 
 
 def _tasks(condition: Condition, tasks: Collection[str]) -> list[str]:

@@ -194,9 +194,9 @@ class ServerClient:
         entries = list(filter(as_dict, as_list(listed.get("data"))))
         by_id = {str(entry.get("id")): entry for entry in entries}
         if not by_id:  # ollada, and Ollama behind some gateways
-            names = map(as_dict, as_list(self._fact("/api/tags").get("models")))
+            tagged = map(as_dict, as_list(self._fact("/api/tags").get("models")))
             owner = "ollada" if "loaded" in self._fact("/health") else "library"
-            by_id = {str(entry["name"]): {"owned_by": owner} for entry in names if entry.get("name")}
+            by_id = {str(entry["name"]): {"owned_by": owner} for entry in tagged if entry.get("name")}
         model = self._model or next(iter(by_id), "")
         if not model:
             raise ConfigError(f"{self.root} lists no model at /v1/models; give its name with --served-model")
@@ -376,13 +376,13 @@ class ServerClient:
         if http is None:
             raise DecodeError("the run was stopped")
         sent["attempts"] = sent.get("attempts", 0) + 1
-        seconds = self._timeout * (_WHOLE + most_tokens / _TOKENS_PER_TIMEOUT)
+        longest = self._timeout * (_WHOLE + most_tokens / _TOKENS_PER_TIMEOUT)
         largest = _LARGEST_BODY + most_tokens * _BYTES_PER_TOKEN
         events: list[str] = []
         times: list[float] = []
         is_done, started = False, time.perf_counter()
         place = self.root + self.api.path
-        with asked(http, "POST", place, seconds, largest, json=body) as (response, content):
+        with asked(http, "POST", place, longest, largest, json=body) as (response, content):
             if response.status_code != 200:
                 raise self._fault(response, body_text(content))
             headers = {name.lower(): self.clean(value) for name, value in response.headers.items()}
@@ -417,7 +417,7 @@ class ServerClient:
         self._gives_reasons = True
         # The key may come in parts, too.
         answer = replace(answer, text=self.clean(answer.text), facts=self._cleaned(answer.facts))
-        check_facts(answer.facts, answer.text, most_tokens)
+        check_facts(answer.facts, answer.text, most_tokens, longest)
         created = next((str(chunk["created"]) for chunk in chunks if chunk.get("created")), "")
         self._refuse_repeated(str(answer.facts["id"]), (created, answer.text, answer.finish_reason))
         return self._noticed(answer, next((chunk["model"] for chunk in chunks if chunk.get("model")), ""))

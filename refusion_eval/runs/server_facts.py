@@ -150,12 +150,17 @@ def own_seconds(facts: Mapping[str, Any], seconds: float) -> float | None:
     return None if most > seconds * (1 + _CLOCK_SHARE) + _CLOCK_SECONDS else own
 
 
-def check_facts(facts: Mapping[str, Any], text: str, most_tokens: int) -> None:
-    """Raises DecodeError for what the request makes impossible, so that it becomes no figure."""
+def check_facts(facts: Mapping[str, Any], text: str, most_tokens: int, longest: float) -> None:
+    """Raises DecodeError for what the request makes impossible, so that it becomes no figure.
+
+    Args:
+        longest: seconds that the answer could have taken before the client gave it up.
+    """
     tokens, accepted = (facts.get(f"{name}_tokens", 0) for name in ("completion", "accepted"))
     drafted = facts.get("drafted_tokens", accepted)
     cached, read = facts.get("cached_tokens", 0), facts.get("prompt_tokens", MOST)
     parts = [facts[name] for name in ("prefill_seconds", "generation_seconds") if name in facts]
+    own = max(sum(parts), facts.get("total_seconds", 0), facts.get("queue_seconds", 0))
     counts = [value for name, value in facts.items() if name.endswith("_tokens") or name == "forwards"]
     impossible = {
         f"{tokens} tokens, where max_tokens is {most_tokens}": tokens > most_tokens,
@@ -163,6 +168,7 @@ def check_facts(facts: Mapping[str, Any], text: str, most_tokens: int) -> None:
         "a part of a token": any(value != int(value) for value in counts),
         f"{accepted} accepted drafts of {drafted}": accepted > drafted,
         f"{accepted} accepted drafts among {tokens or most_tokens} tokens": accepted >= (tokens or most_tokens),
+        f"{own:.3g} s of its own, where an answer may take {longest:.3g} s": own > longest,
         f"{sum(parts):.3g} s for {tokens} tokens": len(parts) == 2 and sum(parts) < tokens * _SECONDS_PER_TOKEN,
         f"a text of more than {LONGEST_TEXT >> 20} MiB": len(text) > LONGEST_TEXT,
     }

@@ -498,6 +498,9 @@ def test_a_folder_of_rows_that_does_not_exist_is_refused_before_anything_is_run(
 VALUES = {
     "base_url": ["http://127.0.0.1:9"],
     "served_model": ["other"],
+    "server_api": ["chat"],
+    "system_prompt": ["Be brief."],
+    "reasoning_effort": ["low"],
     "server_name": ["nightly"],
     "api_key_env": ["HOME"],
     "timeout": ["9"],

@@ -64,7 +64,7 @@ def test_a_chat_gets_conversations_and_its_thoughts_are_never_judged(tmp_path):
         assert (sample.server["reasoning"], sample.server["tokens"]) == ("Four.", "usage")
     shown = summary_table(summary(run_measurements([tmp_path / "a"]))).markdown()
     assert "server's template" in shown
-    assert "TPF" not in shown.splitlines()[0]
+    assert "tpf" not in {figure.metric for figure in run_measurements([tmp_path / "a"])}
 
 
 def test_another_interface_system_prompt_or_effort_is_another_run(tmp_path):

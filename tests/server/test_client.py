@@ -234,7 +234,7 @@ def test_a_model_that_the_server_does_not_serve_is_refused_before_a_request():
 def test_a_model_that_is_refused_with_400_ends_the_run():
     peer = Peer(facts={}, faults=[status(400, "Server is pinned to '/a'; requested 'other'.")])
     with pytest.raises(ConfigError, match="refuses the model other"):
-        completed(peer, model="other")
+        completed(peer, model="other", api="completions")
 
 
 def test_a_redirect_is_not_followed():

@@ -108,7 +108,7 @@ def test_the_client_gets_what_a_recorded_exchange_holds(server, line):
     api, sent, expected = APIS.get(line["request"]["path"], "chat"), {}, line["expected"]
     prompt = line["request"]["body"].get("prompt") or json.dumps(line["request"]["body"]["messages"])
     with serving(peer):
-        client = ServerClient(peer.url, model=model, api=api, timeout=5.0, patience=0.0)
+        client = ServerClient(peer.url, model=model, api=api, timeout=60.0, patience=0.0)
         client.start()
         fields = {"max_tokens": 512, "temperature": 0.5, "stream": True}
         if not expected["error"]:
