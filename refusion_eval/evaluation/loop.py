@@ -140,7 +140,7 @@ def _job(system: System, task: Task, item: Item, version: str, sample: int) -> J
     prompts = task.benchmark.prompts
     resolved = system.resolve(task.name, {"until": list(prompts.stop_strings)})
     prompt = system.render_turns(item.turns)
-    real_prompt, sealed = item.sealing.unseal(prompt)  # hashes and records are of the markers of sealed texts
+    real_prompt, sealed = system.unsealed(prompt, item.sealing)  # hashes and records are of the markers of sealed texts
     return Job(
         key=sample_key(task.name, version, item.row, prompt, resolved, sample),
         benchmark=task.benchmark.name,

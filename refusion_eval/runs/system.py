@@ -15,6 +15,7 @@ from typing import Any
 
 from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
+from refusion_eval.benchmarks.rows import Sealing
 from refusion_eval.config import CheckpointOptions
 from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.decoders.thoughts import has_budget
@@ -169,7 +170,7 @@ class System:
     @functools.cached_property
     def beginning(self) -> str:
         """What the chat template writes before a conversation that has no system turn; "" where it adds nothing."""
-        if not self.has_template:
+        if self.backend.takes_messages or not self.has_template:
             return ""
         return self.files.tokenizer.beginning(enable_thinking=self.args.enable_thinking, now=self.prompt_time)
 
@@ -189,6 +190,15 @@ class System:
         if is_chat:
             return json.dumps(messages, ensure_ascii=False)
         return self.render(messages, add_generation_prompt=not opened)
+
+    def unsealed(self, prompt: str, sealing: Sealing) -> tuple[str, tuple[str, ...]]:
+        """As `Sealing.unseal`; in a conversation in each turn, so that the texts do not break the JSON."""
+        if not self.backend.takes_messages:
+            return sealing.unseal(prompt)
+        turns = json.loads(prompt)
+        parts = [sealing.unseal(turn["content"]) for turn in turns]
+        real = [turn | {"content": text} for turn, (text, _) in zip(turns, parts, strict=True)]
+        return json.dumps(real, ensure_ascii=False), tuple(text for _, found in parts for text in found)
 
     def encode(self, text: str, *, plain: bool) -> list[int]:
         """Token ids of a prompt, as `Tokenizer.encode`; with a BOS token in front if the arguments ask for one.

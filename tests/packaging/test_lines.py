@@ -20,7 +20,7 @@ LINES = {
     "protocol": 490,  # 2 of them: packaged checkpoints are pinned
     "report": 1300,  # wanted: 1,180
     "results": 3950,  # wanted: 2,750; 36 of them: JUnit XML, answers of one letter, templates of servers
-    "runs": 3613,  # wanted: 2,350; IFEval's length, beginnings of templates, forms of 16 servers, loops, chats
+    "runs": 3623,  # wanted: 2,350; IFEval's length, beginnings of templates, forms of 16 servers, loops, chats
     "sandbox": 3725,  # wanted: 3,550
     "scaleout": 1007,  # wanted: 980
     "scoring": 1404,  # wanted: 1,150

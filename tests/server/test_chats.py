@@ -5,12 +5,15 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from refusion_eval.benchmarks import Turns
+from refusion_eval.benchmarks.rows import Sealing
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.server_client import ServerClient
+from refusion_eval.runs.system import System
 from refusion_eval.store.run_store import RunReader
 from tests.server.peers import Peer, serving
 
@@ -72,6 +75,15 @@ def test_another_interface_system_prompt_or_effort_is_another_run(tmp_path):
         assert run(peer, tmp_path / "a", "--server-api", "chat").exit_code == 0
         for more in (["--server-api", "completions"], ["--server-api", "chat", "--system-prompt", "Be brief."]):
             assert run(peer, tmp_path / "a", *more).exit_code == 1
+
+
+def test_sealed_texts_with_quotes_stand_in_a_conversation_as_they_are():
+    sealing, words = Sealing(), {"decoder": "server", "base_url": "http://h", "server_api": "chat"}
+    system, text = System(parse_model_args(words)), 'Is "x" so?\nOr not?'
+    prompt = system.render_turns(Turns(f"Q: {sealing.seal('gpqa/1/question', text)}"))
+    real, sealed = system.unsealed(prompt, sealing)
+    assert (json.loads(real), sealed) == ([{"role": "user", "content": f"Q: {text}"}], (text,))
+    assert system.beginning == ""
 
 
 def test_without_usage_a_chat_has_tokens_only_where_files_count_them(tmp_path):
