@@ -32,6 +32,9 @@ if not has_gpu():
 # Small tests gain nothing from more threads, and several test processes share the cores. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Where GITHUB_ACTIONS or PY_COLORS is set, typer takes its output for a terminal, and a dumb terminal has 80 columns.
+os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
+
 # Where a machine writes no bytecode, every process of every test would compile the package's sources anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
