@@ -24,6 +24,7 @@ CARDS_SENTENCE = (
 )
 _CUT = "Cut short: responses that reached the length of the settings, and so may lack their answer."
 _ONE = "One answer: nearly all answers to the choices are the same letter, as of a model that guesses"
+_COLLAPSED = "Collapsed: answers that are empty, repeat themselves, keep special tokens or are in another script"
 _OTHER_PROMPTS = "Other prompts: neither those of this project nor those of the release."
 _SLOWED = "Speed is lower than need be: "
 
@@ -76,6 +77,7 @@ class Conditions(NamedTuple):
     isolated: bool = True
     num_cut: int = 0
     one_answer: str = ""
+    collapsed: str = ""
     prompts: str = OURS
     batch_size: str = ""
     hardware: str = ""
@@ -106,7 +108,9 @@ class Conditions(NamedTuple):
 
 
 _COUNTS = ("errors", "num_refused", "num_cut")
-_LISTS = dict.fromkeys(("unfinished", "limited", "one_answer", "prompts", "protocol", "slowed_by", "server_notes"), "|")
+_LISTS = dict.fromkeys(
+    ("unfinished", "limited", "one_answer", "collapsed", "prompts", "protocol", "slowed_by", "server_notes"), "|"
+)
 _LISTS |= dict.fromkeys(("hardware", "card"), " | ")
 
 
@@ -137,6 +141,9 @@ def cautions(of: Conditions) -> list[Caution]:
         Caution("no isolation", _sentence(UNISOLATED)): not of.isolated,
         Caution("cut short", _CUT, str(of.num_cut)): of.num_cut,
         Caution("one answer", f"{_ONE} ({of.one_answer}).", "" if of.is_mean else of.one_answer): of.one_answer,
+        Caution(
+            "collapsed", f"{_COLLAPSED} ({_listed(of.collapsed)}).", of.collapsed.partition(":")[0] * (not of.is_mean)
+        ): (of.collapsed),
         Caution("other prompts", _OTHER_PROMPTS): OTHER in of.prompts.split("|"),
         Caution("mixed hardware", f"Samples of this task come from several machines: {of.hardware}."): (
             len(machines) > 1 and not of.is_mean
@@ -193,6 +200,7 @@ def _of_samples(entries: Iterable[Conditions]) -> list[str]:
         f"No isolation: {UNISOLATED}.": not all(of.isolated for of in every),
         _CUT: any(of.num_cut for of in every),
         f"{_ONE}.": any(of.one_answer for of in every),
+        f"{_COLLAPSED}.": any(of.collapsed for of in every),
         _OTHER_PROMPTS: any(OTHER in of.prompts.split("|") for of in every),
     }
     return [*extent_sentences(of for of in every if not of.is_mean), *that_hold(statements)]

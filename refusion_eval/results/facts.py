@@ -14,6 +14,7 @@ from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Timing, bytes_read, tpf_release
 from refusion_eval.results.cautions import SERVERS_TEMPLATE, UNTEMPLATED, Conditions
+from refusion_eval.results.collapse import IN_WORDS, SCRIPT, SIGNS, scripts_of, signs_of
 from refusion_eval.results.measurement import RowKey, hash_of_protocol
 from refusion_eval.runs.server_facts import own_seconds
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, SERVER, Sample, SampleKey, ScoreRow
@@ -41,6 +42,8 @@ class SampleFacts(Timing):
     thinks: bool = False
     thought_tokens: int = 0
     cut_in_thought: bool = False  # whether the text ends inside a thinking block
+    is_cut: bool = False  # whether it reached the length of the settings, and so may lack its end
+    signs: frozenset[str] = frozenset()  # of collapse
     forced: int | None = None  # tokens that ended a thought at its budget; None without a budget
     least_seconds: float | None = None  # that the device needs to read what all forwards read
     serial_seconds: float | None = None  # that it needs to read the weights once for each token
@@ -128,7 +131,6 @@ class TaskFacts:
     hardware: set[str] = field(default_factory=set)
     cards: set[str] = field(default_factory=set)  # empty names, of servers, left out
     extent: Extent = UNKNOWN
-    num_cut: int = 0  # good samples that reached the length of the settings, and so may lack their end
     slowed_by: set[str] = field(default_factory=set)
     server_notes: set[str] = field(default_factory=set)  # what a reader must know of a server's answers
     records: str = ""  # SHA-256 of the records of the task, in whatever rows; empty if they were not hashed
@@ -182,6 +184,7 @@ class TaskFacts:
             isolated=self.isolated,
             num_cut=self.num_cut,
             one_answer=self.one_answer,
+            collapsed=self.collapsed,
             prompts=self.row.prompts,
             hardware=" | ".join(sorted(self.hardware)),
             card=" | ".join(sorted(self.cards)),
@@ -196,6 +199,19 @@ class TaskFacts:
     def unjudged(self) -> list[str]:
         """Items whose text no sandbox could judge, which counts as wrong."""
         return sorted({s.item_id for s in self.samples if s.verdict is not None and s.verdict.verdict == "error"})
+
+    @property
+    def num_cut(self) -> int:
+        return sum(sample.is_cut for sample in self.samples)
+
+    @property
+    def collapsed(self) -> str:
+        """`12 of 100: 10 repeating, 3 empty` where answers show signs of collapse; one may show several."""
+        counts = {sign: sum(sign in sample.signs for sample in self.samples) for sign in SIGNS}
+        if not any(counts.values()):
+            return ""
+        kinds = ", ".join(f"{count} {IN_WORDS[sign]}" for sign, count in counts.items() if count)
+        return f"{sum(map(bool, (sample.signs for sample in self.samples)))} of {len(self.samples)}: {kinds}"
 
     @property
     def one_answer(self) -> str:
@@ -228,6 +244,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
     """Reads a run; StoreError if the directory holds no readable run, or an item was asked with several prompts."""
     with RunReader.open(run_dir) as reader:
         run = reader.run
+        scripts: dict[RowKey, list[frozenset[str]]] = {}
         scores, digests = reader.scores_by_sample(), reader.digests() if hash_records else {}
         slowed_by = {process_id: run.slowed_by(process_id) for process_id in run.processes}
         machines = {process_id: run.hardware(process_id) for process_id in run.processes}
@@ -255,9 +272,9 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
                 where = f"{run_dir}: {sample.key.task} item {sample.item_id} was asked with several prompts"
                 reason = "the chat template, its date or the examples changed while the run went on"
                 raise StoreError(f"{where} ({reason}); start the run again in another folder")
-            task.num_cut += sample.stop == "length"
             machine = fingerprints[sample.process_id]
             task.server_notes.update(server_notes(sample))
+            scripts.setdefault(row, []).append(scripts_of(sample.text) if _is_decoded(sample) else frozenset())
             facts = _reduced(sample, run, machine, scores.get(sample.key, {}), trace)
             task.samples.append(replace(facts, apart=bool(machines[sample.process_id].server)))
     extents = _extents(run, {row: len(task.samples) + task.num_refused for row, task in tasks.items()})
@@ -268,7 +285,16 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
         task.records = digests.get(task.task, "")
         task.items = digest(str(sample.item) for sample in task.samples)
         task.extent = extents[row]
+        task.samples = _with_scripts(task.samples, scripts.get(row, ()))
     return RunFacts(run, [tasks[row] for row in sorted(tasks, key=lambda row: row.names)])
+
+
+def _with_scripts(samples: Sequence[SampleFacts], scripts: Sequence[frozenset[str]]) -> list[SampleFacts]:
+    """The samples of a task, of which those in another script than most show that as a sign."""
+    counts = Counter(script for of_sample in scripts for script in of_sample)
+    asked = {script for script, count in counts.items() if count > len(samples) / 2}
+    pairs = zip(samples, scripts, strict=True)
+    return [replace(one, signs=one.signs | {SCRIPT}) if found - asked else one for one, found in pairs]
 
 
 def read_each(
@@ -363,10 +389,17 @@ def _reduced(
         thinks=sample.num_thought_tokens is not None,
         thought_tokens=sample.num_thought_tokens or 0,
         cut_in_thought=bool(sample.cut_in_thought),
+        is_cut=sample.stop == "length",
+        signs=signs_of(sample.text, sample.tokens, sample.settings) if _is_decoded(sample) else frozenset(),
         forced=sample.num_forced_tokens,
         **_from_server(sample.server or {}, sample.seconds),
         **_from_trace(sample, trace, run.processes[sample.process_id].get("roofline")),
     )
+
+
+def _is_decoded(sample: Sample) -> bool:
+    """Whether the text is an answer, and not one that was scored by its log-likelihood."""
+    return sample.num_forwards != 0 or sample.server is not None
 
 
 def _from_server(told: Mapping[str, Any], seconds: float) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from refusion_eval.benchmarks.extract.formulas import normal_form
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import RESAMPLES, Bootstrap
 from refusion_eval.results.cautions import Conditions, that_hold
+from refusion_eval.results.collapse import SIGNS
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, on_common_items, read_each
 from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, VARIES, ByItem, Measurement
 from refusion_eval.results.metric_list import (
@@ -119,7 +121,7 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
             alone = []
         decoded = [sample for sample in task.samples if sample.forwards != 0]
         measures = [*_scores(task), *_speed(task, alone), *_from_list("decoded", task, decoded)]
-        measures += [*_thoughts(task), *_unstated(task), *_by_instruction(task)]
+        measures += [*_collapse(task, decoded), *_thoughts(task), *_unstated(task), *_by_instruction(task)]
         for metric, (reference, _) in references.items():
             if reference is not None and alone and not any(sample.apart for sample in alone):
                 try:
@@ -338,6 +340,17 @@ def _accuracy(
         of_items = zip(answers, passed, strict=True)
         votes = [metrics.majority_passed(a[:num_samples], p[:num_samples]) for a, p in of_items]
         yield percent(f"{MAJORITY_AT}{num_samples}", votes)
+
+
+def _collapse(task: TaskFacts, decoded: Sequence[SampleFacts]) -> Iterator[Measure]:
+    """The shares of answers that were cut, that show any sign of collapse, and that show each of them."""
+    by_item = metrics.by_item(decoded)
+    shown: dict[str, Callable[[SampleFacts], bool]] = {"cut": lambda sample: sample.is_cut}
+    shown |= {"collapsed": lambda sample: bool(sample.signs)}
+    shown |= {sign: partial(lambda sign, sample: sign in sample.signs, sign) for sign in SIGNS}
+    for name, holds in shown.items() if decoded else ():
+        share = metrics.accuracy([np.mean(list(map(holds, item))) for item in by_item], seed=seed_of(task.task))
+        yield Measure(name, PERCENT, share.scaled(100), decoded)
 
 
 def _unstated(task: TaskFacts) -> Iterator[Measure]:

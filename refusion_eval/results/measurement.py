@@ -158,6 +158,7 @@ class Measurement:
     num_refused: int = 0  # those of the errors that recur at every attempt, such as a prompt beyond the context
     num_cut: int = 0
     one_answer: str = ""  # as of `TaskFacts`
+    collapsed: str = ""  # as of `TaskFacts`
     num_rounds: int = 1
     num_seeds: int = 1
     seed_sd: float = 0.0  # standard deviation over the seeds of a mean, or over the samples of a score

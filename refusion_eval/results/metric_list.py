@@ -193,6 +193,44 @@ METRICS = (
         *("told", ("accepted", "drafted")),
     ),
     Metric(
+        "cut",
+        "Cut at the limit, %",
+        PERCENT,
+        "share of answers that reached the length of the settings, and so may lack their end",
+        is_cost=True,
+    ),
+    Metric(
+        "collapsed",
+        "Collapsed, %",
+        PERCENT,
+        "share of answers that show one of the four following signs; right answers may show them, too",
+        is_cost=True,
+    ),
+    Metric("empty", "Empty, %", PERCENT, "share of answers without a letter or digit outside thinking", is_cost=True),
+    Metric(
+        "repeating",
+        "Repeating, %",
+        PERCENT,
+        "share of answers that end in a piece of at most 200 characters, four times in a row over 60 characters or "
+        "more, or that have 40 or more sequences of four words of which less than half are different",
+        is_cost=True,
+    ),
+    Metric(
+        "special_tokens",
+        "With special tokens, %",
+        PERCENT,
+        "share of answers with a mask or another special token left in them",
+        is_cost=True,
+    ),
+    Metric(
+        "other_script",
+        "In another script, %",
+        PERCENT,
+        "share of answers in which a tenth of the letters are of a script that is neither Latin nor Greek nor that of "
+        "most answers to the task",
+        is_cost=True,
+    ),
+    Metric(
         "thought_tokens_mean",
         "Thought tokens",
         "tokens",

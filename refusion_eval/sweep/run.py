@@ -7,7 +7,7 @@ whose settings are those of an earlier point shares its run, and has rows of its
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from refusion_eval.store.run_files import RUN_JSON
 from refusion_eval.store.run_store import RunReader
 from refusion_eval.sweep.spec import SweepPoint, SweepSpec, SweptSystem, TaskResult
 
+MORE_COLLAPSED = 5  # percentage points of answers, from which on a sweep warns
 POINT_COLUMNS = ("run_id", "system", "decoder", "task", "origin", "varied", "operating_point")
 
 
@@ -105,11 +106,30 @@ def run_sweep(
             replace(figure, same_decode_as=duplicates.same.get((figure.run_id, figure.task), ""))
             for figure in run_measurements(decoded)
         ]
+        for warning in _collapsed(described.values(), figures):
+            on_point(warning)
         if decoded:
             write_csv(figures, out / "sweep.csv")
             rows = itertools.chain.from_iterable(map(_described, described.values()))
             write_output(out / "points.csv", csv_text(POINT_COLUMNS, rows))
     return SweepResult(decoded, len(described), incomplete, figures)
+
+
+def _collapsed(jobs: Iterable[_Job], figures: Iterable[Measurement]) -> Iterator[str]:
+    """Warnings about points with the most tokens a forward whose answers collapsed more often than at the first."""
+    values = {(figure.run_id, figure.task, figure.metric): figure.value for figure in figures}
+    runs: dict[str, list[str]] = {}
+    for job in jobs:
+        runs.setdefault(job.system.name, []).append(job.run_dir.name)
+    for system, (first, *others) in runs.items():
+        for task in dict.fromkeys(task for run, task, metric in values if run == first and metric == "tpf"):
+            fastest = max((first, *others), key=lambda run: values.get((run, task, "tpf"), 0.0))
+            here, there = (values.get((run, task, "collapsed"), 0.0) for run in (fastest, first))
+            if here >= there + MORE_COLLAPSED:
+                yield (
+                    f"{fastest}: {here:.0f} % of its answers to {task} are collapsed, of {first} {there:.0f} %, and it "
+                    f"has the most tokens a forward of {system}: part of them may be such answers"
+                )
 
 
 class SweepPlan(NamedTuple):

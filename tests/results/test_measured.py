@@ -77,6 +77,7 @@ def test_one_run_gives_every_metric_with_its_interval(two_systems):
         "tokens_no_eos_mean": 19.0,
         "tokens_canvas_mean": 2.0,
         "forwards_mean": 5.0,
+        **dict.fromkeys(("cut", "collapsed", "empty", "repeating", "special_tokens", "other_script"), 0),
     }
     assert {metric: row.value for metric, row in rows.items()} == expected
     assert rows["accuracy"].ci_low < 60.0 < rows["accuracy"].ci_high
@@ -457,3 +458,31 @@ def test_answers_that_are_nearly_all_one_letter_are_a_caution(write_run, make_sa
     figure = figures(run_measurements([write_run("guesses", samples, scores)]), "mini_gpqa", "guesses")["accuracy"]
     assert figure.one_answer == told
     assert ([one.amount for one in figure.cautions if one.kind == "one answer"] == [told]) == bool(told)
+
+
+def test_answers_that_collapsed_are_counted_by_their_signs_and_are_a_caution(write_run, make_sample):
+    fine = "He has 3 apples and buys 4. So he has 3 + 4 = 7 apples. The answer is 7."
+    texts = [
+        fine,
+        fine,
+        "",
+        "Das Das Das " * 9,
+        "The answer is 7.<|mask|>",
+        "答案是 7。一共有七个苹果",
+        "<think>Well</think>\n",
+    ]
+    samples = [make_sample(number, text=text, num_forwards=2) for number, text in enumerate(texts)]
+    samples.append(make_sample(len(texts), text=fine, stop="length"))
+    by_metric = figures(run_measurements([write_run("run", samples)]), "mini_gsm8k", "run")
+    found = {name: by_metric[name].value for name in ("cut", "collapsed", "empty", "repeating", "special_tokens")}
+    assert found == {"cut": 12.5, "collapsed": 62.5, "empty": 25, "repeating": 12.5, "special_tokens": 12.5}
+    assert by_metric["other_script"].value == 12.5
+    told = "5 of 8: 2 empty, 1 repeating, 1 with special tokens, 1 in another script"
+    assert by_metric["tpf"].collapsed == told
+    assert [one.label for one in by_metric["tpf"].cautions if one.kind == "collapsed"] == ["collapsed 5 of 8"]
+
+
+def test_the_script_of_most_answers_is_the_one_that_was_asked_for(write_run, make_sample):
+    samples = [make_sample(number, text="Ответ: семь яблок") for number in range(3)]
+    samples.append(make_sample(3, text="答案是七个苹果"))
+    assert figures(run_measurements([write_run("run", samples)]), "mini_gsm8k", "run")["other_script"].value == 25

@@ -15,6 +15,8 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.paper.points import frontier
 from refusion_eval.paper.studies import sort_sources
 from refusion_eval.results.facts import read_facts
+from refusion_eval.results.measured import run_measurements
+from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.results_file import read_csv
 from refusion_eval.runs import hardware, system
 from refusion_eval.sweep.run import plan_sweep, run_sweep
@@ -267,3 +269,22 @@ def test_the_command_ends_with_a_table_the_path_of_its_figures_and_the_next_comm
     assert "Accuracy" in "".join(table)
     assert points == f"1 points: {tmp_path / 'sweep.csv'}"
     assert following.startswith("Next: refusion-eval report ")
+
+
+@pytest.mark.parametrize(("at_fastest", "at_first", "warns"), [(30.0, 1.0, True), (30.0, 28.0, False)])
+def test_a_sweep_warns_where_its_fastest_point_has_more_collapsed_answers(
+    swept: tuple[SweepSpec, Path], monkeypatch: pytest.MonkeyPatch, at_fastest: float, at_first: float, warns: bool
+) -> None:
+    spec, out = swept
+
+    def measured(runs: list[Path]) -> list[Measurement]:
+        values = {("refusion-settings", "tpf"): 2.0, ("refusion-tau_slot=0.1", "tpf"): 99.0}
+        values |= {("refusion-settings", "collapsed"): at_first, ("refusion-tau_slot=0.1", "collapsed"): at_fastest}
+        figures = run_measurements(runs)
+        return [replace(one, value=values.get((one.run_id, one.metric), one.value)) for one in figures]
+
+    monkeypatch.setattr("refusion_eval.sweep.run.run_measurements", measured)
+    said: list[str] = []
+    run_sweep(spec, out, on_point=said.append)
+    told = "refusion-tau_slot=0.1: 30 % of its answers to mini_parts are collapsed, of refusion-settings 1 %"
+    assert any(line.startswith(told) for line in said) == warns
