@@ -31,12 +31,11 @@ from miniature.family import EMBEDDED, Family
 from miniature.frontier import choices, measured
 from miniature.measure import measure
 from miniature.seeds import over_seeds
-from miniature.systems import System, products
+from miniature.systems import equally_tuned
 from miniature.train import BACKBONE, COURSE_ROWS, LATER_SETTINGS, STAGES, config_of, runs_of, write_rows
 from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.paths import embedded_path
-from refusion_eval.results.measurement import MERGED, VERIFIER
 
 FIRST_SEED = 2514  # that of the shipped family, three of whose last courses started here
 START = runs_of("autoregressive_sft")[-2]
@@ -52,44 +51,7 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
 # Those of seed `FIRST_SEED` that are shipped: they continued these weights before they were rounded to bfloat16.
 SHIPPED = ("autoregressive_sft", "idlm", "wedlm")
 
-_REFUSION = [
-    {"slot_size": slot, "block_size": block, "fuse": False, "tau_slot": 0.9, "tau_token": tau_token}
-    for slot in (8, 16)
-    for block in (slot, 32)
-    for tau_token in (0.4, 0.9)
-]
-NUM_SETTINGS = len(_REFUSION)
-SYSTEMS = (
-    System(model="autoregressive_sft", decoder="autoregressive", name="AR-SFT", grid=({"temperature": 0.0},)),
-    System(model="refusion", decoder="refusion", name="ReFusion", grid=_REFUSION),
-    System(
-        model="refusion",
-        decoder="refusion",
-        name="ReFusion, verifier",
-        grid=[point | {"completion": "verifier"} for point in _REFUSION],
-        variant=VERIFIER,
-    ),
-    System(
-        model="bd3lm",
-        decoder="bd3lm",
-        name="BD3-LM, merged",
-        grid=products(block_length=(8, 16), threshold=(0.45, 0.6, 0.8, 0.95), separate_commit=(False,)),
-        variant=MERGED,
-    ),
-    System(
-        model="llada",
-        decoder="fast_dllm_llada",
-        name="LLaDA w/ Fast-dLLM",
-        grid=products(block_length=(8, 16), threshold=(0.6, 0.8, 0.9, 0.95), cache=("dual",)),
-    ),
-    System(model="idlm", decoder="idlm", name="I-DLM", grid=products(gen_block_size=range(1, 9), temperature=(0.0,))),
-    System(
-        model="wedlm",
-        decoder="wedlm",
-        name="WeDLM",
-        grid=products(window_size=(8, 16), entropy_threshold=(0.05, 0.1, 0.2, 0.4), pos_penalty_factor=(0.02,)),
-    ),
-)
+SYSTEMS = equally_tuned(refusion_block=32, llada_blocks=(8, 16))
 ANSWERS, SETTINGS = "equal_start.csv", "equal_start_settings.csv"
 ANSWER_COLUMNS = ("system", "model", "seed", "task", "item", "right", "tokens", "forwards", "rows")
 SETTING_COLUMNS = ("system", "model", "seed", "task", "settings", "draws_accuracy", "draws_tpf", "trained_rows")

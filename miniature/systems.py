@@ -136,3 +136,57 @@ def systems(
             ),
         ),
     )
+
+
+NUM_EQUAL = 8  # settings
+
+
+def equally_tuned(*, refusion_block: int, llada_blocks: Sequence[int]) -> tuple[System, ...]:
+    """Systems with `NUM_EQUAL` settings each, but AR-SFT with one, for comparisons that tune all systems equally.
+
+    Args:
+        refusion_block: the block size of ReFusion that is tried beside blocks of one slot.
+        llada_blocks: the two block lengths of LLaDA with Fast-dLLM.
+    """
+    refusion = [
+        {"slot_size": slot, "block_size": block, "fuse": False, "tau_slot": 0.9, "tau_token": tau_token}
+        for slot in (8, 16)
+        for block in (slot, refusion_block)
+        for tau_token in (0.4, 0.9)
+    ]
+    return (
+        System(model="autoregressive_sft", decoder="autoregressive", name="AR-SFT", grid=({"temperature": 0.0},)),
+        System(model="refusion", decoder="refusion", name="ReFusion", grid=refusion),
+        System(
+            model="refusion",
+            decoder="refusion",
+            name="ReFusion, verifier",
+            grid=[point | {"completion": "verifier"} for point in refusion],
+            variant=VERIFIER,
+        ),
+        System(
+            model="bd3lm",
+            decoder="bd3lm",
+            name="BD3-LM, merged",
+            grid=products(block_length=(8, 16), threshold=(0.45, 0.6, 0.8, 0.95), separate_commit=(False,)),
+            variant=MERGED,
+        ),
+        System(
+            model="llada",
+            decoder="fast_dllm_llada",
+            name="LLaDA w/ Fast-dLLM",
+            grid=products(block_length=llada_blocks, threshold=(0.6, 0.8, 0.9, 0.95), cache=("dual",)),
+        ),
+        System(
+            model="idlm",
+            decoder="idlm",
+            name="I-DLM",
+            grid=products(gen_block_size=range(1, NUM_EQUAL + 1), temperature=(0.0,)),
+        ),
+        System(
+            model="wedlm",
+            decoder="wedlm",
+            name="WeDLM",
+            grid=products(window_size=(8, 16), entropy_threshold=(0.05, 0.1, 0.2, 0.4), pos_penalty_factor=(0.02,)),
+        ),
+    )

@@ -20,7 +20,7 @@ import socket
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -197,7 +197,8 @@ def first_difference(ours: Sequence[int], others: Sequence[int], ends: Sequence[
 def measure(
     model: LoadedModel, name: str, data: Path, chosen: Sequence[tuple[str, str]], lengths: Sequence[int], number: int,
     items: int, threads: Sequence[int], folder: Path,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
+    """Rows of one turn after the other, in which every engine has decoded one prompt."""
     paths: dict[tuple[str, str], str] = {}
     for engine, kind in chosen:
         if engine == STOCK:
@@ -216,7 +217,6 @@ def measure(
     conditions = {"model": model.card.name, "cpu": hardware.cpu, "cores": hardware.cores}
     conditions["python"] = platform.python_version()
     conditions |= {package: version(package) for package in ("refusion_eval", "torch", "transformers", "xllamacpp")}
-    rows: list[dict[str, Any]] = []
     for num_threads in threads:
         torch.set_num_threads(num_threads)
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
@@ -230,6 +230,7 @@ def measure(
             theirs.close()  # so that the end of the process ends a wait for it
             loaded[key] = (process, ours, ours.recv())
         for turn, (length, item, prompt) in enumerate(prompts):
+            rows: list[dict[str, Any]] = []
             reference: list[int] | None = None
             # Another engine begins in every turn.
             for key in (*chosen[turn % len(chosen) :], *chosen[: turn % len(chosen)]):
@@ -250,17 +251,17 @@ def measure(
                               f"{(len(answer.tokens) - 1) / answer.decode_seconds:.1f} tokens/s")  # fmt: skip
                 if key == (OWN, "F32"):
                     reference = answer.tokens
-            for row in rows[-len(chosen) :]:
+            for row in rows:
                 row["differs_at"] = row["margin"] = ""
                 tokens = [int(token) for token in str(row["ids"]).split()]
                 place = None if reference is None else first_difference(reference, tokens, sorted(ends))
                 if reference is not None and place is not None:
                     row["differs_at"], row["margin"] = place, round(margins.after([*prompt, *reference[:place]]), 4)
+            yield rows
         for process, pipe, _ in loaded.values():
             pipe.send(None)
             process.join(10)
             process.kill()  # llama.cpp's server does not end by itself
-    return rows
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
@@ -287,9 +288,8 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         ratio = ""
         ours = groups.get((threads, length, OWN, "BF16" if weights == "file" else weights))
         if engine != OWN and ours:
-            found = bootstrap_ratio(seconds, [float(row["decode_seconds"]) for row in ours])
-            interval = found.interval()
-            ratio = f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+            interval = bootstrap_ratio(seconds, [float(row["decode_seconds"]) for row in ours]).interval()
+            ratio = f"{interval.value:.2f}" + f" [{interval.low:.2f}, {interval.high:.2f}]" * (len(group) > 1)
         differing = [row for row in group if row["margin"] != ""]
         other = [f"item {row['item']} at {row['differs_at']} ({float(row['margin']):.3f})" for row in differing]
         cells: tuple[str, ...] = (
@@ -328,13 +328,15 @@ def main(
         raise ConfigError(f"engines: {', '.join(unknown)} unknown; choose of {', '.join(map(':'.join, MEASURED))}")
     opened = LoadedModel.open(model, device="cpu")
     numbers = [[int(number) for number in text.split(",")] for text in (lengths, threads)]
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(opened, model, data, chosen, numbers[0], tokens, items, numbers[1], Path(folder))
-    if out is not None:
-        with out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        for turn in measure(opened, model, data, chosen, numbers[0], tokens, items, numbers[1], Path(folder)):
+            rows += turn
+            if out is not None:
+                with out.open("w", encoding="utf-8", newline="") as file:
+                    writer = csv.DictWriter(file, list(rows[0]))
+                    writer.writeheader()
+                    writer.writerows(rows)
     print(table_of(rows))
 
 

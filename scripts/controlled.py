@@ -25,6 +25,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from miniature.frontier import choices  # noqa: E402
-from miniature.systems import System, products  # noqa: E402
+from miniature.systems import System, equally_tuned  # noqa: E402
 from refusion_eval.benchmarks import BENCHMARKS, Task  # noqa: E402
 from refusion_eval.errors import ConfigError, DataError, RefusionEvalError  # noqa: E402
 from refusion_eval.models.packaged import MODELS, cache_folder, packaged_file  # noqa: E402
-from refusion_eval.results.measurement import MERGED, VERIFIER  # noqa: E402
 from refusion_eval.results.metric_list import SCORES  # noqa: E402
 
 RECIPES = ("ar_sft", "refusion", "bd3lm", "idlm", "llada")
@@ -53,43 +53,11 @@ SOURCES = {
     "mbpp": "google-research-datasets/mbpp (full) on the hub, or github.com/google-research/google-research; CC BY 4.0",
 }
 QUESTIONS = {"gsm8k": "question", "math": "problem", "mbpp": "text"}  # columns
-_REFUSION = [
-    {"slot_size": slot, "block_size": block, "fuse": False, "tau_slot": 0.9, "tau_token": tau_token}
-    for slot in (8, 16)
-    for block in (slot, 64)
-    for tau_token in (0.4, 0.9)
-]
-NUM_SETTINGS = len(_REFUSION)
-# As in miniature/equal_start.py, with the longer blocks of longer texts.
-SYSTEMS = (
-    System(model="ar_sft", decoder="autoregressive", name="AR-SFT", grid=({"temperature": 0.0},)),
-    System(model="refusion", decoder="refusion", name="ReFusion", grid=_REFUSION),
-    System(
-        model="refusion",
-        decoder="refusion",
-        name="ReFusion, verifier",
-        grid=[point | {"completion": "verifier"} for point in _REFUSION],
-        variant=VERIFIER,
-    ),
-    System(
-        model="bd3lm",
-        decoder="bd3lm",
-        name="BD3-LM, merged",
-        grid=products(block_length=(8, 16), threshold=(0.45, 0.6, 0.8, 0.95), separate_commit=(False,)),
-        variant=MERGED,
-    ),
-    System(
-        model="idlm",
-        decoder="idlm",
-        name="I-DLM",
-        grid=products(gen_block_size=range(1, 9), temperature=(0.0,)),
-    ),
-    System(
-        model="llada",
-        decoder="fast_dllm_llada",
-        name="LLaDA w/ Fast-dLLM",
-        grid=products(block_length=(16, 32), threshold=(0.6, 0.8, 0.9, 0.95), cache=("dual",)),
-    ),
+# Each by the name of its recipe. The texts are longer than those of the mini tasks, and so are the blocks.
+SYSTEMS = tuple(
+    replace(system, model={"autoregressive_sft": "ar_sft"}.get(system.model, system.model))
+    for system in equally_tuned(refusion_block=64, llada_blocks=(16, 32))
+    if system.model != "wedlm"
 )
 
 

@@ -11,7 +11,6 @@ from miniature.equal_start import (
     ANSWER_COLUMNS,
     ANSWERS,
     FIRST_SEED,
-    NUM_SETTINGS,
     SETTING_COLUMNS,
     SETTINGS,
     SHIPPED,
@@ -26,6 +25,7 @@ from miniature.equal_start import (
 from miniature.family import EMBEDDED
 from miniature.measure import Answer, Measured
 from miniature.run import MiniatureConfig
+from miniature.systems import NUM_EQUAL
 from miniature.train import config_of
 from refusion_eval.decoders import DECODERS
 from refusion_eval.training.config import RunConfig, read_run_config
@@ -66,7 +66,7 @@ def test_halves_have_half_of_the_samples() -> None:
 def test_all_systems_have_as_many_valid_settings() -> None:
     for system in SYSTEMS:
         assert len({str(sorted(point.items())) for point in system.grid}) == len(system.grid)
-        assert len(system.grid) == (1 if system.decoder == "autoregressive" else NUM_SETTINGS)
+        assert len(system.grid) == (1 if system.decoder == "autoregressive" else NUM_EQUAL)
         for point in system.grid:
             names = DECODERS[system.decoder].Settings.__dataclass_fields__
             shared = {name: value for name, value in {"mask_id": 0, "eos_ids": (1,)}.items() if name in names}

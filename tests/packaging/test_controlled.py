@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pandas
 import pytest
 
+from miniature.systems import NUM_EQUAL
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError
 from refusion_eval.protocol.spec import read_protocol
@@ -89,7 +90,7 @@ def test_a_split_that_is_missing_or_small_is_refused(script, data, tmp_path):
 
 def test_all_systems_but_ar_sft_have_as_many_settings(script):
     assert {system.name: len(system.grid) for system in script.SYSTEMS if system.name != "AR-SFT"} == dict.fromkeys(
-        ("ReFusion", "ReFusion, verifier", "BD3-LM, merged", "I-DLM", "LLaDA w/ Fast-dLLM"), script.NUM_SETTINGS
+        ("ReFusion", "ReFusion, verifier", "BD3-LM, merged", "I-DLM", "LLaDA w/ Fast-dLLM"), NUM_EQUAL
     )
     assert {system.model for system in script.SYSTEMS} == set(script.RECIPES)
 
@@ -114,7 +115,7 @@ def test_the_sweep_and_the_protocol_that_it_writes_can_be_read(script, tmp_path)
         (tmp_path / recipe / "model").mkdir(parents=True)
     script.write_sweep(tmp_path / "settings.yaml", script.SYSTEMS, ["gsm8k", "mbpp"], 256)
     spec = read_spec(str(tmp_path / "settings.yaml"))
-    assert len(spec.systems) == 1 + 5 * script.NUM_SETTINGS
+    assert len(spec.systems) == 1 + 5 * NUM_EQUAL
     assert {point.name for system in spec.systems for point in system.points} == {"settings"}
     rows = [
         {"run_id": f"{system.name}-settings", "task": "gsm8k", "metric": "accuracy", "value": 50, "num_tasks": 1}
