@@ -304,7 +304,7 @@ def show(
 ) -> None:
     """Prints a table, or its cells as JSON, and writes the files that are asked for.
 
-    Where conditions were given, their `results.gate.Failure`s are told, and stand in the JSON beside the cells.
+    Where conditions were given, their failed `results.gate.Verdict`s are told, and stand in the JSON beside the cells.
     """
     from refusion_eval.results.render import csv_text
     from refusion_eval.store.atomic_write import write_output
@@ -335,8 +335,22 @@ def show_load(places: Sequence[Path], *, as_json: bool = False) -> None:
         print_json(*load_cells(points))
         return
     for table in load_tables(points):
-        terminal = console()
-        terminal.print(table.rich(terminal.width))
+        show(table)
+
+
+def say_extents(run_dirs: Sequence[Path]) -> None:
+    """Says which runs lack samples or were limited, where what is written has no place for it."""
+    from refusion_eval.results.cautions import extent_sentences
+    from refusion_eval.results.facts import extents_of
+    from refusion_eval.store.run_store import RunReader
+
+    extents = []
+    for run_dir in run_dirs:
+        with RunReader.open(run_dir) as reader:
+            run, found = reader.run, extents_of(reader)
+        extents += [extent.conditions(run, row[0]) for row, extent in found.items()]
+    for note in extent_sentences(extents):
+        say(f"note: {note}")
 
 
 class _StderrHandler(logging.Handler):

@@ -15,7 +15,7 @@ from refusion_eval.benchmarks import RELEASE
 from refusion_eval.cli import parameters
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tasks import plan_run
-from refusion_eval.results.gate import Condition, Failure, failures_of_run, junit
+from refusion_eval.results.gate import Condition, Verdict, failed, junit, verdicts_of_run
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
@@ -154,8 +154,7 @@ def carry_out(
     from refusion_eval.runs.system import ModelCache
 
     outcomes, model_cache = [], ModelCache()
-    failures: list[Failure] = []
-    tasks: dict[str, None] = {}
+    verdicts: list[Verdict] = []
     for run in plan.runs:
         with Interruption(functools.partial(resume_hint, run.run_dir), finish_first=False):
             run_worker_or_return(run.args)
@@ -163,20 +162,20 @@ def carry_out(
             if with_tables:
                 figures = run_measurements([run.run_dir], hash_records=True)
                 cells, csv, markdown = measurement_cells(figures), run.run_dir / "results.csv", run.run_dir / "table.md"
-                failed = None if conditions is None else failures_of_run(conditions, figures)
-                failures += failed or ()
-                tasks.update(dict.fromkeys(figure.task for figure in figures))
+                of_run = verdicts_of_run(conditions or (), figures)
+                verdicts += of_run
+                failures = None if conditions is None else failed(of_run)
                 table = summary_table(summary(figures))
-                cli.show(table, cells, as_json=as_json, csv=csv, markdown=markdown, failures=failed)
+                cli.show(table, cells, as_json=as_json, csv=csv, markdown=markdown, failures=failures)
     if junit_file is not None:
-        write_output(junit_file, junit(conditions or (), tasks, failures))
+        write_output(junit_file, junit(verdicts))
     if with_load:
         cli.show_load([run.run_dir for run in plan.runs], as_json=as_json)
     outcome = Outcome.of(outcomes)
     if not outcome.is_complete:
         _tell_what_is_missing(outcome, with_tables=with_tables)
         return cli.EXIT_INCOMPLETE
-    return cli.EXIT_FAILED if failures else 0
+    return cli.EXIT_FAILED if failed(verdicts) else 0
 
 
 def _tell_what_is_missing(outcome: Any, *, with_tables: bool) -> None:

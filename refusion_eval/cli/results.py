@@ -18,20 +18,19 @@ from refusion_eval.report.replay import Replay, Speller, replay_of
 from refusion_eval.report.sample import find_sample, sample_replay, speller_of
 from refusion_eval.results import compare as comparing
 from refusion_eval.results import gate
-from refusion_eval.results.cautions import extent_sentences
-from refusion_eval.results.facts import extents_of
 from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.measurement import notes_of
 from refusion_eval.results.published import read_published
 from refusion_eval.results.render import Table, csv_text
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.seeds import means_over_seeds
+from refusion_eval.results.steps import read_steps, steps_cells, steps_table
 from refusion_eval.results.tables import SUMMARY_COLUMNS, speed_cells, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.atomic_write import write_output
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_files import RUN_JSON
-from refusion_eval.store.run_store import Run, RunReader
+from refusion_eval.store.run_store import Run
 
 # The files of models and of matplotlib load slowly, so they are imported inside the functions that need them.
 
@@ -101,9 +100,10 @@ def compare(
     cli.prepare(csv, items, markdown, latex, junit)
     comparison = comparing.compare_runs(before, after, common_items=common_items, filter_name=filter_name)
     shown, cells = comparing.comparison_table(comparison), comparing.comparison_cells(comparison)
-    failures = gate.failures_of_comparison(conditions, cli.objects(*cells)) if fail_if else None
+    verdicts = gate.verdicts_of_comparison(conditions, cli.objects(*cells))
+    failures = gate.failed(verdicts) if fail_if else None
     if junit is not None:
-        write_output(junit, gate.junit(conditions, [row["task"] for row in cli.objects(*cells)], failures or ()))
+        write_output(junit, gate.junit(verdicts))
     cli.show(shown, cells, as_json=as_json, csv=csv, latex=latex, failures=failures)
     if not as_json:
         cli.tell("\n".join(comparing.details(comparison)))
@@ -123,12 +123,19 @@ def speed(
     concurrency: Annotated[
         bool, typer.Option("--concurrency", help="Throughput and latency by the number of requests at once instead.")
     ] = False,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Where forwards go instead, by block, part of the response and draft.")
+    ] = False,
     as_json: parameters.Json = False,
 ) -> None:
     """Print the breakdown of speed. It has forwards/s, tokens per forward, memory limit, prefill and both AR loops."""
     cli.prepare(csv, markdown)
     if concurrency:
         cli.show_load(results, as_json=as_json)
+        return
+    if steps:
+        found = read_steps(results)
+        cli.show(steps_table(found), steps_cells(found), as_json=as_json, csv=csv, markdown=markdown)
         return
     rows = speed_rows(read_measurements(results, baseline=baseline))
     cli.show(speed_table(rows), speed_cells(rows), as_json=as_json, csv=csv, markdown=markdown)
@@ -268,12 +275,12 @@ def export(
 
     if form != "jsonl":
         cli.log_to_stderr()
-        _say_extents(run_dirs)
+        cli.say_extents(run_dirs)
         for path in _write_export(form, run_dirs, out or Path("export"), data, baseline):
             cli.tell(str(path))
         return
     cli.prepare(out)
-    _say_extents(run_dirs)
+    cli.say_extents(run_dirs)
     lines = json_lines(run_dirs)
     if out is None:
         sys.stdout.writelines(lines)
@@ -297,17 +304,6 @@ def _write_export(form: str, run_dirs: list[Path], out: Path, data: Path | None,
 
     write = every_eval_ever.write if form == "every-eval-ever" else lm_eval.write
     return write(read_exported(run_dirs, FoundSources(data), baseline=baseline), out)
-
-
-def _say_extents(run_dirs: list[Path]) -> None:
-    """Says which runs lack samples or were limited, where what is written has no place for it."""
-    extents = []
-    for run_dir in run_dirs:
-        with RunReader.open(run_dir) as reader:
-            run, found = reader.run, extents_of(reader)
-        extents += [extent.conditions(run, row[0]) for row, extent in found.items()]
-    for note in extent_sentences(extents):
-        cli.say(f"note: {note}")
 
 
 def plot(
@@ -362,7 +358,7 @@ def plot(
     rows = rows_of(name, sources or [], task)
     if rows is None:
         rows = _moments(name, sources or [], task, item)
-    _say_extents([source for source in sources or [] if (source / RUN_JSON).is_file()])
+    cli.say_extents([source for source in sources or [] if (source / RUN_JSON).is_file()])
     for path in write_figure(name, rows, out, width, margin):
         cli.tell(str(path))
 

@@ -44,11 +44,13 @@ class Condition(NamedTuple):
         return bool(_SIGNS[self.sign](value, self.bound))
 
 
-class Failure(NamedTuple):
+class Verdict(NamedTuple):
+    """What became of a condition on one task."""
+
     condition: str
     task: str
     value: float | None  # None for a figure that is absent
-    reason: str
+    reason: str = ""  # why it fails; empty if it does not
 
     def __str__(self) -> str:
         return f"failed: {self.condition}: {f'{self.task}: ' if self.task else ''}{self.reason}"
@@ -95,59 +97,62 @@ def _read(text: str) -> Condition:
     return Condition(text, part["task"] or "", part["metric"], part["sign"], float(part["bound"]), p)
 
 
-def failures_of_run(conditions: Sequence[Condition], figures: Sequence[Measurement]) -> list[Failure]:
-    """What fails a run: a figure of which a condition holds, and a figure that a condition names and that is absent."""
+def verdicts_of_run(conditions: Sequence[Condition], figures: Sequence[Measurement]) -> list[Verdict]:
+    """A run fails by a figure of which a condition holds, and by one that a condition names and that is absent."""
     tasks = dict.fromkeys(figure.task for figure in figures)
-    failures = []
+    verdicts = []
     for condition in conditions:
         wanted = SCORES if condition.metric == ACCURACY else (condition.metric,)
         for task in _tasks(condition, tasks):
             of_task = [figure for figure in figures if figure.task == task]
             found = [figure.value for figure in of_task if figure.metric in wanted and figure.value == figure.value]
+            for value in found:
+                reason = f"{condition.metric} is {value:.6g}" if condition.holds(value) else ""
+                verdicts.append(Verdict(condition.text, task, value, reason))
             if found:
-                failures += [
-                    Failure(condition.text, task, value, f"{condition.metric} is {value:.6g}")
-                    for value in found
-                    if condition.holds(value)
-                ]
                 continue
             missing = next((figure.missing for figure in of_task if figure.missing), "")
             there = ", ".join(dict.fromkeys(figure.metric for figure in of_task if figure.value == figure.value))
             why = missing or f"there are {there or 'no figures'}"
-            failures.append(Failure(condition.text, task, None, f"{condition.metric} was not measured ({why})"))
-        failures += _absent(condition, tasks)
-    return failures
+            verdicts.append(Verdict(condition.text, task, None, f"{condition.metric} was not measured ({why})"))
+        verdicts += _absent(condition, tasks)
+    return verdicts
 
 
-def failures_of_comparison(conditions: Sequence[Condition], rows: Sequence[Mapping[str, Any]]) -> list[Failure]:
-    """As `failures_of_run`, of the rows of two runs, which have the columns `COMPARISON_COLUMNS`."""
+def verdicts_of_comparison(conditions: Sequence[Condition], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """As `verdicts_of_run`, of the rows of two runs, which have the columns `COMPARISON_COLUMNS`."""
     by_task = {str(row["task"]): row for row in rows}
-    failures = []
+    verdicts = []
     for condition in conditions:
         for task in _tasks(condition, by_task):
-            row = by_task[task]
+            row, reason = by_task[task], ""
             value = row[condition.metric]
             if value is None or value != value:
                 why = row["no_speed"] if condition.metric.startswith("speed_ratio") else ""
-                reason = f"{condition.metric} was not measured" + (f" ({why})" if why else "")
-                failures.append(Failure(condition.text, task, None, reason))
+                value, reason = None, f"{condition.metric} was not measured" + (f" ({why})" if why else "")
             elif condition.holds(value) and (condition.p is None or row["p_holm"] < condition.p):
                 p = "" if condition.p is None else f", p (Holm) {row['p_holm']:.3g}"
-                failures.append(Failure(condition.text, task, value, f"{condition.metric} is {value:.6g}{p}"))
-        failures += _absent(condition, by_task)
-    return failures
+                reason = f"{condition.metric} is {value:.6g}{p}"
+            verdicts.append(Verdict(condition.text, task, value, reason))
+        verdicts += _absent(condition, by_task)
+    return verdicts
 
 
-def junit(conditions: Sequence[Condition], tasks: Collection[str], failures: Sequence[Failure]) -> str:
+def failed(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    return [verdict for verdict in verdicts if verdict.reason]
+
+
+def junit(verdicts: Iterable[Verdict]) -> str:
     """The conditions as test cases in JUnit's XML, one for each task that a condition is about, for CI to show."""
-    failed = {(failure.condition, failure.task): failure for failure in failures}
-    cases = [(condition.text, task) for condition in conditions for task in _tasks(condition, tasks)]
-    suite = ElementTree.Element("testsuite", name="refusion-eval", failures=str(len(failed)))
-    for text, task in dict.fromkeys([*cases, *failed]):
+    cases: dict[tuple[str, str], str] = {}
+    for verdict in verdicts:
+        cases[verdict.condition, verdict.task] = verdict.reason or cases.get((verdict.condition, verdict.task), "")
+    numbers = {"tests": str(len(cases)), "failures": str(sum(map(bool, cases.values())))}
+    suite = ElementTree.Element("testsuite", {"name": "refusion-eval", **numbers})
+    for (text, task), reason in cases.items():
         case = ElementTree.SubElement(suite, "testcase", classname=task or "all tasks", name=text)
-        if failure := failed.get((text, task)):
-            ElementTree.SubElement(case, "failure", message=failure.reason)
-    suite.set("tests", str(len(suite)))
+        if reason:
+            ElementTree.SubElement(case, "failure", message=reason)
     return f"{ElementTree.tostring(suite, encoding='unicode')}\n"
 
 
@@ -162,8 +167,8 @@ def _tasks(condition: Condition, tasks: Collection[str]) -> list[str]:
     ]
 
 
-def _absent(condition: Condition, tasks: Collection[str]) -> Iterator[Failure]:
+def _absent(condition: Condition, tasks: Collection[str]) -> Iterator[Verdict]:
     if not _tasks(condition, tasks):
         there = ", ".join(tasks) or "none"
         what = f"there is no task {condition.task}" if condition.task else "there is no task"
-        yield Failure(condition.text, condition.task, None, f"{what} (there are {there})")
+        yield Verdict(condition.text, condition.task, None, f"{what} (there are {there})")

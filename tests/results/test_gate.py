@@ -11,9 +11,10 @@ from refusion_eval.cli import EXIT_FAILED, app
 from refusion_eval.errors import ConfigError
 from refusion_eval.results.gate import (
     comparison_conditions,
-    failures_of_comparison,
-    failures_of_run,
+    failed,
     run_conditions,
+    verdicts_of_comparison,
+    verdicts_of_run,
 )
 from refusion_eval.results.measured import run_measurements
 from tests.results.conftest import cell, sample
@@ -37,7 +38,7 @@ def rows(*values, metric="difference", **more):
 )
 def test_a_change_fails_if_it_is_large_enough_and_no_chance(condition, failing):
     changed = rows(("a", -1.0, 0.01), ("b", -3.0, 0.01), ("c", -3.0, 0.2), ("mean", -2.3, 0.01))
-    failures = failures_of_comparison(comparison_conditions([condition]), changed)
+    failures = failed(verdicts_of_comparison(comparison_conditions([condition]), changed))
     assert [failure.task for failure in failures] == failing
 
 
@@ -68,7 +69,9 @@ def test_a_metric_or_a_p_that_does_not_exist_is_refused(read, condition, message
 def test_a_figure_that_is_absent_fails_with_its_reason():
     figures = [cell(metric="accuracy", value=70.0), cell(metric="tpf", value=math.nan), cell(task="math", value=40.0)]
     conditions = run_conditions(["tps < 30", "tpf < 1", "humaneval: accuracy < 1"])
-    reasons = [(failure.task, failure.value, failure.reason) for failure in failures_of_run(conditions, figures)]
+    reasons = [
+        (failure.task, failure.value, failure.reason) for failure in failed(verdicts_of_run(conditions, figures))
+    ]
     assert reasons == [
         ("gsm8k", None, "tps was not measured (there are accuracy)"),
         ("gsm8k", None, "tpf was not measured (there are accuracy)"),
@@ -77,7 +80,7 @@ def test_a_figure_that_is_absent_fails_with_its_reason():
     ]
     absent = rows(("a", None, 1.0), metric="speed_ratio") + rows(("b", math.nan, 1.0), metric="speed_ratio")
     absent[0]["no_speed"] = "another machine"
-    failures = failures_of_comparison(comparison_conditions(["speed < 0.9"]), absent)
+    failures = failed(verdicts_of_comparison(comparison_conditions(["speed < 0.9"]), absent))
     assert [failure.reason for failure in failures] == [
         "speed_ratio was not measured (another machine)",
         "speed_ratio was not measured",
@@ -89,7 +92,7 @@ def test_accuracy_is_that_of_programs_too_and_a_benchmark_names_its_task():
         cell(task="mini_mbpp", metric="pass@1", value=50.0),
         cell(task="mini_gsm8k", metric="accuracy", value=5.0),
     ]
-    failing = [failure.task for failure in failures_of_run(run_conditions(["mbpp: accuracy < 60"]), figures)]
+    failing = [failure.task for failure in failed(verdicts_of_run(run_conditions(["mbpp: accuracy < 60"]), figures))]
     assert failing == ["mini_mbpp"]
 
 
@@ -97,7 +100,7 @@ def test_every_metric_of_a_run_can_stand_in_a_condition(write_run):
     run_dir = write_run("a", [sample(number) for number in range(3)], right={"1"})
     figures = [figure for figure in run_measurements([run_dir]) if not math.isnan(figure.value)]
     conditions = run_conditions([f"{figure.metric} >= {figure.value}" for figure in figures])
-    assert len(failures_of_run(conditions, figures)) == len(figures) > 10
+    assert len(failed(verdicts_of_run(conditions, figures))) == len(figures) > 10
 
 
 def compared(write_run, *words):

@@ -1,0 +1,169 @@
+"""Where the forwards of a decoding go, from the recorded steps: by block, by part of the response, and by draft."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refusion_eval.errors import StoreError
+from refusion_eval.results.facts import read_each
+from refusion_eval.results.measurement import RowKey
+from refusion_eval.results.render import Table
+from refusion_eval.store.records import Sample, ScoreRow
+from refusion_eval.store.run_store import Run
+from refusion_eval.types import Draft, Fix, Trace
+
+# Settings that say how many positions a decoder fills before it goes on, and how many it drafts together.
+_BLOCKS, _UNITS = ("block_size", "block_length", "gen_block_size", "window_size"), ("slot_size", *("gen_block_size",))
+_WITHOUT_BLOCKS = 32  # positions, of a decoder without blocks
+_PARTS = 3
+_FEW = 2  # forwards
+
+_HEADINGS = {
+    "task": "Task",
+    "n": "n",
+    "forwards": "Forwards",
+    "block": "Block",
+    "forwards_of_block": "Forwards a block",
+    "dearest_fifth": "Dearest fifth, %",
+    "without_gain": "No gain, %",
+    "in_few": f"At most {_FEW}, %",
+    "tpf_by_part": f"TPF of {_PARTS} parts",
+    "accepted": "Drafts accepted, %",
+    "accepted_by_place": "By place, %",
+}
+_NOTES = (
+    "A forward is divided among the positions that it fixes, and one that fixes none counts for those of the next. "
+    "Block: its positions; 32 for a decoder without blocks. All positions count, also those behind the EOS.",
+    "Dearest fifth: the share of all forwards that went to the fifth of the blocks with the most forwards. No gain: "
+    f"blocks with as many forwards as positions. At most {_FEW}: blocks with {_FEW} forwards or fewer.",
+    "TPF of parts: tokens a forward in each third of the response. Accepted: drafts that were fixed as they were "
+    "drafted; by place: in the slot, or in the draft of a decoder without slots.",
+)
+
+
+class Steps(NamedTuple):
+    """The steps of all answers to a task in one run."""
+
+    run_id: str
+    system: str
+    task: str
+    n: int
+    forwards: float  # of an answer
+    block: int
+    forwards_of_block: float
+    dearest_fifth: float  # percent of all forwards
+    without_gain: float  # percent of the blocks
+    in_few: float  # percent of the blocks
+    tpf_by_part: tuple[float, ...]
+    accepted: float | None  # percent; None for a decoder without drafts
+    accepted_by_place: tuple[float, ...]
+
+
+class _Tally:
+    """What is counted over the answers to a task."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        sizes = [settings.get(name) for name in _BLOCKS]
+        self.block = next((size for size in sizes if isinstance(size, int)), _WITHOUT_BLOCKS)
+        self._unit = next((settings[name] for name in _UNITS if isinstance(settings.get(name), int)), None)
+        self.forwards: list[int] = []  # of each answer
+        self.blocks: list[tuple[float, int]] = []  # forwards and tokens of each block
+        self.parts = np.zeros((2, _PARTS))  # tokens and forwards
+        self.drafted, self.accepted = Counter[int](), Counter[int]()
+
+    def add(self, trace: Trace) -> None:
+        fixed: dict[int, list[int]] = {}
+        for event in trace.of(Fix):
+            fixed.setdefault(event.forward, []).extend(event.positions)
+        positions = {position for of_forward in fixed.values() for position in of_forward}
+        if not positions:
+            return
+        self.forwards.append(trace.num_forwards)
+        spent: dict[int, float] = dict.fromkeys(positions, 0.0)
+        served = [max(positions)]
+        for forward in reversed(range(trace.num_forwards)):
+            served = fixed.get(forward) or served
+            for position in served:
+                spent[position] += 1 / len(served)
+        length, of_block = max(positions) + 1, dict[int, list[float]]()
+        for position, forwards in spent.items():
+            of_block.setdefault(position // self.block, []).append(forwards)
+            self.parts[:, position * _PARTS // length] += 1, forwards
+        self.blocks += [(round(sum(forwards), 6), len(forwards)) for forwards in of_block.values()]
+        self._add_drafts(trace)
+
+    def _add_drafts(self, trace: Trace) -> None:
+        waiting: dict[int, tuple[int, int]] = {}  # position -> its place in the draft, and its token
+        for event in trace.events:
+            if isinstance(event, Draft):
+                for index, (position, token) in enumerate(zip(event.positions, event.tokens, strict=True)):
+                    place = index if self._unit is None else position % self._unit
+                    self.drafted[place] += 1
+                    waiting[position] = place, token
+            elif isinstance(event, Fix):
+                for position, token in zip(event.positions, event.tokens, strict=True):
+                    place, draft = waiting.pop(position, (0, None))
+                    self.accepted[place] += token == draft
+
+    def steps(self, run: Run, task: str) -> Steps:
+        forwards, tokens = np.array(self.blocks).T
+        dearest = np.sort(forwards)[::-1][: max(1, round(len(forwards) / 5))]
+        places = sorted(self.drafted)
+        return Steps(
+            run.run_id,
+            run.manifest.system,
+            task,
+            n=len(self.forwards),
+            forwards=float(np.mean(self.forwards)),
+            block=self.block,
+            forwards_of_block=float(forwards.mean()),
+            dearest_fifth=float(100 * dearest.sum() / forwards.sum()),
+            without_gain=float(100 * (forwards >= tokens).mean()),
+            in_few=float(100 * (forwards <= _FEW).mean()),
+            tpf_by_part=tuple((self.parts[0] / self.parts[1]).tolist()),
+            accepted=100 * self.accepted.total() / self.drafted.total() if places else None,
+            accepted_by_place=tuple(100 * self.accepted[place] / self.drafted[place] for place in places),
+        )
+
+
+def read_steps(run_dirs: Iterable[Path]) -> list[Steps]:
+    """The steps of each task of some runs, in their order; StoreError if no answer has recorded steps."""
+    places = list(run_dirs)
+    tallies: dict[tuple[str, RowKey], tuple[Run, _Tally]] = {}
+
+    def visit(run: Run, row: RowKey, sample: Sample, _: Mapping[str, ScoreRow], trace: Trace | None) -> None:
+        if trace is not None and sample.error is None:
+            tallies.setdefault((run.run_id, row), (run, _Tally(sample.settings)))[1].add(trace)
+
+    read_each(places, visit)
+    found = [tally.steps(run, row.task) for (_, row), (run, tally) in tallies.items() if tally.forwards]
+    if not found:
+        raise StoreError(
+            f"{', '.join(map(str, places))}: no answer has recorded steps; those of servers and of transformers' "
+            "`generate` have none"
+        )
+    return found
+
+
+def steps_table(found: Iterable[Steps]) -> Table:
+    """A line for each run and task."""
+    rows = [(steps.system, *(_text(getattr(steps, name)) for name in _HEADINGS)) for steps in found]
+    return Table(title="Where forwards go", columns=("System", *_HEADINGS.values()), rows=rows, notes=_NOTES)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(f"{part:.1f}" if part < 10 else f"{part:.0f}" for part in value)
+    return f"{value:.1f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def steps_cells(found: Iterable[Steps]) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+    """Columns and rows for files; several values of one cell are joined by a vertical line."""
+    rows = (
+        tuple("|".join(f"{part:.4g}" for part in value) if isinstance(value, tuple) else value for value in steps)
+        for steps in found
+    )
+    return Steps._fields, rows
