@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,6 +34,7 @@ from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.server_facts import FIELDS
 from refusion_eval.sandbox.jail import PROFILES
 
+OWN = "this engine"
 NO_GPU = "No result of a GPU is in this repository: every speed and every memory need of one is an estimate.\n"
 BLOCK = re.compile(r"(<!-- (\w+):begin ?([^>]*?) ?-->\n).*?(<!-- \2:end -->\n)", re.DOTALL)
 
@@ -73,6 +74,54 @@ def results(tasks: Sequence[str]) -> str:
     rows = [row for row in read_csv(RESULTS / "results.csv") if not tasks or row.task in tasks or row.is_mean]
     hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
     return f"{summary_table(summary(rows)).markdown().strip()}\n\nMeasured on {hardware}.\n"
+
+
+def engines(words: Sequence[str]) -> str:
+    """Tokens per second of each engine by threads and length of the prompt, for these types of weights or for all."""
+    rows = _csv_rows("../real/engines.csv")
+    places = sorted({(int(row["threads"]), int(row["length"])) for row in rows})
+    by_engine: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        if not words or row["weights"] in words:
+            by_engine.setdefault((row["weights"], row["engine"]), []).append(row)
+    kinds = ("F32", "F16", "BF16", "file")
+    lines = []
+    for (weights, engine), own in sorted(by_engine.items(), key=lambda of: (kinds.index(of[0][0]), of[0][1] != OWN)):
+        rates = []
+        for place in places:
+            there = [row for row in own if (int(row["threads"]), int(row["length"])) == place]
+            seconds = sum(float(row["decode_seconds"]) for row in there)
+            rates.append(f"{sum(int(row['tokens']) - 1 for row in there) / seconds:.1f}")
+        lines.append((engine, {"file": "Q4_1"}.get(weights, weights), *rates, max(int(row["peak_mb"]) for row in own)))
+    sizes = {place: {int(row["prompt_tokens"]) for row in rows if row["length"] == str(place[1])} for place in places}
+    headings = [f"{threads} × {fmean(sizes[threads, length]):.0f}" for threads, length in places]
+    return table_of(("Engine", "Weights", *headings, "MB"), lines, 2)
+
+
+def engines_text(_: Sequence[str]) -> str:
+    """What bounds the speeds of `engines`, and where its tokens differ."""
+    rows = _csv_rows("../real/engines.csv")
+    first = (rows[0]["threads"], rows[0]["length"])
+    rates = {}
+    for engine in (OWN, "transformers"):
+        found = [
+            row
+            for row in rows
+            if (row["threads"], row["length"], row["engine"], row["weights"]) == (*first, engine, "F32")
+        ]
+        rates[engine] = sum(int(row["tokens"]) - 1 for row in found) / sum(
+            float(row["decode_seconds"]) for row in found
+        )
+        size, copied = float(found[0]["weight_bytes"]), float(found[0]["copy_gb_per_second"]) * 1e9
+    ratio, limit = rates[OWN] / rates["transformers"], copied / size / rates["transformers"]
+    leads = [float(row["margin"]) for row in rows if row["engine"] == OWN and row["margin"]]
+    exception = f" but where the first choice led by {max(leads):.3f} or less" if leads else ""
+    return (
+        f"With one thread and short prompts this engine is {ratio:.1f} times as fast as transformers in float32, and "
+        f"reads its weights at {rates[OWN] * size / copied:.0%} of the speed of a copy, at which it would "
+        f"be {limit:.1f} times as fast. 16-bit weights stay 16 bits in memory and are computed with in float32: this "
+        f"engine then has the tokens of its float32 run{exception}.\n"
+    )
 
 
 def gpu(_: Sequence[str]) -> str:
@@ -360,7 +409,7 @@ def training_memory_table(_: Sequence[str]) -> str:
 
 
 # What makes sentences, some of them with a table.
-TEXTS: dict[str, Maker] = {**FAMILY, **PAIRED, "recordings": recordings}
+TEXTS: dict[str, Maker] = {**FAMILY, **PAIRED, "recordings": recordings, "engines_text": engines_text}
 # --- Answers ---
 
 
@@ -405,6 +454,7 @@ MAKERS: dict[str, Maker] = {
     "frames": answer_frames,
     "clone": clone,
     "results": results,
+    "engines": engines,
     "gpu": gpu,
     "gpu_checks": gpu_checks,
     "gpu_estimate": gpu_estimate,
