@@ -101,19 +101,17 @@ def compare(ours: System, theirs: System, task: Task, number: int, data: Path | 
 def _compared(ours: System, job: Job, one: Any, other: Any) -> Parity:
     if error := one.error or other.error:
         return Parity(item=job.item_id, error=error)
-    numbers = {
-        "num_tokens": (one.num_tokens, other.num_tokens),
-        "num_forwards": (one.num_forwards, other.num_forwards),
-    }
+    num_tokens, num_forwards = (one.num_tokens, other.num_tokens), (one.num_forwards, other.num_forwards)
+    compared = Parity(item=job.item_id, num_tokens=num_tokens, num_forwards=num_forwards)
     longest = max(len(one.tokens), len(other.tokens))
     padded = [[*sample.tokens, *[-1] * (longest - len(sample.tokens))] for sample in (one, other)]
     position = next((at for at, (mine, its) in enumerate(zip(*padded, strict=True)) if mine != its), None)
     if position is None:
-        return Parity(item=job.item_id, **numbers)
+        return compared
     tokens = (padded[0][position], padded[1][position])
     forward = Trace.from_json(one.trace).fixed_at().get(position)
     margin = None if forward is None or min(tokens) < 0 else _margin(ours, job, forward, position, tokens)
-    return Parity(item=job.item_id, position=position, tokens=tokens, margin=margin, **numbers)
+    return replace(compared, position=position, tokens=tokens, margin=margin)
 
 
 def _margin(system: System, job: Job, forward: int, position: int, tokens: Sequence[int]) -> float | None:

@@ -165,9 +165,9 @@ def _entries(directory: Path) -> Iterator[Entry]:
         except (OSError, SyntaxError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read as Python ({error}); download it again") from error
         for node in body:
-            is_class = isinstance(node, ast.ClassDef)
-            functions = (inner for inner in (node.body if is_class else [node]) if isinstance(inner, ast.FunctionDef))
-            yield from (_entry(path.name, function, is_method=is_class) for function in functions)
+            inside = node.body if isinstance(node, ast.ClassDef) else [node]
+            functions = (inner for inner in inside if isinstance(inner, ast.FunctionDef))
+            yield from (_entry(path.name, function, is_method=function is not node) for function in functions)
 
 
 def _entry(file: str, node: ast.FunctionDef, *, is_method: bool) -> Entry:

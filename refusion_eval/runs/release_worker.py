@@ -30,18 +30,18 @@ class CodeLoop:
 
     def __init__(self, directory: str, entry: dict[str, Any], dtype: str, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
-        self._entry = entry = Entry(**entry)
+        self._entry = loop = Entry(**entry)
         brought = read_json(Path(directory) / "config.json").get("auto_map", {})
         auto: Any = getattr(transformers, next((name for name in _CLASSES if name in brought), _CLASSES[0]))
         options = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
         self._model: Any = auto.from_pretrained(directory, trust_remote_code=True, **options).to(device).eval()
-        stem = entry.file.removesuffix(".py")
+        stem = loop.file.removesuffix(".py")
         self._function: Callable[..., Any] = (
-            getattr(self._model, entry.name)
-            if entry.is_method
-            else get_class_from_dynamic_module(f"{stem}.{entry.name}", directory)  # which loads functions too
+            getattr(self._model, loop.name)
+            if loop.is_method
+            else get_class_from_dynamic_module(f"{stem}.{loop.name}", directory)  # which loads functions too
         )
-        self._of_files = {"tokenizer": Tokenizer(Path(directory)).inner} if "tokenizer" in entry.takes else {}
+        self._of_files = {"tokenizer": Tokenizer(Path(directory)).inner} if "tokenizer" in loop.takes else {}
 
     def answer(self, prompt: list[int], arguments: dict[str, Any], eos_ids: list[int], seed: int) -> dict[str, Any]:
         torch.manual_seed(seed)

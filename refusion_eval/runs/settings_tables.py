@@ -190,7 +190,7 @@ def resolve_task(
         table=tables[task_here.mini] if task_here else None,
         checkpoint=checkpoint,
         # Fusing gives the same tokens in fewer forwards, so the paper's TPF is counted without them.
-        paper={"fuse": False} if "fuse" in settings_type.__dataclass_fields__ else {},
+        paper={"fuse": False} if "fuse" in field_types(settings_type) else {},
     )
 
 

@@ -251,7 +251,7 @@ class _Elsewhere:
         self._entry = files.entry
         self._folder = tempfile.TemporaryDirectory()  # where transformers copies the code to
         dtype = str(files.dtype).removeprefix("torch.")
-        first = {"directory": str(files.directory), "entry": self._entry._asdict(), "dtype": dtype}
+        first: dict[str, Any] = {"directory": str(files.directory), "entry": self._entry._asdict(), "dtype": dtype}
         first |= {"device": str(files.device), "threads": files.num_threads}
         environment = environment_without_keys() | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": self._folder.name}
         self._child = Child(_WORKER, first, environment)
