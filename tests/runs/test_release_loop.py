@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.errors import CheckpointError, ConfigError
+from refusion_eval.exports.source import read_exported
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.release import ReleaseSettings, find_entry
@@ -156,6 +158,11 @@ def test_tables_keep_a_run_by_the_loop_of_the_release_apart(made, tmp_path):
     with RunReader.open(tmp_path / "release") as reader:
         assert reader.run.manifest.decoder == "release_loop"
         assert "allow_code" not in reader.run.manifest.arguments
+    (exported,) = read_exported([tmp_path / "release"])
+    assert exported.engine[0] == "transformers"
+    told = {"release_loop": {"entry": "generate of a.py", "code": "f" * 64}}
+    run = replace(exported.run, manifest=replace(exported.run.manifest, settings=told))
+    assert exported._replace(run=run).engine == ("generate of a.py", "f" * 12)
     csv = tmp_path / "results.csv"
     done = CliRunner().invoke(app, ["table", str(tmp_path / "release"), "--csv", str(csv)])
     assert done.exit_code == 0, done.output
