@@ -27,6 +27,7 @@ from refusion_eval.results.compare import COMPARISON_COLUMNS
 from refusion_eval.results.data_frames import FIGURE_FACTS, SAMPLE_COLUMNS
 from refusion_eval.results.results_file import column_meanings
 from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.release import ReleaseSettings
 from refusion_eval.runs.systems import published_systems
 from refusion_eval.sandbox.result import CheckResult, Program
 from refusion_eval.store import manifest, records
@@ -129,6 +130,9 @@ def decoder_settings() -> Iterator[str]:
         yield f"## {name}\n"
         yield f"{decoder.label}. Attention: {decoder.reads.attention.replace('_', '-')}.\n"
         yield settings_table(decoder.Settings)
+    yield "## The release's own loop\n"
+    yield "With `loop=release`, instead of those of a decoder: the arguments of the loop, by its own names.\n"
+    yield settings_table(ReleaseSettings)
 
 
 def model_arguments() -> Iterator[str]:

@@ -130,7 +130,7 @@ def _serve() -> None:
     setup = Setup(**message["setup"])
     device = own_device(setup.arguments["device"], message["number"])
     system = setup.open_system(device, message["num_processes"])
-    jobs = [job_from_json(fields, system.entry.Settings) for fields in message["jobs"]]
+    jobs = [job_from_json(fields, system.args.settings_type) for fields in message["jobs"]]
     list(decode(system, iter(jobs)))  # loads the weights and warms up, so that no timed round includes this
     _answer({"ready": True})
     for line in sys.stdin:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,6 +35,10 @@ _TICK_SECONDS = 0.05
 # Python 3.11.0 to 3.11.7 and 3.12.0 to 3.12.1 count the depth of all trees that threads build at the same time in one
 # number, and then end with SystemError or with the RecursionError of a text that is too deep.
 _PARSER = threading.RLock()
+
+# Variables without secrets, and beginnings of the names of such.
+_PLAIN = {"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "XDG_CACHE_HOME"}
+_PLAIN_BEGINNINGS = ("LC_", "OMP_", "MKL_", "CUDA_", "NVIDIA_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_")
 
 # Control characters (C0 and C1), marks that reorder or hide text, line separators, and halves of surrogate pairs.
 _UNSAFE = re.compile(
@@ -136,6 +140,11 @@ def _proc() -> Proc:  # one open descriptor for all
     return Proc()
 
 
+def environment_without_keys() -> dict[str, str]:
+    """The variables of this process that a program needs to start and compute, and no other, which may be a key."""
+    return {name: value for name, value in os.environ.items() if name in _PLAIN or name.startswith(_PLAIN_BEGINNINGS)}
+
+
 class NoTimeError(TimeoutError):
     """The machine was too busy to give a process its time."""
 
@@ -144,11 +153,12 @@ class Child:
     """A process that computes what may hang or use up its memory, started when first asked and again after each death.
 
     Only one thread at a time may ask. The script reads questions as JSON lines, the first of them `first`, and answers
-    each with a JSON line. Its time is the own time of the process, of its threads and of its children.
+    each with a JSON line. Its time is the own time of the process, of its threads and of its children. Without
+    `environment` it has the variables of this process.
     """
 
-    def __init__(self, script: Path, first: Any) -> None:
-        self._script, self._first = script, first
+    def __init__(self, script: Path, first: Any, environment: Mapping[str, str] | None = None) -> None:
+        self._script, self._first, self._environment = script, first, environment
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._is_given_up = False
@@ -212,7 +222,7 @@ class Child:
             command = [sys.executable, "-P", str(self._script)]
             pipe = subprocess.PIPE
             with tempfile.TemporaryFile() as told:
-                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=told)
+                self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=told, env=self._environment)
                 self._owner = os.getpid()
                 line: bytes | None = None
                 with contextlib.suppress(NoTimeError):

@@ -96,6 +96,7 @@ ONLY_IN = {
         "models/template_worker.py",
         "models/stock.py",
         "runs/stock_loop.py",
+        "runs/release_worker.py",
         "training/",
         "bench/",
     ),

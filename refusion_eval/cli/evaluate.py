@@ -21,9 +21,7 @@ from refusion_eval.results.gate import run_conditions
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import TO_SERVERS, ModelArgs, parse_model_args
-from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.runs.terminal import Interruption, resume_hint
-from refusion_eval.store.records import SERVER
 from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
 
 if TYPE_CHECKING:
@@ -317,9 +315,9 @@ def rerun(
 
 @parameters.options_from(
     ModelArgs,
-    "pretrained:model decoder adapter revision enable_thinking:thinking chat_template backend base_url server_api "
-    "served_model api_key_env",
-    without_default=(*SYSTEM_FIELDS, "enable_thinking"),
+    "pretrained:model decoder adapter revision dtype device enable_thinking:thinking chat_template backend loop "
+    "base_url server_api served_model api_key_env",
+    without_default=(*SYSTEM_FIELDS, "enable_thinking", "loop"),
     helps=HELPS,
 )
 def check(
@@ -331,79 +329,96 @@ def check(
     ] = "",
     data: parameters.Data = None,
     prompts: parameters.Prompts = None,
+    allow_code: parameters.AllowCode = False,
+    against_release: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Decode so many prompts of --tasks (default: mini_gsm8k) by the decoder and by the release's own loop "
+            "on the same weights, and compare tokens and forwards. Exit status 4 if they differ.",
+        ),
+    ] = None,
+    settings: parameters.Settings = None,
+    release_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --against-release: KEY=VALUE of the release's loop alone, by its name. Again for more."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --against-release: also write the comparison to this JSON file.")
+    ] = None,
     as_json: parameters.Json = False,
 ) -> None:
     """Say whether a decoder can run a checkpoint. Its configuration is read, and what tensors a folder has; no weights.
 
     Of a server it prints what its endpoints tell: name, version, model and settings. It does not wait for one to start.
     """
-    args = parse_model_args(with_system(system, given))
+    arguments = with_system(system, given) | ({"allow_code": True} if allow_code else {})
+    if against_release is not None:
+        names = task_names((tasks or "mini_gsm8k").split(","), arguments["pretrained"], prompts=prompts, data=data)
+        pairs = (cli.read_pairs(settings), cli.read_pairs(release_set))
+        raise typer.Exit(_against_release(arguments, pairs, names, against_release, data, out, as_json=as_json))
+    if release_set or out is not None:
+        raise ConfigError("--release-set and --out are for --against-release; add it, or leave them out")
+    args = parse_model_args({**arguments, **cli.read_pairs(settings)})
     names = task_names(tasks.split(","), args.pretrained, prompts=prompts, data=data) if tasks else []
-    if args.loop == SERVER:
-        if names:
-            raise ConfigError("--tasks: the chat template of a server's model is not here; leave it out")
-        with cli.told_if_silent(f"asking {args.base_url}"):
-            _check_server(args, as_json=as_json)
-        return
-    with cli.told_if_silent(cli.LOADING):
-        _check_checkpoint(args, names, data, as_json=as_json)
-
-
-def _check_server(args: ModelArgs, *, as_json: bool) -> None:
-    from refusion_eval.runs.server_client import client_of
-
-    if args.pretrained != NO_FILES:  # the files of its tokenizer
+    with cli.told_if_silent(f"asking {args.base_url}" if args.base_url else cli.LOADING):
         from refusion_eval.runs.system import System
 
-        _ = System(args).files
-    client = client_of(args)
-    described = client.describe(patience=0) | {"api": client.api_name}
+        opened = System(args)
+        if names and (reason := opened.backend.no_prompts):
+            raise ConfigError(f"--tasks: {reason}; leave it out")
+        described = opened.backend.describe(opened)
+        first = {task.name: _first_prompt(opened, task, data) for task in find_tasks(names)}
     if as_json:
-        cli.print_value(described)
+        cli.print_value({name: first if name == "prompts" else fact for name, fact in described.facts.items()})
         return
-    name = f"{described['name']} {described['version']}".strip()
-    cli.tell(f"{client.root}: {name} serves the model {described['model']}")
-    if described["settings"]:
-        told = (f"{setting}={value}" for setting, value in described["settings"].items())
-        cli.tell(f"{client.root}: {', '.join(told)}")
-    cli.tell(f"{client.root}: asked by {client.api.path}")
-
-
-def _check_checkpoint(args: ModelArgs, tasks: Sequence[str], data: Path | None, *, as_json: bool) -> None:
-    from refusion_eval.models.device import weight_bytes
-    from refusion_eval.models.weights import count_parameters
-    from refusion_eval.runs.system import TEMPLATE_BEGINS, System
-
-    opened = System(args)
-    has_weights = opened.model.check_files()
-    config = opened.model.config
-    brought = "".join(f", {key}={value}" for key, value in opened.checkpoint_settings.items())
-    name, decoder = opened.args.pretrained, opened.args.decoder
-    sizes = {}
-    if not opened.model.is_stock:  # whose tensors transformers alone knows
-        num_bytes = weight_bytes(config, opened.model.weight_dtype)
-        sizes = {"num_parameters": count_parameters(config), "weight_bytes": num_bytes}
-    prompts = {task.name: _first_prompt(opened, task, data) for task in find_tasks(tasks)}
-    if as_json:
-        facts = {"model": name, "decoder": decoder, "family": config.family, "num_layers": config.num_layers}
-        facts |= {**sizes, "context": config.max_positions, "has_template": opened.has_template}
-        facts |= {"prompts_begin": opened.beginning, "prompts": prompts}
-        cli.print_value(facts | {"settings": opened.checkpoint_settings, "place": opened.model.place})
-        return
-    cli.tell(f"{name}: {config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
-    cli.tell(
-        f"{name}: context of {config.max_positions:,} tokens, {'a' if opened.has_template else 'no'} chat template"
-    )
-    if sizes:
-        parameters, read = (number / 1e6 for number in sizes.values())
-        cli.tell(f"{name}: {parameters:,.1f} million parameters; a forward reads {read:,.0f} MB of them")
-    cli.tell(f"{name}: {opened.model.place}")
-    if not has_weights:
-        cli.tell(f"{name}: the folder has no weights yet")
-    if begins := opened.beginning:
-        cli.tell(f"{name}: {TEMPLATE_BEGINS.format(json.dumps(begins, ensure_ascii=False))}")
-    for task, prompt in prompts.items():
+    cli.tell("\n".join(described.lines))
+    for task, prompt in first.items():
         cli.tell(f"{task}, item {prompt['id']}: a prompt of {prompt['num_tokens']} tokens\n{prompt['text']}")
+
+
+def _against_release(
+    arguments: dict[str, Any],
+    settings: tuple[dict[str, str], dict[str, str]],
+    tasks: Sequence[str],
+    number: int,
+    data: Path | None,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> int:
+    cli.prepare(out)
+    cli.log_to_stderr()
+    from refusion_eval.evaluation.parity import compare, opened
+    from refusion_eval.store.atomic_write import write_output
+
+    told: dict[str, Any] = {"model": arguments["pretrained"], "decoder": arguments["decoder"], "tasks": {}}
+    compared = []
+    for task in find_tasks(tasks):
+        ours, theirs, unknown = opened(arguments, *settings, task)
+        facts: dict[str, Any] = {"loop": theirs.backend.identity()["release_loop"], "place": ours.model.place}
+        facts |= {"settings": dict(ours.resolve(task.name, {}).values), "release": dict(theirs.args.settings)}
+        told["tasks"][task.name] = facts | {"not_in_the_release": unknown, "items": []}
+        for parity in compare(ours, theirs, task, number, data):
+            compared.append(parity)
+            told["tasks"][task.name]["items"].append(dataclasses.asdict(parity) | {"equal": parity.is_equal})
+            if not as_json:
+                cli.tell(f"{task.name}, {parity.in_words()}")
+        if unknown and not as_json:
+            cli.tell(f"{task.name}: the release's loop has no argument for {', '.join(unknown)}")
+    num_equal = sum(parity.is_equal for parity in compared)
+    told["equal"] = num_equal == len(compared)
+    if out is not None:
+        write_output(out, json.dumps(told, indent=2, default=str) + "\n")
+    if as_json:
+        cli.print_value(told)
+    else:
+        cli.tell(
+            f"{num_equal} of {len(compared)} prompts have the same tokens and forwards by {facts['loop']['entry']}"
+        )
+    return 0 if told["equal"] else cli.EXIT_FAILED
 
 
 def _first_prompt(system: "System", task: Task, data: Path | None) -> dict[str, Any]:

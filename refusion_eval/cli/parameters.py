@@ -70,8 +70,8 @@ AllowCode = Annotated[
     bool,
     typer.Option(
         "--allow-code",
-        help="Run code that the file names: a decoder FILE.py:NAME or MODULE:NAME, a task file, a Ray cluster. Without "
-        "this such a file is refused.",
+        help="Run code that the file names: a decoder FILE.py:NAME or MODULE:NAME, a task file, a Ray cluster; and "
+        "that of a checkpoint, for the release's own loop. Without this both are refused.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run, and stop.")]

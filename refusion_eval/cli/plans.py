@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from refusion_eval import cli
-from refusion_eval.benchmarks import RELEASE
+from refusion_eval.benchmarks import RELEASE as RELEASE_PROMPTS
 from refusion_eval.cli import parameters
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tasks import plan_run
@@ -19,7 +19,7 @@ from refusion_eval.results.gate import Condition, Verdict, failed, junit, verdic
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs.model_args import LOOPS, OF_SERVERS, server_place
+from refusion_eval.runs.model_args import LOOPS, OF_SERVERS, RELEASE, server_place
 from refusion_eval.runs.plan import Plan, PlannedRun, Turn
 from refusion_eval.runs.systems import system_arguments
 from refusion_eval.runs.terminal import Interruption, resume_hint
@@ -46,7 +46,10 @@ def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
         return {"pretrained": "embedded", "decoder": "refusion", **given}
     if "decoder" in given:
         raise ConfigError(f"--system {system} brings its decoder; leave out --decoder {given['decoder']}")
-    return system_arguments(system, given.get("pretrained")) | given
+    published = system_arguments(system, given.get("pretrained")) | given
+    if given.get("loop") == RELEASE and "preset" not in given:
+        published.pop("preset", None)  # no settings table has the names of the release's own loop
+    return published
 
 
 def plan_of(options: Mapping[str, Any], name: str = "") -> Plan:
@@ -58,9 +61,12 @@ def plan_of(options: Mapping[str, Any], name: str = "") -> Plan:
     turn = Turn.read(options["turn"]) if "turn" in options else None
     if "rounds" in options:
         raise ConfigError("--rounds is for --protocol; leave it out, or take one turn with --round K/N")
-    if "allow_code" in options:
-        raise ConfigError("--allow-code is for the file of --protocol; leave it out: what you name yourself runs")
     arguments = with_system(options.get("system"), model_arguments(options))
+    if "allow_code" in options:
+        if arguments.get("loop") != RELEASE:
+            told = "the file of --protocol and for --loop release; leave it out: what you name yourself runs"
+            raise ConfigError(f"--allow-code is for {told}")
+        arguments["allow_code"] = True
     settings = {key: options[key] for key in ("seed", "thought_budget") if key in options}
     settings |= cli.read_pairs(options.get("settings"))
     run = plan_run(
@@ -84,8 +90,8 @@ def _default_folder(run: PlannedRun, arguments: Mapping[str, Any]) -> Path:
     options, preset = run.options, arguments.get("preset")
     # A folder with records of one kind of prompts is not continued with the other kind by the default alone.
     given = parameters.names_of(options.get("tasks", ""))
-    is_released = options.get("prompts") == RELEASE or any(
-        name.endswith(f"_{RELEASE}") for name in run.tasks if name not in given
+    is_released = options.get("prompts") == RELEASE_PROMPTS or any(
+        name.endswith(f"_{RELEASE_PROMPTS}") for name in run.tasks if name not in given
     )
     # Servers of one model are several runs.
     served = f"{SERVER}-{server_place(arguments.get('base_url'), arguments.get('server_name'))}"
@@ -95,7 +101,7 @@ def _default_folder(run: PlannedRun, arguments: Mapping[str, Any]) -> Path:
         served if str(system).startswith(SERVER) else system or arguments["decoder"],
         Path(preset).stem if preset else None,
         LOOPS[loop].mark,
-        RELEASE if is_released else None,
+        RELEASE_PROMPTS if is_released else None,
     )
     # A user's decoder is named by its file.
     return Path("results/runs") / re.sub(r"[:/]", "-", "-".join(filter(None, parts)))

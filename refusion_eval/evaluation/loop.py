@@ -96,7 +96,7 @@ def evaluate(
         # Before anything else takes time, so that a run that is killed at any moment says how much was asked for.
         session.store.expect(totals, whole)
         requests = [
-            (_job(session.system, task, item, texts[task], sample), task, item)
+            (job_of(session.system, task, item, texts[task], sample), task, item)
             for task in items
             for item in items[task]
             for sample in range(args.samples)
@@ -135,7 +135,7 @@ def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
     _ = Session(args, model_cache=model_cache).system.checkpoint_settings
 
 
-def _job(system: System, task: Task, item: Item, version: str, sample: int) -> Job:
+def job_of(system: System, task: Task, item: Item, version: str, sample: int) -> Job:
     """The request of an item, under the settings of the task: their length is the system's, not the task's."""
     prompts = task.benchmark.prompts
     resolved = system.resolve(task.name, {"until": list(prompts.stop_strings)})

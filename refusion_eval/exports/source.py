@@ -14,7 +14,7 @@ from refusion_eval.report.collect import Asked, Sources
 from refusion_eval.results.facts import TaskFacts, natural_order, read_each, setting_text
 from refusion_eval.results.measured import measurements_of
 from refusion_eval.results.measurement import Measurement, RowKey, notes_of
-from refusion_eval.store.records import PASSED, SERVER, STOCK_GENERATE, Sample, ScoreRow, checking, moment
+from refusion_eval.store.records import PASSED, RELEASE_LOOP, SERVER, STOCK_GENERATE, Sample, ScoreRow, checking, moment
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
 
@@ -57,12 +57,16 @@ class ExportedTask(NamedTuple):
 
     @property
     def engine(self) -> tuple[str, str]:
-        """Name and version of the engine that decoded: this project's, transformers, or a server as it names itself."""
+        """Name and version of the engine that decoded: this project's or another, or a server as it names itself."""
         manifest = self.run.manifest
         if manifest.decoder == SERVER:
             told = manifest.settings.get("server", {})
             return str(told.get("name") or "unknown server"), str(told.get("version") or "unknown")
-        if manifest.decoder == STOCK_GENERATE or manifest.arguments.get("backend") == "transformers":
+        told = manifest.settings.get("release_loop", {})
+        if manifest.decoder == RELEASE_LOOP and told.get("code"):
+            return str(told.get("entry")), str(told["code"])[:12]
+        others = (STOCK_GENERATE, RELEASE_LOOP)
+        if manifest.decoder in others or manifest.arguments.get("backend") == "transformers":
             return "transformers", str(manifest.versions.get("transformers", "unknown"))
         return "refusion_eval", manifest.package_version
 

@@ -23,7 +23,7 @@ class Location(NamedTuple):
     revision: str | None  # the commit on the hub; None for a local directory
 
 
-def locate(name: str, revision: str | None) -> Location:
+def locate(name: str, revision: str | None, *, with_code: bool = False) -> Location:
     """Finds a checkpoint, and downloads its small files or unpacks its GGUF file; raises CheckpointError."""
     directory = Path(name).expanduser()
     if name in MODELS and not directory.exists():
@@ -45,7 +45,7 @@ def locate(name: str, revision: str | None) -> Location:
         raise CheckpointError(
             f"no directory {name!r}; give a directory, a GGUF file or a hub id such as GSAI-ML/ReFusion"
         )
-    directory = _download(name, revision, SMALL_FILES)
+    directory = _download(name, revision, (*SMALL_FILES, *(["*.py"] if with_code else [])))
     return Location(name, directory, directory.name)
 
 

@@ -181,7 +181,7 @@ def _cost(protocol: Protocol, args: ModelArgs, tasks: list[Task], run_dirs: list
     numbers = {task: min(number, protocol.limit or number) * args.samples for task, number in numbers.items()}
     samples = len(protocol.seeds) * sum(numbers.values())
     recorded = dict(_recorded_seconds(run_dirs))
-    system = system_key(args.system_name, args.backbone or "", {}, generate=False)
+    system = system_key(args.system_name, args.backbone or "", {}, loop="")
     published = {
         entry.benchmark: entry.value
         for entry in published_measurements(("table9_v2",))

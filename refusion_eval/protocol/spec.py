@@ -18,12 +18,19 @@ from annotated_types import Ge, Le, MinLen
 from refusion_eval import config
 from refusion_eval.benchmarks import Task
 from refusion_eval.config import NonNegativeInt, PositiveInt
-from refusion_eval.decoders import find_decoder, name_with_code
+from refusion_eval.decoders import name_with_code
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tasks import find_tasks, task_names
 from refusion_eval.metrics import RESAMPLES
 from refusion_eval.results.tables import SUMMARY_COLUMNS
-from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, ModelArgs, check_used, file_arguments, parse_model_args
+from refusion_eval.runs.model_args import (
+    LAUNCH_ARGUMENTS,
+    ModelArgs,
+    check_used,
+    file_arguments,
+    parse_model_args,
+    settings_type,
+)
 from refusion_eval.runs.settings_tables import load_tables, resolve_task
 from refusion_eval.store.records import as_json, dump
 from refusion_eval.untrusted import read_text
@@ -169,11 +176,10 @@ class Protocol:
     def _settings(self, args: ModelArgs, tasks: Iterable[Task], read: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Stop strings, and the settings of each task but the tokens of the checkpoint and the seed."""
         known = {"mask_id": 0, "eos_ids": (1,)}  # stand for the checkpoint's
-        settings_type = find_decoder(args.decoder).Settings
-        tokens = {name: value for name, value in known.items() if name in settings_type.__dataclass_fields__}
+        tokens = {name: value for name, value in known.items() if name in config.field_types(args.settings_type)}
         settings: dict[str, dict[str, Any]] = {}
         try:
-            decided_by = repr((args.decoder, args.preset, *map(args.settings.get, known)))
+            decided_by = repr((args.decoder, args.loop, args.preset, *map(args.settings.get, known)))
             if decided_by not in read:
                 read[decided_by] = load_tables(args, tokens)
             tables = read[decided_by]
@@ -275,5 +281,5 @@ def _entry(where: str, name: str, row: Any, allow_code: bool, of_servers: Mappin
     if "seed" in entry.settings:
         raise ConfigError(f"{where}: seed is no setting of one system; write `seeds:` for all of them")
     arguments = file_arguments(entry.arguments, where, allow_code=allow_code, of_servers=of_servers)
-    settings_type = find_decoder(arguments["decoder"]).Settings
-    return {"arguments": arguments, "settings": config.read_values(settings_type, entry.settings, f"{where}: settings")}
+    kind = settings_type(arguments["decoder"], arguments["loop"])
+    return {"arguments": arguments, "settings": config.read_values(kind, entry.settings, f"{where}: settings")}

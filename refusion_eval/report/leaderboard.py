@@ -72,7 +72,7 @@ def leaderboard(placed: Sequence[Placed], *, look: Look = no_look) -> dict[str, 
         run = {name: getattr(entry, name) for name in ("backbone", "dtype", "device", "attention")}
         run |= {"id": entry.run_id, "system": entry.label, "decoder": entry.decoded_by}
         key = tuple(run.values())
-        shown = look(system_key(entry.label, entry.backbone, {}, generate=False), entry.decoded_by)
+        shown = look(system_key(entry.label, entry.backbone, {}, loop=""), entry.decoded_by)
         runs.setdefault(key, {**run, "hardware": [], **shown, "number": len(runs)})
         placed_cells.append((entry.row, _point(own) | {"run": runs[key]["number"]}))
     mark_fewer(placed_cells)

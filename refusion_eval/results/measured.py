@@ -19,7 +19,7 @@ from refusion_eval.metrics import RESAMPLES, Bootstrap
 from refusion_eval.results.cautions import Conditions, that_hold
 from refusion_eval.results.collapse import SIGNS
 from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, on_common_items, read_each
-from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, VARIES, ByItem, Measurement
+from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, OF_LOOPS, VARIES, ByItem, Measurement
 from refusion_eval.results.metric_list import (
     ACCURACY,
     AVG_AT,
@@ -187,7 +187,7 @@ def _measurement(
     by_sample = [fmean(scores) for scores in zip(*columns, strict=True)] if are_even else []
     return Measurement(
         origin="measured",
-        system=system_key(manifest.system, manifest.backbone, settings, generate=manifest.decoder == STOCK_GENERATE),
+        system=system_key(manifest.system, manifest.backbone, settings, loop=OF_LOOPS.get(manifest.decoder, "")),
         label=manifest.system,
         **{name: getattr(manifest, name) for name in ("backbone", "decoder", "dtype", "device", "attention")},
         benchmark=AVERAGE if is_mean else tasks[0].benchmark or tasks[0].task,

@@ -13,7 +13,7 @@ from refusion_eval.metrics import Interval, Timing
 from refusion_eval.results.cautions import MINI_NOTE, Caution, Conditions, cautions, sentences, that_hold
 from refusion_eval.results.metric_list import AVG_AT, SCORES, SERVER_METRICS, SPEED_METRICS
 from refusion_eval.runs.systems import decoder_of_system
-from refusion_eval.store.records import STOCK_GENERATE
+from refusion_eval.store.records import RELEASE_LOOP, STOCK_GENERATE
 
 Origin = Literal["published", "measured"]
 MeasurementKey = tuple[str, str, str]  # system, benchmark, metric
@@ -340,8 +340,9 @@ VARIANTS: Mapping[str, tuple[str, str]] = {
     FUSED: ("fuse", "true"),
     MERGED: ("separate_commit", "false"),
 }
-# The variant of systems that transformers' own loop decodes.
+# Manifest.decoder of other loops than this engine's -> the variant of systems that they decode.
 GENERATE = "generate"
+OF_LOOPS = {STOCK_GENERATE: GENERATE, RELEASE_LOOP: "release-loop"}
 
 
 ON_BACKBONE = " on "

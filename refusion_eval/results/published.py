@@ -8,7 +8,7 @@ from pathlib import Path
 
 from refusion_eval.benchmarks import RELEASE
 from refusion_eval.errors import DataError
-from refusion_eval.results.measurement import GENERATE, ON_BACKBONE, VARIANTS, Measurement
+from refusion_eval.results.measurement import ON_BACKBONE, VARIANTS, Measurement
 from refusion_eval.runs.systems import published_systems, system_of_label
 
 
@@ -62,8 +62,8 @@ def _published(row: Mapping[str, str]) -> Measurement:
     )
 
 
-def system_key(label: str, backbone: str, settings: Mapping[str, str], *, generate: bool) -> str:
-    """The key of a measured system, whose variants are the settings in `VARIANTS` and the loop that decoded."""
+def system_key(label: str, backbone: str, settings: Mapping[str, str], *, loop: str) -> str:
+    """The key of a measured system, whose variants are the settings in `VARIANTS` and one of `OF_LOOPS`."""
     # A label that the paper prints stands for the paper's system, and a decoder's own label (AR, LLaDA) for the
     # published system of that decoder and backbone, or else for the decoder. Brackets at the end of a label name a
     # settings table, which makes no other system.
@@ -73,7 +73,7 @@ def system_key(label: str, backbone: str, settings: Mapping[str, str], *, genera
     plain, _, _ = label.removesuffix(")").rpartition(" (") if label.endswith(")") else (label, "", "")
     key = _keys_by_label().get(label) or _keys_by_label().get(plain) or _key_of_decoder(plain, backbone)
     in_force = [name for name, (setting, value) in VARIANTS.items() if settings.get(setting) == value]
-    variants = [name for name in in_force if f"+{name}" not in key] + ([GENERATE] if generate else [])
+    variants = [name for name in in_force if f"+{name}" not in key] + ([loop] if loop else [])
     return "+".join((key, *variants)) + on_backbone
 
 

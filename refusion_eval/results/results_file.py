@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from refusion_eval.benchmarks import OURS
 from refusion_eval.errors import StoreError
 from refusion_eval.results.cautions import MINI_NOTE
-from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, VARIES, Measurement
+from refusion_eval.results.measurement import AVERAGE, GENERATE, MEAN_TASK, OF_LOOPS, VARIES, Measurement
 from refusion_eval.results.published import system_key
 from refusion_eval.results.render import cell_text, csv_records, csv_text
 from refusion_eval.runs.systems import decoder_of_system
@@ -188,7 +188,8 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
     values["mini"] = record["mini"] == "yes"
     values["benchmark"] = AVERAGE if task == MEAN_TASK else values["benchmark"] or task
     values["decoder"] = record.get("decoder") or ""
-    system = system_key(label, values["backbone"], settings, generate=generate)
+    loop = GENERATE if generate else OF_LOOPS.get(values["decoder"], "")
+    system = system_key(label, values["backbone"], settings, loop=loop)
     read = Measurement(origin="measured", system=system, label=label, settings=settings, **values)
     said = read.note.split("; ")  # by its cautions, which its fields give again
     return replace(read, notes=tuple(note for note in notes if note not in said))

@@ -2,10 +2,10 @@
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from refusion_eval.api import LoadedModel
 from refusion_eval.config import CheckpointOptions
@@ -15,6 +15,8 @@ from refusion_eval.runs.job import Detokenizer, Job
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.store.manifest import Hardware
 from refusion_eval.store.records import Sample
+
+TEMPLATE_BEGINS = "the chat template begins a conversation without a system turn by {}"
 
 # Returns a measured fact: the value that is recorded under a name, or else the value that the function computes.
 GetOrCompute = Callable[[str, Callable[[], Any]], Any]
@@ -45,11 +47,30 @@ class Opener(Protocol):
     get_or_compute: GetOrCompute
     num_processes: int
 
+    @property
+    def checkpoint_settings(self) -> Mapping[str, Any]:
+        """Decoder settings that the checkpoint determines."""
+
+    @property
+    def has_template(self) -> bool:
+        """Whether prompts are conversations under a chat template."""
+
+    @property
+    def beginning(self) -> str:
+        """What the chat template writes before a conversation."""
+
     def prepared(self, opened: F) -> F:
         """The files, with the chat template of the arguments."""
 
     def shared(self, options: CheckpointOptions) -> LoadedModel:
         """The checkpoint with its weights, which successive systems load once."""
+
+
+class Description(NamedTuple):
+    """What a backend would run."""
+
+    facts: Mapping[str, Any]  # for programs; an empty entry `prompts` is for prompts of tasks
+    lines: Sequence[str]  # for people
 
 
 class Backend(ABC):
@@ -64,11 +85,13 @@ class Backend(ABC):
         cuda_graphs: whether forwards are recorded as CUDA graphs.
         ends_no_thoughts: what messages call a backend that knows no budget of thoughts; empty if it knows one.
         times_together: whether the times of requests that are decoded together are measured, after a warm-up.
+        no_prompts: why the prompts of tasks cannot be shown; empty if they can.
         takes_messages: whether a prompt is a conversation in JSON, to which the backend applies a template.
     """
 
     ends_no_thoughts: ClassVar[str] = ""
     times_together: ClassVar[bool] = False
+    no_prompts: ClassVar[str] = ""
     files: Files
     dtype: str
     device: str
@@ -83,6 +106,10 @@ class Backend(ABC):
     @abstractmethod
     def of(cls, opener: Opener) -> Self:
         """The backend of a system, which opens the files of the model, and its weights later."""
+
+    @abstractmethod
+    def describe(self, system: Opener) -> Description:
+        """What would be run for the system that the backend is of; raises ConfigError if it cannot be. No weights."""
 
     @functools.cached_property
     def detokenizer(self) -> Detokenizer:

@@ -108,7 +108,7 @@ class Job:
         """The settings for one decoding of this request: with its stop rule and, if it draws, a seed of its own."""
         settings = self.resolved.settings
         changes: dict[str, Any] = {"stop_rule": detokenizer.stop_rule(self.resolved.until)}
-        if self.key.sample or getattr(settings, "is_random", settings.temperature > 0):
+        if self.key.sample or getattr(settings, "is_random", bool(settings.temperature)):
             # Several samples of an item differ, and each of them can be drawn again alone, in any order and batch.
             item = int(self.key.doc_hash[:12], 16)
             changes["seed"] = draw_key(settings.seed, item, self.key.sample) >> 1

@@ -27,12 +27,13 @@ from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.packaged import MODELS
 from refusion_eval.paths import embedded_name, embedded_path
+from refusion_eval.runs.release import ReleaseSettings
 from refusion_eval.runs.systems import EMBEDDED_NAMES, NO_FILES, system_arguments
 from refusion_eval.store.records import SERVER
 from refusion_eval.untrusted import names_code
 
 # Arguments about the machines and watchers of a run, no part of a record, which may change when the run is continued.
-LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address", "tracker")
+LAUNCH_ARGUMENTS = ("engine", "workers", "worker_cpus", "ray_address", "tracker", "allow_code")
 
 
 class Loop(NamedTuple):
@@ -43,10 +44,16 @@ class Loop(NamedTuple):
     mark: str = ""  # what names of systems and folders say of it
 
 
+RELEASE = "release"  # the loop that a checkpoint was published with
 _LEFT_TO_RIGHT = {"decoder": "autoregressive", "cuda_graphs": False, "adapter": None}
 LOOPS: Mapping[str, Loop] = {
     "engine": Loop("refusion_eval.runs.own_engine:OwnEngine"),
     "generate": Loop("refusion_eval.runs.stock_loop:StockBackend", {**_LEFT_TO_RIGHT, "batch_size": 1}, "generate"),
+    RELEASE: Loop(
+        "refusion_eval.runs.stock_loop:ReleaseBackend",
+        {"cuda_graphs": False, "adapter": None, "batch_size": 1, "preset": None, "engine": "local", "backend": "own"},
+        "release-loop",
+    ),
     SERVER: Loop("refusion_eval.runs.server:Server", {**_LEFT_TO_RIGHT, "engine": "local", "backend": "own"}),
 }
 # Arguments of servers: those that reach one, and those that say what runs there.
@@ -85,8 +92,10 @@ class ModelArgs(CheckpointOptions):
         system: Name of the system in tables. The default is the decoder's.
         backbone: Model that the checkpoint was made from, if its config.json does not say. Speed-up compares systems of
             one backbone.
-        loop: Loop of the autoregressive decoder: this project's engine; transformers' generate, which separates the
-            gain of an engine from the gain of an algorithm; or a server, which decoder=server means too.
+        loop: What decodes: this project's engine; transformers' greedy generate, for decoder=autoregressive, which
+            separates the gain of an engine from the gain of an algorithm; the generate of the checkpoint's own release,
+            whose arguments are then the settings; or a server, which decoder=server means too.
+        allow_code: Run the code that comes with the checkpoint, for loop=release, in a process of its own.
         base_url: Address of a server, such as http://127.0.0.1:8000.
         server_api: What the server is asked by: OpenAI-compatible completions or chat, or Ollama's chat. The default is
             what it is known or found to have, completions first.
@@ -127,7 +136,8 @@ class ModelArgs(CheckpointOptions):
     warmup: NonNegativeInt = 1
     system: str | None = None
     backbone: str | None = None
-    loop: Literal["engine", "generate", "server"] = "engine"
+    loop: Literal["engine", "generate", "release", "server"] = "engine"
+    allow_code: bool = False
     base_url: str | None = None
     server_api: Literal["completions", "chat", "ollama"] | None = None
     server_name: str | None = None
@@ -164,6 +174,8 @@ class ModelArgs(CheckpointOptions):
             if (value := getattr(self, name)) not in (needed, None):
                 reason = f"loop={self.loop} runs with {name}={needed} only, not {value}"
                 raise ConfigError(f"model_args: {reason}; leave one of them out")
+        if self.allow_code and self.loop != RELEASE:
+            raise ConfigError("model_args: allow_code is for loop=release only; add loop=release, or leave it out")
         if self.tracker is not None and self.run_dir is None:
             raise ConfigError(f"model_args: tracker={self.tracker} is for a recorded run; add run_dir, or leave it out")
         self._check_server()
@@ -209,6 +221,10 @@ class ModelArgs(CheckpointOptions):
         return self.loop == SERVER and self.server_threads is None
 
     @property
+    def settings_type(self) -> type:
+        return settings_type(self.decoder, self.loop)
+
+    @property
     def pinned(self) -> str | None:
         """The hash or commit that decides the weights; None for a name that may mean others on another day."""
         return MODELS[self.pretrained].sha256 if self.pretrained in MODELS else self.revision
@@ -234,6 +250,11 @@ class ModelArgs(CheckpointOptions):
         return f"{name} ({mark})" if mark else name
 
 
+def settings_type(decoder: str, loop: str) -> type:
+    """The class of the settings: the decoder's, or that of the loops of releases."""
+    return ReleaseSettings if loop == RELEASE else find_decoder(decoder).Settings
+
+
 def server_place(base_url: str | None, server_name: str | None = None) -> str:
     """What tells a server from others: the name that the user gives it, else HOST:PORT of its address."""
     return server_name or urlsplit(base_url or "").netloc
@@ -248,7 +269,8 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
         del flags["device"]
     arguments = flags | dict(given)
     if arguments.pop("trust_remote_code", False):
-        raise ConfigError(f"{where}: trust_remote_code: code from a checkpoint is never run here; leave it out")
+        told = "trust_remote_code: code from a checkpoint is never run here; leave it out"
+        raise ConfigError(f"{where}: {told}, or give loop=release and allow_code=true for the release's own loop")
     arguments.pop("max_batch_size", None)
     batch_size = arguments.get("batch_size")
     if str(batch_size).startswith("auto"):
@@ -257,14 +279,14 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
         raise ConfigError(f"{where}: batch_size={batch_size!r} is not a whole number; give one, or auto")
     if arguments.get("decoder") == SERVER:
         arguments |= {"decoder": "autoregressive", "loop": SERVER, "pretrained": arguments.get("pretrained", NO_FILES)}
-    settings_type = find_decoder(str(arguments.get("decoder", "refusion"))).Settings
-    setting_names = field_types(settings_type).keys()
+    kind = settings_type(str(arguments.get("decoder", "refusion")), str(arguments.get("loop")))
+    setting_names = field_types(kind).keys()
     check_keys(arguments, field_types(ModelArgs).keys() | setting_names, where)
     if "pretrained" not in arguments:
         raise ConfigError(f"{where}: pretrained is missing; name a checkpoint folder or a hub id: pretrained=...")
     # Settings are checked one by one here, and as a whole once those of the task and the checkpoint are beside them.
     given_settings = {key: arguments.pop(key) for key in list(arguments) if key in setting_names}
-    settings = read_values(settings_type, given_settings, where)
+    settings = read_values(kind, given_settings, where)
     return ModelArgs(**arguments, settings=settings)
 
 
@@ -300,6 +322,7 @@ def file_arguments(
     """
     code = [arguments["decoder"]] if names_code(str(arguments.get("decoder", ""))) else []
     code += [arguments["ray_address"]] if arguments.get("ray_address") else []  # a cluster sends objects with code
+    code += [f"that of the checkpoint {arguments.get('pretrained')}"] if arguments.get("allow_code") else []
     check_code(code, where, allow_code=allow_code)
     names_host = "base_url" in arguments or str(arguments.get("system", "")).startswith(f"{SERVER}:")
     variable = arguments.get("api_key_env")

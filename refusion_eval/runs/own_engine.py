@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import itertools
+import json
 import logging
 import os
 import traceback
@@ -20,7 +21,8 @@ from refusion_eval.engine.engine import Request
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, weight_bytes
-from refusion_eval.runs.backend import Backend, GetOrCompute, Opener
+from refusion_eval.models.weights import count_parameters
+from refusion_eval.runs.backend import TEMPLATE_BEGINS, Backend, Description, GetOrCompute, Opener
 from refusion_eval.runs.hardware import collect_hardware, cpuinfo, read_gpu
 from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 
 class OwnEngine(Backend):
     records_graphs: ClassVar[bool] = True  # where the arguments, or the device, ask for it
+    scores: ClassVar[bool] = True  # whether log-likelihoods are computed
 
     def __init__(
         self, args: ModelArgs, model: api.LoadedModel, get_or_compute: GetOrCompute, num_processes: int
@@ -55,6 +58,28 @@ class OwnEngine(Backend):
         cuda_graphs = args.cuda_graphs if cls.records_graphs else False
         options = replace(args.options, attention=wanted_attention(args), cuda_graphs=cuda_graphs)
         return cls(args, opener.shared(options), opener.get_or_compute, opener.num_processes)
+
+    def describe(self, system: Opener) -> Description:
+        """Layout, sizes, context, chat template and device of the checkpoint, and whether its folder has weights."""
+        model, name, decoder = self.model, self.args.pretrained, self.args.decoder
+        has_weights, config, settings = model.check_files(), model.config, system.checkpoint_settings
+        facts: dict[str, Any] = {"model": name, "decoder": decoder, "family": config.family}
+        facts["num_layers"] = config.num_layers
+        brought = "".join(f", {key}={value}" for key, value in settings.items())
+        has_template = f"{'a' if system.has_template else 'no'} chat template"
+        lines = [f"{config.family}, {config.num_layers} layers{brought}; {decoder} can run it"]
+        lines.append(f"context of {config.max_positions:,} tokens, {has_template}")
+        if not model.is_stock:  # whose tensors transformers alone knows
+            number, num_bytes = count_parameters(config), weight_bytes(config, model.weight_dtype)
+            facts |= {"num_parameters": number, "weight_bytes": num_bytes}
+            read = f"a forward reads {num_bytes / 1e6:,.0f} MB of them"
+            lines.append(f"{number / 1e6:,.1f} million parameters; {read}")
+        facts |= {"context": config.max_positions, "has_template": system.has_template}
+        facts |= {"prompts_begin": system.beginning, "prompts": {}, "settings": settings, "place": model.place}
+        lines += [model.place, *([] if has_weights else ["the folder has no weights yet"])]
+        if begins := system.beginning:
+            lines.append(TEMPLATE_BEGINS.format(json.dumps(begins, ensure_ascii=False)))
+        return Description(facts, [f"{name}: {line}" for line in lines])
 
     @property
     def decoder(self) -> str:

@@ -17,7 +17,7 @@ from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.card import Card, checkpoint_card
 from refusion_eval.models.location import locate
 from refusion_eval.models.tokenizer import Tokenizer
-from refusion_eval.runs.backend import Backend, Opener
+from refusion_eval.runs.backend import Backend, Description, Opener
 from refusion_eval.runs.hardware import collect_hardware
 from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, server_place
@@ -74,6 +74,7 @@ class Server(Backend):
 
     ends_no_thoughts = "a server"
     times_together = True
+    no_prompts = "the chat template of a server's model is not here"
     decoder = attention = SERVER
 
     def __init__(self, args: ModelArgs, files: ServedFiles) -> None:
@@ -89,6 +90,15 @@ class Server(Backend):
     @functools.cached_property
     def client(self) -> ServerClient:
         return client_of(self._args)
+
+    def describe(self, system: Opener) -> Description:
+        """What the server's endpoints tell; it is not waited for."""
+        client = self.client
+        described = client.describe(patience=0) | {"api": client.api_name}
+        name = f"{described['name']} {described['version']}".strip()
+        told = ", ".join(f"{setting}={value}" for setting, value in described["settings"].items())
+        lines = [f"{name} serves the model {described['model']}", told, f"asked by {client.api.path}"]
+        return Description(described, [f"{client.root}: {line}" for line in lines if line])
 
     def identity(self) -> dict[str, Any]:
         """What tells the server from another one: its address as it was given, or its name here; what runs there."""

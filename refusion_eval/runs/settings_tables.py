@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, Task, find_task
 from refusion_eval.config import build, check_keys, field_types, mapping, read_values, read_yaml, recorded_values
-from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
-from refusion_eval.runs.model_args import ModelArgs
+from refusion_eval.runs.model_args import RELEASE, ModelArgs
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +164,12 @@ def load_tables(args: ModelArgs, checkpoint: Mapping[str, Any]) -> dict[bool, Ta
     tokens["eos_ids"] = tokens.get("eos_ids") or (0 if tokens.get("mask_id") else 1,)
     # The package's settings of the mini tasks have no presets.
     presets = {False: args.preset, True: args.preset if own_table(args.preset) else None}
-    folder, settings_type = tasks_path() / "settings", find_decoder(args.decoder).Settings
+    if args.loop == RELEASE:  # the tables have the names of this project's decoders
+        return dict.fromkeys(presets)
+    folder = tasks_path() / "settings"
     return {
-        mini: load_table(folder, args.decoder, mini, settings_type, tokens, preset) for mini, preset in presets.items()
+        mini: load_table(folder, args.decoder, mini, args.settings_type, tokens, preset)
+        for mini, preset in presets.items()
     }
 
 
@@ -179,7 +181,7 @@ def resolve_task(
     checkpoint: Mapping[str, Any],
 ) -> Resolved:
     """The settings of a task in a run; see `resolve`."""
-    task_here, settings_type = find_task(task), find_decoder(args.decoder).Settings
+    task_here, settings_type = find_task(task), args.settings_type
     return resolve(
         task,
         settings_type,
@@ -188,7 +190,7 @@ def resolve_task(
         table=tables[task_here.mini] if task_here else None,
         checkpoint=checkpoint,
         # Fusing gives the same tokens in fewer forwards, so the paper's TPF is counted without them.
-        paper={"fuse": False} if "fuse" in settings_type.__dataclass_fields__ else {},
+        paper={"fuse": False} if "fuse" in field_types(settings_type) else {},
     )
 
 

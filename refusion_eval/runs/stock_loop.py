@@ -1,8 +1,11 @@
-"""The stock autoregressive loop: transformers' own model under its own `generate`, timed as an engine is."""
+"""The loops of others: a model under the `generate` of its release or of transformers, timed as an engine is."""
 
+import contextlib
 import functools
+import tempfile
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,20 +13,33 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
+from refusion_eval.decoders import first_eos
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
-from refusion_eval.errors import CheckpointError, DecodeError
-from refusion_eval.models.device import cpu_threads, synchronize
-from refusion_eval.runs.backend import Backend
+from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
+from refusion_eval.models.card import checkpoint_card
+from refusion_eval.models.checkpoint import read_json
+from refusion_eval.models.device import choose_device, cpu_threads, synchronize
+from refusion_eval.models.location import fetch_weights, locate
+from refusion_eval.models.tokenizer import Tokenizer
+from refusion_eval.runs.backend import Backend, Description, Opener
 from refusion_eval.runs.job import Job
+from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.own_engine import OwnEngine
-from refusion_eval.store.records import STOCK_GENERATE
+from refusion_eval.runs.release import Entry, ReleaseSettings, find_entry, hash_of_code
+from refusion_eval.store.records import RELEASE_LOOP, STOCK_GENERATE
 from refusion_eval.types import Decoded, StopReason, StopRule, Trace
+from refusion_eval.untrusted import Child, environment_without_keys
 
 # `generate` pads responses in a batch only, so a single request never uses this id.
 _PAD_ID = 0
+_WORKER = Path(__file__).with_name("release_worker.py")
+_LONGEST_SECONDS = 3600.0  # of the own time of the process of a checkpoint's code, for one request
+IN_ITS_PROCESS = "in a process of its own, without the keys of the environment"
 
 
 class StockLoop:
+    """A model that a loop calls. Its forwards are counted by hooks on the model, whoever wrote the loop."""
+
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         model.generation_config = GenerationConfig()  # without the checkpoint's own defaults, such as sampling
@@ -37,54 +53,138 @@ class StockLoop:
             raise CheckpointError(f"{directory}: transformers cannot load it for the stock loop: {error}") from error
         return cls(model.to(device).eval())
 
-    def run(self, prompt: Sequence[int], settings: AutoregressiveSettings) -> Decoded:
-        """Decodes one prompt greedily; the trace holds the forwards that `generate` makes, one a token."""
-        if settings.temperature > 0:  # only greedy decoding gives the text of this project's engine
-            raise DecodeError("the stock loop is greedy; set temperature=0, or take this project's engine")
-        device = self.model.device
-        synchronize(device)
-        started = time.perf_counter()
-        clock = _Clock(len(prompt), settings.stop_rule, device)
-        tokens = torch.tensor([list(prompt)], device=device)
+    def run(self, prompt: Sequence[int], settings: AutoregressiveSettings | ReleaseSettings) -> Decoded:
+        """Decodes one prompt; the trace holds the forwards that `generate` makes, one a token."""
+        temperature, options = settings.temperature, {}
+        if temperature:
+            if isinstance(settings, AutoregressiveSettings):  # only greedy decoding gives the text of this engine
+                raise DecodeError("the stock loop is greedy; set temperature=0, or take this project's engine")
+            options = {"temperature": temperature, "top_p": settings.top_p, "top_k": settings.top_k}
+            torch.manual_seed(settings.seed)
         ends = {"eos_token_id": list(settings.eos_ids) or None, "pad_token_id": _PAD_ID}
-        config = GenerationConfig(max_new_tokens=settings.gen_length, do_sample=False, **ends)
-        output: Any = self.model.generate(  # type: ignore[operator]
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            generation_config=config,
-            stopping_criteria=StoppingCriteriaList([clock]),
-        )
-        response = tuple(int(token) for token in output[0, len(prompt) :].tolist())
-        seconds = time.perf_counter() - started
-        ended_early: StopReason = "stop_string" if clock.stopped else "length"
-        stop: StopReason = "eos" if response[-1] in settings.eos_ids else ended_early
+        config = GenerationConfig(max_new_tokens=settings.gen_length, do_sample=bool(temperature), **ends, **options)
         trace = Trace()
-        for number, token in enumerate(response):  # with a KV cache: the prompt once, then each token but the last
-            forward = ("decode", 1, len(prompt) + number - 1) if number else ("prefill", len(prompt), 0)
-            trace.forward(*forward)
-            trace.fix((number,), (token,))
-        trace.stop(stop, len(response))
-        return Decoded(response, stop, len(response), seconds, trace, clock.first - started)
+        asked = _AfterEachToken(len(prompt), settings.stop_rule, self.model.device, trace)
+
+        def loop(tokens: Tensor) -> Any:
+            return self.model.generate(  # type: ignore[operator]
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                generation_config=config,
+                stopping_criteria=StoppingCriteriaList([asked]),
+            )
+
+        return timed(loop, self.model, prompt, settings.eos_ids, trace, asked)
 
 
-class _Clock(StoppingCriteria):
-    """Measures the time of the first token, and ends the response when the stop rule returns True."""
+class _AfterEachToken(StoppingCriteria):
+    """Records each token, and ends the response when the stop rule returns True."""
 
-    def __init__(self, prompt_length: int, stop_rule: StopRule | None, device: torch.device) -> None:
-        self.first = 0.0
+    def __init__(self, prompt_length: int, stop_rule: StopRule | None, device: torch.device, trace: Trace) -> None:
         self.stopped = False
         self._prompt_length = prompt_length
         self._stop_rule = stop_rule
-        self._device = device
+        self._trace = trace
         self._answers = {answer: torch.tensor([answer], device=device) for answer in (False, True)}
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
-        if not self.first:
-            synchronize(self._device)
-            self.first = time.perf_counter()
+        position = input_ids.shape[1] - self._prompt_length - 1
+        self._trace.fix((position,), (int(input_ids[0, -1]),))
         if self._stop_rule is not None:
             self.stopped = self._stop_rule(input_ids[0, self._prompt_length :].tolist())
         return self._answers[self.stopped]
+
+
+def timed(
+    loop: Callable[[Tensor], Any],
+    model: torch.nn.Module,
+    prompt: Sequence[int],
+    eos_ids: Sequence[int],
+    trace: Trace,
+    asked: _AfterEachToken | None = None,
+) -> Decoded:
+    """Calls a loop for one prompt.
+
+    Args:
+        loop: gets the ids of the prompt, [1, tokens], and returns those of the response, with the prompt in front or
+            without it, in a tensor, or in the field `sequences`, or beside other values in a tuple.
+        model: which the loop calls, and whose forwards are counted.
+        eos_ids: tokens after the first of which the response is cut.
+        trace: which gets the forwards.
+        asked: what a loop from left to right asks after each token.
+
+    Raises:
+        DecodeError: the loop returned no tokens, or called no forward of the model.
+    """
+    device: torch.device = next(model.parameters()).device
+    kinds = ("prefill", "decode") if asked else ("forward", "forward")
+    synchronize(device)
+    started = time.perf_counter()
+    with torch.no_grad(), _counted(model, trace, kinds, device) as first:
+        tokens = _tokens(loop(torch.tensor([list(prompt)], device=device)))
+    seconds = time.perf_counter() - started
+    if not trace.num_forwards:
+        raise DecodeError("the loop called neither the model nor the model in it, so its forwards cannot be counted")
+    response = tokens[len(prompt) :] if tokens[: len(prompt)] == list(prompt) else tokens
+    if not response:
+        raise DecodeError(f"the loop returned {len(tokens)} tokens and no response")
+    end = first_eos(response, eos_ids)
+    kept = tuple(response if end is None else response[: end + 1])
+    early: StopReason = "stop_string" if asked is not None and asked.stopped else "length"
+    stop: StopReason = early if end is None else "eos"
+    trace.stop(stop, len(kept))
+    return Decoded(kept, stop, trace.num_forwards, seconds, trace, first[0] - started)
+
+
+@contextlib.contextmanager
+def _counted(
+    model: torch.nn.Module, trace: Trace, kinds: tuple[str, str], device: torch.device
+) -> Iterator[list[float]]:
+    """Records each call of the model, or of the model in it that has no output head; yields when the first ended."""
+    # A call inside a call is part of it. Where a loop computes the head itself, it calls the inner model alone.
+    depth, first_ended = 0, list[float]()
+
+    def before(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1:
+            fed = next((one for one in (*arguments[:1], *map(named.get, _FED)) if isinstance(one, Tensor)), None)
+            rows = 0 if fed is None else fed.shape[0] * fed.shape[1]
+            trace.forward(kinds[trace.num_forwards > 0], rows, _cached_rows(named.get("past_key_values")))
+
+    def after(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if not (depth or first_ended):
+            synchronize(device)
+            first_ended.append(time.perf_counter())
+
+    with contextlib.ExitStack() as hooks:
+        for watched in {id(one): one for one in (model, getattr(model, "base_model", model))}.values():
+            handles = watched.register_forward_pre_hook(before, with_kwargs=True)
+            hooks.callback(handles.remove)
+            hooks.callback(watched.register_forward_hook(after, always_call=True).remove)
+        yield first_ended
+
+
+_FED = ("input_ids", "inputs_embeds")  # what a forward computes, [batch, rows, ...]
+
+
+def _cached_rows(cache: Any) -> int:
+    """Rows in a cache of transformers, or in one of tuples; 0 for others."""
+    if hasattr(cache, "get_seq_length"):
+        return int(cache.get_seq_length())
+    if isinstance(cache, list | tuple) and cache and isinstance(cache[0], list | tuple):
+        return int(cache[0][0].shape[-2])
+    return 0
+
+
+def _tokens(output: Any) -> list[int]:
+    output = getattr(output, "sequences", output)
+    for one in output if isinstance(output, list | tuple) else (output,):
+        if isinstance(one, Tensor) and one.ndim and not one.is_floating_point():
+            return [int(token) for token in (one[0] if one.ndim > 1 else one).tolist()]
+    raise DecodeError(f"the loop returned {type(output).__name__}, in which there are no token ids")
 
 
 class StockBackend(OwnEngine):
@@ -100,9 +200,140 @@ class StockBackend(OwnEngine):
         self.attention = "transformers"  # which chooses its own
 
     @functools.cached_property
-    def _loop(self) -> StockLoop:
+    def _loop(self) -> Any:
         return StockLoop.open(self.model.directory, self.model.dtype, self.model.device)
 
     def _run(self, job: Job) -> Decoded:
         with cpu_threads(self.model.num_threads):
             return self._loop.run(job.prompt_ids, self._settings(job))
+
+
+class LoopFiles:
+    """A checkpoint of any architecture, as far as the loop of its release needs it; see `LoadedModel`."""
+
+    is_stock = True
+    adapter = adapter_revision = None
+    attention, cuda_graphs = "transformers", False
+
+    def __init__(self, args: ModelArgs) -> None:
+        self._location = locate(args.checkpoint, args.revision, with_code=args.allow_code)
+        self.name, folder, self.revision = self._location
+        config = read_json(folder / "config.json")
+        if "auto_map" in config and not args.allow_code:
+            raise ConfigError(f"{self.name}: its loop is code of the checkpoint; read it, then add --allow-code")
+        self.card = checkpoint_card(self.name, folder)
+        self.max_positions = config.get("max_position_embeddings") or config.get("max_sequence_length")
+        self.device = choose_device(args.device)
+        stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        name = (stored if self.device.type == "cuda" else "float32") if args.dtype == "auto" else args.dtype
+        self.dtype: torch.dtype = getattr(torch, name)
+        self.entry = find_entry(folder, args.settings.get("entry"), allow_code=args.allow_code)
+        self.has_code = args.allow_code and any(folder.glob("*.py"))
+
+    @property
+    def num_threads(self) -> int:
+        return torch.get_num_threads()
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self._location.directory)
+
+    @property
+    def directory(self) -> Path:
+        fetch_weights(self._location)
+        return self._location.directory
+
+
+class _Elsewhere:
+    """The loop of a checkpoint's code, which runs in a process of its own; what it answers is data of a stranger."""
+
+    def __init__(self, files: LoopFiles) -> None:
+        self._entry = files.entry
+        self._folder = tempfile.TemporaryDirectory()  # where transformers copies the code to
+        dtype = str(files.dtype).removeprefix("torch.")
+        first: dict[str, Any] = {"directory": str(files.directory), "entry": self._entry._asdict(), "dtype": dtype}
+        first |= {"device": str(files.device), "threads": files.num_threads}
+        environment = environment_without_keys() | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": self._folder.name}
+        self._child = Child(_WORKER, first, environment)
+        weakref.finalize(self, self._child.close)
+
+    def run(self, prompt: Sequence[int], settings: ReleaseSettings) -> Decoded:
+        arguments = self._entry.arguments(settings)
+        question = {"prompt": list(prompt), "arguments": arguments, "eos_ids": settings.eos_ids, "seed": settings.seed}
+        try:
+            answer = self._child.ask(question, _LONGEST_SECONDS)
+        except (ChildProcessError, TimeoutError) as error:
+            raise DecodeError(f"the code of the checkpoint: {error}") from error
+        if answer is None:
+            raise DecodeError(f"the code of the checkpoint ended, or took more than {_LONGEST_SECONDS:g} s")
+        if "error" in answer:
+            raise DecodeError(answer["error"])
+        try:
+            trace = Trace.from_json(answer["trace"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DecodeError(f"the code of the checkpoint made forwards that are none: {error}") from error
+        tokens = tuple(map(int, answer["tokens"]))
+        seconds, first = answer["seconds"], answer["prefill_seconds"]
+        return Decoded(tokens, answer["stop"], trace.num_forwards, seconds, trace, first)
+
+
+class ReleaseBackend(StockBackend):
+    """The release's own loop over its own model, one job at a time; code of a checkpoint in a process of its own."""
+
+    ends_no_thoughts = "loop=release"
+    decoder = RELEASE_LOOP
+    scores = False
+
+    @classmethod
+    def of(cls, opener: Opener) -> Self:
+        return cls(opener.args, opener.prepared(LoopFiles(opener.args)), opener.get_or_compute, opener.num_processes)
+
+    @property
+    def _files(self) -> LoopFiles:
+        files: Any = self.model
+        assert isinstance(files, LoopFiles)
+        return files
+
+    @property
+    def entry(self) -> Entry:
+        return self._files.entry
+
+    def describe(self, system: Opener) -> Description:
+        """The loop, its arguments and where it runs, and what no run by it tells."""
+        entry, settings, positions = self.entry, system.checkpoint_settings, self._files.max_positions
+        facts: dict[str, Any] = {"model": self.args.pretrained, "loop": str(entry), "arguments": list(entry.takes)}
+        facts |= {"runs": self._place, "context": positions, "has_template": system.has_template}
+        facts |= {"prompts_begin": system.beginning, "prompts": {}, "settings": settings}
+        has_template = f"{'a' if system.has_template else 'no'} chat template"
+        lines = [
+            f"decoded by {entry}, {self._place}",
+            f"arguments of the loop: {', '.join(entry.takes)}",
+            f"context of {positions or 'unknown'} tokens, {has_template}",
+            "not known: whether the weights fit; how many forwards it makes; when it decides a token",
+        ]
+        return Description(facts, [f"{self.args.pretrained}: {line}" for line in lines])
+
+    @property
+    def _place(self) -> str:
+        return IN_ITS_PROCESS if self._files.has_code else "in this process"
+
+    def identity(self) -> dict[str, Any]:
+        """Which loop decodes, where it runs, and which code it is."""
+        code = {"code": hash_of_code(self.model.directory)} if self._files.has_code else {}
+        return {"release_loop": {"entry": str(self.entry), "runs": self._place, **code}}
+
+    def check(self, settings: Any = None) -> None:
+        given = self.args.settings if settings is None else settings.given
+        if unknown := self.entry.unknown(given):
+            taken = ", ".join(self.entry.takes)
+            raise ConfigError(f"{self.entry} has no argument for {unknown[0]}; it has {taken}")
+
+    def refusal(self, job: Job) -> str | None:
+        """None: the loop itself tells what it cannot decode."""
+
+    @functools.cached_property
+    def _loop(self) -> Any:
+        return _Elsewhere(self._files) if self._files.has_code else super()._loop
+
+    def _settings(self, job: Job) -> Any:
+        return job.settings(self.detokenizer)

@@ -16,12 +16,12 @@ from typing import Any
 from refusion_eval import api
 from refusion_eval.benchmarks import Turns, find_task
 from refusion_eval.benchmarks.rows import Sealing
-from refusion_eval.config import CheckpointOptions
-from refusion_eval.decoders import DECODERS, find_decoder
+from refusion_eval.config import CheckpointOptions, field_types
+from refusion_eval.decoders import DECODERS
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError
-from refusion_eval.runs.backend import Backend, F, Files, GetOrCompute
+from refusion_eval.runs.backend import TEMPLATE_BEGINS, Backend, F, Files, GetOrCompute
 from refusion_eval.runs.job import Job, WarmUp, record_error
 from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, LOOPS, ModelArgs
 from refusion_eval.runs.own_engine import OwnEngine, hashed
@@ -41,7 +41,6 @@ Pair = tuple[Sequence[int], Sequence[int]]
 Part = Sequence[Pair]
 
 NO_TEMPLATE = "none"
-TEMPLATE_BEGINS = "the chat template begins a conversation without a system turn by {}"
 
 # A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
 WHOLE_BYTES, PIECE_BYTES, NUM_PIECES = 256 * 2**20, 2**16, 256
@@ -79,7 +78,6 @@ class System:
         self.num_processes = num_processes
         self.args = args
         self.model_cache = model_cache or ModelCache()
-        self.entry = find_decoder(args.decoder)
         self._resolved: dict[tuple[str, str], Resolved] = {}
         self._warm_up = WarmUp(args.warmup)
 
@@ -117,10 +115,11 @@ class System:
 
     @property
     def engine(self) -> OwnEngine:
-        """The backend, if it has the weights here; ConfigError if a server has them."""
-        if isinstance(self.backend, OwnEngine):
+        """The backend, if it computes log-likelihoods; ConfigError if it is a server or the loop of a release."""
+        if isinstance(self.backend, OwnEngine) and self.backend.scores:
             return self.backend
-        raise ConfigError("log-likelihoods are not asked of a server; choose tasks that generate texts")
+        other = self.backend.ends_no_thoughts
+        raise ConfigError(f"log-likelihoods are not asked of {other}; choose tasks that generate texts")
 
     @property
     def model(self) -> api.LoadedModel:
@@ -220,7 +219,7 @@ class System:
         """Decoder settings that the checkpoint determines, its mask token and end tokens, once it fits the decoder."""
         self.backend.check()
         tokens = {"mask_id": self.files.card.mask_id, "eos_ids": tuple(self.files.card.eos_ids)}
-        settings = self.entry.Settings.__dataclass_fields__
+        settings = field_types(self.args.settings_type)
         return {key: value for key, value in tokens.items() if key in settings and value is not None}
 
     @functools.cached_property

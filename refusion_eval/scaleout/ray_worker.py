@@ -62,6 +62,6 @@ class RayWorker:
         has_batch = False
         # A job that is decoded alone would join a batch that the decoder has begun.
         while self._inbox and not (has_batch and self._inbox[0]["alone"]):
-            job = job_from_json(self._inbox.popleft(), self._system.entry.Settings)
+            job = job_from_json(self._inbox.popleft(), self._system.args.settings_type)
             has_batch = has_batch or not job.alone
             yield job

@@ -179,6 +179,6 @@ def _serve(channel: Channel, device: str) -> NoReturn:
                 for claimed, part in claims:
                     channel.send({"round": number, "number": claimed, "scores": system.score_part(part)})
             else:
-                jobs = (messages.job_from_json(message, system.entry.Settings) for _, message in claims)
+                jobs = (messages.job_from_json(message, system.args.settings_type) for _, message in claims)
                 for sample in messages.decode(system, jobs, header["max_batch_size"]):
                     channel.send({"round": number, "record": messages.record_to_json(sample, hardware)})

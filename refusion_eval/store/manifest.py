@@ -173,7 +173,7 @@ class Manifest:
             from_fields(Stamp, manifest.protocol)
         # Of settings, what readers look into.
         tables = manifest.settings.get("tables") or {}
-        mappings = [tables, *(manifest.settings.get(name) or {} for name in ("model_args", "server"))]
+        mappings = [tables, *(manifest.settings.get(name) or {} for name in ("model_args", "server", "release_loop"))]
         mappings += [part for table in tables.values() for part in (table, *table.values())]
         if not all(isinstance(part, Mapping) for part in mappings):
             raise TypeError("settings hold something else in the place of a mapping")

@@ -46,8 +46,9 @@ NO_CACHE = (
     "decoder"
 )
 
-# Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward, and of those by a server.
-STOCK_GENERATE, SERVER = "stock_generate", "server"
+# Manifest.decoder of runs by transformers' own greedy `generate`, one token a forward, of those by the loop of a
+# release, and of those by a server.
+STOCK_GENERATE, RELEASE_LOOP, SERVER = "stock_generate", "release_loop", "server"
 
 # Fields of a Sample that its record leaves out where they are None, because most runs know none of them.
 _WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought", "num_forced_tokens", "server", "protocol")

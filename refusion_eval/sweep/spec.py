@@ -15,10 +15,9 @@ import numpy as np
 from annotated_types import Ge, MinLen
 
 from refusion_eval import config
-from refusion_eval.decoders import find_decoder
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tasks import LM_EVAL
-from refusion_eval.runs.model_args import check_code, check_used, file_arguments
+from refusion_eval.runs.model_args import check_code, check_used, file_arguments, settings_type
 
 SPECS = Path(__file__).parent / "specs"
 MOST_SYSTEMS, MOST_POINTS = 50, 1000
@@ -136,7 +135,7 @@ class SweptSystem:
 
     @property
     def decoder_settings(self) -> type:
-        return find_decoder(self.arguments["decoder"]).Settings
+        return settings_type(self.arguments["decoder"], self.arguments["loop"])
 
     def point(self, settings: Mapping[str, Any], origin: Origin) -> SweepPoint:
         """A point of this system; equal settings get the same form, whatever way they are written."""

@@ -113,3 +113,9 @@ def test_a_checkpoint_names_no_code(place, folder):
     for words in (["check", "--model", "checkpoint"], ["run", "--model", "checkpoint", "--tasks", "mini_gsm8k"]):
         assert isinstance(CliRunner().invoke(app, words).exception, CheckpointError)
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("command", ["check", "diff", "protocol run", "sweep"])
+def test_no_file_allows_the_code_of_a_checkpoint(command, folder):
+    done = invoked(folder, command, "pretrained: mine, decoder: dream, loop: release, allow_code: true")
+    assert "names code, that of the checkpoint mine, which runs only with --allow-code" in str(done.exception)

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from refusion_eval import api
 from refusion_eval.bench import bench
 from refusion_eval.benchmarks import BENCHMARKS, Task
-from refusion_eval.evaluation.loop import _job
+from refusion_eval.evaluation.loop import job_of
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.paper.locality.study import LocalitySettings, encode_responses
 from refusion_eval.runs.model_args import parse_model_args
@@ -155,7 +155,7 @@ def _run(folder: Path) -> list[int]:
     rows.write_text(json.dumps(ROW))
     task = Task(BENCHMARKS["gsm8k"])
     (item,) = task.items(str(folder / "rows"))
-    return list(_job(System(_args(folder)), task, item, task.benchmark.prompts.version, 0).prompt_ids)
+    return list(job_of(System(_args(folder)), task, item, task.benchmark.prompts.version, 0).prompt_ids)
 
 
 def _lm_eval(folder: Path) -> list[int]:

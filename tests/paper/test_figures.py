@@ -614,7 +614,7 @@ def test_no_label_of_an_axis_shows_the_signs_of_a_formula(values, sources):
 
 
 def renamed(rows, run_id, decoder, label):
-    key = system_key(label, "tiny", {}, generate=False)
+    key = system_key(label, "tiny", {}, loop="")
     return [replace(row, decoder=decoder, label=label, system=key) for row in rows if row.run_id == run_id]
 
 

@@ -161,7 +161,7 @@ def test_the_protocol_of_a_table_has_its_systems_tasks_and_prompts(name, artefac
     for system in protocol.systems:
         args = protocol.arguments(system)
         in_paper = next(iter(_published_keys(args.system_name)), "")
-        keys.add(system_key(args.system_name, args.backbone or published_backbone(in_paper), {}, generate=False))
+        keys.add(system_key(args.system_name, args.backbone or published_backbone(in_paper), {}, loop=""))
     assert keys == {entry.system for entry in published_measurements((artefact,))}
     assert protocol.tasks == TASKS
     assert all(task.endswith("_release") for task in protocol.content()["tasks"])

@@ -52,7 +52,7 @@ def test_a_published_figure_has_its_machine_and_no_interval():
     ],
 )
 def test_a_run_is_taken_for_the_system_whose_name_it_has(label, backbone, settings, key):
-    assert system_key(label, backbone, settings, generate=key.endswith("+generate")) == key
+    assert system_key(label, backbone, settings, loop=key.partition("+generate")[1][1:]) == key
 
 
 def test_a_system_of_another_backbone_is_one_of_its_own_on_a_benchmark():
@@ -342,4 +342,4 @@ def test_what_slowed_a_run_comes_back_from_a_file(tmp_path):
 
 @pytest.mark.parametrize(("label", "key"), [("LLaDA", "llada"), ("Dream", "dream")])
 def test_a_system_of_an_unknown_backbone_is_no_published_one_without_numbers(label, key):
-    assert system_key(label, "", {}, generate=False) == key
+    assert system_key(label, "", {}, loop="") == key

@@ -28,6 +28,9 @@ class Counting(Backend):
     def of(cls, opener):
         return cls()
 
+    def describe(self, system):
+        raise NotImplementedError
+
     def hardware(self):
         raise NotImplementedError
 
