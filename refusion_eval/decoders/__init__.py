@@ -85,10 +85,10 @@ class Decoder:
         label: name of the system in tables and plots.
         reads: how it uses a model.
         fits: kinds of checkpoints that it decodes, unless their config.json names decoders.
-        infills: what it fills between known tokens: one gap, or any "gaps"; None if it sees nothing behind a mask.
         trained_by: objectives of `refusion_eval.training` whose checkpoints are for it and name it in config.json.
         adapts_masks_only: whether its LoRA adapters are for the rows of masks, so that none is merged into the weights.
         style: how plots draw it, and its place in lists.
+        infills: what it fills between known tokens: one gap, or any "gaps"; None if it sees nothing behind a mask.
     """
 
     decode: Decode
@@ -98,8 +98,8 @@ class Decoder:
     fits: tuple[CheckpointKind, ...] = ("masked",)
     trained_by: tuple[str, ...] = ()
     adapts_masks_only: bool = False
-    infills: Literal["gap", "gaps"] | None = None
     style: Style = Style()
+    infills: Literal["gap", "gaps"] | None = None
 
     def __post_init__(self) -> None:
         has_mask = "mask_id" in {field.name for field in fields(self.Settings)}
