@@ -16,6 +16,7 @@ from torch import Tensor
 
 from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS, Decoder, find_decoder, fitting_decoders
+from refusion_eval.decoders.infilling import asks_by_fim, check_infilling, fitted, of_gap, over_gap, span
 from refusion_eval.decoders.thoughts import has_budget, parts, within_budget
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_many, score_many
@@ -24,7 +25,7 @@ from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.loading import LoadedModel as LoadedModel
 from refusion_eval.loading import load_model as load_model
 from refusion_eval.models.device import cpu_threads
-from refusion_eval.types import Decode, Decoded, Decoding, Trace
+from refusion_eval.types import HOLE, Decode, Decoded, Decoding, Trace
 
 R = TypeVar("R", bound=Decoded | DecodeError)
 
@@ -61,8 +62,10 @@ def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = Non
     return resolved
 
 
-def decode_of(model: LoadedModel, decoder: str | Decoder, settings: Any) -> Decode:
-    """The generator function that decodes with these settings: that of the decoder, within a budget of thoughts."""
+def decode_of(model: LoadedModel, decoder: str | Decoder, settings: Any, prompt: Sequence[int]) -> Decode:
+    """The function that decodes a prompt: that of the decoder, around a gap, or within a budget of thoughts."""
+    if HOLE in prompt:
+        return over_gap(find_decoder(decoder), lambda: model.tokenizer.fim_ids)
     decode = find_decoder(decoder).decode
     return within_budget(decode, model.tokenizer.end_of_thought) if has_budget(settings) else decode
 
@@ -121,6 +124,22 @@ def needs_width_cost(settings: Any) -> bool:
     return getattr(settings, "fused", False) and settings.row_cost is None
 
 
+def check_request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenIds, settings: Any) -> list[int]:
+    """Token ids of a prompt; ConfigError, before anything is computed, if it or its gap is unfit."""
+    prompt = _token_ids(model, prompt_ids, with_holes=True)
+    if HOLE not in prompt:
+        return check_prompt(model, prompt, num_positions(model, settings))
+    entry = find_decoder(decoder)
+    check_infilling(_name_of(decoder), entry, prompt, lambda: model.tokenizer.fim_ids)
+    fitted(settings, len(span(prompt)))  # refuses settings that do not fit the gap
+    if set(prompt) == {HOLE}:
+        raise ConfigError("the prompt is all gap; give at least one token id before or behind it")
+    if len(prompt) + (3 if asks_by_fim(entry) else 0) > model.config.max_positions:
+        length = f"a text of {len(prompt)} tokens exceeds the context of {model.config.max_positions}"
+        raise ConfigError(f"{length}; shorten prefix, gap or suffix")
+    return prompt
+
+
 def check_prompt(model: LoadedModel, prompt_ids: TokenIds, num_positions: int) -> list[int]:
     """Token ids of a prompt with `num_positions` after it; ConfigError, before anything is computed, if it is unfit."""
     prompt_ids = _token_ids(model, prompt_ids)
@@ -134,26 +153,53 @@ def check_prompt(model: LoadedModel, prompt_ids: TokenIds, num_positions: int) -
 
 
 def generate(
-    model: LoadedModel, prompt_ids: TokenIds | str, decoder: str | Decoder = "refusion", **settings: Any
+    model: LoadedModel,
+    prompt_ids: TokenIds | str,
+    decoder: str | Decoder = "refusion",
+    *,
+    suffix: TokenIds | str | None = None,
+    gap_tokens: int | None = None,
+    **settings: Any,
 ) -> Decoded:
-    """Decodes one prompt.
+    """Decodes one prompt, or fills the gap between a prefix and a suffix.
 
     Args:
         prompt_ids: token ids, at least one: integers, or an integer tensor or array of shape [L] or [1, L]. A string is
             wrapped as a user message if the checkpoint has a chat template; otherwise it is a prefix to continue.
         decoder: name of a decoder, FILE.py:DECODER or MODULE:DECODER for your own, or a `Decoder`; `settings` are the
             fields of its settings class.
+        suffix: what stands behind the gap, token ids or text; the prompt is then a prefix, and as a text it is encoded
+            without a chat template. Token ids may have -1 for each token that is to be found instead, anywhere.
+        gap_tokens: number of tokens between prefix and suffix, >= 1; it takes the place of `gen_length`.
 
     Returns:
-        Tokens, why decoding ended, number of forwards, seconds and trace; for a text also the response as text.
+        Tokens, why decoding ended, number of forwards, seconds and trace; for a text also the response as text. Those
+        of a gap end with the first of `eos_ids`, too; with `eos_ids=()` they are all.
 
     Raises:
         ConfigError: the prompt or a setting is refused, before anything is computed.
         DecodeError: decoding failed.
     """
+    ids = _ids_of(model, prompt_ids) if suffix is None else _around_gap(model, prompt_ids, suffix, gap_tokens)
+    if suffix is None and gap_tokens is not None:
+        raise ConfigError(f"gap_tokens={gap_tokens} without a suffix; give one, or gen_length")
+    ids = _token_ids(model, ids, with_holes=True)
+    if HOLE in ids:
+        settings = of_gap(find_decoder(decoder), ids, settings)
     resolved = decoder_settings(model, decoder, **settings)
-    request = _request(model, decoder, _ids_of(model, prompt_ids), resolved)
+    request = _request(model, decoder, ids, resolved)
     return _with_text(model, prompt_ids, model.engine.run(request.decode, request.prompt, request.settings))
+
+
+def _around_gap(
+    model: LoadedModel, prefix: TokenIds | str, suffix: TokenIds | str, gap_tokens: int | None
+) -> list[int]:
+    """A prompt with so many holes between prefix and suffix."""
+    if gap_tokens is None or gap_tokens < 1:
+        raise ConfigError(f"gap_tokens={gap_tokens}; give the number of tokens between prefix and suffix, 1 or more")
+    before = model.tokenizer.encode(prefix, plain=True) if isinstance(prefix, str) else _token_ids(model, prefix)
+    behind = model.tokenizer.encode(suffix) if isinstance(suffix, str) else _token_ids(model, suffix)
+    return [*before, *[HOLE] * gap_tokens, *behind]
 
 
 def _ids_of(model: LoadedModel, prompt: TokenIds | str) -> TokenIds:
@@ -204,8 +250,8 @@ def _request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenIds, s
     if not isinstance(settings, entry.Settings):
         kind = type(settings).__name__
         raise ConfigError(f"settings of {_name_of(decoder)} are {kind}; make them with decoder_settings")
-    prompt = check_prompt(model, prompt_ids, num_positions(model, settings))
-    decode = decode_of(model, decoder, settings)
+    prompt = check_request(model, decoder, prompt_ids, settings)
+    decode = decode_of(model, decoder, settings, prompt)
     return Request(decode, prompt, with_width_cost(settings, lambda: model.width_cost))
 
 
@@ -239,7 +285,7 @@ def generate_many(
     requests = []
     for number, prompt in enumerate(prompts):
         try:
-            ids = check_prompt(model, _ids_of(model, prompt), num_positions(model, resolved))
+            ids = check_request(model, decoder, _ids_of(model, prompt), resolved)
             requests.append((decoder, ids, resolved))
         except ConfigError as error:
             raise ConfigError(f"prompt {number} (from 0): {error}") from error
@@ -327,7 +373,7 @@ def _logit_shift(model: LoadedModel) -> int | None:
     raise ConfigError(f"{trained}, for which no log-likelihood is computed; there is one for {', '.join(scored)}")
 
 
-def _token_ids(model: LoadedModel, given: Any) -> list[int]:
+def _token_ids(model: LoadedModel, given: Any, *, with_holes: bool = False) -> list[int]:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         advice = "its input_ids" if isinstance(given, Mapping) else "integers, as model.tokenizer.encode makes them"
         raise ConfigError(f"token ids are of the type {type(given).__name__}; give {advice}")
@@ -337,10 +383,10 @@ def _token_ids(model: LoadedModel, given: Any) -> list[int]:
     if any(isinstance(token, list | tuple) for token in tokens):
         if len(tokens) > 1:
             raise ConfigError(f"token ids are {len(tokens)} rows; give each as a prompt of its own")
-        return _token_ids(model, tokens[0])
+        return _token_ids(model, tokens[0], with_holes=with_holes)
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int):
             raise ConfigError(f"token id {token!r} is not an integer; give those that model.tokenizer.encode makes")
-        if not 0 <= token < model.config.vocab_size:
+        if not (0 <= token < model.config.vocab_size or (with_holes and token == HOLE)):
             raise ConfigError(f"token {token} lies outside the vocabulary, 0..{model.config.vocab_size - 1}")
     return tokens

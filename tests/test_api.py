@@ -222,7 +222,7 @@ def test_the_results_of_other_prompts_survive_one_that_fails(model, monkeypatch)
         ([1], "autoregressive", {"eos_ids": (99,)}, "vocabulary"),
         ([], "autoregressive", {"gen_length": 8}, "prompt is empty"),
         ([1, 61], "autoregressive", {"gen_length": 8}, "token 61 lies outside"),
-        ([-1], "autoregressive", {"gen_length": 8}, "token -1 lies outside"),
+        ([-2], "autoregressive", {"gen_length": 8}, "token -2 lies outside"),
         ([1], "autoregressive", {"gen_length": 512}, "exceed the context of 512"),
         ([1] * 500, "refusion", {**SMALL, "gen_length": 13}, "exceed the context of 512"),
     ],

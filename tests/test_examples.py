@@ -65,6 +65,14 @@ def test_a_benchmark_of_ones_own_is_asked_and_judged(run: Run) -> None:
         assert ("correct" in line.split("right: ")[0]) == is_right
 
 
+def test_the_frame_of_a_template_stays_and_its_holes_are_filled(run: Run) -> None:
+    filled, count = run("json_template.py").strip().rsplit("\n", 1)
+    assert re.fullmatch(
+        r'There are 12 books on a shelf\.\n\{"number": .*, "things": ".*", "place": ".*"\}\n?', filled, re.DOTALL
+    )
+    assert re.fullmatch(r"10 tokens were filled in, in 10 forwards", count)
+
+
 def test_transformers_hands_a_batch_to_refusion(run: Run) -> None:
     printed = run("transformers_generate.py")
     assert all(re.search(rf"^row {row}: \d+ tokens in \d+ forwards$", printed, re.MULTILINE) for row in (0, 1))
@@ -88,5 +96,5 @@ def test_the_notebook_runs_from_top_to_bottom(run: Run, tmp_path: Path) -> None:
 def test_every_example_is_named_in_a_page() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
-    assert len(scripts) == 6
+    assert len(scripts) == 7
     assert [name for name in scripts if f"examples/{name}" not in pages] == []

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from refusion_eval.benchmarks.rows import (
     DATA_VARIABLE,
+    Gap,
     Row,
     Sealing,
     Source,
@@ -66,11 +67,12 @@ class CodeTest:
 
 
 class Turns(NamedTuple):
-    """The prompt of one item: the user turn, the system turn before it, and the beginning of the response."""
+    """The prompt of one item: the user turn, the system turn before it, the beginning of the response, its suffix."""
 
     user: str
     system: str = ""
     opened: str = ""
+    behind: str | None = None  # what stands behind a gap, in front of which `user` stands; None without a gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,7 @@ class Prompts:
         reads_solution: for mathematics, whether the extracted text and the row's whole solution are handed to
             math-verify, which finds the answers in both by itself.
         test: for code, a row -> its test; None for that of the benchmark.
+        gap: if the response is to fill a gap behind `user`, that gap.
     """
 
     user: Callable[[Row], str]
@@ -108,6 +111,7 @@ class Prompts:
     is_right: Callable[[str, str], bool] | None = None
     reads_solution: bool = False
     test: Callable[[Row], CodeTest] | None = None
+    gap: Gap | None = None
 
 
 # How the families of models mark their thoughts, in any case: names of tags, then other pairs of marks.
@@ -276,7 +280,8 @@ class Benchmark:
     def turns(self, row: Row) -> Turns:
         """The prompt for a row, which has the form that `normalise` of the prompts gives."""
         prompts = self.prompts
-        return Turns(prompts.user(row), prompts.system(row) if prompts.system else "", prompts.opened)
+        behind = prompts.gap.suffix(row) if prompts.gap else None
+        return Turns(prompts.user(row), prompts.system(row) if prompts.system else "", prompts.opened, behind)
 
     def extract(self, text: str, row: Row, filter_name: str | None = None) -> Extraction:
         """Finds the answer in one text. Raises DataError if there is no such filter."""

@@ -102,6 +102,20 @@ class Source:
         return "://" in (self.hub or "")
 
 
+class Gap(NamedTuple):
+    """A gap that a response fills, in a plain text without a chat template.
+
+    Attributes:
+        suffix: a row -> the text behind the gap.
+        length: (a row, what counts the tokens of a text) -> number of tokens of the gap.
+        ends_at_eos: whether the text in the gap ends at the first end token; else all its tokens belong to it.
+    """
+
+    suffix: Callable[[Row], str]
+    length: Callable[[Row, Callable[[str], int]], int]
+    ends_at_eos: bool = False
+
+
 def read_rows(path: Path, longest: int = LONGEST_LINE) -> list[dict[str, Any]]:
     """Reads JSON lines. Raises DataError, with the line's number, where one is not an object; and for no row at all."""
     rows: list[dict[str, Any]] = []

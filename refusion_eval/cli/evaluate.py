@@ -426,7 +426,7 @@ def _first_prompt(system: "System", task: Task, data: Path | None) -> dict[str, 
     item = task.items(data)[0]
     text = system.render_turns(item.turns)
     real, _ = item.sealing.unseal(text)
-    return {"id": item.id, "num_tokens": len(system.encode(real, plain=not system.has_template)), "text": text}
+    return {"id": item.id, "num_tokens": len(system.encode_item(real, item, task.benchmark.prompts.gap)), "text": text}
 
 
 def lm_eval(context: typer.Context) -> None:

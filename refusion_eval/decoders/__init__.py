@@ -88,6 +88,7 @@ class Decoder:
         trained_by: objectives of `refusion_eval.training` whose checkpoints are for it and name it in config.json.
         adapts_masks_only: whether its LoRA adapters are for the rows of masks, so that none is merged into the weights.
         style: how plots draw it, and its place in lists.
+        infills: what it fills between known tokens: one gap, or any "gaps"; None if it sees nothing behind a mask.
     """
 
     decode: Decode
@@ -98,6 +99,7 @@ class Decoder:
     trained_by: tuple[str, ...] = ()
     adapts_masks_only: bool = False
     style: Style = Style()
+    infills: Literal["gap", "gaps"] | None = None
 
     def __post_init__(self) -> None:
         has_mask = "mask_id" in {field.name for field in fields(self.Settings)}

@@ -11,6 +11,7 @@ from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, 
 from refusion_eval.decoders import check_mask_id, first_eos
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
+    HOLE,
     Confidence,
     ConfidenceDtype,
     Forward,
@@ -159,18 +160,27 @@ def check_blocks(decoder: str, gen_length: int, block_length: int, steps: int | 
 
 
 class Canvas:
-    """Prompt and response; the response consists of masks until they are filled in."""
+    """Prompt and response; the response consists of masks until they are filled in.
+
+    Holes of a prompt are the masks. The response then reaches from the first hole to the last one, given tokens between
+    them included, and the text goes on behind it.
+    """
 
     def __init__(
         self, prompt: Sequence[int], settings: MaskedSettings, trace: Trace, gen_length: int | None = None
     ) -> None:
-        self.tokens = list(prompt)  # prompt and response, with masks where nothing is final
-        self.start = len(prompt)  # index in `tokens` of the first response position
+        # Prompt and response, and what stands behind a gap, with masks where nothing is final.
+        self.tokens = [settings.mask_id if token == HOLE else token for token in prompt]
+        self.given = [index for index, token in enumerate(prompt) if token != HOLE]  # indices in `tokens`
+        holes = [index for index, token in enumerate(prompt) if token == HOLE]
+        self.has_gap = bool(holes)
+        self.start = holes[0] if holes else len(prompt)  # index in `tokens` of the first response position
         self.settings = settings
         self._trace = trace
-        self.gen_length = 0  # response positions so far
-        self._is_masked: list[bool] = []
-        self.extend(settings.gen_length if gen_length is None else gen_length)
+        self._is_masked = [token == HOLE for token in prompt[self.start : holes[-1] + 1]] if holes else []
+        self.gen_length = len(self._is_masked)  # response positions so far
+        if not holes:
+            self.extend(settings.gen_length if gen_length is None else gen_length)
 
     def extend(self, num_positions: int) -> None:
         self.gen_length += num_positions
@@ -185,7 +195,8 @@ class Canvas:
     def reads(self, positions: Sequence[int], step: int, first: int = 0) -> tuple[Read, ...]:
         """The read of some response indices, if there are any, in a forward whose rows are the text from `first` on."""
         # A model that was made from a causal one predicts a masked position in the row before it, also its own masks.
-        rows = [self.start + position - self.settings.shift - first for position in positions]
+        # Before the first position of a text there is none, so it is predicted in its own row.
+        rows = [max(0, self.start + position - self.settings.shift) - first for position in positions]
         return (self.settings.read(rows, step, positions),) if rows else ()
 
     def fix(self, positions: Sequence[int], tokens: Iterable[int]) -> None:

@@ -121,7 +121,7 @@ class _Blocks:
         return len(self._canvas.masked(range(max(block.start, 0), block.end)))
 
     def _progress(self, block: _Block) -> float:
-        return 1 - self._num_masked(block) / (block.end - block.start)
+        return 1 - self._num_masked(block) / max(1, block.end - block.start)  # nothing may stand in front of a gap
 
     @property
     def end(self) -> int:
@@ -191,7 +191,8 @@ def decode(prompt: Sequence[int], settings: D3llmLladaSettings, trace: Trace) ->
     blocks, commit, guesses = _Blocks(canvas, settings), NOTHING, dict[int, _Guess]()
     for number in count(1):
         masked = canvas.masked()
-        end = first_eos(canvas.tokens[canvas.start :], settings.eos_ids[:1]) if settings.early_stop else None
+        response = canvas.tokens[canvas.start : canvas.start + settings.gen_length]
+        end = first_eos(response, settings.eos_ids[:1]) if settings.early_stop else None
         if end is not None:
             canvas.fill(range(end + 1, settings.gen_length), settings.eos_ids[0])
             blocks.end_at(end)
@@ -228,7 +229,7 @@ def _forward(
     for position in wanted:
         # With a shift, the row that predicts the first position behind the cache is in the cache and cannot be read
         # again. That position keeps the guess of the last forward that computed the row.
-        row = canvas.start + position - settings.shift - first
+        row = max(0, canvas.start + position - settings.shift) - first
         if row >= 0 or settings.release_compatible:
             rows[position] = max(row, 0)
     read = settings.read(list(rows.values()), number, list(rows))
@@ -256,6 +257,7 @@ DECODERS = {
         D3llmDreamSettings,
         label="Dream w/ d3LLM",
         reads=Reads("bidirectional", masked="next"),
+        infills="gap",
         fits=("dream",),
         style=Style("#999933", "*", (0, (2, 2)), order=16),
     ),
@@ -264,6 +266,7 @@ DECODERS = {
         D3llmLladaSettings,
         label="LLaDA w/ d3LLM",
         reads=Reads("bidirectional", masked="own"),
+        infills="gap",
         fits=("llada",),
         style=Style("#999933", "d", (0, (4, 1, 2, 1)), order=15),
     ),

@@ -26,7 +26,14 @@ from refusion_eval.config import (
     settings_class,
 )
 from refusion_eval.decoders import Decoder, Reads, Style
-from refusion_eval.decoders.canvas import Canvas, MaskedSettings, PositiveFraction, blocks_of, check_blocks
+from refusion_eval.decoders.canvas import (
+    Canvas,
+    MaskedSettings,
+    PositiveFraction,
+    blocks_of,
+    check_blocks,
+    rounded_quotas,
+)
 from refusion_eval.decoders.dllm_cache import FEATURE_INTERVALS, text_forward
 from refusion_eval.decoders.drafts import Drafts, check_drafts
 from refusion_eval.decoders.filling import Rule, above, fill
@@ -68,6 +75,8 @@ class DreamSettings(MaskedSettings):
         threshold: with alg="entropy_threshold", the entropy below which a position is filled.
         block_length: with alg="entropy_threshold", positions that are filled before the next ones begin; divides
             gen_length. None is all.
+        schedule: how `steps` share the masks: on the noise schedule, as in Dream's release, or in equal shares of what
+            is left, rounded step by step and without steps that fill nothing ("dllm", as the library dllm).
     """
 
     decoder: ClassVar[str] = "dream"
@@ -87,13 +96,19 @@ class DreamSettings(MaskedSettings):
     draft_steps: NonNegativeInt = added_setting(0)
     threshold: NonNegativeFloat = added_setting(0.5)
     block_length: PositiveInt | None = added_setting(None)
+    schedule: Literal["release", "dllm"] = added_setting("release")
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
-        check_drafts(self, ("temperature", "alg", "alg_temp", "steps", *FEATURE_INTERVALS), alg=RANKING_ALGS)
+        check_drafts(
+            self, ("temperature", "alg", "alg_temp", "steps", "schedule", *FEATURE_INTERVALS), alg=RANKING_ALGS
+        )
         if self.alg_temp > 0 and self.alg not in RANKING_ALGS:
             where = f"{self.decoder}: alg_temp is {self.alg_temp}"
             raise ConfigError(f"{where}, and alg={self.alg} draws nothing by confidence; set alg_temp to 0")
+        if self.schedule == "dllm" and self.alg not in RANKING_ALGS:
+            where = f"{self.decoder}: schedule is dllm"
+            raise ConfigError(f"{where}, and alg={self.alg} fills no shares of what is left; leave out schedule")
         if self.alg == "entropy_threshold" and self.block_length is not None:
             check_blocks(self.decoder, self.gen_length, self.block_length, None)
 
@@ -134,12 +149,15 @@ class DreamSettings(MaskedSettings):
         uniform = self.random_scores(step, positions).clip(2**-64, 1 - 2**-53)
         return scores.astype(np.float64) / self.alg_temp - np.log(-np.log(uniform))
 
-    def rule(self) -> Rule | Drafts:
+    def rule(self, num_masked: int) -> Rule | Drafts:
         if self.draft_steps:
             return Drafts(self.draft_steps)
         if self.alg == "entropy_threshold":
             return Rule(above(-self.threshold))
-        return Rule(quotas=quotas(self.gen_length, shares(self.num_steps, self.eps)))
+        steps = self.steps or num_masked
+        if self.schedule == "dllm":
+            return Rule(quotas=rounded_quotas(num_masked, steps))
+        return Rule(quotas=quotas(num_masked, shares(steps, self.eps)))
 
 
 def shares(steps: int, eps: float) -> npt.NDArray[np.float32]:
@@ -179,7 +197,7 @@ def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Deco
     if settings.alg == "entropy_threshold":
         length = settings.block_length or length
     regions, forward = blocks_of(settings.gen_length, length), partial(text_forward, canvas, settings)
-    return canvas.finish((yield from fill(canvas, regions, count(), forward, settings.rule())))
+    return canvas.finish((yield from fill(canvas, regions, count(), forward, settings.rule(len(canvas.masked())))))
 
 
 def _decode_at_random(canvas: Canvas, settings: DreamSettings, trace: Trace) -> Decoding:
@@ -201,6 +219,7 @@ DECODER = Decoder(
     DreamSettings,
     label="Dream",
     reads=Reads("bidirectional", masked="next"),
+    infills="gaps",
     fits=("dream",),
     style=Style("#009E73", "v", (0, (1, 1)), order=7),
 )

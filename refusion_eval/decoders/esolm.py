@@ -109,7 +109,7 @@ class EsolmSettings(MaskedSettings):
 def decode(prompt: Sequence[int], settings: EsolmSettings, trace: Trace) -> Decoding:
     """Decodes one prompt in as many forwards as its schedule has steps, or fewer with `early_stop`."""
     canvas = Canvas(prompt, settings, trace)
-    commit, clean = NOTHING, list(range(canvas.start))  # clean: final positions that `commit` does not cover
+    commit, clean = NOTHING, canvas.given  # clean: final positions that `commit` does not cover
     for step, positions in enumerate(settings.schedule()):
         masked = [canvas.start + position for position in positions]
         fed = clean + masked
@@ -133,6 +133,7 @@ DECODER = Decoder(
     EsolmSettings,
     label="Eso-LM",
     reads=Reads("causal", masked="own"),
+    infills="gap",
     fits=("masked", "refusion"),
     style=Style("#8a6d1f", "h", (0, (1, 2)), order=3),
 )

@@ -98,7 +98,7 @@ class FastDllmLladaSettings(BlockSettings):
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         return replace(BlockSettings.read(self, rows, step, positions), entropy=self.remasking == "low_entropy")
 
-    def rule(self) -> Rule:
+    def rule(self, num_masked: int) -> Rule:
         rule = Rule(quotas=even_quotas(self.block_length, self.steps_per_block))
         if self.factor is not None:
             rule = Rule(self._within_factor)
@@ -163,6 +163,8 @@ class FastDllmDreamSettings(DreamSettings):
     def _check_cached(self) -> None:
         if self.draft_steps:
             raise ConfigError(f"{self.decoder}: draft_steps is {self.draft_steps}; with a cache nothing is drafted")
+        if self.schedule != "release":
+            raise ConfigError(f"{self.decoder}: schedule is {self.schedule}; with a cache there is only the release's")
         check_blocks(self.decoder, self.gen_length, self.block_length, None if self.by_threshold else self.steps)
         if self.by_threshold:
             return
@@ -187,7 +189,7 @@ class FastDllmDreamSettings(DreamSettings):
     def steps_per_block(self) -> int:
         return self.num_steps // len(self.blocks)
 
-    def rule(self) -> Rule | Drafts:
+    def rule(self, num_masked: int) -> Rule | Drafts:
         if self.cache != "none":  # after the first forward of a block
             if self.by_threshold:
                 return Rule(at_least(self.threshold))
@@ -197,7 +199,7 @@ class FastDllmDreamSettings(DreamSettings):
             quota = self.gen_length // self.num_steps
             # Of each forward, how many positions may be filled when it is done.
             return Rule(self._accept, chain(range(quota, self.gen_length, quota), repeat(self.gen_length)))
-        return DreamSettings.rule(self)
+        return DreamSettings.rule(self, num_masked)
 
     def _accept(self, scores: ProbArray, readout: Readout, most: int) -> list[int]:
         # The release transfers a quota a step and takes back what is below the threshold, all but the best. So
@@ -227,7 +229,7 @@ def decode(prompt: Sequence[int], settings: Settings, trace: Trace) -> Decoding:
             canvas.fix(block[:1], readout.tokens)
             if reason := canvas.settled():
                 return canvas.finish(reason)
-        if reason := (yield from fill(canvas, [block], steps, forward, settings.rule())):
+        if reason := (yield from fill(canvas, [block], steps, forward, settings.rule(len(block)))):
             return canvas.finish(reason)
     return canvas.finish()
 
@@ -269,6 +271,7 @@ DECODERS = {
         FastDllmDreamSettings,
         label="Dream w/ Fast-dLLM",
         reads=Reads("bidirectional", masked="next"),
+        infills="gap",
         fits=("dream",),
         style=Style("#E69F00", ">", (0, (2, 1)), order=8),
     ),
@@ -277,6 +280,7 @@ DECODERS = {
         FastDllmLladaSettings,
         label="LLaDA w/ Fast-dLLM",
         reads=Reads("bidirectional", masked="own"),
+        infills="gap",
         fits=("llada",),
         trained_by=("llada",),
         style=Style("#E69F00", "<", (0, (4, 2)), order=5),

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, added_setting, settings_class
 from refusion_eval.decoders import Decoder, Reads, Style
-from refusion_eval.decoders.canvas import BlockSettings, Canvas, even_quotas
+from refusion_eval.decoders.canvas import BlockSettings, Canvas, MaskedSettings, even_quotas, rounded_quotas
 from refusion_eval.decoders.dllm_cache import FEATURE_INTERVALS, reuses_features, text_forward
 from refusion_eval.decoders.drafts import Drafts, check_drafts
 from refusion_eval.decoders.filling import Rule, at_least, fill
@@ -38,6 +38,9 @@ class LladaSettings(BlockSettings):
             copies of the text; the tokens are those of one token a step. 0 drafts nothing.
         threshold: with remasking="low_entropy", commit every candidate whose entropy in nats is at most this, and
             always the lowest one (dParallel); `steps` then has no effect.
+        schedule: "dllm" fills as the library dllm. The blocks in which it fills a gap are those of the whole text,
+            counted from its first token; all of them have shares of `steps`, rounded up; and each step fills an equal
+            share of what is left, rounded, and at least one. The last block may be shorter.
     """
 
     decoder: ClassVar[str] = "llada"
@@ -52,10 +55,11 @@ class LladaSettings(BlockSettings):
     release_compatible: bool = False
     draft_steps: NonNegativeInt = added_setting(0)
     threshold: NonNegativeFloat | None = added_setting(None)
+    schedule: Literal["release", "dllm"] = added_setting("release")
 
     def __post_init__(self) -> None:
-        BlockSettings.__post_init__(self)
-        one_token = ("temperature", "remasking", "steps", "cfg_scale", "threshold", *FEATURE_INTERVALS)
+        (BlockSettings if self.schedule == "release" else MaskedSettings).__post_init__(self)
+        one_token = ("temperature", "remasking", "steps", "cfg_scale", "threshold", "schedule", *FEATURE_INTERVALS)
         ranked = ("low_confidence", "low_entropy")
         check_drafts(self, one_token, remasking=ranked, steps=(None, self.gen_length))
         if (self.logits_eos_inf or self.confidence_eos_eot_inf) and not self.eos_ids:
@@ -90,13 +94,34 @@ class LladaSettings(BlockSettings):
             return self.random_scores(step, positions)
         return BlockSettings.scores(self, readout, step, positions)
 
-    def rule(self) -> Rule | Drafts:
+    def regions(self, canvas: Canvas) -> list[range]:
+        """The response indices that are filled before the next ones."""
+        if self.draft_steps:
+            return [range(self.gen_length)]
+        blocks = self.blocks if self.schedule == "release" else []
+        for start in self._windows(canvas) if self.schedule == "dllm" else ():
+            blocks.append(range(max(0, start), min(start + self.block_length, canvas.gen_length)))
+        return [block for block in blocks if canvas.masked(block)]
+
+    def _windows(self, canvas: Canvas) -> range:
+        """The first response indices of the blocks of "dllm", negative in front of a gap."""
+        first, end = 0, canvas.gen_length
+        if canvas.has_gap:
+            first, end = -canvas.start, len(canvas.tokens) - canvas.start
+        return range(first, end, self.block_length)
+
+    def rule(self, canvas: Canvas, region: range) -> Rule | Drafts:
         if self.draft_steps:
             return Drafts(self.draft_steps, self.block_length)
         if self.threshold is not None:
             return Rule(at_least(-self.threshold))
+        num_masked = len(canvas.masked(region))
+        if self.schedule == "dllm":
+            steps = -(-(self.steps or self.gen_length) // len(self._windows(canvas)))
+            return Rule(quotas=rounded_quotas(num_masked, steps))
         # With more steps than positions the last quotas are 0, and the release makes these forwards too.
-        return Rule(quotas=even_quotas(self.block_length, self.steps_per_block), fewest=self.steps_per_block)
+        steps = num_masked if self.steps is None else self.steps_per_block
+        return Rule(quotas=even_quotas(num_masked, steps), fewest=steps)
 
 
 def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Decoding:
@@ -106,19 +131,24 @@ def decode(prompt: Sequence[int], settings: LladaSettings, trace: Trace) -> Deco
     def forward(positions: Sequence[int], step: int) -> Forward:
         return _guided(text_forward(canvas, settings, positions, step), canvas, settings)
 
-    regions = [range(settings.gen_length)] if settings.draft_steps else settings.blocks
-    return canvas.finish((yield from fill(canvas, regions, count(), forward, settings.rule())))
+    steps = count()
+    for region in settings.regions(canvas):
+        if reason := (yield from fill(canvas, [region], steps, forward, settings.rule(canvas, region))):
+            return canvas.finish(reason)
+    return canvas.finish()
 
 
 def _guided(forward: Forward, canvas: Canvas, settings: LladaSettings) -> Forward:
-    """With guidance, the text is followed by the text with a masked prompt; neither half sees the other."""
+    """With guidance, the text is followed by the text with all that was given masked; neither half sees the other."""
     if settings.cfg_scale == 0:
         return forward
     # One forward of twice the length instead of two forwards: both halves read the weights once.
-    length = len(forward.tokens)
+    length, unconditional = len(forward.tokens), list(forward.tokens)
+    for index in canvas.given:
+        unconditional[index] = settings.mask_id
     return replace(
         forward,
-        tokens=[*forward.tokens, *[settings.mask_id] * canvas.start, *forward.tokens[canvas.start :]],
+        tokens=[*forward.tokens, *unconditional],
         positions=[*forward.positions] * 2,
         attention=(Segment(length, causal=False),) * 2,
         reads=tuple(
@@ -133,6 +163,7 @@ DECODER = Decoder(
     LladaSettings,
     label="LLaDA",
     reads=Reads("bidirectional", masked="own"),
+    infills="gaps",
     fits=("masked", "llada"),
     trained_by=("llada",),
     style=Style("#D55E00", "^", (0, (3, 1, 1, 1)), order=4),

@@ -35,11 +35,11 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
     """Decodes one prompt: in each block plans and infills until none of its slots is masked; or token by token."""
     if settings.serial:
         return (yield from _decode_serial(prompt, settings, trace))
-    num_prompt, iterations = len(prompt), count()
+    context, start = rules.around(prompt)
+    iterations, commit = count(), NOTHING
     text, blocks = Text(settings, trace), settings.blocks
-    fusion = Fusion(num_prompt, settings) if settings.fused else None
-    # The first plan also carries the prompt, which is all of that forward that stays in the cache.
-    context, commit = Rows(list(prompt), range(num_prompt)), NOTHING
+    fusion = Fusion(start, settings) if settings.fused else None
+    # The first plan also carries what is known, which is all of that forward that stays in the cache.
     for slots, next_slots in zip(blocks, [*blocks, range(0)][1:], strict=True):
         text.masked = list(slots)
         while text.masked:
@@ -47,14 +47,15 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
             # A plan that was read in advance saw neither the prompt nor rows that are computed once more.
             readout = None if fusion is None or context.tokens else fusion.read("plan", len(commit.rows), *text.masked)
             if readout is None:
-                (readout,) = yield rules.plan(context, text.masked, num_prompt, settings, number, commit)
+                (readout,) = yield rules.plan(context, text.masked, start, settings, number, commit)
                 commit = Commit(range(len(context.tokens)))
             context = Rows((), ())
             drafts = rules.select_slots(text.masked, readout, settings, trace)
             # All drafts are one sequence. The first one of a slot always passes: its probability is the certainty that
             # selected the slot, and tau_token does not apply to it.
-            checked_SK = np.tile(np.arange(settings.slot_size) > 0, (len(drafts.slots), 1))
-            forward = rules.verification(drafts, checked_SK, [checked_SK.size], num_prompt, settings, commit)
+            checked_SK = rules.are_tokens(drafts.slots, settings) & (np.arange(settings.slot_size) > 0)
+            size = len(settings.text_positions(drafts.slots))
+            forward = rules.verification(drafts, checked_SK, [size], start, settings, commit)
             if fusion is None:
                 readouts = yield forward
             else:
@@ -63,7 +64,7 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
             verdicts = rules.judged(drafts.tokens_SK, checked_SK, readouts, settings)
             final, uncomputed = rules.accepted(drafts, verdicts, settings)
             if final is None:
-                completion = Completion(drafts, verdicts, num_prompt, settings, trace)
+                completion = Completion(drafts, verdicts, start, settings, trace)
                 yield from _complete(completion, settings, fusion)
                 final, uncomputed = completion.final(), completion.uncomputed
             text.add(final)
@@ -73,11 +74,11 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
             # cache instead of those of the verification. The paper makes it also where it changes nothing: ARC-C takes
             # 1.16 times as long, though its answers of two tokens end in the only slot of their only iteration.
             if settings.recompute_kv and fusion is None:
-                yield Forward(*final.rows(num_prompt), causal(len(final.tokens)), (), kind="refresh")
+                yield Forward(*final.rows(start), causal(len(final.tokens)), (), kind="refresh")
             elif final.changes_keys(settings):  # the next plan computes them, at next to no cost
-                context, commit = final.rows(num_prompt), NOTHING
+                context, commit = final.rows(start), NOTHING
             elif rows := [row for row in uncomputed if row < len(final.tokens)]:  # the verifier's own tokens
-                tokens, positions = final.rows(num_prompt)
+                tokens, positions = final.rows(start)
                 context = Rows([tokens[row] for row in rows], [positions[row] for row in rows])
                 commit = Commit([row for row in commit.rows if row not in rows])
             if text.stops():
@@ -117,14 +118,14 @@ def _complete(completion: "Completion", settings: RefusionSettings, fusion: Fusi
 
 def _decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> Decoding:
     """Decodes one prompt token by token from left to right (the left-to-right point of Figure 1): n forwards."""
-    text, num_prompt = Text(settings, trace), len(prompt)
-    fed, start, commit = list(prompt), 0, NOTHING
+    text, commit = Text(settings, trace), NOTHING
+    fed, start = rules.around(prompt)
     for position in range(settings.gen_length):
         # The first token of a slot is read from a mask, with which each masked slot of the training begins, and every
-        # other one from the token before it, as in clean slots.
-        tokens = [*fed, settings.mask_id] if position % settings.slot_size == 0 else fed
-        read = rules.plan_read((len(tokens) - 1,), (num_prompt + position,), settings, position)
-        positions = range(start, start + len(tokens))
+        # other one from the token before it, as in clean slots. The mask is never kept.
+        masks = Rows([settings.mask_id], [start + position]) if position % settings.slot_size == 0 else Rows([], [])
+        tokens, positions = [*fed.tokens, *masks.tokens], [*fed.positions, *masks.positions]
+        read = rules.plan_read((len(tokens) - 1,), (start + position,), settings, position)
         (readout,) = yield Forward(tokens, positions, causal(len(tokens)), (read,), commit, "decode")
         token = int(readout.tokens[0])
         text.tokens[position] = token
@@ -133,7 +134,7 @@ def _decode_serial(prompt: Sequence[int], settings: RefusionSettings, trace: Tra
             return text.finish("eos")
         if text.stops():
             return text.finish("stop_string")
-        commit, start, fed = Commit(range(len(fed))), start + len(fed), [token]  # a mask is never kept
+        commit, fed = Commit(range(len(fed.tokens))), Rows([token], [start + position])
     return text.finish("length")
 
 
@@ -179,17 +180,16 @@ class Completion:
     """Slots, ascending, that are completed independently of each other (Eq. 7-8): `tokens_SK`, valid or drafted."""
 
     def __init__(
-        self, drafts: Drafts, verdicts_SK: Verdicts, num_prompt: int, settings: RefusionSettings, trace: Trace
+        self, drafts: Drafts, verdicts_SK: Verdicts, start: int, settings: RefusionSettings, trace: Trace
     ) -> None:
-        self.slots = drafts.slots
+        self.slots, self._start, self._settings, self._trace = drafts.slots, start, settings, trace
         self.tokens_SK, self.probs_SK = drafts.tokens_SK.copy(), drafts.probs_SK.copy()
         # How many tokens of each slot are valid, from its first one. A prefix that passed the global verification saw
         # more than its own slot; the release keeps it, and Eq. 7 as written verifies anew (`verify_independently`).
-        self.valid_S = [0 if settings.verify_independently else accepted_prefix(row) for row in verdicts_SK.passed]
+        self.valid_S = [0] * len(drafts.slots) if settings.verify_independently else self._valid(verdicts_SK.passed)
         # Rows of the last verification that hold another token than the one that became final there, the verifier's.
         self.uncomputed: list[int] = []
         self._num_reported_S = [0] * len(drafts.slots)
-        self._num_prompt, self._settings, self._trace = num_prompt, settings, trace
         self._keep_verifiers(verdicts_SK.tokens)
 
     @property
@@ -198,11 +198,19 @@ class Completion:
 
     @property
     def unfinished(self) -> list[int]:  # rows of slots
-        return [row for row, valid in enumerate(self.valid_S) if valid < self._settings.slot_size]
+        return [row for row, valid in enumerate(self.valid_S) if valid < self.size_S[row]]
+
+    @property
+    def size_S(self) -> list[int]:
+        return [self._settings.size_of(slot) for slot in self.slots]
+
+    def _valid(self, passed_SK: BoolArray) -> list[int]:
+        return [min(accepted_prefix(passed_K), size) for passed_K, size in zip(passed_SK, self.size_S, strict=True)]
 
     def after_prefix(self, skipped: int = 0) -> BoolArray:
         """Which tokens stand after the valid prefix of their slot and the `skipped` tokens that follow it, [S, K]."""
-        return np.arange(self._settings.slot_size) >= np.array(self.valid_S)[:, None] + skipped
+        places_SK = np.arange(self._settings.slot_size) >= np.array(self.valid_S)[:, None] + skipped
+        return places_SK & rules.are_tokens(self.slots, self._settings)
 
     def _checked(self) -> BoolArray:
         """Which tokens a verification judges, [S, K]; no row predicts the first token of a slot."""
@@ -216,7 +224,7 @@ class Completion:
     def lengthen(self, readouts: Sequence[Readout]) -> None:
         """Lengthens the valid prefixes by the tokens that pass their verification (Eq. 7)."""
         passed_SK, tokens_SK = rules.judged(self.tokens_SK, self._checked(), readouts, self._settings)
-        self.valid_S = [accepted_prefix(passed_K) for passed_K in passed_SK]
+        self.valid_S = self._valid(passed_SK)
         self._keep_verifiers(tokens_SK)
 
     def _keep_verifiers(self, tokens_SK: TokenArray) -> None:
@@ -225,38 +233,37 @@ class Completion:
         if not self._settings.keeps_verifier:
             return
         for row, valid in enumerate(self.valid_S):
-            if 0 < valid < self._settings.slot_size:
+            if 0 < valid < self.size_S[row]:
                 self.tokens_SK[row, valid] = tokens_SK[row, valid]
                 self.valid_S[row] += 1
                 self.uncomputed.append(row * self._settings.slot_size + valid)
 
     def predict(self, rows: Sequence[int], readout: Readout) -> None:
         """Puts predicted tokens after the valid prefixes of some slots, ascending."""
-        start, k = 0, self._settings.slot_size
+        start = 0
         for row in rows:
-            valid = self.valid_S[row]
-            end = start + k - valid
-            self.tokens_SK[row, valid:] = readout.tokens[start:end]
-            self.probs_SK[row, valid:] = readout.probs[start:end]
+            valid, size = self.valid_S[row], self.size_S[row]
+            end = start + size - valid
+            self.tokens_SK[row, valid:size] = readout.tokens[start:end]
+            self.probs_SK[row, valid:size] = readout.probs[start:end]
             start = end
 
     def prediction(self, rows: Sequence[int]) -> Forward:
         """The forward that drafts the likeliest tokens after the valid prefix of some slots (Eq. 8)."""
-        masked_SK = self.after_prefix()[rows]
+        slots, masked_SK = [self.slots[row] for row in rows], self.after_prefix()[rows]
         tokens_SK = np.where(masked_SK, self._settings.mask_id, self.tokens_SK[rows])
         read = Read(rows=np.flatnonzero(masked_SK).tolist(), suppress=self._settings.suppress)
-        positions = self._settings.text_positions([self.slots[row] for row in rows], self._num_prompt)
+        positions = self._settings.text_positions(slots, self._start)
         if self._settings.keeps_verifier:  # by the paper's rule not sampled at any temperature, as in the release
             read = rules.plan_read(read.rows, [positions[row] for row in read.rows], self._settings, 0)
-        attention = groups([self._settings.slot_size] * len(rows))
-        return Forward(tokens_SK.ravel().tolist(), positions, attention, (read,), kind="predict")
+        tokens = rules.flat(tokens_SK, slots, self._settings).tolist()
+        return Forward(tokens, positions, groups([self.size_S[row] for row in rows]), (read,), kind="predict")
 
     def verification(self) -> Forward:
         """The forward that verifies each slot in a group of its own (Eq. 7)."""
         # Finished slots take part: the keys and values of all slots are kept from the last verification. No slot sees
         # another. All share the cache of what is final, so no copy of it is needed for each slot.
-        sizes = [self._settings.slot_size] * len(self.slots)
-        return rules.verification(self.drafts, self._checked(), sizes, self._num_prompt, self._settings, NOTHING)
+        return rules.verification(self.drafts, self._checked(), self.size_S, self._start, self._settings, NOTHING)
 
     def record_drafts(self) -> None:
         cells_SK = self.after_prefix()
@@ -275,14 +282,15 @@ class Completion:
             if final.has_eos:
                 self.slots = self.slots[: row + 1]
                 self.tokens_SK, self.probs_SK = self.tokens_SK[: row + 1], self.probs_SK[: row + 1]
-                self.valid_S = [*self.valid_S[:row], self._settings.slot_size]
+                self.valid_S = [*self.valid_S[:row], self.size_S[row]]
                 break
         if tokens:
             self._trace.fix(positions, tokens)
         return not self.unfinished
 
     def final(self) -> Final:  # if all tokens are valid as they stand
-        return rules.final_tokens(self.slots, self.tokens_SK.ravel().tolist(), self._settings, completed=True)
+        tokens = rules.flat(self.tokens_SK, self.slots, self._settings).tolist()
+        return rules.final_tokens(self.slots, tokens, self._settings, completed=True)
 
 
 DECODER = Decoder(
@@ -290,6 +298,7 @@ DECODER = Decoder(
     RefusionSettings,
     label="ReFusion",
     reads=Reads("causal", masked="own", clean="next"),
+    infills="gap",
     fits=("masked", "refusion"),
     style=Style("#0072B2", "o", "-", order=0),
 )

@@ -18,7 +18,15 @@ import numpy.typing as npt
 
 from refusion_eval.decoders import first_eos
 from refusion_eval.decoders.refusion_settings import RefusionSettings
-from refusion_eval.decoders.refusion_slots import Drafts, Final, accepted_drafts, masked_after, num_kept, plan_read
+from refusion_eval.decoders.refusion_slots import (
+    Drafts,
+    Final,
+    accepted_drafts,
+    flat,
+    masked_after,
+    num_kept,
+    plan_read,
+)
 from refusion_eval.types import Forward, ProbArray, Read, Readout, Segment
 
 MAX_LENGTHS = 8  # outcomes that are considered for one slot: bounds the work on the host, whatever rows cost
@@ -134,8 +142,8 @@ class Iteration(NamedTuple):
 class Fusion:
     """Makes the verifications of one decoding, with the branches that pay, and keeps what branches of the last read."""
 
-    def __init__(self, num_prompt: int, settings: RefusionSettings) -> None:
-        self._num_prompt, self._settings = num_prompt, settings
+    def __init__(self, start: int, settings: RefusionSettings) -> None:
+        self._start, self._settings = start, settings
         # Where nothing is given, a guess for a device that nobody has measured.
         self._cost = ForwardCost(settings.free_rows or 0, 0.02 if settings.row_cost is None else settings.row_cost)
         # Whether a branch is sampled -> what was read, and for each outcome its part of that.
@@ -166,9 +174,8 @@ class Fusion:
     ) -> Steps[tuple[Readout, ...]]:
         """Makes a verification of groups, with the plan if all slots finish now (`final`), else predictions."""
         k = self._settings.slot_size
-        unfinished = [row for row, valid in enumerate(valid_S) if valid < k]
-        valid = [valid_S[row] for row in unfinished]
-        forecasts = self._forecasts(drafts.tokens_SK[unfinished].tolist(), drafts.probs_SK[unfinished], valid)
+        unfinished = [row for row, slot in enumerate(drafts.slots) if valid_S[row] < self._settings.size_of(slot)]
+        forecasts = self._forecasts(drafts, unfinished, valid_S)
         branches: list[Branch] = []
         plan = self._plan_after(final)
         if plan is not None:
@@ -207,19 +214,25 @@ class Fusion:
         self._readouts = dict(zip(rows, readouts[num_own:], strict=True))
         return readouts[:num_own]
 
-    def _forecasts(self, tokens_SK: list[list[int]], probs_SK: ProbArray, valid_S: list[int]) -> list[SlotForecast]:
-        slots = zip(tokens_SK, acceptance(probs_SK, self._settings.tau_token), valid_S, strict=True)
-        return [SlotForecast.estimate(*slot, self._settings.eos_ids) for slot in slots]
+    def _forecasts(self, drafts: Drafts, rows: Sequence[int], valid_S: Sequence[int]) -> list[SlotForecast]:
+        accept_SK = acceptance(drafts.probs_SK, self._settings.tau_token)
+        forecasts = []
+        for row in rows:
+            size = self._settings.size_of(drafts.slots[row])
+            tokens, accept = drafts.tokens_SK[row, :size].tolist(), accept_SK[row, :size]
+            forecasts.append(SlotForecast.estimate(tokens, accept, valid_S[row], self._settings.eos_ids))
+        return forecasts
 
     def _next_plans(self, drafts: Drafts) -> list[tuple[float, Branch]]:
         """The plans that may follow the global verification, each with its chance."""
         accept_SK = acceptance(drafts.probs_SK, self._settings.tau_token)
         accept_SK[:, 0] = 1  # tau_token does not apply to the first token of a slot
-        eos = first_eos(drafts.tokens_SK.ravel().tolist(), self._settings.eos_ids)
+        accept_N = flat(accept_SK, drafts.slots, self._settings)
+        eos = first_eos(flat(drafts.tokens_SK, drafts.slots, self._settings), self._settings.eos_ids)
         chances: dict[int, float] = defaultdict(float)
         # Outcomes that leave the same tokens are one branch.
-        for num_passed, chance in enumerate(length_chances(accept_SK.ravel()).tolist()):
-            chances[num_kept(num_passed, eos, self._settings.slot_size)] += chance
+        for num_passed, chance in enumerate(length_chances(accept_N).tolist()):
+            chances[num_kept(num_passed, eos, len(accept_N), self._settings.slot_size)] += chance
         plans = []
         for kept, chance in chances.items():
             final = accepted_drafts(drafts, kept, self._settings)
@@ -235,15 +248,15 @@ class Fusion:
             masked = list(self._iteration.next_slots)
         if not masked or final.changes_keys(self._settings):
             return None
-        positions = self._settings.text_positions(masked, self._num_prompt)
+        positions = self._settings.text_positions(masked, self._start)
         read = plan_read((), positions, self._settings, self._iteration.number + 1)
         num_rows = len(final.tokens)
         return Branch(("plan", num_rows, *masked), (0, num_rows), positions, read.draws)
 
     def _prediction(self, slot: int, length: int, first_row: int) -> Branch:
         """The masks after the first `length` tokens of a slot whose rows begin at `first_row` of the verification."""
-        start = self._num_prompt + slot
-        positions = range(start + length, start + self._settings.slot_size)
+        start = self._start + slot
+        positions = range(start + length, start + self._settings.size_of(slot))
         return Branch(("prediction", slot, length), (first_row, first_row + length), positions)
 
     def _first_predictions(self, forward: Forward, drafts: Drafts, num_rows: int) -> tuple[Forward, list[Branch]]:
@@ -251,7 +264,8 @@ class Fusion:
         # The first slot sees no other draft, so its rows in the verification serve. The other slots need rows of their
         # own, which see no other draft either.
         k = self._settings.slot_size
-        forecasts = self._forecasts(drafts.tokens_SK.tolist(), drafts.probs_SK, [0] * len(drafts.slots))
+        num_slots = len(drafts.slots)
+        forecasts = self._forecasts(drafts, range(num_slots), [0] * num_slots)
         # If the first slot is finished, no completion follows.
         forecasts = [forecasts[0]._replace(finished=0.0), *(slot._replace(copied_rows=k) for slot in forecasts[1:])]
         branches: list[Branch] = []
@@ -259,12 +273,12 @@ class Fusion:
             slot, first_row = drafts.slots[row], 0
             if row > 0 and lengths:
                 first_row = len(forward.tokens)
-                start = self._num_prompt + slot
+                size, positions = self._settings.size_of(slot), self._settings.text_positions([slot], self._start)
                 forward = replace(
                     forward,
-                    tokens=[*forward.tokens, *drafts.tokens_SK[row].tolist()],
-                    positions=[*forward.positions, *range(start, start + k)],
-                    attention=(*forward.attention, Segment(k)),
+                    tokens=[*forward.tokens, *drafts.tokens_SK[row, :size].tolist()],
+                    positions=[*forward.positions, *positions],
+                    attention=(*forward.attention, Segment(size)),
                 )
             branches += [self._prediction(slot, length, first_row) for length in lengths]
         return forward, branches

@@ -18,7 +18,7 @@ class RefusionSettings:
     """Settings of the ReFusion decoder, named as in Table 6 of the paper.
 
     Attributes:
-        gen_length: most tokens of the response, >= 1. Positions are decoded in whole slots; the surplus is cut.
+        gen_length: most tokens of the response, >= 1.
         slot_size: k, consecutive positions that are drafted and verified together, >= 1.
         block_size: b, consecutive positions decoded before the next block begins; a multiple of k (App. C.4: b >= k).
         tau_slot: a masked slot is selected when its certainty exceeds this; the best one always is.
@@ -47,6 +47,8 @@ class RefusionSettings:
             verification itself chooses there is kept, as in speculative decoding, and only the tokens after it are
             drafted anew; drafts that are the verifier's own choice pass too. At a temperature above 0 a draft passes
             only if it is the verifier's sample (docs/explanations/verifier.md).
+        whole_slots: decode positions in whole slots and cut the surplus; else the last slot has the positions that are
+            left, as the slots at the end of answers in training. A gap is always decoded so.
         thought_budget: tokens after which a thought that goes on is ended, and the answer decoded in a part of its own
             (see `refusion_eval.decoders.thoughts`). None ends no thought, nor does a budget of `gen_length`.
         stop_rule: gets the tokens decoded without a gap from the start; decoding ends when it returns True.
@@ -71,6 +73,7 @@ class RefusionSettings:
     order: Order = added_setting("confidence")
     serial: bool = added_setting(False)
     completion: CompletionRule = added_setting("paper")
+    whole_slots: bool = added_setting(True)
     thought_budget: NonNegativeInt | None = added_setting(None)
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
 
@@ -94,13 +97,18 @@ class RefusionSettings:
                 "refusion: the release completes slots by the paper's rule; leave out completion=verifier"
             )
 
+        if self.release_compatible and not self.whole_slots:
+            raise ConfigError(
+                "refusion: the release decodes whole slots and fills no gap; leave out release_compatible=true"
+            )
+
     @property
     def keeps_verifier(self) -> bool:
         return self.completion == "verifier"
 
     @property
-    def num_positions(self) -> int:  # after the prompt, that decoding may touch: whole slots
-        return -(-self.gen_length // self.slot_size) * self.slot_size
+    def num_positions(self) -> int:  # after the prompt, that decoding may touch
+        return self.gen_length if not self.whole_slots else -(-self.gen_length // self.slot_size) * self.slot_size
 
     @property
     def blocks(self) -> list[range]:  # of slots
@@ -149,9 +157,13 @@ class RefusionSettings:
         # The release lets the mask token through, which would then stand in the text.
         return () if self.release_compatible else (self.mask_id,)
 
-    def text_positions(self, slots: Sequence[int], num_prompt: int = 0) -> list[int]:
-        """Response indices of all tokens of some slots, slot after slot; with a prompt, those in the whole text."""
+    def text_positions(self, slots: Sequence[int], start: int = 0) -> list[int]:
+        """Response indices of all tokens of some slots, slot after slot; positions, if index 0 has that of `start`."""
         positions: list[int] = []
         for slot in slots:
-            positions += range(num_prompt + slot, num_prompt + slot + self.slot_size)
+            positions += range(start + slot, start + slot + self.size_of(slot))
         return positions
+
+    def size_of(self, slot: int) -> int:
+        """Number of tokens of a slot; only the last one may have fewer than the others."""
+        return min(self.slot_size, self.num_positions - slot)

@@ -4,26 +4,65 @@ Attention is causal in the order in which tokens were accepted; position ids say
 paper and public release differ, the release's rule is followed (the published weights were tuned with it) except for
 its defects, which `release_compatible` brings back.
 
-A slot is named by the response index of its first position. Arrays are [S slots, K tokens a slot].
+A slot is named by the response index of its first position. Arrays are [S slots, K tokens a slot]. If the last slot is
+short, arrays are filled up behind its tokens, which is at their end, because slots ascend; `in_slots` and `flat` do it.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from refusion_eval.decoders import above_or_best, accepted_prefix, first_eos
 from refusion_eval.decoders.refusion_settings import RefusionSettings
-from refusion_eval.types import Commit, Forward, ProbArray, Read, Readout, TokenArray, Trace, causal, draw_key, groups
+from refusion_eval.types import (
+    HOLE,
+    Commit,
+    Forward,
+    ProbArray,
+    Read,
+    Readout,
+    TokenArray,
+    Trace,
+    causal,
+    draw_key,
+    groups,
+)
 
 BoolArray = npt.NDArray[np.bool_]
+
+
+PADDING = -1  # no token has this id
+
+
+def in_slots(values_N: npt.NDArray[Any], slot_size: int, padding: int) -> npt.NDArray[Any]:
+    """The values of all tokens of some slots, ascending, [S, K]."""
+    return np.append(values_N, np.full(-len(values_N) % slot_size, padding, values_N.dtype)).reshape(-1, slot_size)
+
+
+def flat(values_SK: npt.NDArray[Any], slots: Sequence[int], settings: RefusionSettings) -> npt.NDArray[Any]:
+    """The values of the tokens of these slots, without padding, [N]."""
+    return values_SK.ravel()[: len(settings.text_positions(slots))]
+
+
+def are_tokens(slots: Sequence[int], settings: RefusionSettings) -> BoolArray:
+    """Which places of arrays hold tokens of these slots, [S, K]."""
+    return np.add.outer(slots, np.arange(settings.slot_size)) < settings.num_positions
 
 
 class Rows(NamedTuple):  # that a forward adds to the cache
     tokens: Sequence[int]
     positions: Sequence[int]  # position ids
+
+
+def around(prompt: Sequence[int]) -> tuple[Rows, int]:
+    """What is known, in causal order at its true positions, and the position of the first token that is not."""
+    # A suffix stands in front of the masks, as clean slots do in training: these are shuffled, and all masks follow.
+    known = [place for place, token in enumerate(prompt) if token != HOLE]
+    start = prompt.index(HOLE) if HOLE in prompt else len(prompt)
+    return Rows([prompt[place] for place in known], known), start
 
 
 class Drafts(NamedTuple):
@@ -50,8 +89,8 @@ class Final(NamedTuple):
     has_eos: bool  # whether the last token is an EOS
     completed: bool  # whether the slots were completed independently of each other instead of verified together
 
-    def rows(self, num_prompt: int) -> Rows:
-        return Rows(self.tokens, [num_prompt + position for position in self.positions])
+    def rows(self, start: int) -> Rows:
+        return Rows(self.tokens, [start + position for position in self.positions])
 
     def changes_keys(self, settings: RefusionSettings) -> bool:
         """Whether computing the tokens anew changes their keys: others than completed slots see each other."""
@@ -70,16 +109,18 @@ def final_tokens(slots: list[int], tokens: list[int], settings: RefusionSettings
 
 def accepted_drafts(drafts: Drafts, num_passed: int, settings: RefusionSettings) -> Final | None:
     """The drafts that become final if the first `num_passed` pass verification; None if a completion must follow."""
-    tokens = drafts.tokens_SK.ravel().tolist()
-    kept = num_kept(num_passed, first_eos(tokens, settings.eos_ids), settings.slot_size)
+    tokens = flat(drafts.tokens_SK, drafts.slots, settings).tolist()
+    kept = num_kept(min(num_passed, len(tokens)), first_eos(tokens, settings.eos_ids), len(tokens), settings.slot_size)
     return final_tokens(drafts.slots, tokens[:kept], settings) if kept else None
 
 
-def num_kept(num_passed: int, eos: int | None, slot_size: int) -> int:
+def num_kept(num_passed: int, eos: int | None, num_drafts: int, slot_size: int) -> int:
     """Number of drafts that become final if the first `num_passed` pass and `eos` is the first EOS among all."""
     # Whole slots (Eq. 6): a slot is the unit that training masks, so none is left half final. An EOS ends the response,
     # so that what follows it in its slot need not pass.
-    return eos + 1 if eos is not None and eos < num_passed else num_passed // slot_size * slot_size
+    if eos is not None and eos < num_passed:
+        return eos + 1
+    return num_passed if num_passed == num_drafts else num_passed // slot_size * slot_size
 
 
 def accepted(drafts: Drafts, verdicts_SK: Verdicts, settings: RefusionSettings) -> tuple[Final | None, list[int]]:
@@ -105,13 +146,13 @@ def masked_after(masked: Sequence[int], final: Final, settings: RefusionSettings
 
 
 def plan(
-    context: Rows, masked: Sequence[int], num_prompt: int, settings: RefusionSettings, iteration: int, commit: Commit
+    context: Rows, masked: Sequence[int], start: int, settings: RefusionSettings, iteration: int, commit: Commit
 ) -> Forward:
     """The forward that drafts every masked slot of the block (Eq. 4), after rows that are to enter the cache."""
     # Causal, as in training (section 4.3): clean slots come first, in any order, and the masked ones follow.
-    start = len(context.tokens)
-    positions = settings.text_positions(masked, num_prompt)
-    read = plan_read(range(start, start + len(positions)), positions, settings, iteration)
+    num_known = len(context.tokens)
+    positions = settings.text_positions(masked, start)
+    read = plan_read(range(num_known, num_known + len(positions)), positions, settings, iteration)
     tokens = [*context.tokens, *[settings.mask_id] * len(positions)]
     return Forward(tokens, [*context.positions, *positions], causal(len(tokens)), (read,), commit, "plan")
 
@@ -129,7 +170,7 @@ def plan_read(rows: Sequence[int], positions: Sequence[int], settings: RefusionS
 def select_slots(masked: Sequence[int], readout: Readout, settings: RefusionSettings, trace: Trace) -> Drafts:
     """Selects the slots whose certainty exceeds tau_slot, or the most certain one (Eq. 5); one slot in other orders."""
     k = settings.slot_size
-    probs_SK, tokens_SK = readout.probs.reshape(-1, k), readout.tokens.reshape(-1, k)
+    probs_SK, tokens_SK = in_slots(readout.probs, k, 1), in_slots(readout.tokens, k, PADDING)
     # The first token stands for the slot: the others were drafted without seeing the tokens before them.
     certainty_S = probs_SK[:, 0]
     match settings.slot_order:
@@ -141,7 +182,7 @@ def select_slots(masked: Sequence[int], readout: Readout, settings: RefusionSett
             selected = [min(range(len(masked)), key=lambda index: draw_key(settings.seed, masked[index]))]
     drafts = Drafts([masked[index] for index in selected], tokens_SK[selected], probs_SK[selected])
     trace.select("slot", masked, certainty_S.tolist(), drafts.slots)
-    trace.draft(settings.text_positions(drafts.slots), drafts.tokens_SK.ravel().tolist())
+    trace.draft(settings.text_positions(drafts.slots), flat(drafts.tokens_SK, drafts.slots, settings).tolist())
     return drafts
 
 
@@ -149,18 +190,18 @@ def verification(
     drafts: Drafts,
     checked_SK: BoolArray,
     sizes: Sequence[int],
-    num_prompt: int,
+    start: int,
     settings: RefusionSettings,
     commit: Commit,
 ) -> Forward:
     """The forward of drafts in groups of these sizes; row m - 1 predicts token m, if it is to be checked (Eq. 6-7)."""
     checked = np.flatnonzero(checked_SK)
     rows, given = (checked - 1).tolist(), drafts.tokens_SK.ravel()[checked].tolist()
-    positions = settings.text_positions(drafts.slots, num_prompt)
+    positions = settings.text_positions(drafts.slots, start)
     read = Read(rows=rows, given=given)
     if settings.keeps_verifier:
         read = replace(plan_read(rows, [positions[row] + 1 for row in rows], settings, 0), given=given)
-    tokens = drafts.tokens_SK.ravel().tolist()
+    tokens = flat(drafts.tokens_SK, drafts.slots, settings).tolist()
     return Forward(tokens, positions, groups(sizes), (read,) if rows else (), commit, "verify")
 
 

@@ -17,6 +17,7 @@ from operator import length_hint
 from typing import Any, NamedTuple, Self
 
 from refusion_eval.benchmarks import Item, Task
+from refusion_eval.decoders.infilling import whole_gap
 from refusion_eval.errors import ConfigError, GaveUpError, MissingRowsError, ScaleOutError, StoreError
 from refusion_eval.evaluation.tasks import find_tasks
 from refusion_eval.evaluation.tracking import Tracking, check_tracker
@@ -138,14 +139,16 @@ def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
 def job_of(system: System, task: Task, item: Item, version: str, sample: int) -> Job:
     """The request of an item, under the settings of the task: their length is the system's, not the task's."""
     prompts = task.benchmark.prompts
-    resolved = system.resolve(task.name, {"until": list(prompts.stop_strings)})
+    is_whole = prompts.gap is not None and not prompts.gap.ends_at_eos
+    arguments = {"until": list(prompts.stop_strings), **(whole_gap(system.entry) if is_whole else {})}
+    resolved = system.resolve(task.name, arguments)
     prompt = system.render_turns(item.turns)
     real_prompt, sealed = system.unsealed(prompt, item.sealing)  # hashes and records are of the markers of sealed texts
     return Job(
         key=sample_key(task.name, version, item.row, prompt, resolved, sample),
         benchmark=task.benchmark.name,
         item_id=item.id,
-        prompt_ids=system.encode(real_prompt, plain=not system.has_template),
+        prompt_ids=system.encode_item(real_prompt, item, prompts.gap),
         prompt=real_prompt,
         resolved=resolved,
         prompts=task.benchmark.prompts_name,

@@ -33,6 +33,13 @@ _ASKS = re.compile(rf"""{CLOCK}\(\s*("[^"]*"|'[^']*')\s*\)""")
 # What jinja gives to templates that draws at random.
 RANDOM = {"random", "lipsum"}
 TEMPLATE_FILE = "chat_template.jinja"
+# The tokens before prefix, suffix and middle of a text with a gap (FIM), as the families of models spell them.
+FIM_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
 
 # The rendering process ends itself much earlier, by processor time; this only bounds a machine that stands still.
 _LONGEST_SECONDS = 60.0
@@ -102,6 +109,13 @@ class Tokenizer:
             return [] if THINK_END in before else [*self.encode(f"{THINK_START}\n"), *self.thought_end]
         start, end = text.rfind(THINK_START), text.rfind(THINK_END)
         return self.thought_end if start > end or (end < 0 and starts_open) else []
+
+    @functools.cached_property
+    def fim_ids(self) -> list[int]:
+        """Ids of the tokens before prefix, suffix and middle of a text with a gap; none if the tokenizer has none."""
+        vocabulary = self.inner.get_vocab()
+        known = (names for names in FIM_TOKENS if vocabulary.keys() >= set(names))
+        return [vocabulary[name] for name in next(known, ())]
 
     @property
     def asks_for_the_time(self) -> bool:

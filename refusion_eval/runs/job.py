@@ -16,7 +16,7 @@ from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.store.records import Sample, SampleKey
-from refusion_eval.types import PROMPT_END, THINK_START, Decoded, Draft, Fix, StopRule, Trace, draw_key
+from refusion_eval.types import HOLE, PROMPT_END, THINK_START, Decoded, Draft, Fix, StopRule, Trace, draw_key
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,8 @@ def _thoughts(tokens: Sequence[int], prompt_ids: Sequence[int], detokenizer: Det
         return len(detokenizer.spelled(tokens[:length]).rstrip("\ufffd"))
 
     text = detokenizer.spelled(tokens)
-    is_open = opens_thought(detokenizer.spelled(prompt_ids[-PROMPT_END:]))
+    before = prompt_ids[: prompt_ids.index(HOLE)] if HOLE in prompt_ids else prompt_ids
+    is_open = opens_thought(detokenizer.spelled(before[-PROMPT_END:]))
     blocks = thinking_blocks(text, is_open=is_open)
     if not blocks:
         return {}

@@ -129,8 +129,7 @@ class OwnEngine(Backend):
 
     def refusal(self, job: Job) -> str | None:
         try:
-            settings = job.resolved.settings
-            api.check_prompt(self.model, job.prompt_ids, api.num_positions(self.model, settings))
+            api.check_request(self.model, self.args.decoder, job.prompt_ids, job.resolved.settings)
         except ConfigError as error:
             return str(error)
         return None
@@ -143,7 +142,7 @@ class OwnEngine(Backend):
         return cost
 
     def _decode_of(self, job: Job) -> Decode:
-        return api.decode_of(self.model, self.args.decoder, job.resolved.settings)
+        return api.decode_of(self.model, self.args.decoder, job.resolved.settings, job.prompt_ids)
 
     def _settings(self, job: Job) -> Any:
         return api.with_width_cost(job.settings(self.detokenizer), lambda: self.width_cost)

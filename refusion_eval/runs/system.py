@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval import api
-from refusion_eval.benchmarks import Turns, find_task
-from refusion_eval.benchmarks.rows import Sealing
+from refusion_eval.benchmarks import Item, Turns, find_task
+from refusion_eval.benchmarks.rows import Gap, Sealing
 from refusion_eval.config import CheckpointOptions, field_types
 from refusion_eval.decoders import DECODERS
+from refusion_eval.decoders.infilling import check_infilling
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError
@@ -29,6 +30,7 @@ from refusion_eval.runs.settings_tables import Resolved, Table, load_tables, res
 from refusion_eval.runs.systems import published_systems
 from refusion_eval.store.manifest import Manifest, git_commit, package_versions
 from refusion_eval.store.records import REFUSED, Sample
+from refusion_eval.types import HOLE
 from refusion_eval.untrusted import read_text
 from refusion_eval.version import __version__
 
@@ -41,6 +43,7 @@ Pair = tuple[Sequence[int], Sequence[int]]
 Part = Sequence[Pair]
 
 NO_TEMPLATE = "none"
+GAP = "<gap>"  # stands for a gap in the texts of prompts
 
 # A weight file up to this size is hashed whole; of a larger file, evenly spread pieces are hashed.
 WHOLE_BYTES, PIECE_BYTES, NUM_PIECES = 256 * 2**20, 2**16, 256
@@ -177,9 +180,11 @@ class System:
         """The prompt of an item; without a chat template, its texts as lm-eval puts them together.
 
         For a backend that takes conversations it is one in JSON. A server's chat begins the response itself, so what
-        the item begins it with is left out.
+        the item begins it with is left out. Text around a gap is no conversation.
         """
-        user, system, opened = turns
+        user, system, opened, behind = turns
+        if behind is not None:
+            return f"{user}{GAP}{behind}"
         is_chat = self.backend.takes_messages
         if not (is_chat or self.has_template):
             return f"{system}{user}{opened and ' '}{opened}"
@@ -198,6 +203,19 @@ class System:
         parts = [sealing.unseal(turn["content"]) for turn in turns]
         real = [turn | {"content": text} for turn, (text, _) in zip(turns, parts, strict=True)]
         return json.dumps(real, ensure_ascii=False), tuple(text for _, found in parts for text in found)
+
+    def encode_item(self, real_prompt: str, item: Item, gap: Gap | None) -> list[int]:
+        """Token ids of the prompt of an item, with a hole for each token of its gap, if it has one."""
+        if gap is None:
+            return self.encode(real_prompt, plain=not self.has_template)
+        if by := self.backend.ends_no_thoughts:
+            raise ConfigError(f"item {item.id} has a gap, and {by} fills none; decode by the engine")
+        tokenizer = self.files.tokenizer
+        length = gap.length(item.row, lambda text: len(tokenizer.encode(text)))
+        before, behind = self.encode(item.turns.user, plain=True), tokenizer.encode(item.turns.behind or "")
+        prompt = [*before, *[HOLE] * length, *behind]
+        check_infilling(self.args.decoder, self.entry, prompt, lambda: tokenizer.fim_ids)
+        return prompt
 
     def encode(self, text: str, *, plain: bool) -> list[int]:
         """Token ids of a prompt, as `Tokenizer.encode`; with a BOS token in front if the arguments ask for one.

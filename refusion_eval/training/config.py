@@ -160,7 +160,8 @@ class ObjectiveConfig:
         masking: how many slots are masked (refusion): each with one probability, as in the release ("bernoulli"), or
             exactly floor(t K) of K, as in the paper ("exact").
         prefix_share: share of the samples whose clean slots begin the answer in reading order, with all masks behind
-            them, as when blocks are decoded one after the other (refusion); 0 is the recipe of paper and release.
+            them, as when blocks are decoded one after the other (refusion); 0 is the recipe of paper and release. In
+            these samples no mask sees later text, which infilling needs.
         half_filled_share: share of the masked slots that keep 1 to k - 1 of their first tokens, as when a slot is
             completed (refusion, Eq. 8); 0 is the recipe of paper and release, in which no slot is half filled.
     """

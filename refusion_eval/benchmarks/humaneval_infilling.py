@@ -1,0 +1,96 @@
+"""HumanEval-Infilling: a part of a solution of HumanEval is missing, between a prefix and a suffix.
+
+A score says nothing without the length of the gap, so the rule of it is part of each name, and with it of each record
+and table: `humaneval_infilling_SET_RULE`, with further parts behind it.
+
+SET: single_line, multi_line, random_span or random_span_light.
+RULE: oracle (as many tokens as the missing text has), fixed_N (N tokens, all of which are the text) or upto_N (N
+    tokens, of which those before the first end token are the text).
+prefix_only: the suffix is left out, as a control.
+inner, last: only the items with a suffix that is not blank, or only the others, to which no suffix can help.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+from refusion_eval.benchmarks import Benchmark, CodeTest, Extraction, Prompts
+from refusion_eval.benchmarks.rows import ID, TEXT, Gap, Row, Source
+
+_ROWS = {"single_line": 1033, "multi_line": 5815, "random_span": 1640, "random_span_light": 164}
+_NAME = re.compile(
+    rf"humaneval_infilling_({'|'.join(_ROWS)})_(oracle|(?:fixed|upto)_[1-9][0-9]{{0,3}})(_prefix_only)?(_inner|_last)?"
+)
+_COMMIT = "88062ff9859c875d04db115b698ed4b0f0395170"
+_SPOKEN = {"oracle": "oracle length", "fixed": "{} tokens", "upto": "up to {} tokens"}
+_PARTS = {"_inner": "suffix not blank", "_last": "suffix blank"}
+
+
+def _program(text: str, row: Row) -> Extraction:
+    return Extraction(f"{row['prompt']}{text}{row['suffix']}", "prefix, text and suffix")
+
+
+def _gold(row: Row) -> str:
+    return f"{row['prompt']}{row['canonical_solution']}{row['suffix']}"
+
+
+def _test(row: Row) -> CodeTest:
+    # Program and test are one text in the original, so the test gets no function but the program's.
+    return CodeTest(test=f"{row['test']}\ncheck({row['entry_point']})\n")
+
+
+def _of_part(part: str, row: Row, _number: int) -> dict[str, Any] | None:
+    is_last = not row["suffix"].strip()
+    return dict(row) if not part or is_last == (part == "_last") else None
+
+
+def _num_gold_tokens(row: Row, num_tokens: Callable[[str], int]) -> int:
+    return num_tokens(row["canonical_solution"])
+
+
+@functools.cache
+def named(name: str) -> Benchmark | None:
+    """The benchmark of a name that the module describes; None for other names."""
+    parts = _NAME.fullmatch(name)
+    if parts is None:
+        return None
+    of_set, rule, control, part = (part or "" for part in parts.groups())
+    kind, _, number = rule.partition("_")
+    file = f"HumanEval-{of_set.title().replace('_', '').replace('SpanLight', 'Span')}Infilling"
+    file += "Light" if of_set.endswith("light") else ""
+    told = [f"HumanEval-Infilling {of_set.replace('_', '-')}", _SPOKEN[kind].format(number)]
+    told += ["prefix only"] if control else []
+    told += [_PARTS[part]] if part else []
+    return Benchmark(
+        name=name,
+        title=", ".join(told),
+        order=40,
+        kind="code",
+        source=Source(
+            hub=f"https://github.com/openai/human-eval-infilling/raw/{_COMMIT}/data/{file}.jsonl.gz",
+            split=file,
+            num_rows=_ROWS[of_set],
+            columns={
+                "task_id": ID,
+                **dict.fromkeys(("prompt", "suffix", "canonical_solution", "entry_point", "test"), TEXT),
+            },
+        ),
+        gold=_gold,
+        ours=Prompts(
+            user=lambda row: str(row["prompt"]),
+            gold_text=lambda row: str(row["canonical_solution"]),
+            filters={"first": _program},
+            clean=str,  # blanks and line ends are part of the program
+            normalise=functools.partial(_of_part, part),
+            gap=Gap(
+                suffix=lambda row: "" if control else str(row["suffix"]),
+                length=_num_gold_tokens if kind == "oracle" else lambda _row, _num_tokens: int(number),
+                ends_at_eos=kind == "upto",
+            ),
+        ),
+        id_column="task_id",
+        test=_test,
+        rows_of="humaneval_infilling",
+        settings_of="humaneval",
+    )

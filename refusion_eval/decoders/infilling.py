@@ -1,0 +1,106 @@
+"""Infilling: known text stands on both sides of what is decoded.
+
+A prompt carries it: `HOLE` stands in it for each token that is to be found, and what follows the last hole is the
+suffix. The number of holes is the length of the response, whatever `gen_length` says. Decoders of masked models have
+the suffix in their canvas; ReFusion and Eso-LM read prefix and suffix in front of the masks, at their true positions;
+an autoregressive model has to be asked for the middle by tokens that it was trained with (FIM).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from refusion_eval import decoders
+from refusion_eval.decoders import Decoder
+from refusion_eval.decoders.thoughts import has_budget
+from refusion_eval.errors import ConfigError
+from refusion_eval.types import HOLE, Decode, Decoding, Trace
+
+FimIds = Callable[[], Sequence[int]]  # the ids of a tokenizer's tokens before prefix, suffix and middle, if it has any
+
+
+def span(prompt: Sequence[int]) -> range:
+    """The places from the first hole to the last one; empty if there is none."""
+    holes = [place for place, token in enumerate(prompt) if token == HOLE]
+    return range(holes[0], holes[-1] + 1) if holes else range(0)
+
+
+def asks_by_fim(entry: Decoder) -> bool:
+    return entry.reads.masked is None and entry.reads.left_to_right
+
+
+def check_infilling(name: str, entry: Decoder, prompt: Sequence[int], fim_ids: FimIds) -> None:
+    """Refuses (ConfigError) a prompt with holes that a decoder cannot fill."""
+    places = span(prompt)
+    if not places:
+        return
+    if asks_by_fim(entry):
+        if not fim_ids() and places.stop < len(prompt):
+            raise ConfigError(
+                f"decoder={name} infills by FIM tokens, and the tokenizer has none; decode the prefix alone, as tasks "
+                "with _prefix_only in their name do"
+            )
+    elif entry.infills is None:
+        able = ", ".join(other for other, one in decoders.DECODERS.items() if one.infills is not None)
+        why = "it writes blocks from left to right, and they see no later text"
+        why = why if name in decoders.DECODERS else 'its Decoder does not say infills="gap"'
+        raise ConfigError(f"decoder={name} does not infill: {why}; take one of {able}")
+    if entry.infills != "gaps" and any(prompt[place] != HOLE for place in places):
+        able = ", ".join(other for other, one in decoders.DECODERS.items() if one.infills == "gaps")
+        raise ConfigError(f"decoder={name} fills one gap, and the prompt has several; take one of {able}")
+
+
+def fitted(settings: Any, length: int) -> Any:
+    """The settings for a gap of so many positions.
+
+    Steps keep their share of the positions. Blocks that do not divide the gap become one; slots end with the gap.
+    """
+    if has_budget(settings):
+        raise ConfigError(f"thought_budget={settings.thought_budget}: a gap holds no thought; leave it out")
+    names = {field.name for field in fields(settings)}
+    changes: dict[str, Any] = {"gen_length": length}
+    block_length, num_blocks = getattr(settings, "block_length", None), 1
+    if block_length is not None and getattr(settings, "schedule", "release") == "release":
+        changes["block_length"] = block_length = length if length % block_length else block_length
+        num_blocks = length // block_length
+    if getattr(settings, "steps", None) is not None and settings.gen_length != length:
+        share = -(-settings.steps * length // settings.gen_length)
+        changes["steps"] = -(-share // num_blocks) * num_blocks
+    if "whole_slots" in names:
+        changes["whole_slots"] = False
+    return replace(settings, **changes)
+
+
+def of_gap(entry: Decoder, prompt: Sequence[int], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a user gives for one prompt with holes, which is one block where nothing else is said."""
+    length = len(span(prompt))
+    if "gen_length" in given:
+        raise ConfigError(f"gen_length={given['gen_length']} with a gap of {length} tokens; leave it out")
+    lengths = {"gen_length": length}
+    defaults = {field.name: field.default for field in fields(entry.Settings)}
+    if defaults.get("block_length") is not None:
+        lengths["block_length"] = len(prompt) if given.get("schedule") == "dllm" else length
+    return {**lengths, **given}
+
+
+def whole_gap(entry: Decoder) -> dict[str, Any]:
+    """The settings with which all tokens of a gap are decoded, and none of them ends the text."""
+    if entry.reads.masked is None:  # a model that writes from left to right says by it that the gap is full
+        return {}
+    off = {"eos_ids": (), "early_stop": False, "logits_eos_inf": False, "confidence_eos_eot_inf": False}
+    return {field.name: off[field.name] for field in fields(entry.Settings) if field.name in off}
+
+
+def over_gap(entry: Decoder, fim_ids: FimIds) -> Decode:
+    """The decoder for prompts with holes, which `check_infilling` has let through."""
+
+    def decode(prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding:
+        places = span(prompt)
+        if asks_by_fim(entry):
+            prefix, suffix = prompt[: places.start], prompt[places.stop :]
+            prompt = prefix  # which is all if nothing stands behind the gap and there are no tokens to say so
+            if ids := fim_ids():
+                prompt = [ids[0], *prefix, ids[1], *suffix, ids[2]]
+        return entry.decode(prompt, fitted(settings, len(places)), trace)
+
+    return decode

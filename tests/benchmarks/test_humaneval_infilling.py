@@ -1,0 +1,187 @@
+"""HumanEval-Infilling: names say the rule of the length, programs are joined as published, gold answers are right."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED, SUITES, find_task, get_task
+from refusion_eval.cli import app
+from refusion_eval.errors import ConfigError
+from refusion_eval.evaluation.loop import evaluate
+from refusion_eval.results.measured import run_measurements
+from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.scoring.score import score_texts
+from refusion_eval.store.run_store import RunReader
+
+SETS = {"single_line": 1033, "multi_line": 5815, "random_span": 1640, "random_span_light": 164}
+NAME = "humaneval_infilling_single_line"
+TEST = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0\n"
+ROWS = [
+    {
+        "task_id": f"SingleLineInfilling/HumanEval/0/L{number}",
+        "entry_point": "add",
+        "prompt": prompt,
+        "canonical_solution": gold,
+        "suffix": suffix,
+        "test": TEST,
+    }
+    for number, (prompt, gold, suffix) in enumerate(
+        [
+            ("def add(a, b):\n", "    total = a + b\n", "    return total\n"),
+            ("def add(a, b):\n    total = a + b\n", "    return total\n", ""),
+        ]
+    )
+]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A folder with two invented items, of which the last has a blank suffix."""
+    folder = tmp_path / "data" / "humaneval_infilling"
+    folder.mkdir(parents=True)
+    (folder / "HumanEval-SingleLineInfilling.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return folder.parent
+
+
+@pytest.fixture(scope="module")
+def data(reference_data: Path) -> Path:
+    return reference_data / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        (f"{NAME}_oracle", "HumanEval-Infilling single-line, oracle length"),
+        ("humaneval_infilling_multi_line_fixed_32", "HumanEval-Infilling multi-line, 32 tokens"),
+        (
+            "humaneval_infilling_random_span_light_upto_64_prefix_only_last",
+            "HumanEval-Infilling random-span-light, up to 64 tokens, prefix only, suffix blank",
+        ),
+    ],
+)
+def test_a_name_says_the_set_and_the_rule_of_the_length(name: str, title: str):
+    task = get_task(name)
+    assert (task.name, task.benchmark.title) == (f"refusion_{name}", title)
+    assert find_task(task.name) == task
+    assert task.benchmark.metric == "pass@1"
+
+
+@pytest.mark.parametrize("name", [NAME, f"{NAME}_fixed", f"{NAME}_fixed_0", f"{NAME}_oracle_first"])
+def test_no_set_is_asked_without_a_rule(name: str):
+    with pytest.raises(ConfigError, match="unknown task"):
+        get_task(name)
+
+
+def test_infilling_is_in_no_suite_because_few_decoders_infill():
+    assert not [one.name for suite in SUITES.values() for one in suite if one.ours.gap]
+    assert not [name for name in PUBLISHED if name.startswith("humaneval_infilling")]
+
+
+def test_the_parts_of_a_set_are_the_whole(rows: Path):
+    ids = {part: [item.id for item in get_task(f"{NAME}_oracle{part}").items(rows)] for part in ("", "_inner", "_last")}
+    assert (ids["_inner"], ids["_last"]) == ([ROWS[0]["task_id"]], [ROWS[1]["task_id"]])
+    assert ids[""] == ids["_inner"] + ids["_last"]
+
+
+def test_a_program_is_prefix_text_and_suffix_and_nothing_is_trimmed():
+    benchmark, text = BENCHMARKS[f"{NAME}_oracle"], "  \n\tx = 1 <|im_end|>\r\n\n"
+    found = benchmark.extract(text, ROWS[0])
+    assert found.answer == f"{ROWS[0]['prompt']}{text}{ROWS[0]['suffix']}"
+    assert benchmark.test is not None
+    assert benchmark.test(ROWS[0]).test == f"{TEST}\ncheck(add)\n"
+
+
+@pytest.mark.parametrize("answer", ["canonical_solution", "empty"])
+def test_gold_answers_are_right_and_empty_ones_are_not(answer: str):
+    texts = {row["task_id"]: [row.get(answer, "")] for row in ROWS}
+    scores = score_texts(BENCHMARKS[f"{NAME}_oracle"], ROWS, texts)
+    assert [score.value for score in scores] == [answer == "canonical_solution"] * 2
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("of_set", SETS)
+def test_the_gold_answers_of_some_items_are_right(data: Path, of_set: str):
+    benchmark = BENCHMARKS[f"humaneval_infilling_{of_set}_oracle"]
+    rows = get_task(benchmark.name).rows(data)
+    assert len(rows) == SETS[of_set] == benchmark.source.num_rows
+    some = rows[:: len(rows) // 8]
+    scores = score_texts(benchmark, some, {row["task_id"]: [benchmark.prompts.gold_text(row)] for row in some})
+    assert [score.item_id for score in scores if not score.value] == []
+
+
+@pytest.mark.golden
+@pytest.mark.slow
+@pytest.mark.parametrize("of_set", SETS)
+def test_all_gold_answers_are_right(data: Path, of_set: str):
+    benchmark = BENCHMARKS[f"humaneval_infilling_{of_set}_oracle"]
+    rows = get_task(benchmark.name).rows(data)
+    scores = score_texts(benchmark, rows, {row["task_id"]: [benchmark.prompts.gold_text(row)] for row in rows})
+    assert [score.item_id for score in scores if not score.value] == []
+
+
+@pytest.mark.golden
+@pytest.mark.slow
+def test_an_empty_completion_is_right_in_27_of_1033_single_lines(data: Path):
+    rows = get_task(f"{NAME}_oracle").rows(data)
+    scores = score_texts(BENCHMARKS[f"{NAME}_oracle"], rows, {row["task_id"]: [""] for row in rows})
+    assert sum(score.value for score in scores) == 27
+
+
+@pytest.mark.golden
+def test_164_of_the_single_lines_have_a_blank_suffix(data: Path):
+    assert len(get_task(f"{NAME}_oracle_last").rows(data)) == 164
+    assert len(get_task(f"{NAME}_oracle_inner").rows(data)) == 869
+
+
+def evaluated(rows: Path, run_dir: Path, task: str, **more: Any) -> list[Any]:
+    """The samples of a run of the embedded model on the invented items."""
+    given = {"pretrained": "embedded", "data_dir": str(rows), "run_dir": str(run_dir), "warmup": 0, **more}
+    assert evaluate(parse_model_args(given), [f"refusion_{task}"], sandbox="none").is_complete
+    with RunReader.open(run_dir) as run:
+        return list(run.samples())
+
+
+@pytest.mark.parametrize("decoder", ["refusion", "llada"])
+def test_a_run_decodes_as_many_tokens_as_the_rule_says_and_records_the_rule(rows: Path, tmp_path: Path, decoder: str):
+    small = {"slot_size": 4, "block_size": 8} if decoder == "refusion" else {}
+    for rule in ("oracle", "fixed_9", "upto_9", "oracle_prefix_only"):
+        samples = evaluated(rows, tmp_path / rule, f"{NAME}_{rule}", decoder=decoder, batch_size=2, **small)
+        assert {sample.key.task for sample in samples} == {f"refusion_{NAME}_{rule}"}
+        lengths = [len(sample.tokens) for sample in samples]
+        if rule.startswith("oracle"):
+            tokenizer = load_tokenizer()
+            assert lengths == [len(tokenizer.encode(row["canonical_solution"])) for row in ROWS]
+        elif rule == "fixed_9":
+            assert lengths == [9, 9]
+        else:
+            assert max(lengths) <= 9
+            assert all(sample.settings["eos_ids"] for sample in samples)
+    (figure,) = (one for one in run_measurements([tmp_path / "oracle"]) if one.metric == "pass@1")
+    assert figure.task == f"refusion_{NAME}_oracle"
+
+
+def load_tokenizer() -> Any:
+    from refusion_eval.api import load_model
+
+    return load_model("embedded", device="cpu").tokenizer
+
+
+def test_a_decoder_that_sees_no_later_text_is_refused_before_anything_is_decoded(rows: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"decoder=bd3lm does not infill: .* they see no later text"):
+        evaluated(rows, tmp_path / "run", f"{NAME}_oracle", decoder="bd3lm")
+    with pytest.raises(ConfigError, match="decode the prefix alone, as tasks with _prefix_only"):
+        evaluated(rows, tmp_path / "other", f"{NAME}_oracle", decoder="autoregressive")
+    samples = evaluated(rows, tmp_path / "control", f"{NAME}_fixed_4_prefix_only", decoder="autoregressive")
+    assert max(len(sample.tokens) for sample in samples) <= 4
+
+
+def test_check_prints_a_prompt_with_its_gap(rows: Path):
+    arguments = ["check", "--model", "embedded", "--tasks", f"refusion_{NAME}_fixed_5", "--data", str(rows), "--json"]
+    (prompt,) = json.loads(CliRunner().invoke(app, arguments).stdout)["prompts"].values()
+    assert prompt["text"] == f"{ROWS[0]['prompt']}<gap>{ROWS[0]['suffix']}"
+    tokenizer = load_tokenizer()
+    texts = (tokenizer.encode(ROWS[0]["prompt"], plain=True), tokenizer.encode(ROWS[0]["suffix"]))
+    assert prompt["num_tokens"] == sum(map(len, texts)) + 5
