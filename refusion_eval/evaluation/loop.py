@@ -17,6 +17,7 @@ from operator import length_hint
 from typing import Any, NamedTuple, Self
 
 from refusion_eval.benchmarks import Item, Task
+from refusion_eval.decoders import find_decoder
 from refusion_eval.decoders.infilling import whole_gap
 from refusion_eval.errors import ConfigError, GaveUpError, MissingRowsError, ScaleOutError, StoreError
 from refusion_eval.evaluation.tasks import find_tasks
@@ -140,8 +141,8 @@ def job_of(system: System, task: Task, item: Item, version: str, sample: int) ->
     """The request of an item, under the settings of the task: their length is the system's, not the task's."""
     prompts = task.benchmark.prompts
     is_whole = prompts.gap is not None and not prompts.gap.ends_at_eos
-    arguments = {"until": list(prompts.stop_strings), **(whole_gap(system.entry) if is_whole else {})}
-    resolved = system.resolve(task.name, arguments)
+    of_gap = whole_gap(find_decoder(system.args.decoder)) if is_whole else {}
+    resolved = system.resolve(task.name, {"until": list(prompts.stop_strings), **of_gap})
     prompt = system.render_turns(item.turns)
     real_prompt, sealed = system.unsealed(prompt, item.sealing)  # hashes and records are of the markers of sealed texts
     return Job(

@@ -116,7 +116,7 @@ def _compared(ours: System, job: Job, one: Any, other: Any) -> Parity:
 
 def _margin(system: System, job: Job, forward: int, position: int, tokens: Sequence[int]) -> float | None:
     """Difference of the logits of two tokens in one forward, in the row that predicts a position of the response."""
-    decode = api.decode_of(system.model, system.args.decoder, job.resolved.settings)
+    decode = api.decode_of(system.model, system.args.decoder, job.resolved.settings, job.prompt_ids)
     reads, place, found = find_decoder(system.args.decoder).reads, len(job.prompt_ids) + position, list[float]()
 
     def reading(prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding:

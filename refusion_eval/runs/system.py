@@ -17,7 +17,7 @@ from refusion_eval import api
 from refusion_eval.benchmarks import Item, Turns, find_task
 from refusion_eval.benchmarks.rows import Gap, Sealing
 from refusion_eval.config import CheckpointOptions, field_types
-from refusion_eval.decoders import DECODERS
+from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.decoders.infilling import check_infilling
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.engine.scoring import TokenScore
@@ -214,7 +214,7 @@ class System:
         length = gap.length(item.row, lambda text: len(tokenizer.encode(text)))
         before, behind = self.encode(item.turns.user, plain=True), tokenizer.encode(item.turns.behind or "")
         prompt = [*before, *[HOLE] * length, *behind]
-        check_infilling(self.args.decoder, self.entry, prompt, lambda: tokenizer.fim_ids)
+        check_infilling(self.args.decoder, find_decoder(self.args.decoder), prompt, lambda: tokenizer.fim_ids)
         return prompt
 
     def encode(self, text: str, *, plain: bool) -> list[int]:
