@@ -384,11 +384,13 @@ def mix_experts(x_TC, ids_TJ, shares_TJ, gate_up_EIC, down_ECI, num_read):
         "BLOCK_N": EXPERT_COLUMNS,
         "BLOCK_K": EXPERT_ENTRIES[x_TC.itemsize],
         "BLOCK_E": triton.next_power_of_2(num_experts),
+        "num_warps": 4,
+        "num_stages": 2,
     }
     grid = (num_blocks, triton.cdiv(inner_width, EXPERT_COLUMNS))
-    expert_up_kernel[grid](x_TC, gate_up_EIC, *plan, inner_PI, *sizes, NUM_CHOSEN=num_chosen, **constants, num_warps=4)
+    expert_up_kernel[grid](x_TC, gate_up_EIC, *plan, inner_PI, *sizes, NUM_CHOSEN=num_chosen, **constants)
     grid = (num_blocks, triton.cdiv(width, EXPERT_COLUMNS))
-    expert_down_kernel[grid](inner_PI, down_ECI, shares_TJ.float(), *plan, out_PC, *sizes, **constants, num_warps=4)
+    expert_down_kernel[grid](inner_PI, down_ECI, shares_TJ.float(), *plan, out_PC, *sizes, **constants)
     return out_PC.view(num_rows, num_chosen, width).sum(dim=1)
 
 

@@ -10,7 +10,8 @@ from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine import recorded
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.models import fused
-from tests.engine.random_model import VOCAB_SIZE, random_transformer
+from refusion_eval.models.transformer import Transformer
+from tests.engine.random_model import EXPERTS, VOCAB_SIZE, random_transformer
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SETTINGS = {
@@ -24,7 +25,11 @@ def main() -> None:
         operation.register_kernel("cpu", fused._kernel(name))
     recorded.WIDTHS = (1, 8, 24)
     recorded.CHECKED_CONTEXT = 9
-    model = random_transformer(num_layers=1)
+    for model in (random_transformer(num_layers=1), random_transformer(experts=EXPERTS)):
+        compare(model)
+
+
+def compare(model: Transformer) -> None:
     free, replayed = Engine(model, "sdpa"), Engine(model, "sdpa", record=recorded.recorder(model.device))
     for name, settings in SETTINGS.items():
         decode = DECODERS[name].decode

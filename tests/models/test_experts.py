@@ -12,11 +12,12 @@ from refusion_eval.api import LoadedModel, decoder_settings, load_model
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.metrics import bytes_read
-from refusion_eval.models.checkpoint import Experts
+from refusion_eval.models.adapter import LoraAdapter
+from refusion_eval.models.checkpoint import Experts, model_config
 from refusion_eval.models.device import cache_bytes_per_row, expert_bytes, weight_bytes
 from refusion_eval.models.experts import mix_experts, route
 from refusion_eval.models.layers import linear, swiglu
-from refusion_eval.models.weights import ExpertWeights, count_parameters, load_weights
+from refusion_eval.models.weights import ExpertWeights, count_parameters, load_weights, tensor_shapes
 from refusion_eval.types import bidirectional, block_causal, causal
 from tests.models import tiny
 
@@ -215,3 +216,101 @@ def test_compiled_forwards_are_refused_and_not_taken(tmp_path: Path):
     assert load_model(tmp_path, device="cpu").attention == "sdpa"
     with pytest.raises(ConfigError, match="compiled forwards have no experts; use attention='sdpa'"):
         load_model(tmp_path, device="cpu", attention="native")
+
+
+LLADA2 = {
+    "model_type": "llada2_moe",
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 600.0,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 6,
+    "num_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "use_qkv_bias": True,
+}
+
+
+def save_llada2(directory: Path, **changes: object) -> dict[str, torch.Tensor]:
+    """A random checkpoint in LLaDA2's layout, with biases; returns its tensors."""
+    (directory / "config.json").write_text(json.dumps(LLADA2 | changes))
+    generator = torch.Generator().manual_seed(0)
+    shapes = tensor_shapes(model_config(directory))
+    tensors = {name: torch.randn(*shape, generator=generator) / shape[-1] ** 0.5 for name, shape in shapes.items()}
+    save_file(tensors, directory / "model.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_only_the_first_part_of_a_head_turns(tmp_path: Path, has_norm: bool):
+    tensors = save_llada2(tmp_path, use_qk_norm=has_norm)
+    model, num_rows = tiny.load(tmp_path), 5
+    x, positions = torch.randn(num_rows, 24), torch.tensor([0, 3, 40, 41, 300])
+    q, k, v = model.project(model.weights.layers[0], x, *model.rotary.lookup(positions, 300))
+
+    prefix = "model.layers.0.attention."
+    normed = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * tensors["model.layers.0.input_layernorm.weight"]
+    rows = normed @ tensors[f"{prefix}query_key_value.weight"].t() + tensors[f"{prefix}query_key_value.bias"]
+    heads = rows.view(num_rows, 8, 12)
+    angles = positions[:, None] * 600.0 ** (-torch.arange(0, 6, 2) / 6)
+
+    def turned(part: torch.Tensor, norm: str) -> torch.Tensor:
+        if has_norm:
+            part = part / (part.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * tensors[f"{prefix}{norm}.weight"]
+        first, second, rest = part.split((3, 3, 6), dim=-1)
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+    expected = [turned(heads[:, :4], "query_layernorm"), turned(heads[:, 4:6], "key_layernorm")]
+    for mine, theirs in zip((q, k), expected, strict=True):  # the entries of a head are in another order
+        products = [torch.einsum("thd,shd->hts", part, part) for part in (mine, theirs)]
+        torch.testing.assert_close(*products, atol=1e-4, rtol=1e-4)
+    crossed = [torch.einsum("thd,sd->hts", a, b[:, 0]) for a, b in ((q, k), expected)]
+    torch.testing.assert_close(*crossed, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(v, heads[:, 6:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bias": True}, "use_bias is True"),
+        ({"partial_rotary_factor": 0.25}, "3 of the 12 entries of a head would turn"),
+        ({"topk_group": 0}, "topk_group is 0"),
+        ({"n_group": 3}, "2 of 8 experts in 2 of 3 groups cannot be chosen"),
+        ({"num_experts_per_tok": 5}, "5 of 8 experts in 2 of 4 groups cannot be chosen"),
+        ({"routed_scaling_factor": None}, "routed_scaling_factor is None"),
+    ],
+)
+def test_what_llada2_does_not_have_is_refused(tmp_path: Path, changes: dict, message: str):
+    (tmp_path / "config.json").write_text(json.dumps(LLADA2 | changes))
+    with pytest.raises(CheckpointError, match=message):
+        model_config(tmp_path)
+
+
+def test_experts_without_shared_ones_and_without_groups(tmp_path: Path):
+    save_llada2(tmp_path, num_shared_experts=0, n_group=1, topk_group=1)
+    model = tiny.load(tmp_path)
+    logits = tiny.forward(model, tiny.new_cache(model), range(7), range(7), causal(7))
+    assert logits.isfinite().all()
+    assert count_parameters(model.config) == sum(
+        tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values()
+    )
+
+
+def test_an_adapter_is_refused(tmp_path: Path):
+    pytest.importorskip("peft")
+    save(tmp_path)
+    with pytest.raises(CheckpointError, match="adapters are not merged into models with experts"):
+        LoraAdapter(tmp_path, model_config(tmp_path))
