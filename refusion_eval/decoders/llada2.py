@@ -113,7 +113,7 @@ class Llada2Settings(AlignedSettings):
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         read = AlignedSettings.read(self, rows, step, positions)
-        if self.temperature == 0:
+        if self.temperature == 0 or not (self.top_k or self.top_p < 1):
             return read
         return replace(read, top_k=self.top_k, top_p=self.top_p, top_k_first=True)
 

@@ -169,11 +169,11 @@ def test_the_rule_of_2_1_makes_no_forward_after_its_last_edit(most: int):
 
 
 def test_forwards_of_a_release_keep_nothing():
-    rows = fill_alone(range(8), [0.9] * 8, prompt=(1, 2), rule="generate_2.0", release_compatible=True)[1]
+    rows = fill_alone(range(10), [0.9] * 10, prompt=(1, 2), rule="generate_2.0", release_compatible=True)[1]
     assert [len(forward.tokens) for forward in rows] == [4, 8, 12]
-    rows = fill_alone(range(8), [0.9] * 8, prompt=(1, 2), rule="generate_2.0")[1]
+    rows = fill_alone(range(10), [0.9] * 10, prompt=(1, 2), rule="generate_2.0")[1]
     assert [len(forward.tokens) for forward in rows] == [4, 8, 8]
-    rows = fill_alone(range(8), [0.9] * 8, prompt=(1, 2), rule="generate_2.0", separate_commit=True)[1]
+    rows = fill_alone(range(10), [0.9] * 10, prompt=(1, 2), rule="generate_2.0", separate_commit=True)[1]
     assert [(len(forward.tokens), forward.kind) for forward in rows] == [
         *[(4, "denoise"), (4, "store")] * 2,
         (4, "denoise"),

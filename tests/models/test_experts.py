@@ -70,7 +70,7 @@ def packed(source: Path, target: Path) -> None:
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}.mlp.experts."
         parts = {part: [] for part in ("gate", "up", "down")}
-        for expert in range(config["num_experts"] if f"{prefix}0.gate_proj.weight" in weights else 0):
+        for expert in range(tiny.MIXTURE["num_experts"] if f"{prefix}0.gate_proj.weight" in weights else 0):
             for part, found in parts.items():
                 found.append(weights.pop(f"{prefix}{expert}.{part}_proj.weight"))
         if parts["gate"]:
@@ -312,5 +312,5 @@ def test_experts_without_shared_ones_and_without_groups(tmp_path: Path):
 def test_an_adapter_is_refused(tmp_path: Path):
     pytest.importorskip("peft")
     save(tmp_path)
-    with pytest.raises(CheckpointError, match="adapters are not merged into models with experts"):
+    with pytest.raises(CheckpointError, match="adapters are not merged into experts"):
         LoraAdapter(tmp_path, model_config(tmp_path))
