@@ -16,7 +16,7 @@ from refusion_eval.decoders import Decoder, Reads, Style, above_or_most, rounded
 from refusion_eval.decoders.aligned import AlignedCanvas, AlignedSettings, decode_blocks
 from refusion_eval.decoders.canvas import Filling, PositiveFraction, even_quotas
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import DROP_ALL, Confidence, Decoding, Forward, Read, Readout, Trace
+from refusion_eval.types import DROP_ALL, Confidence, Decoding, Read, Readout, Trace
 
 PUBLISHED_EDIT_THRESHOLD = 0.9  # of LLaDA2.1's `generate`
 # Settings that only one of the models' own rules has.
@@ -132,8 +132,10 @@ def _fill(canvas: AlignedCanvas, block: range, settings: Llada2Settings, steps: 
         if not masked and not (edits and (num_edits_left or not settings.is_own_rule)):
             break
         positions = region if edits else masked
-        (readout,) = yield _denoise(canvas, block, positions, next(steps))
-        chosen = _chosen(canvas, positions, readout, next(quotas, 1))
+        if settings.is_own_rule and settings.release_compatible:
+            canvas.num_cached, canvas.commit = 0, DROP_ALL  # the releases keep nothing
+        (readout,) = yield canvas.denoise(block, positions, next(steps))
+        chosen = _chosen(canvas, settings, positions, readout, next(quotas, 1))
         if not masked:
             if not chosen or num_edits_left == 0:
                 break
@@ -149,15 +151,10 @@ def _fill(canvas: AlignedCanvas, block: range, settings: Llada2Settings, steps: 
     return canvas.settled()
 
 
-def _denoise(canvas: AlignedCanvas, block: range, positions: Sequence[int], step: int) -> Forward:
-    if canvas.settings.is_own_rule and canvas.settings.release_compatible:
-        canvas.num_cached, canvas.commit = 0, DROP_ALL  # the releases keep nothing
-    return canvas.denoise(block, positions, step)
-
-
-def _chosen(canvas: AlignedCanvas, positions: Sequence[int], readout: Readout, quota: int) -> list[int]:
+def _chosen(
+    canvas: AlignedCanvas, settings: Llada2Settings, positions: Sequence[int], readout: Readout, quota: int
+) -> list[int]:
     """Indices of the positions whose token a step fills in or rewrites, ascending."""
-    settings: Llada2Settings = canvas.settings
     is_masked = np.isin(positions, canvas.masked(positions))
     is_chosen = np.zeros(len(positions), dtype=bool)
     if settings.editing is not None:

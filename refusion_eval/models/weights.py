@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -279,13 +279,13 @@ def with_saved_head(config: ModelConfig, find: Callable[[str], Tensor | None], p
     return replace(config, tied_head=False)
 
 
-def with_saved_experts(config: ModelConfig, names: Container[str]) -> ModelConfig:
-    """The config with experts as a checkpoint with such tensors has them: each apart, or all of a layer in one."""
+def with_saved_experts(config: ModelConfig, files: CheckpointFiles) -> ModelConfig:
+    """The config with experts as the files have them: each apart, or all of a layer in one tensor."""
     if config.experts is None:
         return config
     tensors = config.family_layout.tensors
     packed = f"{tensors.layer.format(min(config.experts.layers))}{tensors.experts}.gate_up_proj"
-    return replace(config, experts=replace(config.experts, packed=packed in names))
+    return replace(config, experts=replace(config.experts, packed=packed in files))
 
 
 def head_name(config: ModelConfig) -> str:
@@ -310,7 +310,7 @@ def _arrange(config: ModelConfig, stack: Callable[..., Tensor]) -> Weights:
     width, head_dim = config.hidden_size, config.head_dim
     qkv = (names.q, names.k, names.v) if names.qkv is None else (names.qkv,)
     num_turned = (config.num_heads + config.num_kv_heads) * head_dim  # rows of queries and keys
-    shared = tuple(f"{names.shared}.{part}_proj" for part in ("gate", "up", "down"))
+    shared = [f"{names.shared}.{part}_proj" for part in ("gate", "up", "down")]
     if config.experts is not None:
         rows = config.experts.shared_width
         shapes |= dict(zip(shared, ((rows, width), (rows, width), (width, rows)), strict=True))
@@ -360,7 +360,7 @@ def _arrange(config: ModelConfig, stack: Callable[..., Tensor]) -> Weights:
             # One scale for all heads of a kind; a row for each head lets one call norm queries and keys.
             qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
             arranged(qk_norm.view(-1))
-        experts, mlp = config.experts, (names.gate, names.up, names.down)
+        experts, mlp = config.experts, [names.gate, names.up, names.down]
         if experts is not None and index in experts.layers:
             mlp = shared
         else:
