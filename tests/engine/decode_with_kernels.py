@@ -10,7 +10,6 @@ from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine import recorded
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.models import fused
-from refusion_eval.models.transformer import Transformer
 from tests.engine.random_model import EXPERTS, VOCAB_SIZE, random_transformer
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -25,11 +24,7 @@ def main() -> None:
         operation.register_kernel("cpu", fused._kernel(name))
     recorded.WIDTHS = (1, 8, 24)
     recorded.CHECKED_CONTEXT = 9
-    for model in (random_transformer(num_layers=1), random_transformer(experts=EXPERTS)):
-        compare(model)
-
-
-def compare(model: Transformer) -> None:
+    model = random_transformer(num_layers=1)
     free, replayed = Engine(model, "sdpa"), Engine(model, "sdpa", record=recorded.recorder(model.device))
     for name, settings in SETTINGS.items():
         decode = DECODERS[name].decode
@@ -39,6 +34,12 @@ def compare(model: Transformer) -> None:
         results = [{index: out.tokens for index, out in engine.run_many(requests, 2)} for engine in (free, replayed)]
         assert results[0] == results[1]
         print(name, "same tokens in a batch")
+    model = random_transformer(experts=EXPERTS)
+    decode, settings = DECODERS["autoregressive"].decode, SETTINGS["autoregressive"]
+    engines = (Engine(model, "sdpa"), Engine(model, "sdpa", record=recorded.recorder(model.device)))
+    expected, found = (engine.run(decode, PROMPT, settings) for engine in engines)
+    assert (found.tokens, found.num_experts_read) == (expected.tokens, expected.num_experts_read)
+    print("same tokens of experts")
 
 
 if __name__ == "__main__":

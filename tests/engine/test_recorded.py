@@ -333,7 +333,7 @@ def test_the_kernels_themselves_decode_the_same_tokens() -> None:
     command = [sys.executable, "-m", "tests.engine.decode_with_kernels"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("same tokens") == 8
+    assert done.stdout.count("same tokens") == 5
 
 
 def test_numbers_wait_until_those_before_were_copied(monkeypatch: pytest.MonkeyPatch) -> None:
