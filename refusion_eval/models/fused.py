@@ -151,7 +151,7 @@ def fused_hidden(
     """The residual stream of all rows of a forward and its final norm, both [W, C]; keys are [L, S, G, K, D]."""
     tokens_W, positions_W, places_4W = rows_6W[0], rows_6W[1], rows_6W[2:]
     weights, eps = model.weights, model.config.rms_norm_eps
-    x_WC, is_row_W = model.embed(tokens_W), places_4W[0] >= 0
+    x_WC, is_row_W = model.embed(tokens_W), None if model.config.experts is None else places_4W[0] >= 0
     normed_WC = rms_norm(x_WC, weights.layers[0].input_norm, eps)
     # A sum and the norm after it are one kernel, so the norm of the next layer belongs to the end of this one.
     next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
