@@ -57,6 +57,8 @@ OTHER_NAMES = {
     "slot_threshold": "tau_slot",
     "token_threshold": "tau_token",
     "serial_num_blocks": "block_size",
+    "editing_threshold": "edit_threshold",
+    "max_post_steps": "max_post_edit_steps",
     "k": "slot_size",
     "b": "block_size",
 }

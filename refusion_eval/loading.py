@@ -63,7 +63,8 @@ class LoadedModel:
         self.device = choose_device(options.device)
         self.dtype = _dtype(options.dtype, self.config, self.device)
         attention = "sdpa" if self.is_stock else options.attention
-        self.attention: Backend = choose_backend(attention, self.dtype, self.device)
+        has_experts = self.config.experts is not None
+        self.attention: Backend = choose_backend(attention, self.dtype, self.device, has_experts=has_experts)
         self.cuda_graphs = not self.is_stock and _records_graphs(options.cuda_graphs, self.attention, self.device)
         self._imposed_threads = None if self.is_stock else _imposed_threads(self.config, self.dtype, self.device)
         self._lora: LoraAdapter | None = None
@@ -103,12 +104,20 @@ class LoadedModel:
     @property
     def cache_dtype(self) -> torch.dtype:
         """The dtype of keys and values, in which forwards compute."""
-        return torch.float32 if self.attention == "native" else self.dtype
+        return torch.float32 if self._computes_in_float32 else self.dtype
+
+    @property
+    def _computes_in_float32(self) -> bool:
+        if self.config.experts is None or self.options.attention != "auto":
+            return self.attention == "native"
+        # With experts, torch's forward calls the same compiled products.
+        return choose_backend("auto", self.dtype, self.device) == "native"
 
     @property
     def _is_widened(self) -> bool:
         # Weights that the caches of a processor hold are computed with fastest if they are widened once.
-        return self.attention == "native" and (self.dtype != torch.float32 or not _is_small(self.config, self.dtype))
+        is_small = self.dtype == torch.float32 and _is_small(self.config, self.dtype)
+        return self._computes_in_float32 and not is_small
 
     @property
     def decoders(self) -> tuple[str, ...]:

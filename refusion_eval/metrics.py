@@ -477,8 +477,23 @@ def tpf_release(trace: Trace, slot_size: int) -> float | None:
     return float(np.mean(ratios))
 
 
-def bytes_read(trace: Trace, *, weight_bytes: float, cache_bytes_per_row: float) -> float:
-    """Bytes that one request has to read: for each forward all weights, and the committed cache rows before it."""
+def bytes_read(
+    trace: Trace,
+    *,
+    weight_bytes: float,
+    cache_bytes_per_row: float,
+    expert_bytes: float = 0,
+    experts_of_a_row: float = 0,
+    num_experts_read: int | None = None,
+) -> float | None:
+    """Bytes that one request has to read: for each forward all weights, and the committed cache rows before it.
+
+    Of experts those that were read; None where they were not counted. `weight_bytes` has those of one row.
+    """
     # Divided by the seconds and by the device's bandwidth this is the model bandwidth utilisation (MBU). One request at
     # a time is bound by memory, so an MBU near 1 leaves nothing to gain but fewer forwards or smaller weights.
-    return sum(weight_bytes + event.cached * cache_bytes_per_row for event in trace.of(ForwardDone))
+    if expert_bytes and num_experts_read is None:
+        return None
+    weight_bytes -= experts_of_a_row * expert_bytes
+    forwards = sum(weight_bytes + event.cached * cache_bytes_per_row for event in trace.of(ForwardDone))
+    return forwards + (num_experts_read or 0) * expert_bytes

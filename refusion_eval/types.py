@@ -447,6 +447,8 @@ class Decoded:
         joules: energy that the device used in these seconds; None where it has no counter, and in a batch.
         text: the response as text, without special tokens, if the prompt was a text; else None.
         num_forced: tokens that no forward chose, because they ended a thought whose budget was spent.
+        num_experts_read: experts whose weights the forwards read, summed over layers; None without experts, and in a
+            batch.
     """
 
     tokens: tuple[int, ...]
@@ -458,6 +460,7 @@ class Decoded:
     joules: float | None = None
     text: str | None = None
     num_forced: int = 0
+    num_experts_read: int | None = None
 
 
 Decoding = Generator[Forward, tuple[Readout, ...], Response]

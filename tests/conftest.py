@@ -149,6 +149,14 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
+def systems_2027() -> Path:
+    """Folder of decodings by public code that are not in the project: its `parity/systems2027`."""
+    if not (REFERENCE_DATA / "parity" / "systems2027").is_dir():
+        pytest.skip(f"needs parity/systems2027 in {REFERENCE_DATA}, beside the checkout")
+    return REFERENCE_DATA
+
+
+@pytest.fixture(scope="session")
 def reference_data() -> Path:
     """Folder of whole benchmarks and published outputs, which are too large for the project or not free to copy."""
     missing = [part for part in REFERENCE_PARTS if not (REFERENCE_DATA / part).is_dir()]

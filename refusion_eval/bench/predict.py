@@ -32,24 +32,35 @@ CONTEXT = 500
 PRODUCT_START, STREAMED = 4e-6, 3.15 / 3.35
 # Estimates: a small kernel inside a graph, attention of few keys, and embedding, readout and two copies.
 KERNEL, ATTENTION, ENDS = 2.3e-6, 6e-6, 30e-6
+ROUTING_KERNELS = 12  # of a layer with experts: choosing them, sorting rows by expert, and their sum
 NUM_KERNELS = 5  # of a layer beside products and attention: two norms, rotation, the join of attention, SwiGLU
 
 
 def expected(card: Card, config: ModelConfig, width: int, context: int = CONTEXT) -> dict[str, float]:
-    """Seconds of a causal forward of up to 64 rows on the device, by part."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    """Seconds of a causal forward of up to 64 rows on the device, by part; rows choose experts at random."""
+    hidden, inner, experts = config.hidden_size, config.intermediate_size, config.experts
     queries = config.num_heads * config.head_dim
     projected = queries + 2 * config.num_kv_heads * config.head_dim
 
-    def product(num_weights: int) -> float:
+    def product(num_weights: float) -> float:
         return PRODUCT_START + num_weights * ITEM_SIZE / (STREAMED * card.memory)
 
-    products = sum(product(hidden * size) for size in (projected, queries, 2 * inner, inner))
+    num_sparse = 0 if experts is None else len(experts.layers)
+    products = config.num_layers * (product(hidden * projected) + product(hidden * queries))
+    products += (config.num_layers - num_sparse) * (product(hidden * 2 * inner) + product(hidden * inner))
+    mixtures = 0.0
+    if experts is not None:
+        read = hidden * experts.width * experts.num_read(width)
+        mixtures = product(hidden * experts.num_experts) + product(2 * read) + product(read)
+        if experts.shared_width:
+            mixtures += product(2 * hidden * experts.shared_width) + product(hidden * experts.shared_width)
+        mixtures = num_sparse * (mixtures + ROUTING_KERNELS * KERNEL)
     # What the small kernels read and write of each row, and the committed keys and values.
     moved = width * ITEM_SIZE * (10 * hidden + 3 * projected + 3 * inner)
     moved += context * cache_bytes_per_row(config, torch.bfloat16) // config.num_layers
     return {
-        f"products of {config.num_layers} layers": config.num_layers * products,
+        f"products of {config.num_layers} layers": products,
+        **({} if experts is None else {f"experts of {num_sparse} layers": mixtures}),
         "output head": product(hidden * config.vocab_size),
         "small kernels": config.num_layers * (NUM_KERNELS * KERNEL + ATTENTION + moved / card.copy),
         "embedding, readout, copies": ENDS,
@@ -99,23 +110,30 @@ class Measured(NamedTuple):
 
 def prediction(name: str, config: ModelConfig, model: str, measured: Mapping[str, Measured]) -> str:
     """The expected forward as a table, and below it the forwards that were measured on such a card, by where."""
-    card, host, size = CARDS[name], host_seconds(), weight_bytes(config, torch.bfloat16)
+    card, host, experts = CARDS[name], host_seconds(), config.experts
+    sizes = {width: weight_bytes(config, torch.bfloat16, width) for width in WIDTHS}
     parts = {width: expected(card, config, width) | {"host, measured here": host["no decoder"]} for width in WIDTHS}
     totals = {"expected": Measured({width: sum(parts[width].values()) for width in WIDTHS}, card.copy), **measured}
     rows = [("", *(f"width {width}" for width in WIDTHS))]
     rows += [(part, *(f"{1e3 * parts[width][part]:.2f}" for width in WIDTHS)) for part in parts[WIDTHS[0]]]
+    if experts is not None:
+        title = f"experts read of {experts.num_experts}, expected"
+        rows.append((title, *(f"{experts.num_read(width):.1f}" for width in WIDTHS)))
     for title, (seconds, copy) in totals.items():
+        rates = [sizes[width] / seconds[width] for width in WIDTHS]
         rows += [
             (title, *(f"{1e3 * seconds[width]:.2f}" for width in WIDTHS)),
             ("  forwards/s", *(f"{1 / seconds[width]:.0f}" for width in WIDTHS)),
-            (f"  of a copy's {copy / 1e12:.2f} TB/s", *(f"{size / seconds[width] / copy:.0%}" for width in WIDTHS)),
-            ("  of the data sheet", *(f"{size / seconds[width] / card.memory:.0%}" for width in WIDTHS)),
+            (f"  of a copy's {copy / 1e12:.2f} TB/s", *(f"{rate / copy:.0%}" for rate in rates)),
+            ("  of the data sheet", *(f"{rate / card.memory:.0%}" for rate in rates)),
         ]
+    first, last = (f"{sizes[width] / 1e9:.2f} GB of weights" for width in (WIDTHS[0], WIDTHS[-1]))
+    read = first if experts is None else f"{first} at width {WIDTHS[0]}, {last} at width {WIDTHS[-1]}"
     decoders = (f"{1e3 * (host[of] - host['no decoder']):.2f} ms for {of}" for of in list(host)[1:])
     return "\n".join(
         (
             f"A forward of {model} in bfloat16 on an {name} after {CONTEXT} rows, in ms (an estimate)",
             *(f"  {title:<38}" + "".join(f"{cell:>10}" for cell in cells) for title, *cells in rows),
-            f"{size / 1e9:.2f} GB of weights. A decoder adds its own time to each forward, here {', '.join(decoders)}.",
+            f"{read}. A decoder adds its own time to each forward, here {', '.join(decoders)}.",
         )
     )

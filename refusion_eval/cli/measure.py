@@ -21,7 +21,7 @@ def bench(
     ] = "embedded",
     predict: Annotated[
         Literal["A100", "H100", "H200"] | None,
-        typer.Option(help="Measure nothing, and print an estimate of a forward on this GPU, of 8B or --model 0.6B."),
+        typer.Option(help="Measure nothing, and print an estimate of a forward of --model (8B) on this GPU."),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Interleaved rounds. The default is 3; 2 for a shape on a CPU.")
@@ -51,13 +51,13 @@ def bench(
     from refusion_eval.bench.checkpoints import SHAPES, config_of
 
     if predict is not None:
+        from refusion_eval.api import LoadedModel
         from refusion_eval.bench.gpu_check import measured_curves
         from refusion_eval.bench.predict import prediction
 
         name = "8B" if model == "embedded" else model
-        if name not in SHAPES:
-            raise ConfigError(f"--predict is for --model {' or '.join(SHAPES)}, not {model}")
-        print(prediction(predict, config_of(SHAPES[name]), name, measured_curves(Path("results"), predict, name)))
+        config = config_of(SHAPES[name]) if name in SHAPES else LoadedModel.open(model, device="cpu").config
+        print(prediction(predict, config, name, measured_curves(Path("results"), predict, name)))
         return
     cli.prepare(out)
     extent = {"num_prompts": prompts, "num_rounds": rounds, "gen_length": gen_length, "with_baseline": baseline}

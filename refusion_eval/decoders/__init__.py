@@ -111,6 +111,12 @@ def above_or_best(scores: ProbArray, threshold: float) -> list[int]:
     return np.flatnonzero(scores > threshold).tolist() or [int(np.argmax(scores))]
 
 
+def above_or_most(scores: ProbArray, threshold: float, count: int) -> list[int]:
+    """Indices whose score exceeds the threshold (strictly) if these are at least `count`, else the `count` best."""
+    above = np.flatnonzero(scores > threshold).tolist()
+    return above if len(above) >= count else most_confident(scores, count)
+
+
 def at_least_or_best(scores: ProbArray, threshold: float, readout: Readout) -> list[int]:
     """Indices whose score of this readout is at least the threshold, ascending, else of the best one (Fast-dLLM)."""
     # Without the best one a step could commit nothing, and decoding would not end.

@@ -40,6 +40,16 @@ class AlignedSettings(MaskedSettings):
     def num_positions(self) -> int:
         return self.gen_length + self.block_length - 1
 
+    @property
+    def stores_apart(self) -> bool:
+        """Whether the prompt and finished blocks have forwards of their own, which store their keys and values."""
+        return self.separate_commit or self.release_compatible
+
+    @property
+    def ends_with_stop(self) -> bool:
+        """Whether decoding ends after a block that holds a stop token."""
+        return True
+
 
 class AlignedCanvas(Canvas):
     """A canvas that grows by blocks, and what of it is cached; one of the blocks begins at `origin`."""
@@ -62,6 +72,10 @@ class AlignedCanvas(Canvas):
     def has_stop(self, positions: Iterable[int]) -> bool:
         """Whether one of some response indices holds a stop token."""
         return any(self.tokens[self.start + position] in self.settings.eos_ids for position in positions)
+
+    def has_final_stop(self) -> bool:
+        """Whether a stop token is in the response before all masks, also behind `gen_length`."""
+        return self.has_stop(range(len(super()._gapless())))
 
     def forward(self, end: int, kind: str, reads: tuple[Read, ...] = (), num_final: int | None = None) -> Forward:
         """The forward of all rows up to `end` that are not cached; the first `num_final` tokens (all) are final."""
@@ -91,8 +105,7 @@ def decode_blocks(
     """Decodes one prompt; `fill` fills a block of the canvas and numbers its steps."""
     canvas, steps, size = AlignedCanvas(prompt, settings, trace), count(), settings.block_length
     num_whole, end = len(prompt) // size * size, len(prompt) + settings.gen_length
-    has_stores = settings.separate_commit or settings.release_compatible
-    if has_stores and num_whole:
+    if settings.stores_apart and num_whole:
         for stored in range(size if settings.prefills_by_block else num_whole, num_whole + 1, size):
             yield canvas.forward(stored, "prefill")
     for first in range(num_whole, end, size):
@@ -100,8 +113,8 @@ def decode_blocks(
         canvas.open(block)
         if reason := (yield from fill(canvas, block, settings, steps)):
             return canvas.finish(reason)
-        is_last = block.stop >= end or canvas.has_stop(canvas.region(block))
-        if settings.release_compatible or (has_stores and not is_last):
+        is_last = block.stop >= end or (settings.ends_with_stop and canvas.has_stop(canvas.region(block)))
+        if settings.stores_apart and (settings.release_compatible or not is_last):
             yield canvas.forward(block.stop, "store")
         if is_last:
             break

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, most_confident, rounded_threshold
+from refusion_eval.decoders import Decoder, Reads, Style, above_or_most, most_confident, rounded_threshold
 from refusion_eval.decoders.aligned import AlignedCanvas, AlignedSettings, decode_blocks
 from refusion_eval.decoders.canvas import Filling, PositiveFraction, even_quotas
 from refusion_eval.decoders.drafts import Drafts, check_drafts
@@ -96,9 +96,7 @@ class SdarSettings(AlignedSettings):
         if self.remasking_strategy == "entropy_bounded":
             quota = max(1, int((np.cumsum(np.sort(-scores)) < self.eb_threshold).sum()))
         if self.remasking_strategy == "low_confidence_dynamic":
-            above = np.flatnonzero(scores > rounded_threshold(self.confidence_threshold, readout)).tolist()
-            if len(above) >= quota:
-                return above
+            return above_or_most(scores, rounded_threshold(self.confidence_threshold, readout), quota)
         return most_confident(scores, quota)
 
 

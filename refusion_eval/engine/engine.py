@@ -185,6 +185,8 @@ class Engine:
             self.recorded.prepare()
         self._cache.clear(0)  # not wiped: alone, no padding reaches beyond the rows of the sequence
         joules_before = None if self._joules is None else self._joules()
+        if self.model.config.experts is not None:
+            self.model.num_experts_read.zero_()
         active = self._start(self._cache, 0, 0, Request(decode, prompt, settings))
         while active.pending is not None:
             self._cache.reserve(_rows_needed(self._cache, 0, active))
@@ -195,6 +197,8 @@ class Engine:
         if active.error is not None:
             raise active.error
         decoded = self._finish(active)
+        if self.model.config.experts is not None:
+            decoded = replace(decoded, num_experts_read=int(self.model.num_experts_read))
         if self._joules is None or joules_before is None:
             return decoded
         return replace(decoded, joules=self._joules() - joules_before)

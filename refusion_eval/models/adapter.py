@@ -43,6 +43,10 @@ class LoraAdapter:
             import peft  # most of a second, and few checkpoints have an adapter
         except ImportError as error:
             raise ConfigError("an adapter needs peft, which is not installed: pip install peft") from error
+        if model.experts is not None:
+            raise CheckpointError(
+                f"{directory}: adapters are not merged into experts; give an adapter of a dense model"
+            )
         settings = _settings(directory)
         names, shapes = model.family_layout.tensors, matrix_shapes(model)
         layers = map(names.layer.format, range(model.num_layers))

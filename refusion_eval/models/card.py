@@ -105,10 +105,25 @@ CARDS: dict[str, Card] = {
                 ("JetLM/SDAR-1.7B-Chat", "Qwen3-1.7B"),
                 ("JetLM/SDAR-4B-Chat", "Qwen3-4B"),
                 ("JetLM/SDAR-8B-Chat", "Qwen3-8B"),
+                *((f"JetLM/SDAR-30B-A3B-{name}", "Qwen3-30B-A3B") for name in ("Chat", "Chat-b8", "Chat-b32", "Sci")),
                 ("Gen-Verse/TraDo-4B-Instruct", "Qwen3-4B"),
                 ("Gen-Verse/TraDo-8B-Instruct", "Qwen3-8B"),
                 ("Gen-Verse/TraDo-8B-Thinking", "Qwen3-8B"),
             )
+        ),
+        # Their config.json has no mask. LLaDA2.0 and 2.1 differ in no fact of a card.
+        *(
+            Card(
+                f"inclusionAI/LLaDA{version}-{size}",
+                f"LLaDA2-{size}",
+                156895,
+                (156892,),
+                "masked",
+                ("llada2",),
+                _shape("llada2_moe", 157184, width, num_layers),
+            )
+            for size, width, num_layers in (("mini", 2048, 20), ("flash", 4096, 32))
+            for version in ("2.0", "2.1")
         ),
         *(
             Card(f"yifanyu/I-DLM-{size}", f"Qwen3-{size}", SDAR_MASK, (151645,), "masked", ("idlm", "autoregressive"))

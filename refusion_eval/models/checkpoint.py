@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.types import CheckpointKind
@@ -33,6 +33,10 @@ class TensorNames:
     down: str = "mlp.down_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    qkv: str | None = None  # where queries, keys and values are one matrix, instead of `q`, `k` and `v`
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"  # which have gate_proj, up_proj and down_proj each, or gate_up_proj and down_proj
+    shared: str = "mlp.shared_experts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +53,15 @@ class ConfigKeys:
     tied_head: str = "tie_word_embeddings"
 
 
+Router = Literal["softmax", "sigmoid"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     qkv_bias: bool = False
     qk_norm: bool = False
+    partial_rotary: bool = False  # whether config.json may let a part of each head turn
+    router: Router | None = None  # how rows choose experts; None for families without
     tensors: TensorNames = TensorNames()
     keys: ConfigKeys = ConfigKeys()
     must_be: Mapping[str, object] = field(default_factory=dict)  # must be present, because the default is another value
@@ -89,7 +98,24 @@ FAMILIES: Mapping[str, Family] = {
     # The checkpoints of SDAR and of I-DLM say the same of themselves.
     "sdar": replace(_QWEN3, decoders=("sdar", "idlm", "autoregressive")),
     "Fast_dLLM_Qwen": replace(_QWEN2, decoders=("fast_dllm_v2",)),
-    "llada2": replace(_QWEN3, decoders=("llada2",)),  # the public ones have layers of experts and another model_type
+    "llada2": replace(_QWEN3, decoders=("llada2",)),  # a plain model; the published ones are of the next family
+    "llada2_moe": Family(
+        qk_norm=True,
+        partial_rotary=True,
+        router="sigmoid",
+        tensors=TensorNames(
+            embedding="model.word_embeddings",
+            qkv="attention.query_key_value",
+            out="attention.dense",
+            q_norm="attention.query_layernorm",
+            k_norm="attention.key_layernorm",
+        ),
+        may_be=_SILU | {"use_bias": _OFF, "use_sliding_window": _OFF},
+        stated={"qkv_bias": "use_qkv_bias", "qk_norm": "use_qk_norm"},
+        decoders=("llada2",),
+    ),
+    "qwen3_moe": replace(_QWEN3, router="softmax"),
+    "sdar_moe": replace(_QWEN3, router="softmax", decoders=("sdar", "autoregressive")),
     # Conversions by dllm, trained as LLaDA (MDLM) or as BD3-LM, which config.json does not tell.
     "a2d-qwen2": replace(_QWEN2, decoders=("llada", "bd3lm")),
     "a2d-qwen3": replace(_QWEN3, decoders=("llada", "bd3lm")),
@@ -177,6 +203,38 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Mixtures of experts, which some layers have instead of an MLP.
+
+    Attributes:
+        num_experts, num_chosen: experts of a layer, and how many a row chooses.
+        width: of the MLP that is an expert.
+        layers: numbers of the layers that have experts, from 0.
+        score: what the router makes of its logits.
+        normalised: whether the shares of the chosen experts add up to `scale`; always so for "sigmoid".
+        num_groups, num_kept_groups: groups of neighbouring experts, and how many of them a row chooses from.
+        shared_width: of the MLP that every row has besides; 0 for none.
+        packed: whether one tensor of the checkpoint holds the matrices of all experts of a layer.
+    """
+
+    num_experts: int
+    num_chosen: int
+    width: int
+    layers: frozenset[int]
+    score: Router
+    normalised: bool = True
+    scale: float = 1.0
+    num_groups: int = 1
+    num_kept_groups: int = 1
+    shared_width: int = 0
+    packed: bool = False
+
+    def num_read(self, num_rows: int) -> float:
+        """Experts of a layer that so many rows choose if they choose at random; exact for one row."""
+        return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     family: str
     vocab_size: int
@@ -192,6 +250,8 @@ class ModelConfig:
     tied_head: bool
     dtype: str
     rope_scaling: RopeScaling | None = None
+    rotary_dim: int | None = None  # entries of a head that turn; None for all
+    experts: Experts | None = None
     layout: Family | None = None  # where the checkpoint says it itself; None for `FAMILIES[family]`
 
     @property
@@ -221,9 +281,10 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     """The sizes that a config.json states; refuses a model that the forward pass does not compute."""
     name = str(raw.get("model_type"))
     family = read_family(path.parent, name)
-    for key in _EXPERTS:
+    for key in _EXPERTS if family is None or family.router is None else ():
         if isinstance(raw.get(key), int) and raw[key] > 1:
-            missing = f"layers of experts ({key} {raw[key]}), and this version computes dense layers only"
+            computed = ", ".join(kind for kind, known in FAMILIES.items() if known.router is not None)
+            missing = f"layers of experts ({key} {raw[key]}), and this version computes those of {computed} only"
             raise CheckpointError(f"{path}: model_type {name!r} has {missing}; take a dense checkpoint")
     if family is None:
         others = "any other that transformers has, slowly, with backend=transformers"
@@ -238,15 +299,17 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     keys = family.keys
     hidden_size, num_heads = _size(path, raw, keys.hidden_size), _size(path, raw, keys.num_heads)
     rope_theta, rope_scaling = _rope(path, raw)
+    num_layers = _size(path, raw, keys.num_layers)
+    head_dim = _size(path, raw, "head_dim", default=hidden_size // num_heads)
     config = ModelConfig(
         family=name,
         vocab_size=_size(path, raw, keys.vocab_size),
         hidden_size=hidden_size,
         intermediate_size=_size(path, raw, keys.intermediate_size),
-        num_layers=_size(path, raw, keys.num_layers),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_size(path, raw, keys.num_kv_heads, default=num_heads),
-        head_dim=_size(path, raw, "head_dim", default=hidden_size // num_heads),
+        head_dim=head_dim,
         rms_norm_eps=_number(path, "rms_norm_eps", raw.get("rms_norm_eps", 1e-6)),
         rope_theta=rope_theta,
         max_positions=_size(path, raw, keys.max_positions),
@@ -255,6 +318,8 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
             raw.get("dtype") or raw.get("torch_dtype") or DTYPE_OF_PRECISION.get(str(raw.get("precision")), "float32")
         ),
         rope_scaling=rope_scaling,
+        rotary_dim=_rotary_dim(path, raw, head_dim) if family.partial_rotary else None,
+        experts=None if family.router is None else _experts(path, raw, family.router, num_layers),
         layout=None if family is FAMILIES.get(name) else family,
     )
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
@@ -298,6 +363,52 @@ def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None
         raise CheckpointError(f"{path}: rotary scaling 'llama3' lacks a number ({error!r}) of {numbers}") from error
 
 
+def _rotary_dim(path: Path, raw: Mapping[str, Any], head_dim: int) -> int | None:
+    rope = raw.get("rope_parameters")
+    factor = raw.get("partial_rotary_factor") or (rope if isinstance(rope, Mapping) else {}).get(
+        "partial_rotary_factor"
+    )
+    if factor is None:
+        return None
+    size = int(head_dim * _number(path, "partial_rotary_factor", factor))
+    if not 0 < size <= head_dim or size % 2:
+        raise CheckpointError(f"{path}: {size} of the {head_dim} entries of a head would turn; it must be an even part")
+    return None if size == head_dim else size
+
+
+def _experts(path: Path, raw: Mapping[str, Any], score: Router, num_layers: int) -> Experts | None:
+    number = next((raw[key] for key in _EXPERTS if raw.get(key) is not None), 0)
+    if number == 0:
+        return None
+    common: dict[str, Any] = {
+        "num_experts": _size(path, {"num_experts": number}, "num_experts"),
+        "num_chosen": _size(path, raw, "num_experts_per_tok"),
+        "width": _size(path, raw, "moe_intermediate_size"),
+        "score": score,
+    }
+    if score == "softmax":
+        dense, step = raw.get("mlp_only_layers") or [], _size(path, raw, "decoder_sparse_step", default=1)
+        layers = frozenset(index for index in range(num_layers) if index not in dense and (index + 1) % step == 0)
+        experts = Experts(**common, layers=layers, normalised=bool(raw.get("norm_topk_prob", False)))
+    else:
+        experts = Experts(
+            **common,
+            layers=frozenset(range(raw.get("first_k_dense_replace") or 0, num_layers)),
+            scale=_number(path, "routed_scaling_factor", raw.get("routed_scaling_factor")),
+            num_groups=_size(path, raw, "n_group", default=1),
+            num_kept_groups=_size(path, raw, "topk_group", default=1),
+            shared_width=common["width"] * (raw.get("num_shared_experts") or 0),
+        )
+    size, rest = divmod(number, experts.num_groups)
+    most = size * min(experts.num_kept_groups, experts.num_groups)
+    if rest or (experts.num_groups > 1 and size < 2) or not experts.num_chosen <= most:
+        groups = f"{experts.num_kept_groups} of {experts.num_groups} groups"
+        raise CheckpointError(
+            f"{path}: {experts.num_chosen} of {number} experts in {groups} cannot be chosen; download the file again"
+        )
+    return experts if experts.layers else None
+
+
 def _refuse_variants(path: Path, raw: Mapping[str, Any], family: Family) -> None:
     for key, needed in family.must_be.items():
         if raw.get(key) != needed:
@@ -305,7 +416,7 @@ def _refuse_variants(path: Path, raw: Mapping[str, Any], family: Family) -> None
     for key, allowed in family.may_be.items():
         if raw.get(key, allowed[0]) not in allowed:
             raise CheckpointError(f"{path}: {key} is {raw[key]!r}; only {allowed[0]!r} is computed")
-    if raw.get("partial_rotary_factor") not in (None, 1):
+    if not family.partial_rotary and raw.get("partial_rotary_factor") not in (None, 1):
         raise CheckpointError(f"{path}: only part of each head is rotated; only rotating all of it is computed")
     if "quantization_config" in raw:
         raise CheckpointError(f"{path}: quantised weights are not read; give an unquantised checkpoint")

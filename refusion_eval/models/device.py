@@ -69,15 +69,19 @@ def cpu_threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> Backend:
+def choose_backend(name: str, dtype: torch.dtype, device: torch.device, *, has_experts: bool = False) -> Backend:
     if name not in ("auto", *BACKENDS):
         raise ConfigError(f"attention={name!r} is unknown; choose auto, {', '.join(BACKENDS)}")
     if name == "auto":
         # The same for every decoder, so that all are timed on the same kernels: flash-attn serves causal forwards
         # alone, which are all of an autoregressive decoder and few of the others.
-        return "sdpa" if _obstacle("native", dtype, device) else "native"
+        return "sdpa" if has_experts or _obstacle("native", dtype, device) else "native"
     backend = cast("Backend", name)
-    if obstacle := _obstacle(backend, dtype, device):
+    obstacle = _obstacle(backend, dtype, device)
+    if backend == "native" and has_experts:
+        # A forward of experts takes most of its time for products, which are the same functions either way.
+        obstacle = "compiled forwards have no experts"
+    if obstacle:
         raise ConfigError(f"attention={name!r} is not possible: {obstacle}; use attention='sdpa'")
     return backend
 
@@ -137,15 +141,29 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the weights that every forward reads: all layers and the output head."""
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, num_rows: int = 1) -> int:
+    """Bytes of the weights that a forward reads: all layers and the output head.
+
+    Of experts those of one row, or an estimate for more: as many as rows choose that choose at random.
+    """
     hidden, heads, groups = config.hidden_size, config.num_heads, config.num_kv_heads
     attention = 2 * hidden * (heads + groups) * config.head_dim
-    layout = config.family_layout
+    layout, experts = config.family_layout, config.experts
     attention += layout.qkv_bias * (heads + 2 * groups) * config.head_dim + layout.qk_norm * 2 * config.head_dim
-    per_layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
+    num_dense = config.num_layers * (attention + 2 * hidden)
+    num_sparse = 0 if experts is None else len(experts.layers)
+    num_dense += (config.num_layers - num_sparse) * 3 * hidden * config.intermediate_size
+    num_read = 0.0
+    if experts is not None:
+        num_dense += num_sparse * hidden * (experts.num_experts + 3 * experts.shared_width)
+        num_read = num_sparse * experts.num_read(num_rows) * expert_bytes(config, dtype)
     # Of the embedding only the rows of the tokens are read.
-    return (config.num_layers * per_layer + hidden + config.vocab_size * hidden) * dtype.itemsize
+    return (num_dense + hidden + config.vocab_size * hidden) * dtype.itemsize + round(num_read)
+
+
+def expert_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one expert of one layer; 0 without experts."""
+    return 0 if config.experts is None else 3 * config.hidden_size * config.experts.width * dtype.itemsize
 
 
 def cache_bytes_per_row(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from refusion_eval.models import transformer
+from refusion_eval.models import layers
 from refusion_eval.models.attention import BITS, grouped_attention
-from refusion_eval.models.transformer import Transformer, linear, rms_norm, rotate
+from refusion_eval.models.experts import mix_experts
+from refusion_eval.models.layers import linear
+from refusion_eval.models.transformer import Transformer, rms_norm, rotate
 
 
 @custom_op("refusion_eval::add_rms_norm", mutates_args=())
@@ -63,7 +65,7 @@ def rotate_and_store(
 
 @custom_op("refusion_eval::swiglu", mutates_args=())
 def swiglu(gate_up_WI: Tensor) -> Tensor:
-    return transformer.swiglu(gate_up_WI)
+    return layers.swiglu(gate_up_WI)
 
 
 @custom_op("refusion_eval::attend_rows", mutates_args=())
@@ -137,6 +139,7 @@ OPERATIONS = {
     "swiglu": swiglu,
     "attend_rows": attend_rows,
     "read_rows": read_rows,
+    "mix_experts": mix_experts,
 }
 for _name, _operation in OPERATIONS.items():
     _operation.register_kernel("cuda", _kernel(_name))
@@ -148,7 +151,7 @@ def fused_hidden(
     """The residual stream of all rows of a forward and its final norm, both [W, C]; keys are [L, S, G, K, D]."""
     tokens_W, positions_W, places_4W = rows_6W[0], rows_6W[1], rows_6W[2:]
     weights, eps = model.weights, model.config.rms_norm_eps
-    x_WC = model.embed(tokens_W)
+    x_WC, is_row_W = model.embed(tokens_W), None if model.config.experts is None else places_4W[0] >= 0
     normed_WC = rms_norm(x_WC, weights.layers[0].input_norm, eps)
     # A sum and the norm after it are one kernel, so the norm of the next layer belongs to the end of this one.
     next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
@@ -157,6 +160,6 @@ def fused_hidden(
         queries_WHD = rotate_and_store(qkv_WO, layer.qk_norm, tables, positions_W, places_4W, *cached, eps)
         attended_WHD = attend_rows(queries_WHD, *cached, places_4W, bits_WB)
         x_WC, normed_WC = add_rms_norm(x_WC, linear(attended_WHD.flatten(1), layer.out), layer.mlp_norm, eps)
-        mlp_WC = linear(swiglu(linear(normed_WC, layer.gate_up)), layer.down)
+        mlp_WC = model.feed_forward(layer, normed_WC, swiglu, is_row_W)
         x_WC, normed_WC = add_rms_norm(x_WC, mlp_WC, next_norm, eps)
     return x_WC, normed_WC

@@ -20,6 +20,9 @@ VOCABULARY_SPLITS = 32  # programs that share the logits of a row
 NUM_PARTS = 4  # numbers that each of them finds
 MAX_FOLDED = 64  # query rows times query heads of a group that one program of attention holds
 MAX_SPLITS = 16  # programs that share the keys of a query row
+MANY_PAIRS = 16  # rows that an expert has on average, above which its blocks have 64 rows instead of 16
+EXPERT_COLUMNS = 32  # of a matrix of an expert in a program
+EXPERT_ENTRIES = {2: 128, 4: 32}  # by bytes of a number: those of a row that one step of a product of experts reads
 ENOUGH_PROGRAMS = 256  # about two for each multiprocessor: with more, splitting gains nothing
 
 
@@ -266,6 +269,129 @@ def read_whole_kernel(logits, rows, given, parts, out, vocab_size, stride, num_r
     tl.store(out + num_reads + read, tl.minimum(tl.exp(best - log_sum), 1.0, propagate_nan=tl.PropagateNan.ALL))
     given_prob = tl.minimum(tl.exp(given_logit - log_sum), 1.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + 2 * num_reads + read, given_prob)
+
+
+@triton.jit
+def rows_of_block(order, ends, block_ends, num_experts, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
+    # The expert of a block of pairs, the places of its pairs among the sorted ones, the pairs, and which there are.
+    block, experts = tl.program_id(0), tl.arange(0, BLOCK_E)
+    last = tl.load(block_ends + experts, mask=experts < num_experts, other=2**31 - 1)
+    expert = tl.sum((last <= block).to(tl.int32), axis=0)  # num_experts after the last block
+    exists = expert < num_experts
+    end = tl.load(ends + expert, mask=exists, other=0)
+    is_later = exists & (expert > 0)
+    first_block = tl.load(block_ends + expert - 1, mask=is_later, other=0)
+    start = tl.load(ends + expert - 1, mask=is_later, other=0) + (block - first_block) * BLOCK_M
+    places = start + tl.arange(0, BLOCK_M)
+    is_pair = places < end
+    pairs = tl.load(order + places, mask=is_pair, other=0)
+    return expert.to(tl.int64), places, pairs, is_pair, exists
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def expert_up_kernel(
+    x,
+    gate_up,
+    order,
+    ends,
+    block_ends,
+    out,
+    num_experts,
+    width,
+    inner_width,
+    NUM_CHOSEN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """One program for each block of pairs of an expert, and block of columns: both projections and SwiGLU."""
+    expert, places, pairs, is_pair, exists = rows_of_block(order, ends, block_ends, num_experts, BLOCK_M, BLOCK_E)
+    if exists:
+        columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = columns < inner_width
+        rows = pairs // NUM_CHOSEN
+        matrix = gate_up + expert * 2 * inner_width * width + columns[None, :] * width
+        gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in range(0, width, BLOCK_K):
+            entries = start + tl.arange(0, BLOCK_K)
+            is_entry = entries < width
+            left = tl.load(
+                x + rows[:, None] * width + entries[None, :], mask=is_pair[:, None] & is_entry[None, :], other=0.0
+            )
+            mask = is_entry[:, None] & inside[None, :]
+            of_gate = tl.load(matrix + entries[:, None], mask=mask, other=0.0)
+            of_up = tl.load(matrix + inner_width * width + entries[:, None], mask=mask, other=0.0)
+            gate += tl.dot(left, of_gate, input_precision="tf32x3")
+            up += tl.dot(left, of_up, input_precision="tf32x3")
+        value = (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty)
+        mask = is_pair[:, None] & inside[None, :]
+        tl.store(out + places[:, None] * inner_width + columns[None, :], value, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_experts"])
+def expert_down_kernel(
+    inner,
+    down,
+    shares,
+    order,
+    ends,
+    block_ends,
+    out,
+    num_experts,
+    width,
+    inner_width,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """As `expert_up_kernel`: the last projection, times the share of the expert, to the place of the pair."""
+    expert, places, pairs, is_pair, exists = rows_of_block(order, ends, block_ends, num_experts, BLOCK_M, BLOCK_E)
+    if exists:
+        columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = columns < width
+        matrix = down + expert * width * inner_width + columns[None, :] * inner_width
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in range(0, inner_width, BLOCK_K):
+            entries = start + tl.arange(0, BLOCK_K)
+            is_entry = entries < inner_width
+            mask = is_pair[:, None] & is_entry[None, :]
+            left = tl.load(inner + places[:, None] * inner_width + entries[None, :], mask=mask, other=0.0)
+            mask = is_entry[:, None] & inside[None, :]
+            total += tl.dot(left, tl.load(matrix + entries[:, None], mask=mask, other=0.0), input_precision="tf32x3")
+        total *= tl.load(shares + pairs, mask=is_pair, other=0.0)[:, None]
+        mask = is_pair[:, None] & inside[None, :]
+        tl.store(out + pairs[:, None] * width + columns[None, :], total.to(out.dtype.element_ty), mask=mask)
+
+
+def mix_experts(x_TC, ids_TJ, shares_TJ, gate_up_EIC, down_ECI, num_read):
+    (num_rows, width), num_chosen = x_TC.shape, ids_TJ.shape[1]
+    num_experts, inner_width, num_pairs = len(gate_up_EIC), down_ECI.shape[2], num_rows * num_chosen
+    # Nothing is copied to the host: the grid has as many blocks as there can be, of which those without pairs end.
+    block = 16 if num_pairs <= MANY_PAIRS * num_experts else 64
+    sorted_P, order_P = ids_TJ.flatten().sort(stable=True)
+    ends_E = torch.searchsorted(sorted_P, torch.arange(num_experts, device=x_TC.device), right=True)
+    counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
+    block_ends_E = ((counts_E + block - 1) // block).cumsum(0)
+    num_read += (counts_E > 0).sum()
+    num_blocks = min(num_pairs, min(num_pairs, num_experts) + num_pairs // block)
+    inner_PI, out_PC = x_TC.new_empty(num_pairs, inner_width), x_TC.new_zeros(num_pairs, width)
+    plan, sizes = (order_P, ends_E, block_ends_E), (num_experts, width, inner_width)
+    constants = {
+        "BLOCK_M": block,
+        "BLOCK_N": EXPERT_COLUMNS,
+        "BLOCK_K": EXPERT_ENTRIES[x_TC.itemsize],
+        "BLOCK_E": triton.next_power_of_2(num_experts),
+        "num_warps": 4,
+        "num_stages": 2,
+    }
+    grid = (num_blocks, triton.cdiv(inner_width, EXPERT_COLUMNS))
+    expert_up_kernel[grid](x_TC, gate_up_EIC, *plan, inner_PI, *sizes, NUM_CHOSEN=num_chosen, **constants)
+    grid = (num_blocks, triton.cdiv(width, EXPERT_COLUMNS))
+    expert_down_kernel[grid](inner_PI, down_ECI, shares_TJ.float(), *plan, out_PC, *sizes, **constants)
+    return out_PC.view(num_rows, num_chosen, width).sum(dim=1)
 
 
 def add_rms_norm(x_WC, added_WC, weight_C, eps):

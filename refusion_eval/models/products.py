@@ -212,6 +212,7 @@ def multiply(left_TI, place, add, out_TO):
 
 def multiply_tensors(left_TI: Tensor, matrix_OI: Tensor) -> Tensor:
     """`multiply` for tensors, [T, O]."""
+    compile_products()  # once; a model with experts has no compiled forward that does it
     out_TO = torch.empty(len(left_TI), len(matrix_OI))
     multiply(left_TI.contiguous().numpy(), np.array(place_of(matrix_OI), dtype=np.intp), SET, out_TO.numpy())
     return out_TO
@@ -230,6 +231,7 @@ def place_of(matrix: Tensor) -> tuple[int, int]:
 @cache
 def compile_products() -> Callable[..., None]:
     """Compiles `multiply`, or loads the code that a former process compiled; returns what each thread calls."""
+    assert obstacle() is None  # which makes the library known, too
     part = numba.cfunc(types.void(types.uintp), cache=True)(_share)
     binding.add_symbol(_SHARE, part.address)
     rows, place = types.Array(types.float32, 2, "C"), types.Array(types.int64, 1, "C")

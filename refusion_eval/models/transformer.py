@@ -4,10 +4,11 @@ The rows of one or more sequences are packed in one axis. Only attention knows w
 caller passes it in: a function that stores keys and values and returns the attended values.
 
 Shapes: T packed rows, N rows read, C residual width, H query heads, G key-value heads, D head width, I width of the
-MLP, V vocabulary.
+MLP, J experts that a row chooses, V vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,12 @@ from torch import Tensor, nn
 
 from refusion_eval.models.attention import Attend
 from refusion_eval.models.checkpoint import ModelConfig, RopeScaling
-from refusion_eval.models.weights import SMALL_MATRIX, LayerWeights, Weights
+from refusion_eval.models.experts import mix_experts, route
+from refusion_eval.models.layers import linear, swiglu
+from refusion_eval.models.weights import LayerWeights, Weights
 
 if TYPE_CHECKING:
     from refusion_eval.models.native import NativeForward
-
-FEW_ROWS = (5, 48)  # the range in which `linear` turns a product round
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -42,28 +43,6 @@ def _scalar(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float32)
 
 
-def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Each row times the transposed matrix, plus the bias if there is one, [T, O]; in the precision of the rows."""
-    if weight_OI.dtype != x_TI.dtype:  # 16-bit weights of a forward that computes in float32
-        from refusion_eval.models.products import multiply_tensors  # numba takes most of a second to import
-
-        product_TO = multiply_tensors(x_TI, weight_OI)
-        return product_TO if bias_O is None else product_TO.add_(bias_O)
-    # On a CPU in float32 a large matrix times a few columns is faster than the same rows times the matrix: 0.65 to
-    # 0.85 of the time for 8 to 32 rows at 1024 to 6144 entries a side.
-    few = FEW_ROWS[0] <= x_TI.shape[0] <= FEW_ROWS[1]
-    if few and weight_OI.numel() > SMALL_MATRIX and x_TI.dtype == torch.float32 and not x_TI.is_cuda:
-        if bias_O is not None:
-            return torch.addmm(bias_O[:, None], weight_OI, x_TI.t()).t().contiguous()
-        return torch.mm(weight_OI, x_TI.t()).t().contiguous()
-    return nn.functional.linear(x_TI, weight_OI, bias_O)
-
-
-def swiglu(gate_up_TI: Tensor) -> Tensor:
-    gate, up = gate_up_TI.chunk(2, dim=-1)
-    return nn.functional.silu(gate) * up
-
-
 def rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
     """Applies the rotary embedding in float32, with entry i paired with entry i + D/2; returns the input's dtype."""
     # The tables carry the sign, so that one roll replaces negate and concatenate.
@@ -75,15 +54,24 @@ def rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
 class RotaryTable:
     """Cosine and signed sine for every position id seen so far, grown by doubling, float32, [positions, 2, D]."""
 
-    def __init__(self, head_dim: int, theta: float, device: torch.device, scaling: RopeScaling | None = None) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        theta: float,
+        device: torch.device,
+        scaling: RopeScaling | None = None,
+        rotary_dim: int | None = None,  # entries of a head that turn; None is all
+    ) -> None:
         # Rounded as in training, to float32: at position 40 000 one ulp of a frequency is 0.002 rad.
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         frequencies = 1.0 / theta**exponents  # in radians a position
         if scaling is not None:  # for a longer context, as Llama 3.1 does
             turns = scaling.original_max_positions * frequencies / (2 * math.pi)  # within the original context
             kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
             frequencies = torch.lerp(frequencies / scaling.factor, frequencies, kept.clamp(0, 1))
-        self._frequencies = frequencies.to(device)
+        # Pairs that do not turn come last: `weights` arranges the entries of a head so.
+        self._frequencies = nn.functional.pad(frequencies, (0, (head_dim - rotary_dim) // 2)).to(device)
         self.tables = torch.empty(0)
         self.grow(2048)
 
@@ -107,7 +95,10 @@ class Transformer:
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config, self.weights = config, weights
         self.device, self.dtype = weights.embedding.device, weights.final_norm.dtype
-        self.rotary = RotaryTable(config.head_dim, config.rope_theta, self.device, config.rope_scaling)
+        self.rotary = RotaryTable(
+            config.head_dim, config.rope_theta, self.device, config.rope_scaling, config.rotary_dim
+        )
+        self.num_experts_read = torch.zeros((), dtype=torch.int64, device=self.device)  # by all forwards so far
 
     @cached_property
     def native(self) -> "NativeForward":
@@ -155,8 +146,28 @@ class Transformer:
         return linear(attended_THD.reshape(attended_THD.shape[0], -1), layer.out)
 
     def mlp(self, layer: LayerWeights, x_TC: Tensor) -> Tensor:
-        normed_TC = rms_norm(x_TC, layer.mlp_norm, self.config.rms_norm_eps)
-        return linear(swiglu(linear(normed_TC, layer.gate_up)), layer.down)
+        return self.feed_forward(layer, rms_norm(x_TC, layer.mlp_norm, self.config.rms_norm_eps))
+
+    def feed_forward(
+        self,
+        layer: LayerWeights,
+        normed_TC: Tensor,
+        activate: Callable[[Tensor], Tensor] = swiglu,
+        is_row_T: Tensor | None = None,
+    ) -> Tensor:
+        """The MLP of a layer, its experts, or the sum of both; rows of padding (not `is_row_T`) choose no expert."""
+        if layer.experts is None:
+            return linear(activate(linear(normed_TC, layer.gate_up)), layer.down)
+        experts = self.config.experts
+        assert experts is not None
+        ids_TJ, shares_TJ = route(normed_TC, layer.experts, experts)
+        if is_row_T is not None:
+            ids_TJ = ids_TJ.where(is_row_T[:, None], experts.num_experts)
+        matrices = layer.experts.gate_up, layer.experts.down
+        sum_TC = mix_experts(normed_TC, ids_TJ, shares_TJ, *matrices, self.num_experts_read)
+        if not experts.shared_width:
+            return sum_TC
+        return sum_TC + linear(activate(linear(normed_TC, layer.gate_up)), layer.down)
 
     @torch.inference_mode()
     def logits(self, x_NC: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.checkpoint import ModelConfig, read_json
+from refusion_eval.models.checkpoint import Experts, ModelConfig, read_json
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,24 @@ HEAD_ROWS = 128  # on CUDA the rows of the output head are a multiple of this
 
 
 @dataclass(frozen=True)
+class ExpertWeights:
+    router: Tensor  # [E, C]
+    bias: Tensor | None  # that chooses experts and is no part of their shares, [E]; None in families without
+    gate_up: Tensor  # gate and up projection of each of the E experts in one matrix, [E, 2 I, C]
+    down: Tensor  # [E, C, I]
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     input_norm: Tensor  # scales before attention, [C]; matrices are [out, in]
     qkv: Tensor  # queries, keys and values in one matrix, [(H + 2G) D, C]
     out: Tensor  # [C, H D]
     mlp_norm: Tensor  # [C]
-    gate_up: Tensor  # gate and up projection in one matrix, [2 I, C]
+    gate_up: Tensor  # gate and up projection in one matrix, [2 I, C]; of the shared MLP where there are experts
     down: Tensor  # [C, I]
     qkv_bias: Tensor | None = None  # [(H + 2G) D]; None in families without biases
     qk_norm: Tensor | None = None  # scales of queries and keys, one row a head, [H + G, D]; None in families without
+    experts: ExpertWeights | None = None  # None in a layer without
 
 
 @dataclass(frozen=True)
@@ -178,13 +187,18 @@ def load_weights(
         return next((short for short in SHORT if saved == {short}), torch.float32)
 
     def stack(
-        shape: tuple[int, ...], num_rows_of: Mapping[str, int], *, matrix: bool = False, head: bool = False
+        shape: tuple[int, ...],
+        num_rows_of: Mapping[str, int],
+        *,
+        matrix: bool = False,
+        head: bool = False,
+        exact: bool = False,
     ) -> Tensor:
         # Stacked at once into the final tensor, so that the parts never lie beside the whole. A small `matrix` on a CPU
         # in float32 has a dense first axis: products with 8 to 24 rows were 1.4 to 1.9 times as fast as with dense rows
         # (192 to 1024 and 512 to 192 columns, one core), no other width was slower, and large matrices did not gain.
         # What is read from memory has dense rows, as `products` wants them.
-        kind = kind_of(len(shape), num_rows_of)
+        kind = torch.float32 if exact else kind_of(len(shape), num_rows_of)
         if (
             matrix
             and math.prod(shape) <= SMALL_MATRIX
@@ -201,14 +215,14 @@ def load_weights(
             tensor = files.read(name, (num_rows, *shape[1:]))
             rows = target[start : start + num_rows]
             value = tensor if merge is None else merge(name, tensor)
-            rows.copy_(value.to(dtype) if len(shape) == 1 else value)
+            rows.copy_(value.to(dtype) if len(shape) == 1 and not exact else value)
             # Checked at the destination: a GPU reads its own memory fastest.
             if not _is_finite(rows):
                 raise _not_finite(files.place_of(name), tensor, dtype)
             start += num_rows
         return target
 
-    weights = _arrange(with_saved_head(config, files.find, str(directory)), stack)
+    weights = _arrange(with_saved_experts(with_saved_head(config, files.find, str(directory)), files), stack)
     if files.unread:
         log.warning("%s: %d tensors are not used: %s", directory, len(files.unread), ", ".join(files.unread[:3]))
     return weights
@@ -219,7 +233,7 @@ def check_weights(directory: Path, config: ModelConfig) -> None:
     files = CheckpointFiles(directory)
     if f"{config.family_layout.tensors.embedding}.weight" not in files:
         config = with_saved_head(config, files.find, str(directory))
-    for name, shape in tensor_shapes(config).items():
+    for name, shape in tensor_shapes(with_saved_experts(config, files)).items():
         files.check(name, shape)
 
 
@@ -234,7 +248,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     def stack(shape: tuple[int, ...], num_rows_of: Mapping[str, int], **_: bool) -> Tensor:
         shapes.update({name: (num_rows, *shape[1:]) for name, num_rows in num_rows_of.items()})
-        return torch.empty(1, device="meta")
+        return torch.empty(shape, device="meta")
 
     _arrange(config, stack)
     return shapes
@@ -265,16 +279,27 @@ def with_saved_head(config: ModelConfig, find: Callable[[str], Tensor | None], p
     return replace(config, tied_head=False)
 
 
+def with_saved_experts(config: ModelConfig, files: CheckpointFiles) -> ModelConfig:
+    """The config with experts as the files have them: each apart, or all of a layer in one tensor."""
+    if config.experts is None:
+        return config
+    tensors = config.family_layout.tensors
+    packed = f"{tensors.layer.format(min(config.experts.layers))}{tensors.experts}.gate_up_proj"
+    return replace(config, experts=replace(config.experts, packed=packed in files))
+
+
 def head_name(config: ModelConfig) -> str:
     return f"{config.family_layout.tensors.head}.weight"
 
 
 def matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Shape of every matrix of a layer, by the name of its module."""
+    """Shape of every matrix of a layer without experts, by the name of its module."""
     names, width, mlp = config.family_layout.tensors, config.hidden_size, config.intermediate_size
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    num_rows = {names.q: q_rows, names.k: kv_rows, names.v: kv_rows, names.out: width}
-    num_rows |= {names.gate: mlp, names.up: mlp, names.down: width}
+    num_rows = {names.q: q_rows, names.k: kv_rows, names.v: kv_rows}
+    if names.qkv is not None:
+        num_rows = {names.qkv: q_rows + 2 * kv_rows}
+    num_rows |= {names.out: width, names.gate: mlp, names.up: mlp, names.down: width}
     num_columns = {names.out: q_rows, names.down: mlp}
     return {module: (rows, num_columns.get(module, width)) for module, rows in num_rows.items()}
 
@@ -283,14 +308,45 @@ def _arrange(config: ModelConfig, stack: Callable[..., Tensor]) -> Weights:
     """Arranges the tensors of a checkpoint of any family; `stack` stacks them (name -> rows) along their first axis."""
     names, shapes = config.family_layout.tensors, matrix_shapes(config)
     width, head_dim = config.hidden_size, config.head_dim
-    qkv = (names.q, names.k, names.v)
+    qkv = (names.q, names.k, names.v) if names.qkv is None else (names.qkv,)
+    num_turned = (config.num_heads + config.num_kv_heads) * head_dim  # rows of queries and keys
+    shared = [f"{names.shared}.{part}_proj" for part in ("gate", "up", "down")]
+    if config.experts is not None:
+        rows = config.experts.shared_width
+        shapes |= dict(zip(shared, ((rows, width), (rows, width), (width, rows)), strict=True))
+
+    def arranged(rows: Tensor) -> Tensor:
+        # Where a part of each head turns, the entries of queries and keys are arranged so that entry i is turned with
+        # entry i + D/2 all the same, and those that do not turn have an angle of 0. No product of two heads changes.
+        if config.rotary_dim is None:
+            return rows
+        half, rest = config.rotary_dim // 2, torch.arange(config.rotary_dim, head_dim)
+        turned = torch.arange(config.rotary_dim)
+        order = torch.cat([part for pair in zip(turned.split(half), rest.chunk(2), strict=True) for part in pair])
+        heads = rows[:num_turned].unflatten(0, (-1, head_dim))
+        heads.copy_(heads[:, order.to(rows.device)])
+        return rows
+
+    def experts_of(prefix: str, experts: Experts) -> ExpertWeights:
+        number, inner, names_of = experts.num_experts, experts.width, f"{prefix}{names.experts}."
+        is_sigmoid = experts.score == "sigmoid"  # of a router that computes in float32
+        router = stack((number, width), {f"{prefix}{names.router}.weight": number}, exact=is_sigmoid)
+        bias = stack((number,), {f"{prefix}{names.router}.expert_bias": number}, exact=True) if is_sigmoid else None
+        if experts.packed:
+            gate_up = stack((number, 2 * inner, width), {f"{names_of}gate_up_proj": number})
+            return ExpertWeights(router, bias, gate_up, stack((number, width, inner), {f"{names_of}down_proj": number}))
+        both = {f"{names_of}{index}.{part}_proj.weight": inner for index in range(number) for part in ("gate", "up")}
+        gate_up = stack((2 * number * inner, width), both)
+        down = stack((number * width, inner), {f"{names_of}{index}.down_proj.weight": width for index in range(number)})
+        return ExpertWeights(router, bias, gate_up.unflatten(0, (number, -1)), down.unflatten(0, (number, -1)))
 
     def layer(index: int) -> LayerWeights:
         prefix = names.layer.format(index)
 
         def matrix(*modules: str) -> Tensor:
             num_rows_of = {f"{prefix}{module}.weight": shapes[module][0] for module in modules}
-            return stack((sum(num_rows_of.values()), shapes[modules[0]][1]), num_rows_of, matrix=True)
+            shape = (sum(num_rows_of.values()), shapes[modules[0]][1])
+            return stack(shape, num_rows_of, matrix=True) if math.prod(shape) else torch.empty(shape)
 
         def vector(module: str, size: int) -> Tensor:
             return stack((size,), {f"{prefix}{module}.weight": size})
@@ -298,20 +354,27 @@ def _arrange(config: ModelConfig, stack: Callable[..., Tensor]) -> Weights:
         qkv_bias = qk_norm = None
         if config.family_layout.qkv_bias:
             num_rows_of = {f"{prefix}{module}.bias": shapes[module][0] for module in qkv}
-            qkv_bias = stack((sum(num_rows_of.values()),), num_rows_of)
+            qkv_bias = arranged(stack((sum(num_rows_of.values()),), num_rows_of))
         if config.family_layout.qk_norm:
             q_norm, k_norm = vector(names.q_norm, head_dim), vector(names.k_norm, head_dim)
             # One scale for all heads of a kind; a row for each head lets one call norm queries and keys.
             qk_norm = torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)))
+            arranged(qk_norm.view(-1))
+        experts, mlp = config.experts, [names.gate, names.up, names.down]
+        if experts is not None and index in experts.layers:
+            mlp = shared
+        else:
+            experts = None
         return LayerWeights(
             input_norm=vector(names.input_norm, width),
-            qkv=matrix(*qkv),
+            qkv=arranged(matrix(*qkv)),
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
             out=matrix(names.out),
             mlp_norm=vector(names.mlp_norm, width),
-            gate_up=matrix(names.gate, names.up),
-            down=matrix(names.down),
+            gate_up=matrix(*mlp[:2]),
+            down=matrix(mlp[2]),
+            experts=None if experts is None else experts_of(prefix, experts),
         )
 
     def vocabulary(name: str, *, head: bool) -> Tensor:

@@ -449,7 +449,9 @@ def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, floa
     if sample.slot_size is not None:
         facts["tpf_release"] = tpf_release(trace, sample.slot_size)
     if roofline and (bandwidth := roofline["copy_bytes_per_second"]):
-        sizes = {name: roofline[name] for name in ("weight_bytes", "cache_bytes_per_row")}
-        facts["least_seconds"] = bytes_read(trace, **sizes) / bandwidth
+        names = ("weight_bytes", "cache_bytes_per_row", "expert_bytes", "experts_of_a_row")
+        sizes = {name: roofline[name] for name in names if name in roofline}
+        num_bytes = bytes_read(trace, **sizes, num_experts_read=sample.num_experts_read)
+        facts["least_seconds"] = None if num_bytes is None else num_bytes / bandwidth
         facts["serial_seconds"] = sample.num_decoded * roofline["weight_bytes"] / bandwidth
     return facts

@@ -147,6 +147,7 @@ def record(job: Job, decoded: Decoded, detokenizer: Detokenizer, *, batch_size: 
         seconds=decoded.seconds,
         prefill_seconds=decoded.prefill_seconds,
         joules=decoded.joules,
+        num_experts_read=decoded.num_experts_read,
         stop=decoded.stop,
         trace=trace.to_json(),
         warm=False,

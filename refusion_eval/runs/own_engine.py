@@ -20,7 +20,7 @@ from refusion_eval.decoders import name_with_code
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, weight_bytes
+from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, expert_bytes, weight_bytes
 from refusion_eval.models.weights import count_parameters
 from refusion_eval.runs.backend import TEMPLATE_BEGINS, Backend, Description, GetOrCompute, Opener
 from refusion_eval.runs.hardware import collect_hardware, cpuinfo, read_gpu
@@ -115,10 +115,15 @@ class OwnEngine(Backend):
             return {}
         with cpu_threads(model.num_threads):  # a forward reads no faster than its own threads can
             bandwidth = copy_bandwidth(model.device)
+        experts, sizes = model.config.experts, {}
+        if experts is not None:
+            sizes = {"expert_bytes": expert_bytes(model.config, model.weight_dtype)}
+            sizes["experts_of_a_row"] = len(experts.layers) * experts.num_chosen
         return {
             "weight_bytes": weight_bytes(model.config, model.weight_dtype),
             "cache_bytes_per_row": cache_bytes_per_row(model.config, model.cache_dtype),
             "copy_bytes_per_second": bandwidth,
+            **sizes,
         }
 
     def check(self, settings: Any = None) -> None:

@@ -121,7 +121,8 @@ class Manifest:
         git_commit: commit of the checkout, None for an installed package.
         command: command line.
         arguments: model arguments, from which the run can be made again.
-        roofline: `weight_bytes`, `cache_bytes_per_row`, `copy_bytes_per_second`; empty if not measured.
+        roofline: `weight_bytes`, `cache_bytes_per_row`, `copy_bytes_per_second`, and with experts `expert_bytes` and
+            `experts_of_a_row`; empty if not measured.
         protocol: `label` (NAME@HASH) and `hash` of the protocol that the invocation belongs to, which of its systems it
             is, and what the protocol says of it (`content`); empty, and no key in the record, without a protocol.
     """

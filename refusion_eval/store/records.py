@@ -51,7 +51,9 @@ NO_CACHE = (
 STOCK_GENERATE, RELEASE_LOOP, SERVER = "stock_generate", "release_loop", "server"
 
 # Fields of a Sample that its record leaves out where they are None, because most runs know none of them.
-_WHERE_KNOWN = ("joules", "num_thought_tokens", "cut_in_thought", "num_forced_tokens", "server", "protocol")
+_WHERE_KNOWN = (
+    *("joules", "num_experts_read", "num_thought_tokens", "cut_in_thought", "num_forced_tokens", "server", "protocol"),
+)
 
 
 _Kind = TypeVar("_Kind")
@@ -108,6 +110,8 @@ class Sample:
         created: ISO time; the store fills it in if empty.
         joules: energy that the device used in `seconds`, from its own counter; None, and no key in the record, where it
             was not measured.
+        num_experts_read: experts that the forwards read, summed over layers; None, and no key in the record, without
+            experts and in a batch.
         prompts: the prompts that the item was asked with: ours, release (those of ReFusion's release) or other.
         server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids",
             "text" or "messages", as it was sent in the last of so many `attempts`; `dropped` lists the fields of the
@@ -150,11 +154,12 @@ class Sample:
     num_forced_tokens: int | None = None
     server: Mapping[str, Any] | None = None
     protocol: str | None = None
+    num_experts_read: int | None = None
 
     def __post_init__(self) -> None:
         where = f"{self.key.task} {self.item_id}"
         counts = ("num_tokens", "num_forwards", "prompt_num_tokens", "num_thought_tokens", "num_forced_tokens")
-        for name in (*counts, "seconds", "joules"):
+        for name in (*counts, "num_experts_read", "seconds", "joules"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MOST:
                 raise StoreError(f"{where}: {name} is {value!r}; a count or time is never negative, nor above 2**53")

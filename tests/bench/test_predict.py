@@ -10,6 +10,8 @@ from refusion_eval.bench import predict
 from refusion_eval.bench.checkpoints import SHAPES, config_of
 from refusion_eval.bench.predict import CARDS, Card, expected, host_seconds
 from refusion_eval.cli import app
+from refusion_eval.errors import CheckpointError
+from refusion_eval.models.checkpoint import model_config
 from refusion_eval.models.device import weight_bytes
 
 CONFIG = config_of(SHAPES["8B"])
@@ -63,9 +65,44 @@ def test_the_command_prints_the_parts_beside_what_was_measured_on_this_card_and_
     assert "2.00 ms for refusion" in lines[-1]
 
 
-def test_only_shapes_can_be_predicted() -> None:
-    result = CliRunner().invoke(app, ["bench", "--predict", "H100", "--model", "0.6B-inflated"])
-    assert "--predict is for --model 0.6B or 8B, not 0.6B-inflated" in str(result.exception)
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
+
+def test_of_experts_as_many_are_expected_as_rows_choose_at_random(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(predict, "host_seconds", lambda: {"no decoder": 0.001})
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_30B_A3B))
+    lines = CliRunner().invoke(app, ["bench", "--predict", "H100", "--model", str(tmp_path)]).stdout.splitlines()
+    cells = {line[:40].strip(): line[40:].split() for line in lines}
+    assert cells["experts read of 128, expected"] == ["8.0", "51.6", "118.3"]
+    config = model_config(tmp_path)
+    read = [weight_bytes(config, torch.bfloat16, width) for width in (1, 40)]
+    # Of 30.5 billion weights, 3.3 billion are of one token; the embedding is not read.
+    assert read[0] / 2 == pytest.approx(3.3e9 - 151936 * 2048, rel=0.03)
+    assert read[0] < read[1] < 2 * 30.5e9
+    assert f"{read[0] / 1e9:.2f} GB of weights at width 1, {read[1] / 1e9:.2f} GB of weights at width 40" in lines[-1]
+    seconds = [sum(expected(CARDS["H100"], config, width).values()) for width in (1, 8, 40)]
+    assert seconds == sorted(seconds)
+    assert seconds[1] > 2 * seconds[0]  # other rows choose other experts
+
+
+def test_what_is_neither_a_shape_nor_a_checkpoint_is_refused() -> None:
+    result = CliRunner().invoke(app, ["bench", "--predict", "H100", "--model", "./0.6B-inflated"])
+    assert isinstance(result.exception, CheckpointError)
 
 
 @pytest.mark.slow

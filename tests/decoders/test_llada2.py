@@ -6,6 +6,7 @@ import pytest
 
 from refusion_eval.decoders.llada2 import Llada2Settings, decode
 from refusion_eval.errors import ConfigError
+from refusion_eval.types import Confidence
 from tests.decoders.baselines import NUM_RECORDS, assert_equals_golden, decode_golden, golden_case
 from tests.decoders.scripted import readout, run_scripted
 
@@ -88,3 +89,115 @@ def test_a_stored_prompt_takes_a_forward_for_each_of_its_blocks():
         *[(2, "prefill")] * 3,
         (2, "denoise"),
     ]
+
+
+def fill_alone(tokens, probs, prompt=(1, 2), **chosen):
+    """The response and the number of forwards where every forward reads these tokens with these probabilities."""
+
+    def answer(forward, read):
+        positions = [forward.positions[row] - len(prompt) for row in read.rows]
+        return readout([tokens[position] for position in positions], [probs[position] for position in positions])
+
+    settings = Llada2Settings(gen_length=len(tokens), block_length=4, threshold=0.8, mask_id=MASK, **chosen)
+    response, _, forwards = run_scripted(decode, list(prompt), settings, answer)
+    return response, forwards
+
+
+EOS = 30
+
+
+@pytest.mark.parametrize(
+    ("chosen", "num_forwards"),
+    [
+        ({}, 4),  # one step for each position
+        ({"steps_per_block": 3}, 3),  # quotas 2, 1, 1
+        ({"steps_per_block": 2}, 2),
+        ({"minimal_topk": 4}, 4),  # 16 // 4 steps
+        ({"minimal_topk": 8}, 2),
+    ],
+)
+def test_steps_of_the_models_own_rule_share_the_positions_of_a_block(chosen, num_forwards):
+    size = 16
+    probs = [0.5 - 0.01 * place for place in range(size)]
+    _, forwards = fill_alone(range(size), probs, prompt=(1, 2, 3, 4), rule="generate_2.0", **chosen)
+    assert len(forwards) == 4 * num_forwards
+
+
+def test_more_than_the_quota_above_the_threshold_are_all_filled():
+    probs = [0.9, 0.5, 0.9, 0.9, 0.7, 0.6, 0.5, 0.4]
+    _, forwards = fill_alone(range(8), probs, prompt=(1, 2, 3, 4), rule="generate_2.0", steps_per_block=2)
+    assert len(forwards) == 2 + 2
+
+
+def test_a_stop_token_ends_the_step_that_fills_it_in_while_no_mask_is_before_it():
+    tokens = [3, EOS, 4, 5, 6, 7, 8, 9]
+    # The second position is filled first, and the first one by a later step, which fills no stop token in.
+    probs = [0.4, 0.7, 0.3, 0.2, 0.5, 0.5, 0.5, 0.5]
+    stops = {"rule": "generate_2.0", "eos_ids": (EOS,), "prompt": (1, 2, 3, 4)}
+    whole, forwards = fill_alone(tokens, probs, **stops)
+    assert (whole.tokens, whole.stop, len(forwards)) == ((3, EOS), "eos", 4)
+    early, forwards = fill_alone(tokens, probs, **stops, eos_early_stop=True)
+    assert (early.tokens, len(forwards)) == ((3, EOS), 4)
+    early, forwards = fill_alone(tokens, [0.7, 0.4, 0.3, 0.2] * 2, **stops, eos_early_stop=True)
+    assert (early.tokens, early.stop, len(forwards)) == ((3, EOS), "eos", 2)
+    settled, forwards = fill_alone(tokens, probs, **stops, early_stop=True)
+    assert (settled.tokens, len(forwards)) == ((3, EOS), 2)
+
+
+def test_the_rule_of_2_1_decodes_on_behind_a_stop_token_unless_it_is_told_to_stop():
+    tokens, stops = [3, EOS, 4, 5, 6, 7, 8, 9], {"rule": "generate_2.1", "eos_ids": (EOS,), "prompt": (1, 2, 3, 4)}
+    whole, forwards = fill_alone(tokens, [0.9] * 8, **stops)
+    assert (whole.tokens, whole.stop, len(forwards)) == (
+        (3, EOS),
+        "eos",
+        4,
+    )  # a block ends with a forward without edits
+    early, forwards = fill_alone(tokens, [0.9] * 8, **stops, eos_early_stop=True)
+    assert (early.tokens, early.stop, len(forwards)) == ((3, EOS), "eos", 2)
+    _, forwards = fill_alone(tokens, [0.9] * 8, **stops, max_post_edit_steps=0)
+    assert len(forwards) == 2
+    _, forwards = fill_alone(tokens, [0.5] * 8, **stops, num_to_transfer=3, max_post_edit_steps=0)
+    assert len(forwards) == 4
+
+
+@pytest.mark.parametrize("most", range(4))
+def test_the_rule_of_2_1_makes_no_forward_after_its_last_edit(most: int):
+    swaps = [(3 + number % 2, 0.95) for number in range(20)]
+    response, _, forwards = run(swaps, rule="generate_2.1", max_post_edit_steps=most)
+    assert len(forwards) == 1 + most
+    assert response.tokens == (swaps[most][0], 7)
+
+
+def test_forwards_of_a_release_keep_nothing():
+    rows = fill_alone(range(10), [0.9] * 10, prompt=(1, 2), rule="generate_2.0", release_compatible=True)[1]
+    assert [len(forward.tokens) for forward in rows] == [4, 8, 12]
+    rows = fill_alone(range(10), [0.9] * 10, prompt=(1, 2), rule="generate_2.0")[1]
+    assert [len(forward.tokens) for forward in rows] == [4, 8, 8]
+    rows = fill_alone(range(10), [0.9] * 10, prompt=(1, 2), rule="generate_2.0", separate_commit=True)[1]
+    assert [(len(forward.tokens), forward.kind) for forward in rows] == [
+        *[(4, "denoise"), (4, "store")] * 2,
+        (4, "denoise"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps_per_block": 4}, "steps_per_block=4 has no effect with rule=sglang"),
+        ({"rule": "generate_2.0", "edit_threshold": 0.5}, "edit_threshold=0.5 has no effect with rule=generate_2.0"),
+        ({"rule": "generate_2.1", "minimal_topk": 2}, "minimal_topk=2 has no effect with rule=generate_2.1"),
+        ({"rule": "generate_2.0", "gen_length": 4, "minimal_topk": 5}, "no step would fill a mask"),
+        ({"rule": "generate_2.1", "num_to_transfer": 0}, "num_to_transfer=0"),
+    ],
+)
+def test_settings_of_another_rule_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=f"llada2: .*{message}"):
+        Llada2Settings(mask_id=MASK, **wrong)
+
+
+def test_sampling_by_the_models_own_rules_takes_confidences_from_what_is_sampled():
+    sampled = Llada2Settings(rule="generate_2.0", mask_id=MASK, temperature=0.5, top_k=3, top_p=0.9).read([1], 0, [4])
+    assert (sampled.top_k, sampled.top_p, sampled.top_k_first) == (3, 0.9, True)
+    assert sampled.confidence == Confidence(temperature=0.5)
+    greedy = Llada2Settings(rule="generate_2.0", mask_id=MASK, top_k=3).read([1], 0, [4])
+    assert (greedy.top_k, greedy.confidence) == (0, Confidence())

@@ -10,7 +10,7 @@ from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine import recorded
 from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.models import fused
-from tests.engine.random_model import VOCAB_SIZE, random_transformer
+from tests.engine.random_model import EXPERTS, VOCAB_SIZE, random_transformer
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 SETTINGS = {
@@ -34,6 +34,12 @@ def main() -> None:
         results = [{index: out.tokens for index, out in engine.run_many(requests, 2)} for engine in (free, replayed)]
         assert results[0] == results[1]
         print(name, "same tokens in a batch")
+    model = random_transformer(experts=EXPERTS)
+    decode, settings = DECODERS["autoregressive"].decode, SETTINGS["autoregressive"]
+    engines = (Engine(model, "sdpa"), Engine(model, "sdpa", record=recorded.recorder(model.device)))
+    expected, found = (engine.run(decode, PROMPT, settings) for engine in engines)
+    assert (found.tokens, found.num_experts_read) == (expected.tokens, expected.num_experts_read)
+    print("same tokens of experts")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from refusion_eval.engine import readout, recorded, width
 from refusion_eval.models import device as devices
 from refusion_eval.models.checkpoint import ModelConfig
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.models.weights import LayerWeights, Weights
+from refusion_eval.models.weights import ExpertWeights, LayerWeights, Weights
 
 SOURCE = Path(__file__).with_name("cuda_guard.cpp")
 NO_KERNEL = ("empty", "empty_strided", "new_empty", "empty_like", "lift_fresh", "_unsafe_view", "unbind", "split")
@@ -76,6 +76,14 @@ def fake_transformer(config: ModelConfig) -> Transformer:
     def weight(*shape: int) -> torch.Tensor:
         return torch.empty(*shape, dtype=torch.bfloat16, device="cuda")
 
+    experts, mixture = config.experts, None
+    if experts is not None:
+        mixture = ExpertWeights(
+            router=weight(experts.num_experts, hidden).float(),
+            bias=weight(experts.num_experts).float(),
+            gate_up=weight(experts.num_experts, 2 * experts.width, hidden),
+            down=weight(experts.num_experts, hidden, experts.width),
+        )
     layer = LayerWeights(
         input_norm=weight(hidden),
         qkv=weight((heads + 2 * groups) * config.head_dim, hidden),
@@ -84,6 +92,7 @@ def fake_transformer(config: ModelConfig) -> Transformer:
         mlp_norm=weight(hidden),
         gate_up=weight(2 * config.intermediate_size, hidden),
         down=weight(hidden, config.intermediate_size),
+        experts=mixture,
     )
     vocab = weight(config.vocab_size, hidden)
     return Transformer(config, Weights(vocab, (layer,) * config.num_layers, weight(hidden), vocab))

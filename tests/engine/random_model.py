@@ -6,12 +6,24 @@ import torch
 
 from refusion_eval.engine.engine import Engine
 from refusion_eval.models.attention import grouped_attention
-from refusion_eval.models.checkpoint import ModelConfig
+from refusion_eval.models.checkpoint import Experts, ModelConfig
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.models.weights import LayerWeights, Weights
+from refusion_eval.models.weights import ExpertWeights, LayerWeights, Weights
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 23
+# Of a layer of the two that a random transformer has: chosen in groups, with an MLP for every row besides.
+EXPERTS = Experts(
+    num_experts=8,
+    num_chosen=2,
+    width=12,
+    layers=frozenset({1}),
+    score="sigmoid",
+    scale=2.0,
+    num_groups=4,
+    num_kept_groups=2,
+    shared_width=40,
+)
 
 
 def random_transformer(
@@ -20,6 +32,7 @@ def random_transformer(
     num_heads: int = 4,
     num_kv_heads: int = 2,
     sizes: tuple[int, int, int, int] = (24, 8, 40, VOCAB_SIZE),
+    experts: Experts | None = None,
 ) -> Transformer:
     width, head_dim, mlp, vocab_size = sizes
     config = ModelConfig(
@@ -36,6 +49,7 @@ def random_transformer(
         max_positions=512,
         tied_head=False,
         dtype="float32",
+        experts=experts,
     )
     generator = torch.Generator().manual_seed(seed)
 
@@ -44,6 +58,16 @@ def random_transformer(
 
     def scales(*shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=generator) + 0.5
+
+    def mixture(index: int) -> ExpertWeights | None:
+        if experts is None or index not in experts.layers:
+            return None
+        return ExpertWeights(
+            router=matrix(experts.num_experts, width),
+            bias=matrix(experts.num_experts) if experts.score == "sigmoid" else None,
+            gate_up=matrix(experts.num_experts, 2 * experts.width, width),
+            down=matrix(experts.num_experts, width, experts.width),
+        )
 
     layers = tuple(
         LayerWeights(
@@ -54,8 +78,9 @@ def random_transformer(
             mlp_norm=scales(width),
             gate_up=matrix(2 * mlp, width),
             down=matrix(width, mlp),
+            experts=mixture(index),
         )
-        for _ in range(num_layers)
+        for index in range(num_layers)
     )
     weights = Weights(matrix(vocab_size, width), layers, scales(width), matrix(vocab_size, width))
     return Transformer(config, weights)

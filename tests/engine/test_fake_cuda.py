@@ -3,6 +3,8 @@
 All decoders run at the shape of an 8B model, alone and in batches, on tensors without storage.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from refusion_eval.models import device as devices
 from refusion_eval.models.cache import KVCache
 from refusion_eval.types import Decoded, Forward, Read, causal
 from tests.engine.fake_cuda import fake_cuda, fake_transformer, make_guard, shape_8b
+from tests.engine.random_model import EXPERTS
 
 PROMPT = list(range(40))
 SPECIAL = {"mask_id": 151000, "eos_ids": (151001,)}
@@ -69,6 +72,18 @@ def test_kernels_of_a_layer_and_copies_of_a_forward(monkeypatch, width, bound):
     a_layer = (kernels[3] - kernels[1]) / 2
     assert a_layer <= bound
     assert kernels[1] - a_layer <= 5, launches.kernels  # embedding, first norm, output head, and two of the readout
+
+
+def test_experts_are_chosen_without_a_copy_and_without_waiting(monkeypatch):
+    with fake_cuda(monkeypatch) as launches:
+        config = replace(shape_8b(2), experts=replace(EXPERTS, layers=frozenset({0, 1})))
+        engine = Engine(fake_transformer(config), "sdpa", record=lambda compute: compute)
+        engine.recorded.reserve(500)
+        engine.recorded.prepare()
+        one_forward(engine, launches, 8)
+        assert launches.kernels["mix_experts"] == 2
+        assert launches.copies == {"to the device": 1, "to the host": 1}
+        assert not launches.waits
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))

@@ -14,7 +14,8 @@ from refusion_eval.engine.readout import hidden_of
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.transformer import Transformer, rms_norm, rotate, swiglu
+from refusion_eval.models.layers import swiglu
+from refusion_eval.models.transformer import Transformer, rms_norm, rotate
 from refusion_eval.models.weights import Weights
 from refusion_eval.types import Commit, FeatureReuse, Forward, Read, Response, bidirectional, causal
 from tests.decoders.baselines import forwards_of

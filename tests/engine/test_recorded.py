@@ -30,7 +30,7 @@ from refusion_eval.types import Forward, Readout, Trace, causal
 from tests.decoders.baselines import assert_equals_golden, golden_case, golden_model
 from tests.decoders.goldens import decode_golden, golden_settings
 from tests.decoders.test_d2f import GOLDENS, golden_request
-from tests.engine.random_model import VOCAB_SIZE, random_transformer
+from tests.engine.random_model import EXPERTS, VOCAB_SIZE, random_transformer
 from tests.engine.test_engine import wander_requests
 
 REFUSION = DECODERS["refusion"].decode
@@ -77,6 +77,20 @@ def test_random_decodings_are_the_same(engines) -> None:
         expected = free.run(request.decode, request.prompt, request.settings)
         decoded = replayed.run(request.decode, request.prompt, request.settings)
         assert (decoded.tokens, decoded.trace) == (expected.tokens, expected.trace)
+
+
+def test_experts_are_the_same_and_padding_reads_none(record) -> None:
+    model = random_transformer(experts=EXPERTS)
+    free, replayed = Engine(model, "sdpa"), Engine(model, "sdpa", record=record)
+    for request in wander_requests(4):
+        expected = free.run(request.decode, request.prompt, request.settings)
+        decoded = replayed.run(request.decode, request.prompt, request.settings)
+        assert (decoded.tokens, decoded.trace) == (expected.tokens, expected.trace)
+        assert decoded.num_experts_read == expected.num_experts_read
+    together = dict(replayed.run_many(iter(wander_requests(4)), 3))
+    for index, request in enumerate(wander_requests(4)):
+        assert together[index].tokens == free.run(request.decode, request.prompt, request.settings).tokens
+        assert together[index].num_experts_read is None
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG_PROMPT])
@@ -319,7 +333,7 @@ def test_the_kernels_themselves_decode_the_same_tokens() -> None:
     command = [sys.executable, "-m", "tests.engine.decode_with_kernels"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("same tokens") == 4
+    assert done.stdout.count("same tokens") == 5
 
 
 def test_numbers_wait_until_those_before_were_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from refusion_eval.models import kernels
 
 HEADS = {"NUM_HEADS": 32, "NUM_GROUPS": 8, "HEAD": 128}
 ATTENTION = {"NUM_HEADS": 32, "SHARED": 4, "HEAD": 128, "BLOCK_N": kernels.KEYS_A_STEP[2], "BLOCK_D": 128}
+EXPERTS = {"BLOCK_N": kernels.EXPERT_COLUMNS, "BLOCK_K": kernels.EXPERT_ENTRIES[2], "BLOCK_E": 128}
 # Kernel, its constants at the shape of an 8B model, and warps.
 VARIANTS = [
     (kernels.add_rms_norm_kernel, {"BLOCK": 4096}, 8),
@@ -31,6 +32,8 @@ VARIANTS = [
     (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 32, "SPLITS": 16}, kernels.NUM_WARPS[2][32]),
     (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 8}, kernels.NUM_WARPS[2][64]),
     (kernels.attend_kernel, {**ATTENTION, "BLOCK_M": 64, "SPLITS": 1}, kernels.NUM_WARPS[2][64]),
+    *((kernels.expert_up_kernel, {**EXPERTS, "NUM_CHOSEN": 8, "BLOCK_M": rows}, 4) for rows in (16, 64)),
+    *((kernels.expert_down_kernel, {**EXPERTS, "BLOCK_M": rows}, 4) for rows in (16, 64)),
     (kernels.join_splits_kernel, {"HEAD": 128, "BLOCK": 128, "SPLITS": 16}, 1),
     (kernels.read_part_kernel, {"BLOCK": 8192}, 8),
     (kernels.read_whole_kernel, {"SPLITS": kernels.VOCABULARY_SPLITS}, 1),
@@ -40,8 +43,8 @@ INSTRUCTIONS = {
     "loads 16 bytes": r"LDG\.E\.128|LDGSTS\.E\.BYPASS\.128",
     "loads 2 bytes": r"LDG\.E\.U16",
 }
-INTEGERS = ("positions", "places", "bits", "rows", "given", "suppressed")
-FLOATS = ("tables", "parts", "log_sums")
+INTEGERS = ("positions", "places", "bits", "rows", "given", "suppressed", "order", "ends", "block_ends")
+FLOATS = ("tables", "parts", "log_sums", "shares")
 NUMBERS = {"eps": "fp32", "scale": "fp32"}
 POINTERS = (
     "x",
@@ -55,6 +58,8 @@ POINTERS = (
     "values",
     "queries",
     "gate_up",
+    "down",
+    "inner",
     "logits",
 )
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from refusion_eval.models import fused
+from refusion_eval.models import experts, fused
 from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.transformer import RotaryTable
 from refusion_eval.types import Segment, bidirectional, block_causal, causal, groups
@@ -65,6 +65,53 @@ def test_sum_and_norm(num_rows, width, dtype, seed):
 def test_swiglu(num_rows, width, dtype, seed):
     gate_up = random(seed, num_rows, 2 * width, dtype=dtype)
     assert_close(kernels.swiglu(gate_up), plain(fused.swiglu, gate_up))
+
+
+@settings(max_examples=8, phases=PHASES)
+@given(
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.integers(3, 9),
+    st.integers(3, 70),
+    st.integers(3, 140),
+    product_dtypes,
+    seeds,
+)
+def test_experts(num_rows, num_chosen, num_experts, inner, width, dtype, seed):
+    """Rows of padding choose none; experts that no row chose are not numbers."""
+    chooser = torch.Generator().manual_seed(seed)
+    draws = [torch.randperm(num_experts, generator=chooser)[:num_chosen] for _ in range(num_rows)]
+    ids = torch.stack(draws).to(DEVICE)
+    ids[num_rows // 2] = num_experts
+    x, shares = random(seed, num_rows, width, dtype=dtype), random(seed + 1, num_rows, num_chosen, dtype=dtype)
+    gate_up = random(seed + 2, num_experts, 2 * inner, width, dtype=dtype) / width**0.5
+    down = random(seed + 3, num_experts, width, inner, dtype=dtype) / inner**0.5
+    unread = [expert for expert in range(num_experts) if expert not in ids]
+    gate_up[unread] = down[unread] = float("nan")
+    num_read, expected_read = torch.zeros((), dtype=torch.int64, device=DEVICE), torch.zeros((), dtype=torch.int64)
+    found = kernels.mix_experts(x, ids, shares, gate_up, down, num_read)
+    wide = (part.double() for part in (shares, gate_up, down))
+    expected = plain(experts.mix_experts, x.double(), ids, *wide, expected_read)
+    assert num_read == expected_read == num_experts - len(unread)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, SHORT])
+def test_experts_of_many_rows(dtype):
+    """More pairs than 16 for each expert, so that blocks of an expert have 64 of them, and several of them."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 2, (150, 1), generator=generator).to(DEVICE)
+    x, gate_up, down = (
+        random(1, 150, 40, dtype=dtype),
+        random(2, 2, 24, 40, dtype=dtype),
+        random(3, 2, 40, 12, dtype=dtype),
+    )
+    gate_up, shares = gate_up / 6, random(4, 150, 1, dtype=dtype)
+    num_read = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    found = kernels.mix_experts(x, ids, shares, gate_up, down / 4, num_read)
+    wide = (part.double() for part in (shares, gate_up, down / 4))
+    assert_close(found, plain(experts.mix_experts, x.double(), ids, *wide, torch.zeros((), dtype=torch.int64)))
+    assert num_read == 2
 
 
 def places_of(sizes, lengths, padding):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from refusion_eval.models.transformer import FEW_ROWS, linear, rms_norm
+from refusion_eval.models.layers import FEW_ROWS, linear
+from refusion_eval.models.transformer import rms_norm
 from refusion_eval.models.weights import SMALL_MATRIX
 
 

@@ -18,6 +18,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from refusion_eval.models.attention import attend_over
@@ -34,13 +36,16 @@ CLASSES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
 # Families that transformers has no class for, and the one whose class computes them.
 COMPUTED_BY = {
     **dict.fromkeys(("Dream", "Fast_dLLM_Qwen", "a2d-qwen2"), "qwen2"),
     **dict.fromkeys(("sdar", "llada2", "a2d-qwen3", "wedlm"), "qwen3"),
     **dict.fromkeys(("llada", "illada"), "llama"),
+    "sdar_moe": "qwen3_moe",
 }
+MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 # Parts of LLaDA's tensor names, in the order in which they replace those of Llama.
 LLADA_NAMES = {
     "model.embed_tokens": "model.transformer.wte",
@@ -108,8 +113,10 @@ def save_checkpoint(
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
     }
     computed_by = COMPUTED_BY.get(family, family)
-    if computed_by != "qwen3":
+    if not computed_by.startswith("qwen3"):
         sizes.pop("head_dim")
+    if computed_by == "qwen3_moe":
+        sizes |= MIXTURE
     torch.manual_seed(seed)
     make_config, make_model = CLASSES[computed_by]
     model = make_model._from_config(make_config(**(sizes | changes)), attn_implementation="eager").eval()

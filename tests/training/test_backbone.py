@@ -434,6 +434,10 @@ def test_adapters_that_adapt_nothing(settings: dict[str, Any], message: str) -> 
         ({"model_type": "mistral"}, "model_type is 'mistral'; supported are qwen3, qwen2, llama"),
         ({"model_type": "Own", "auto_map": {"AutoModel": "own.Own"}}, "brings code of its own, which is never run"),
         ({"model_type": "llada"}, "model_type is 'llada'"),
+        (
+            {"model_type": "qwen3_moe"},
+            "qwen3_moe is a mixture of experts, which is not trained here: the auxiliary loss",
+        ),
         ({"architectures": ["OwnForCausalLM"]}, "not Qwen3ForCausalLM; code that comes with a checkpoint is never run"),
         ({"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window is True"),
         ({"attention_bias": True}, "attention_bias is True"),

@@ -145,6 +145,10 @@ def _model_class(path: Path) -> type[PreTrainedModel]:
     """The class of transformers that computes the model of a config.json, without code of the checkpoint."""
     raw = read_json(path)
     model_type = str(raw.get("model_type"))
+    family = checkpoint.FAMILIES.get(model_type)
+    if family is not None and family.router is not None:
+        kind = f"{model_type} is a mixture of experts, which is not trained here"
+        raise CheckpointError(f"{path}: {kind}: the auxiliary loss of its router is missing; take a dense checkpoint")
     if model_type not in CLASSES:
         code = " and brings code of its own, which is never run" if "auto_map" in raw else ""
         raise CheckpointError(f"{path}: model_type is {model_type!r}{code}; supported are {', '.join(CLASSES)}")
