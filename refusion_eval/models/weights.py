@@ -234,7 +234,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     def stack(shape: tuple[int, ...], num_rows_of: Mapping[str, int], **_: bool) -> Tensor:
         shapes.update({name: (num_rows, *shape[1:]) for name, num_rows in num_rows_of.items()})
-        return torch.empty(1, device="meta")
+        return torch.empty(1)  # not on the device "meta", whose first operation loads the compiler of torch for seconds
 
     _arrange(config, stack)
     return shapes
