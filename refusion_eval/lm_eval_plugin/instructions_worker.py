@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-# NLTK imports these where they are installed, which takes seconds, for parts that no instruction is checked by. They are
-# hidden from this process alone, so NLTK is imported only after that.
+# NLTK imports these where they are installed, which takes seconds, for parts that no instruction is checked by. They
+# are hidden from this process alone, so NLTK is imported only after that.
 _HIDDEN = ("scipy", "sklearn")
 _MEMORY_BYTES = 4 << 30
 
