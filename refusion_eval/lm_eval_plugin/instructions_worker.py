@@ -41,7 +41,8 @@ def provide_sentence_model(folder: str) -> None:
 def main() -> None:
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    sys.modules.update(dict.fromkeys(_HIDDEN))  # type: ignore[arg-type]
+    for name in _HIDDEN:
+        sys.modules[name] = None  # type: ignore[assignment]
     import nltk
     from langdetect import DetectorFactory
 
