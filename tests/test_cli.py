@@ -209,13 +209,16 @@ READING = {
     "export RUN --out FOLDER/texts.jsonl": 0,
     "export RUN --out FOLDER/csv --format csv": 0,
     "export RUN --out FOLDER/hf --format hf": 0,
+    "score --task mini_gsm8k --outputs gold --csv FOLDER/gold.csv": 0,
+    "rescore --list-filters": 0,
     "check --system server:http://127.0.0.1:9": 1,
 }
 
 
-def test_commands_that_only_read_load_no_torch(write_run, tmp_path):
+def test_commands_that_read_or_judge_texts_load_no_torch(write_run, tmp_path):
     run_dir = write_run("run", [sample(1)])
-    code = "import sys; sys.modules['torch'] = None; from refusion_eval.cli import run_command\n"
+    slow = ("torch", "transformers", "lm_eval")
+    code = f"import sys; sys.modules.update(dict.fromkeys({slow})); from refusion_eval.cli import run_command\n"
     code += "print([run_command(*words.split()) for words in sys.argv[1:]])"
     commands = [words.replace("RUN", str(run_dir)).replace("FOLDER", str(tmp_path)) for words in READING]
     done = subprocess.run([sys.executable, "-c", code, *commands], capture_output=True, text=True)

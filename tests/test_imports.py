@@ -1,6 +1,8 @@
 """Which part of the package may import which, read from the sources."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -203,3 +205,18 @@ def test_no_files_of_the_benchmarks_import_each_other_in_a_circle():
     while leaves := {name for name, others in imports.items() if not others}:
         imports = {name: others - leaves for name, others in imports.items() if name not in leaves}
     assert imports == {}
+
+
+def test_a_checkpoint_is_checked_without_what_loads_for_seconds():
+    """The compiler of torch and the models of transformers, which few commands need."""
+    code = """
+import sys
+import refusion_eval.bench.gpu_check
+from refusion_eval.models.checkpoint import model_config
+from refusion_eval.models.weights import check_weights
+from refusion_eval.paths import embedded_path
+check_weights(embedded_path("refusion"), model_config(embedded_path("refusion")))
+print([name for name in ("torch._dynamo", "transformers.modeling_utils") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr

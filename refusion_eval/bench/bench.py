@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import Qwen3ForCausalLM
 
 from refusion_eval import api
 from refusion_eval.bench.checkpoints import SHAPES, inflate, random_checkpoint
-from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.rows import read_rows
 from refusion_eval.decoders import DECODERS
@@ -27,7 +25,6 @@ from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, energy_counter, synchronize, weight_bytes
 from refusion_eval.paths import embedded_path, tasks_path
-from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.types import Decoded, ForwardDone
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -286,6 +283,11 @@ def systems_of(model: api.LoadedModel, baseline: Path | None, settings: Mapping[
         systems["refusion fused, without graphs"] = system_of(eager, "refusion", fused, "refusion")
         systems["autoregressive, without graphs"] = system_of(eager, "autoregressive", greedy, "autoregressive")
     if baseline is not None:
+        from transformers import Qwen3ForCausalLM  # transformers' models load slowly
+
+        from refusion_eval.bench.plain import PlainEngine
+        from refusion_eval.runs.stock_loop import StockLoop
+
         stock = Qwen3ForCausalLM.from_pretrained(baseline, dtype=model.dtype).to(model.device).eval()
         plain, loop = PlainEngine(stock), StockLoop(stock)
         systems["refusion baseline"] = system_of(plain, "refusion", unfused, "refusion")

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.checkpoint import ModelConfig, model_config, parse_model_config, read_json
@@ -57,6 +56,8 @@ def config_of(shape: Shape) -> ModelConfig:
 
 
 def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM  # transformers' models load slowly
+
     torch.manual_seed(0)
     vocabulary = shape.vocab_size
     config = Qwen3Config(

@@ -58,7 +58,7 @@ _BEFORE_FIRST_LINE = {
     **dict.fromkeys(("table", "compare", "speed", "leaderboard", "export", "paper-table", "plot", "claims"), _READING),
     "report": f"{_READING}, and loading the tokenizers of their checkpoints",
     "score": "judging the texts",
-    "rescore": f"{_READING}, and loading lm-eval's filters",
+    "rescore": f"{_READING}, and loading what the filter needs",
     "train": "loading PyTorch",
     "doctor": "trying the sandbox, and loading PyTorch",
 }

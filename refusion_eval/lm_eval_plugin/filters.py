@@ -8,17 +8,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import lm_eval
 import yaml
-from lm_eval.api.instance import Instance
-from lm_eval.api.registry import get_metric
-from lm_eval.filters import build_filter_ensemble
 
 from refusion_eval.benchmarks import BENCHMARKS, Extraction, Row
 from refusion_eval.benchmarks.extract.frames import NOTHING
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.scoring.filters import OTHER_FORMS, OWN_RULES, AnswerFilter, Rule, custom_filter, per_text_rule
+
+# lm-eval loads slowly, so it is imported inside the functions that need it: the filters of this project do not.
 
 # What lm-eval's filters return where nothing matches.
 INVALID = ("[invalid]", "[invalidanswer]")
@@ -41,6 +39,9 @@ _TaskFileLoader.add_constructor("!function", lambda _loader, node: node.value)
 def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> list[Extraction]:
     if not items:
         return []
+    from lm_eval.api.instance import Instance
+    from lm_eval.filters import build_filter_ensemble
+
     pipeline = _entry(task_file, "filter_list", "name", filter_name)["filter"]
     steps = [(step["function"], {key: step[key] for key in step if key != "function"}) for step in pipeline]
     instances = [Instance("generate_until", dict(row), ("", {}), 0, resps=[text]) for row, text in items]
@@ -50,6 +51,8 @@ def find(task_file: str, filter_name: str, items: Sequence[tuple[Row, str]]) -> 
 
 def is_right(task_file: str, gold: str, answer: str) -> bool:
     """Compares as the task does, by lm-eval's exact match with its options. An overlong text is not an answer."""
+    from lm_eval.api.registry import get_metric
+
     options = _entry(task_file, "metric_list", "metric", _METRIC)
     if len(answer) > _LONGEST_COMPARED:
         return False
@@ -92,6 +95,8 @@ def _extraction(answer: str, how: str) -> Extraction:
 @cache
 def _entry(task_file: str, section: str, key: str, name: str) -> Mapping[str, Any]:
     """The entry of a list in a task file whose key has this value."""
+    import lm_eval
+
     path = Path(lm_eval.__file__).parent / "tasks" / task_file
     content = yaml.load(path.read_text(encoding="utf-8"), Loader=_TaskFileLoader) if path.is_file() else {}
     entry: Mapping[str, Any] | None = next((row for row in content.get(section, ()) if row[key] == name), None)

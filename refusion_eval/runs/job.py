@@ -8,15 +8,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from refusion_eval.benchmarks import OURS, THOUGHT_TOKEN, closes_thought, opens_thought, thinking_blocks
 from refusion_eval.benchmarks.rows import redact
 from refusion_eval.decoders.thoughts import has_budget
-from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.store.records import Sample, SampleKey
 from refusion_eval.types import HOLE, PROMPT_END, THINK_START, Decoded, Draft, Fix, StopRule, Trace, draw_key
+
+if TYPE_CHECKING:  # texts are judged without a tokenizer, and transformers loads slowly
+    from refusion_eval.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ class Detokenizer:
     special: Mapping[int, str]  # the spelling of every special token
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Self:
+    def of(cls, tokenizer: "Tokenizer") -> Self:
         inner = tokenizer.inner
         special = {int(token): str(inner.convert_ids_to_tokens(token)) for token in inner.all_special_ids}
         special |= {int(token): str(added) for token, added in inner.added_tokens_decoder.items() if added.special}

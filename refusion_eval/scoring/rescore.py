@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -23,7 +23,6 @@ from refusion_eval.results.measured import seed_of
 from refusion_eval.results.render import Table, csv_text, interval_text
 from refusion_eval.runs.job import Detokenizer, doc_hash, response
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.runs.system import System
 from refusion_eval.runs.terminal import ProgressDisplay
 from refusion_eval.scoring.filters import OURS, AnswerFilter, per_text_rule
 from refusion_eval.scoring.judge import ERROR, Verdict, judge_extractions
@@ -32,6 +31,9 @@ from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.store.records import BY_FILTER, NO_ISOLATION, PASSED, Sample, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader, RunStore
 from refusion_eval.untrusted import visible
+
+if TYPE_CHECKING:
+    from refusion_eval.runs.system import System
 
 FOLDER = "rescored"
 
@@ -289,8 +291,10 @@ def canvas_text(sample: Sample, detokenizer: Detokenizer) -> str | None:
     return detokenizer.text([tokens[position] for position in sorted(tokens)])
 
 
-def recorded_system(run: Run) -> System:
+def recorded_system(run: Run) -> "System":
     """The checkpoint that a run names, for its tokenizer: no weights are loaded."""
+    from refusion_eval.runs.system import System  # torch loads slowly, and few filters read tokens
+
     # A record never makes this process import code: only a decoder of this project is looked for.
     manifest = run.manifest
     decoder = manifest.decoder if manifest.decoder in DECODERS else "autoregressive"

@@ -61,7 +61,9 @@ metadata:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project to which the two files were added, with two rows in its folder `data`."""
     folder = tmp_path_factory.mktemp("project")
-    ignored = shutil.ignore_patterns("__pycache__", "embedded")
+    # With its caches, which hold the forward that is compiled for this processor: compiling takes half a minute. What
+    # another process is writing there has a name of its own for the moment.
+    ignored = shutil.ignore_patterns("embedded", "*.pyc.*", "*.tmp.*")
     shutil.copytree(PACKAGE, folder / "refusion_eval", ignore=ignored)
     shutil.copytree(PACKAGE / "embedded", folder / "refusion_eval" / "embedded", copy_function=os.symlink)
     shutil.copytree(tasks_path(), folder / "tasks")

@@ -12,16 +12,24 @@ import pytest
 from refusion_eval.errors import StoreError
 from refusion_eval.store.records import ScoreRow
 from refusion_eval.store.run_store import RunReader
+from tests.faults.conftest import server
+from tests.faults.runs import ForkServer
+
+__all__ = ["server"]
 
 NUM_ITEMS = 40
 SECONDS_TO_START = 300
 
 
-def start(checkpoint, run_dir, more=()):
-    command = ["run", "--model", checkpoint, "--decoder", "autoregressive", "--run-dir", run_dir, "--warmup", "0"]
-    options = ["--tasks", "mini_gsm8k", "--limit", str(NUM_ITEMS), "--set", "gen_length=48"]
+def command(checkpoint, run_dir, more):
+    words = ["run", "--model", checkpoint, "--decoder", "autoregressive", "--run-dir", str(run_dir), "--warmup", "0"]
+    return [*words, "--tasks", "mini_gsm8k", "--limit", str(NUM_ITEMS), "--set", "gen_length=48", *more]
+
+
+def whole_process(_, words):
+    """Starts a process from nothing, as a user does."""
     return subprocess.Popen(
-        [sys.executable, "-m", "refusion_eval", *command, *options, *more],
+        [sys.executable, "-m", "refusion_eval", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -44,20 +52,24 @@ def facts(run_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--samples", "2", "--set", "temperature=1.0", "--batch-size", "3")])
-def test_killed_and_resumed_equals_uninterrupted(checkpoint, tmp_path, more):
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [(whole_process, ()), (ForkServer.start, ("--samples", "2", "--set", "temperature=1.0", "--batch-size", "3"))],
+)
+def test_killed_and_resumed_equals_uninterrupted(server, checkpoint, tmp_path, start, more):
     num_texts = NUM_ITEMS * (2 if more else 1)
-    process = start(checkpoint, tmp_path / "killed", more)
+    killed = command(checkpoint, tmp_path / "killed", more)
+    process = start(server, killed)
     deadline = time.monotonic() + SECONDS_TO_START
     while len(recorded(tmp_path / "killed")[0]) < 3:
         assert time.monotonic() < deadline, "no sample was recorded"
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
     interrupted = len(recorded(tmp_path / "killed")[0])
     assert 3 <= interrupted < num_texts
-    assert start(checkpoint, tmp_path / "killed", more).wait() == 0
-    assert start(checkpoint, tmp_path / "whole", more).wait() == 0
+    assert start(server, killed).wait() == 0
+    assert server.run(command(checkpoint, tmp_path / "whole", more))[0] == 0
     assert facts(tmp_path / "killed") == facts(tmp_path / "whole")
     assert len(facts(tmp_path / "whole")[0]) == num_texts

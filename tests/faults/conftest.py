@@ -1,7 +1,7 @@
 import pytest
 
 from tests.faults.front_end import FrontEnd, copy_checkpoint
-from tests.faults.runs import ForkServer, command
+from tests.faults.runs import command, shared_server
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def own_checkpoint(tmp_path):
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     """Starts runs of the command line in processes of their own, without the seconds that its libraries need."""
-    server = ForkServer(tmp_path_factory.mktemp("fork_server"))
+    server = shared_server(tmp_path_factory.getbasetemp())
     yield server
     server.close()
 

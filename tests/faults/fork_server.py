@@ -135,6 +135,8 @@ def _run(wanted):
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        os.environ.update(wanted.get("environment", {}))
+        os.chdir(wanted.get("cwd", "."))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         watched = places.Places(wanted.get("fault", {}))

@@ -1,5 +1,6 @@
 """The runs that faults happen to: started from the fork server, looked at from outside."""
 
+import functools
 import json
 import os
 import subprocess
@@ -105,6 +106,13 @@ class ForkServer:
         self._process.stdin.close()
         self._process.wait(30)
         self._process.stdout.close()
+
+
+@functools.cache
+def shared_server(folder):
+    """The fork server of a session, whichever files of tests ask for it: its start takes as long as a run."""
+    (folder / "fork_server").mkdir()
+    return ForkServer(folder / "fork_server")
 
 
 def num_recorded(run_dir):

@@ -260,13 +260,14 @@ CASES = {
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory):
+def finished_run(server, tmp_path_factory):
     """A run directory with results of the sound checkpoint."""
     folder = tmp_path_factory.mktemp("earlier")
     checkpoint = copy_checkpoint(folder / "checkpoint")
-    command = ["run", "--model", checkpoint, "--run-dir", folder / "run", "--limit", "2", *RUN]
-    done = subprocess.run([sys.executable, "-m", "refusion_eval", *command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    status, text = server.run(
+        ["run", "--model", str(checkpoint), "--run-dir", str(folder / "run"), "--limit", "2", *RUN]
+    )
+    assert status == 0, text
     return folder / "run"
 
 

@@ -28,9 +28,9 @@ def started(arguments, limit=None):
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory):
+def calm(server, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("calm") / "run"
-    status, text = started((*RUN, "--run-dir", run_dir))
+    status, text = server.run([*RUN, "--run-dir", str(run_dir)])
     assert status == 0, text
     return run_dir
 

@@ -60,6 +60,7 @@ class Script:
         return (self._folder / "stderr.log").read_text()
 
 
+NUM_ITEMS = 15  # decoding them takes seconds, in which a signal comes to the first
 PYTHON = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
 
 
@@ -67,8 +68,8 @@ def evaluation(tmp_path, name, *arguments):
     """eval.sh on the embedded model in its own environment folder, with results beside it."""
     folder = tmp_path / name
     folder.mkdir()
-    options = ["--no-baseline", "--tasks", "gsm8k", "--limit", "40", "--results", tmp_path / "results", *arguments]
-    return Script(folder, PYTHON, ["eval.sh", *options])
+    options = ["--no-baseline", "--tasks", "gsm8k", "--limit", str(NUM_ITEMS), "--results", tmp_path / "results"]
+    return Script(folder, PYTHON, ["eval.sh", *options, *arguments])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
@@ -87,7 +88,7 @@ def test_a_signal_lets_the_sample_finish_and_the_same_command_continues(number, 
     script.process.communicate(timeout=300)
     assert script.process.returncode == 0, script.errors()
     assert " table " in script.errors()
-    assert num_recorded(run_dir) == 40
+    assert num_recorded(run_dir) == NUM_ITEMS
 
 
 @pytest.mark.slow
@@ -96,12 +97,12 @@ def test_a_killed_evaluation_continues_with_what_is_recorded(tmp_path):
     run_dir = tmp_path / "results" / "runs" / "embedded-refusion-unfused"
     wait_until(lambda: script.process.poll() is not None or num_recorded(run_dir), "no sample is recorded")
     script.end(signal.SIGKILL)
-    assert num_recorded(run_dir) < 40
+    assert num_recorded(run_dir) < NUM_ITEMS
     script = evaluation(tmp_path, "second")
     script.process.communicate(timeout=300)
     assert script.process.returncode == 0, script.errors()
     assert " table " in script.errors()
-    assert num_recorded(run_dir) == 40
+    assert num_recorded(run_dir) == NUM_ITEMS
 
 
 def group_is_there(number):

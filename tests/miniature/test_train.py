@@ -45,6 +45,7 @@ SMALL = (
     "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 16, tie_word_embeddings: true}",
     "optimisation.epochs=null",
     "optimisation.max_steps=20",
+    "optimisation.compute_dtype=float32",  # many processors compute bfloat16 ten times more slowly
     "optimisation.lr=1e-2",
     "optimisation.warmup_steps=5",
     "output.log_every=5",

@@ -132,7 +132,10 @@ def test_wheel_makes_lm_eval_find_our_model_and_its_own(installed):
 
 @pytest.mark.slow
 def test_the_stock_command_evaluates_a_mini_task_with_our_model(installed, tmp_path):
-    arguments = "decoder=autoregressive,pretrained=embedded,gen_length=64,run_dir=" + str(tmp_path / "run")
+    # The default attention would be compiled here for half a minute, as in every fresh installation.
+    arguments = "decoder=autoregressive,pretrained=embedded,attention=sdpa,gen_length=64,run_dir=" + str(
+        tmp_path / "run"
+    )
     done = installed.run(
         *("-m", "lm_eval", "--model", "refusion", "--model_args", arguments, "--limit", "2", "--apply_chat_template"),
         *("--include_path", installed.site / "refusion_eval" / "tasks", "--tasks", "mini_gsm8k", "--log_samples"),

@@ -19,10 +19,11 @@ from refusion_eval.lm_eval_plugin import any_task
 from refusion_eval.protocol.compare import check_table, protocol_differences
 from refusion_eval.protocol.spec import read_protocol
 from refusion_eval.store.run_store import RunReader
+from tests.faults.conftest import server
 from tests.protocol.test_records import OTHER, STAMP
 from tests.results.conftest import sample, write_run
 
-__all__ = ["write_run"]
+__all__ = ["server", "write_run"]
 
 FILE = """
 tasks: [parts]
@@ -37,21 +38,21 @@ systems:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(server, tmp_path_factory):
     """A protocol that was killed after its first record, and then continued: its file and its folder."""
     folder = tmp_path_factory.mktemp("protocol")
     (folder / "mine.yaml").write_text(FILE)
-    command = [sys.executable, "-m", "refusion_eval", "protocol", "run", str(folder / "mine.yaml")]
-    command += ["--out", str(folder / "out")]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    command = ["protocol", "run", str(folder / "mine.yaml"), "--out", str(folder / "out")]
+    whole = [sys.executable, "-m", "refusion_eval", *command]
+    first = subprocess.Popen(whole, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     while not num_recorded(folder / "out" / "runs" / "refusion"):
         assert first.poll() is None
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     (folder / "records").write_text(str(num_recorded(folder / "out" / "runs" / "refusion")))
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 0, again.stderr
-    (folder / "shown").write_text(again.stdout)
+    status, shown = server.run(command)
+    assert status == 0, shown
+    (folder / "shown").write_text(shown)
     return folder
 
 

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from langdetect import DetectorFactory
 from refusion_eval.benchmarks import BENCHMARKS, get_task
 from refusion_eval.errors import DataError
 from refusion_eval.evaluation.loop import evaluate
-from refusion_eval.lm_eval_plugin.instructions_worker import provide_sentence_model
+from refusion_eval.lm_eval_plugin import instructions_worker
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scoring import judge
@@ -56,7 +58,7 @@ TEXTS = (
 @pytest.fixture(scope="module")
 def of_lm_eval(tmp_path_factory: pytest.TempPathFactory):
     """lm-eval's own checks by one rule, with the model of sentences that it would download, and with the same seeds."""
-    provide_sentence_model(str(tmp_path_factory.mktemp("nltk")))
+    instructions_worker.provide_sentence_model(str(tmp_path_factory.mktemp("nltk")))
     from lm_eval.tasks.ifeval import utils
 
     checks = {"strict": utils.test_instruction_following_strict, "loose": utils.test_instruction_following_loose}
@@ -102,6 +104,15 @@ def test_the_checks_leave_no_files_behind(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert [score.value for score in score_texts(IFEVAL, [ROW], {"1": ["Dr. Smith came. He left."]})] == [1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_checks_load_no_library_that_no_check_needs() -> None:
+    """NLTK would load scipy and sklearn, for longer than all the rest takes."""
+    command = [sys.executable, "-X", "importtime", instructions_worker.__file__]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "nltk.tokenize" in loaded
+    assert not {"scipy._lib", "sklearn.base"} & loaded  # what is only looked for has a line, too
 
 
 def test_the_loose_rule_leaves_the_first_line_out() -> None:
