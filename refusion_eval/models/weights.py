@@ -248,8 +248,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     def stack(shape: tuple[int, ...], num_rows_of: Mapping[str, int], **_: bool) -> Tensor:
         shapes.update({name: (num_rows, *shape[1:]) for name, num_rows in num_rows_of.items()})
-        # The first operation on the device "meta" loads the compiler of torch for seconds; only weights that are arranged
-        # anew need it.
+        # The first operation on the device "meta" loads torch's compiler for seconds; only arranged weights need it.
         return torch.empty(1).expand(shape) if config.rotary_dim is None else torch.empty(shape, device="meta")
 
     _arrange(config, stack)
