@@ -284,7 +284,8 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
         seconds = [float(row["decode_seconds"]) for row in group]
         prefill = sum(float(row["prefill_seconds"]) for row in group)
         rate = sum(int(row["tokens"]) - 1 for row in group) / sum(seconds)
-        read = float(group[0]["weight_bytes"]) * rate / 1e9 / float(group[0]["copy_gb_per_second"])
+        copied = group[0]["copy_gb_per_second"]  # empty where something disturbed its measurement
+        read = f"{float(group[0]['weight_bytes']) * rate / 1e7 / float(copied):.0f} %" if copied else ""
         ratio = ""
         ours = groups.get((threads, length, OWN, "BF16" if weights == "file" else weights))
         if engine != OWN and ours:
@@ -299,7 +300,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> str:
             weights,
         )
         cells += (f"{rate:.1f}", ratio, f"{sum(int(row['prompt_tokens']) for row in group) / prefill:.0f}")
-        cells += (f"{100 * read:.0f} %", str(max(int(row["peak_mb"]) for row in group)), ", ".join(other))
+        cells += (read, str(max(int(row["peak_mb"]) for row in group)), ", ".join(other))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
