@@ -38,6 +38,7 @@ _PARSER = threading.RLock()
 
 # Variables without secrets, and beginnings of the names of such.
 _PLAIN = {"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "XDG_CACHE_HOME"}
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH")
 _PLAIN_BEGINNINGS = ("LC_", "OMP_", "MKL_", "CUDA_", "NVIDIA_", "PYTORCH_", "TORCHINDUCTOR_", "TRITON_")
 
 # Control characters (C0 and C1), marks that reorder or hide text, line separators, and halves of surrogate pairs.
@@ -142,7 +143,11 @@ def _proc() -> Proc:  # one open descriptor for all
 
 def environment_without_keys() -> dict[str, str]:
     """The variables of this process that a program needs to start and compute, and no other, which may be a key."""
-    return {name: value for name, value in os.environ.items() if name in _PLAIN or name.startswith(_PLAIN_BEGINNINGS)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PLAIN or (name.startswith(_PLAIN_BEGINNINGS) and not _SECRET.search(name))
+    }
 
 
 class NoTimeError(TimeoutError):
@@ -154,11 +159,14 @@ class Child:
 
     Only one thread at a time may ask. The script reads questions as JSON lines, the first of them `first`, and answers
     each with a JSON line. Its time is the own time of the process, of its threads and of its children. Without
-    `environment` it has the variables of this process.
+    `environment` it has the variables of this process. `start_s` is the own time that it may need until it answers
+    `first`.
     """
 
-    def __init__(self, script: Path, first: Any, environment: Mapping[str, str] | None = None) -> None:
-        self._script, self._first, self._environment = script, first, environment
+    def __init__(
+        self, script: Path, first: Any, environment: Mapping[str, str] | None = None, start_s: float = _START_SECONDS
+    ) -> None:
+        self._script, self._first, self._environment, self._start_s = script, first, environment, start_s
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._is_given_up = False
@@ -192,7 +200,7 @@ class Child:
         return None
 
     def _ask(self, process: subprocess.Popen[bytes], question: Any, timeout_s: float) -> bytes | None:
-        """The answer's line, not a whole one if the process died; None if there is none in time."""
+        """The answer's line, not a whole one if the process died; None for none in time, or for one without an end."""
         assert process.stdin is not None
         assert process.stdout is not None
         own = OwnTime(self._proc.work(self._proc.tree(process.pid)).cpu_s)
@@ -201,13 +209,21 @@ class Child:
             process.stdin.flush()
         except BrokenPipeError:
             return b""
+        line = b""
         while True:
             has_answered = bool(select.select([process.stdout], [], [], _TICK_SECONDS)[0])
             work = self._proc.work(self._proc.tree(process.pid))
             own.update(work.cpu_s, work.is_ready or (has_answered and work.num_tasks > 0))
             if has_answered:
-                self.seconds += own.seconds
-                return process.stdout.readline()
+                part = os.read(process.stdout.fileno(), 1 << 20)  # a line may come in parts, with no end at all
+                line += part
+                if not part or b"\n" in part:
+                    self.seconds += own.seconds
+                    return line.partition(b"\n")[0] + line.partition(b"\n")[1]
+                if len(line) > LARGEST:
+                    return None
+            elif process.poll() is not None:  # and a process that it left behind has the pipe
+                return line
             if own.seconds > timeout_s:
                 return None
             if own.wall_s > longest_wall_s(timeout_s):
@@ -226,7 +242,7 @@ class Child:
                 self._owner = os.getpid()
                 line: bytes | None = None
                 with contextlib.suppress(NoTimeError):
-                    line = self._ask(self._process, self._first, _START_SECONDS)
+                    line = self._ask(self._process, self._first, self._start_s)
                 if line:
                     return self._process
                 status = self.close()
@@ -235,7 +251,7 @@ class Child:
                     words = told.read(LARGEST).decode("utf-8", "replace").strip().rpartition("\n")[2]
                     raise ChildProcessError(f"{self._script.name} ended at its start ({words or f'status {status}'})")
         raise TimeoutError(
-            f"{self._script.name} did not start within {_START_SECONDS:g} s (busy machine), at {_ATTEMPTS} attempts"
+            f"{self._script.name} did not start within {self._start_s:g} s (busy machine), at {_ATTEMPTS} attempts"
         )
 
     def kill(self) -> None:
@@ -254,5 +270,9 @@ class Child:
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.communicate()
-        return process.returncode
+        # Its pipes are not read to their end, which a process that it left behind may keep open.
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        return process.wait()

@@ -20,6 +20,7 @@ from refusion_eval.untrusted import (
     MOST_VALUES,
     Child,
     NoTimeError,
+    environment_without_keys,
     open_plain,
     parse_json,
     parse_python,
@@ -188,11 +189,57 @@ def test_a_child_that_gets_no_time_is_asked_again_and_is_not_called_wrong(tmp_pa
     child = Child(tmp_path / "script.py", ("asleep", 0))
     assert child.ask(("asleep", 0), 1) == "asleep"
     asked = []
-    monkeypatch.setattr(untrusted, "longest_wall_s", lambda limit_s: asked.append(limit_s) or 0.2)
+    monkeypatch.setattr(untrusted, "longest_wall_s", lambda limit_s: asked.append(limit_s) or (0.2 if limit_s == 50 else 60))
     with pytest.raises(NoTimeError, match=r"script\.py got too little time in 0 s \(busy machine\)"):
         child.ask(("asleep", 100), 50)
     assert asked.count(50) >= 2
     child.close()
+
+
+ODD = """
+import json, os, sys, time
+for line in sys.stdin:
+    how = json.loads(line)
+    if how == "half a line":
+        os.write(1, b'{"tokens": [1, ')
+        time.sleep(100)
+    if how == "in parts":
+        os.write(1, b"[1, ")
+        time.sleep(0.2)
+        os.write(1, b"2]\\n")
+        continue
+    if how == "two lines":
+        os.write(1, b"1\\n2\\n")
+        continue
+    if how == "leaves a process":
+        if not os.fork():
+            time.sleep(60)
+            os._exit(0)
+        os._exit(0)
+    print(json.dumps(how), flush=True)
+"""
+
+
+def test_half_an_answer_is_none_in_time_and_a_process_that_is_left_behind_holds_nothing_up(tmp_path):
+    (tmp_path / "script.py").write_text(ODD)
+    child = Child(tmp_path / "script.py", "begin")
+    assert child.ask("in parts", 20) == [1, 2]
+    assert child.ask("two lines", 20) == 1
+    begun = time.monotonic()
+    assert child.ask("half a line", 0.5) is None
+    assert child.ask("leaves a process", 20) is None
+    assert time.monotonic() - begun < 60
+    assert child.ask("again", 20) == "again"
+    child.close()
+
+
+def test_variables_with_names_of_keys_go_to_no_code_of_strangers(monkeypatch):
+    secrets = ("NVIDIA_API_KEY", "HF_TOKEN", "CUDA_SECRET", "PYTORCH_PASSWORD", "OPENAI_API_KEY")
+    for name in (*secrets, "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "0")
+    given = environment_without_keys()
+    assert not given.keys() & set(secrets)
+    assert given.keys() >= {"PATH", "CUDA_VISIBLE_DEVICES"}
 
 
 class _Garbage:

@@ -9,6 +9,7 @@ from refusion_eval import api
 from refusion_eval.benchmarks import Task
 from refusion_eval.config import field_types
 from refusion_eval.decoders import find_decoder
+from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.loop import job_of
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import RELEASE, parse_model_args
@@ -80,6 +81,11 @@ def opened(
             values[name] = values[number]
     by_loop = {name: value for name, value in arguments.items() if name != "preset"} | {"loop": RELEASE}
     entry = ReleaseBackend.of(System(parse_model_args({**by_loop, **of_release}))).entry
+    if entry.name == "block_diffusion_generate" and not values.get("temperature") and "temperature" not in of_release:
+        raise ConfigError(
+            f"{entry} draws every token and divides the logits by the temperature, so it has no greedy decoding to "
+            "compare with; --release-set temperature=1.0 compares with what it draws"
+        )
     kept = {name: value for name, value in values.items() if value is not None and _NEUTRAL.get(name) != value}
     unknown = [name for name in kept if name not in field_types(ReleaseSettings) or entry.unknown([name])]
     theirs = {name: value for name, value in kept.items() if name not in unknown} | dict(of_release)

@@ -16,7 +16,7 @@ from refusion_eval.store.run_store import Run
 from refusion_eval.types import Draft, Fix, Trace
 
 # Settings that say how many positions a decoder fills before it goes on, and how many it drafts together.
-_BLOCKS, _UNITS = ("block_size", "block_length", "gen_block_size", "window_size"), ("slot_size", *("gen_block_size",))
+_BLOCKS, _UNITS = ("block_size", "block_length", "gen_block_size", "window_size"), ("slot_size", "gen_block_size")
 _WITHOUT_BLOCKS = 32  # positions, of a decoder without blocks
 _PARTS = 3
 _FEW = 2  # forwards
@@ -57,7 +57,7 @@ class Steps(NamedTuple):
     dearest_fifth: float  # percent of all forwards
     without_gain: float  # percent of the blocks
     in_few: float  # percent of the blocks
-    tpf_by_part: tuple[float, ...]
+    tpf_by_part: tuple[float, ...]  # empty where no response has as many tokens
     accepted: float | None  # percent; None for a decoder without drafts
     accepted_by_place: tuple[float, ...]
 
@@ -67,14 +67,15 @@ class _Tally:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         sizes = [settings.get(name) for name in _BLOCKS]
-        self.block = next((size for size in sizes if isinstance(size, int)), _WITHOUT_BLOCKS)
-        self._unit = next((settings[name] for name in _UNITS if isinstance(settings.get(name), int)), None)
+        self.block = next((size for size in sizes if isinstance(size, int) and size > 0), _WITHOUT_BLOCKS)
+        units = [settings.get(name) for name in _UNITS]
+        self._unit = next((size for size in units if isinstance(size, int) and size > 0), None)
         self.forwards: list[int] = []  # of each answer
         self.blocks: list[tuple[float, int]] = []  # forwards and tokens of each block
         self.parts = np.zeros((2, _PARTS))  # tokens and forwards
         self.drafted, self.accepted = Counter[int](), Counter[int]()
 
-    def add(self, trace: Trace) -> None:
+    def add(self, trace: Trace, *, has_tokens: bool) -> None:
         fixed: dict[int, list[int]] = {}
         for event in trace.of(Fix):
             fixed.setdefault(event.forward, []).extend(event.positions)
@@ -91,9 +92,11 @@ class _Tally:
         length, of_block = max(positions) + 1, dict[int, list[float]]()
         for position, forwards in spent.items():
             of_block.setdefault(position // self.block, []).append(forwards)
-            self.parts[:, position * _PARTS // length] += 1, forwards
+            if length >= _PARTS:
+                self.parts[:, position * _PARTS // length] += 1, forwards
         self.blocks += [(round(sum(forwards), 6), len(forwards)) for forwards in of_block.values()]
-        self._add_drafts(trace)
+        if has_tokens:  # of a sealed task all are 0
+            self._add_drafts(trace)
 
     def _add_drafts(self, trace: Trace) -> None:
         waiting: dict[int, tuple[int, int]] = {}  # position -> its place in the draft, and its token
@@ -123,7 +126,7 @@ class _Tally:
             dearest_fifth=float(100 * dearest.sum() / forwards.sum()),
             without_gain=float(100 * (forwards >= tokens).mean()),
             in_few=float(100 * (forwards <= _FEW).mean()),
-            tpf_by_part=tuple((self.parts[0] / self.parts[1]).tolist()),
+            tpf_by_part=tuple((self.parts[0] / self.parts[1]).tolist()) if self.parts.all() else (),
             accepted=100 * self.accepted.total() / self.drafted.total() if places else None,
             accepted_by_place=tuple(100 * self.accepted[place] / self.drafted[place] for place in places),
         )
@@ -136,14 +139,16 @@ def read_steps(run_dirs: Iterable[Path]) -> list[Steps]:
 
     def visit(run: Run, row: RowKey, sample: Sample, _: Mapping[str, ScoreRow], trace: Trace | None) -> None:
         if trace is not None and sample.error is None:
-            tallies.setdefault((run.run_id, row), (run, _Tally(sample.settings)))[1].add(trace)
+            tallies.setdefault((run.run_id, row), (run, _Tally(sample.settings)))[1].add(
+                trace, has_tokens=sample.tokens is not None
+            )
 
     read_each(places, visit)
     found = [tally.steps(run, row.task) for (_, row), (run, tally) in tallies.items() if tally.forwards]
     if not found:
         raise StoreError(
-            f"{', '.join(map(str, places))}: no answer has recorded steps; those of servers and of transformers' "
-            "`generate` have none"
+            f"{', '.join(map(str, places))}: no answer has recorded steps; those of servers and of the code of a "
+            "release have none"
         )
     return found
 

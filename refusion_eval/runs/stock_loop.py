@@ -2,12 +2,13 @@
 
 import contextlib
 import functools
+import math
 import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor
@@ -48,7 +49,9 @@ class StockLoop:
     def open(cls, directory: Path, dtype: torch.dtype, device: torch.device) -> Self:
         """Loads a checkpoint in Hugging Face layout; CheckpointError if transformers has no class for it."""
         try:
-            model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
+            )
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"{directory}: transformers cannot load it for the stock loop: {error}") from error
         return cls(model.to(device).eval())
@@ -226,9 +229,17 @@ class LoopFiles:
         self.device = choose_device(args.device)
         stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
         name = (stored if self.device.type == "cuda" else "float32") if args.dtype == "auto" else args.dtype
-        self.dtype: torch.dtype = getattr(torch, name)
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise CheckpointError(f"{folder / 'config.json'}: dtype {name} is none of torch; correct it")
+        self.dtype: torch.dtype = dtype
         self.entry = find_entry(folder, args.settings.get("entry"), allow_code=args.allow_code)
         self.has_code = args.allow_code and any(folder.glob("*.py"))
+        if args.allow_code and (folder / "custom_generate").exists():
+            raise ConfigError(
+                f"{self.name}: transformers would put custom_generate/generate.py in the place of `generate`, and no "
+                "record would say so; copy the checkpoint without that folder"
+            )
 
     @property
     def num_threads(self) -> int:
@@ -254,7 +265,7 @@ class _Elsewhere:
         first: dict[str, Any] = {"directory": str(files.directory), "entry": self._entry._asdict(), "dtype": dtype}
         first |= {"device": str(files.device), "threads": files.num_threads}
         environment = environment_without_keys() | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": self._folder.name}
-        self._child = Child(_WORKER, first, environment)
+        self._child = Child(_WORKER, first, environment, start_s=_LONGEST_SECONDS)
         weakref.finalize(self, self._child.close)
 
     def run(self, prompt: Sequence[int], settings: ReleaseSettings) -> Decoded:
@@ -262,19 +273,33 @@ class _Elsewhere:
         question = {"prompt": list(prompt), "arguments": arguments, "eos_ids": settings.eos_ids, "seed": settings.seed}
         try:
             answer = self._child.ask(question, _LONGEST_SECONDS)
-        except (ChildProcessError, TimeoutError) as error:
+        except (ChildProcessError, TimeoutError, ValueError, RecursionError) as error:
             raise DecodeError(f"the code of the checkpoint: {error}") from error
         if answer is None:
             raise DecodeError(f"the code of the checkpoint ended, or took more than {_LONGEST_SECONDS:g} s")
-        if "error" in answer:
-            raise DecodeError(answer["error"])
+        if isinstance(answer, dict) and "error" in answer:
+            raise DecodeError(str(answer["error"]))
         try:
-            trace = Trace.from_json(answer["trace"])
+            return _decoded(**answer)
         except (KeyError, TypeError, ValueError) as error:
-            raise DecodeError(f"the code of the checkpoint made forwards that are none: {error}") from error
-        tokens = tuple(map(int, answer["tokens"]))
-        seconds, first = answer["seconds"], answer["prefill_seconds"]
-        return Decoded(tokens, answer["stop"], trace.num_forwards, seconds, trace, first)
+            raise DecodeError(f"the code of the checkpoint gave an answer that is none: {error}") from error
+
+
+def _decoded(
+    tokens: list[int], stop: StopReason, seconds: float, prefill_seconds: float | None, trace: list[Any]
+) -> Decoded:
+    """What the process of a stranger's code answered; KeyError, TypeError or ValueError for what no loop gives."""
+    steps = Trace.from_json(trace)
+    times = [seconds] if prefill_seconds is None else [seconds, prefill_seconds]
+    if (
+        stop not in get_args(StopReason)
+        or not steps.num_forwards
+        or not all(0 <= float(time) < math.inf for time in times)
+    ):
+        raise ValueError(f"it stopped by {stop} after {steps.num_forwards} forwards and {seconds} s")
+    if not {int}.issuperset(map(type, tokens)):
+        raise TypeError("a token is no whole number")
+    return Decoded(tuple(tokens), stop, steps.num_forwards, seconds, steps, prefill_seconds)
 
 
 class ReleaseBackend(StockBackend):

@@ -28,8 +28,8 @@ def by_blocks(*blocks):
 
 
 def decoded(number, trace, **more):
-    cost = {"num_forwards": trace.num_forwards, "num_tokens": len(trace.fixed_at())}
-    return sample(number, trace=trace.to_json(), **cost, **{"settings": SETTINGS} | more)
+    cost = {"num_forwards": trace.num_forwards, "num_tokens": len(trace.fixed_at()), "tokens": [7] * len(trace.fixed_at())}
+    return sample(number, trace=trace.to_json(), **cost | {"settings": SETTINGS} | more)
 
 
 def test_forwards_count_for_the_blocks_whose_positions_they_fix(write_run):
@@ -83,6 +83,18 @@ def test_table_and_files_have_a_line_for_each_task_with_steps(write_run):
     assert "| mini_gsm8k | 1 | 3.0 | 4 | 1.5 |" in steps_table(found).markdown()
     done = CliRunner().invoke(app, ["speed", str(run), "--steps", "--json"])
     assert [row["tpf_by_part"] for row in json.loads(done.stdout)] == ["4|2.4|2", "4|4|4"]
+
+
+def test_short_answers_have_no_parts_and_sealed_ones_no_drafts(write_run):
+    trace = Trace()
+    trace.forward("plan", 1, 0)
+    trace.draft([0], [0])
+    trace.fix([0], [0])
+    trace.stop("eos", 1)
+    settings = {"block_length": 0, "slot_size": 0}
+    (found,) = read_steps([write_run("run", [decoded(0, trace, settings=settings, tokens=None)])])
+    assert (found.block, found.tpf_by_part, found.accepted) == (32, (), None)
+    assert steps_table([found]).markdown()
 
 
 def test_runs_without_steps_are_one_line(write_run):

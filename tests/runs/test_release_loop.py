@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
-from refusion_eval.errors import CheckpointError, ConfigError
+from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
 from refusion_eval.exports.source import read_exported
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.release import ReleaseSettings, find_entry
+from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.runs.system import System, build_manifest
 from refusion_eval.store.run_store import RunReader
 from tests.models import tiny
@@ -118,6 +121,37 @@ def test_no_code_runs_without_leave(made):
         _ = System(parse_model_args(without)).files
     with pytest.raises(ConfigError, match="allow_code is for loop=release only"):
         parse_model_args({"pretrained": "x", "allow_code": True})
+
+
+def test_a_folder_that_replaces_generate_and_pickled_weights_are_refused(made, tmp_path):
+    shutil.copytree(made("llada2"), tmp_path / "replaced")
+    (tmp_path / "replaced" / "custom_generate").mkdir()
+    with pytest.raises(ConfigError, match="in the place of `generate`, and no record would say so"):
+        _ = System(parse_model_args(arguments(made, "llada2") | {"pretrained": str(tmp_path / "replaced")})).files
+    shutil.copytree(made("plain"), tmp_path / "pickled")
+    weights = load_file(tmp_path / "pickled" / "model.safetensors")
+    torch.save(weights, tmp_path / "pickled" / "pytorch_model.bin")
+    (tmp_path / "pickled" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError):
+        StockLoop.open(tmp_path / "pickled", torch.float32, torch.device("cpu"))
+
+
+GOOD = {"tokens": [1], "stop": "eos", "seconds": 0.5, "prefill_seconds": None, "trace": [["forward", 0, "all", 4, 0]]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"trace": []}, {"seconds": -1}, {"stop": "xyz"}, {"tokens": ["1"]}, {"more": 1}, {"seconds": None}, {"trace": 3}],
+)
+def test_what_no_loop_answers_is_an_error_of_the_item(made, monkeypatch, changes):
+    system = System(parse_model_args(arguments(made, "llada2")))
+    loop = system.backend._loop
+    settings = ReleaseSettings(gen_length=4, eos_ids=(1,))
+    monkeypatch.setattr(loop._child, "ask", lambda *given: GOOD)
+    assert loop.run([2, 3], settings).tokens == (1,)
+    monkeypatch.setattr(loop._child, "ask", lambda *given: GOOD | changes)
+    with pytest.raises(DecodeError, match="gave an answer that is none"):
+        loop.run([2, 3], settings)
 
 
 def test_the_entry_and_its_arguments_are_read_from_the_files(made):
