@@ -189,7 +189,9 @@ def test_a_child_that_gets_no_time_is_asked_again_and_is_not_called_wrong(tmp_pa
     child = Child(tmp_path / "script.py", ("asleep", 0))
     assert child.ask(("asleep", 0), 1) == "asleep"
     asked = []
-    monkeypatch.setattr(untrusted, "longest_wall_s", lambda limit_s: asked.append(limit_s) or (0.2 if limit_s == 50 else 60))
+    monkeypatch.setattr(
+        untrusted, "longest_wall_s", lambda limit_s: asked.append(limit_s) or (0.2 if limit_s == 50 else 60)
+    )
     with pytest.raises(NoTimeError, match=r"script\.py got too little time in 0 s \(busy machine\)"):
         child.ask(("asleep", 100), 50)
     assert asked.count(50) >= 2

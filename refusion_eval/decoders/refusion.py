@@ -54,8 +54,8 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
             # All drafts are one sequence. The first one of a slot always passes: its probability is the certainty that
             # selected the slot, and tau_token does not apply to it.
             checked_SK = rules.are_tokens(drafts.slots, settings) & (np.arange(settings.slot_size) > 0)
-            size = len(settings.text_positions(drafts.slots))
-            forward = rules.verification(drafts, checked_SK, [size], start, settings, commit)
+            sizes = [settings.num_tokens(drafts.slots)]
+            forward = rules.verification(drafts, checked_SK, sizes, start, settings, commit)
             if fusion is None:
                 readouts = yield forward
             else:
@@ -183,6 +183,7 @@ class Completion:
         self, drafts: Drafts, verdicts_SK: Verdicts, start: int, settings: RefusionSettings, trace: Trace
     ) -> None:
         self.slots, self._start, self._settings, self._trace = drafts.slots, start, settings, trace
+        self.size_S = settings.sizes_of(drafts.slots)
         self.tokens_SK, self.probs_SK = drafts.tokens_SK.copy(), drafts.probs_SK.copy()
         # How many tokens of each slot are valid, from its first one. A prefix that passed the global verification saw
         # more than its own slot; the release keeps it, and Eq. 7 as written verifies anew (`verify_independently`).
@@ -198,11 +199,7 @@ class Completion:
 
     @property
     def unfinished(self) -> list[int]:  # rows of slots
-        return [row for row, valid in enumerate(self.valid_S) if valid < self.size_S[row]]
-
-    @property
-    def size_S(self) -> list[int]:
-        return [self._settings.size_of(slot) for slot in self.slots]
+        return [row for row, (valid, size) in enumerate(zip(self.valid_S, self.size_S, strict=True)) if valid < size]
 
     def _valid(self, passed_SK: BoolArray) -> list[int]:
         return [min(accepted_prefix(passed_K), size) for passed_K, size in zip(passed_SK, self.size_S, strict=True)]
@@ -280,7 +277,7 @@ class Completion:
             tokens += final.tokens[self._num_reported_S[row] :]
             self._num_reported_S[row] = len(final.tokens)
             if final.has_eos:
-                self.slots = self.slots[: row + 1]
+                self.slots, self.size_S = self.slots[: row + 1], self.size_S[: row + 1]
                 self.tokens_SK, self.probs_SK = self.tokens_SK[: row + 1], self.probs_SK[: row + 1]
                 self.valid_S = [*self.valid_S[:row], self.size_S[row]]
                 break

@@ -143,7 +143,7 @@ class Fusion:
     """Makes the verifications of one decoding, with the branches that pay, and keeps what branches of the last read."""
 
     def __init__(self, start: int, settings: RefusionSettings) -> None:
-        self._start, self._settings = start, settings
+        self._start, self._settings, self._end = start, settings, start + settings.num_positions
         # Where nothing is given, a guess for a device that nobody has measured.
         self._cost = ForwardCost(settings.free_rows or 0, 0.02 if settings.row_cost is None else settings.row_cost)
         # Whether a branch is sampled -> what was read, and for each outcome its part of that.
@@ -174,7 +174,8 @@ class Fusion:
     ) -> Steps[tuple[Readout, ...]]:
         """Makes a verification of groups, with the plan if all slots finish now (`final`), else predictions."""
         k = self._settings.slot_size
-        unfinished = [row for row, slot in enumerate(drafts.slots) if valid_S[row] < self._settings.size_of(slot)]
+        sizes = self._settings.sizes_of(drafts.slots)
+        unfinished = [row for row, (valid, size) in enumerate(zip(valid_S, sizes, strict=True)) if valid < size]
         forecasts = self._forecasts(drafts, unfinished, valid_S)
         branches: list[Branch] = []
         plan = self._plan_after(final)
@@ -216,9 +217,9 @@ class Fusion:
 
     def _forecasts(self, drafts: Drafts, rows: Sequence[int], valid_S: Sequence[int]) -> list[SlotForecast]:
         accept_SK = acceptance(drafts.probs_SK, self._settings.tau_token)
-        forecasts = []
+        forecasts, sizes = [], self._settings.sizes_of(drafts.slots)
         for row in rows:
-            size = self._settings.size_of(drafts.slots[row])
+            size = sizes[row]
             tokens, accept = drafts.tokens_SK[row, :size].tolist(), accept_SK[row, :size]
             forecasts.append(SlotForecast.estimate(tokens, accept, valid_S[row], self._settings.eos_ids))
         return forecasts
@@ -228,7 +229,7 @@ class Fusion:
         accept_SK = acceptance(drafts.probs_SK, self._settings.tau_token)
         accept_SK[:, 0] = 1  # tau_token does not apply to the first token of a slot
         accept_N = flat(accept_SK, drafts.slots, self._settings)
-        eos = first_eos(flat(drafts.tokens_SK, drafts.slots, self._settings), self._settings.eos_ids)
+        eos = first_eos(flat(drafts.tokens_SK, drafts.slots, self._settings).tolist(), self._settings.eos_ids)
         chances: dict[int, float] = defaultdict(float)
         # Outcomes that leave the same tokens are one branch.
         for num_passed, chance in enumerate(length_chances(accept_N).tolist()):
@@ -256,7 +257,7 @@ class Fusion:
     def _prediction(self, slot: int, length: int, first_row: int) -> Branch:
         """The masks after the first `length` tokens of a slot whose rows begin at `first_row` of the verification."""
         start = self._start + slot
-        positions = range(start + length, start + self._settings.size_of(slot))
+        positions = range(start + length, min(start + self._settings.slot_size, self._end))
         return Branch(("prediction", slot, length), (first_row, first_row + length), positions)
 
     def _first_predictions(self, forward: Forward, drafts: Drafts, num_rows: int) -> tuple[Forward, list[Branch]]:
@@ -273,7 +274,8 @@ class Fusion:
             slot, first_row = drafts.slots[row], 0
             if row > 0 and lengths:
                 first_row = len(forward.tokens)
-                size, positions = self._settings.size_of(slot), self._settings.text_positions([slot], self._start)
+                positions = self._settings.text_positions([slot], self._start)
+                size = len(positions)
                 forward = replace(
                     forward,
                     tokens=[*forward.tokens, *drafts.tokens_SK[row, :size].tolist()],

@@ -161,9 +161,19 @@ class RefusionSettings:
         """Response indices of all tokens of some slots, slot after slot; positions, if index 0 has that of `start`."""
         positions: list[int] = []
         for slot in slots:
-            positions += range(start + slot, start + slot + self.size_of(slot))
+            end = slot + self.slot_size if self.whole_slots else min(slot + self.slot_size, self.gen_length)
+            positions += range(start + slot, start + end)
         return positions
 
-    def size_of(self, slot: int) -> int:
-        """Number of tokens of a slot; only the last one may have fewer than the others."""
-        return min(self.slot_size, self.num_positions - slot)
+    def num_tokens(self, slots: Sequence[int]) -> int:
+        """Number of tokens of some slots, ascending."""
+        num_tokens = len(slots) * self.slot_size
+        if self.whole_slots or not slots:
+            return num_tokens
+        return num_tokens - max(0, slots[-1] + self.slot_size - self.gen_length)
+
+    def sizes_of(self, slots: Sequence[int]) -> list[int]:
+        """Number of tokens of each of some slots, ascending."""
+        sizes = [self.slot_size] * len(slots)
+        sizes[-1:] = [self.num_tokens(slots[-1:])] if slots else []
+        return sizes

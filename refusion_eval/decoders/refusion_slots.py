@@ -44,7 +44,7 @@ def in_slots(values_N: npt.NDArray[Any], slot_size: int, padding: int) -> npt.ND
 
 def flat(values_SK: npt.NDArray[Any], slots: Sequence[int], settings: RefusionSettings) -> npt.NDArray[Any]:
     """The values of the tokens of these slots, without padding, [N]."""
-    return values_SK.ravel()[: len(settings.text_positions(slots))]
+    return values_SK.ravel() if settings.whole_slots else values_SK.ravel()[: settings.num_tokens(slots)]
 
 
 def are_tokens(slots: Sequence[int], settings: RefusionSettings) -> BoolArray:

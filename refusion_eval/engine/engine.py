@@ -161,6 +161,7 @@ class Engine:
         num_threads: int | None = None,  # of the forwards on a CPU; None is the number of the process
     ) -> None:
         self.model, self.attention = model, attention
+        self._has_experts = getattr(model.config, "experts", None) is not None  # config: of transformers, in the bench
         self.kv_budget, self.num_threads = kv_budget, num_threads
         self._joules, self._record = device.energy_counter(model.device), record
         if attention == "native":
@@ -185,7 +186,7 @@ class Engine:
             self.recorded.prepare()
         self._cache.clear(0)  # not wiped: alone, no padding reaches beyond the rows of the sequence
         joules_before = None if self._joules is None else self._joules()
-        if self.model.config.experts is not None:
+        if self._has_experts:
             self.model.num_experts_read.zero_()
         active = self._start(self._cache, 0, 0, Request(decode, prompt, settings))
         while active.pending is not None:
@@ -197,7 +198,7 @@ class Engine:
         if active.error is not None:
             raise active.error
         decoded = self._finish(active)
-        if self.model.config.experts is not None:
+        if self._has_experts:
             decoded = replace(decoded, num_experts_read=int(self.model.num_experts_read))
         if self._joules is None or joules_before is None:
             return decoded

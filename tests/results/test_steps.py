@@ -28,7 +28,11 @@ def by_blocks(*blocks):
 
 
 def decoded(number, trace, **more):
-    cost = {"num_forwards": trace.num_forwards, "num_tokens": len(trace.fixed_at()), "tokens": [7] * len(trace.fixed_at())}
+    cost = {
+        "num_forwards": trace.num_forwards,
+        "num_tokens": len(trace.fixed_at()),
+        "tokens": [7] * len(trace.fixed_at()),
+    }
     return sample(number, trace=trace.to_json(), **cost | {"settings": SETTINGS} | more)
 
 

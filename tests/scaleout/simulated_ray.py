@@ -52,7 +52,7 @@ class Actor:
         self._worker = object.__new__(RayWorker)
         self._worker._inbox, self._worker._samples = deque(), iter(())
         self._worker._setup = SimpleNamespace(run_facts={})
-        self._worker._system = SimpleNamespace(run=self._ray.decode, entry=SimpleNamespace(Settings=None))
+        self._worker._system = SimpleNamespace(run=self._ray.decode, args=SimpleNamespace(settings_type=None))
         self._worker._hardware = None
 
     def die(self):
