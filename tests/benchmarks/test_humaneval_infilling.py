@@ -46,6 +46,9 @@ def rows(tmp_path: Path) -> Path:
     return folder.parent
 
 
+EMPTY_IS_RIGHT = [f"SingleLineInfilling/HumanEval/{place}" for place in ("33/L0", "68/L0", "99/L3", "105/L7", "127/L8")]
+
+
 @pytest.fixture(scope="module")
 def data(reference_data: Path) -> Path:
     return reference_data / "benchmarks"
@@ -115,19 +118,22 @@ def test_the_gold_answers_of_some_items_are_right(data: Path, of_set: str):
 @pytest.mark.golden
 @pytest.mark.slow
 @pytest.mark.parametrize("of_set", SETS)
-def test_all_gold_answers_are_right(data: Path, of_set: str):
+def test_gold_answers_all_over_a_set_are_right(data: Path, of_set: str):
+    """`score --outputs gold` judges all of them, which takes ten minutes."""
     benchmark = BENCHMARKS[f"humaneval_infilling_{of_set}_oracle"]
     rows = get_task(benchmark.name).rows(data)
+    rows = rows[:: len(rows) // 80]
     scores = score_texts(benchmark, rows, {row["task_id"]: [benchmark.prompts.gold_text(row)] for row in rows})
     assert [score.item_id for score in scores if not score.value] == []
 
 
 @pytest.mark.golden
 @pytest.mark.slow
-def test_an_empty_completion_is_right_in_27_of_1033_single_lines(data: Path):
-    rows = get_task(f"{NAME}_oracle").rows(data)
+def test_an_empty_completion_is_right_where_a_line_is_not_needed(data: Path):
+    """Of all 1,033 single lines 27 are such; these are the ones among every tenth."""
+    rows = get_task(f"{NAME}_oracle").rows(data)[::10]
     scores = score_texts(BENCHMARKS[f"{NAME}_oracle"], rows, {row["task_id"]: [""] for row in rows})
-    assert sum(score.value for score in scores) == 27
+    assert [score.item_id for score in scores if score.value] == EMPTY_IS_RIGHT
 
 
 @pytest.mark.golden
