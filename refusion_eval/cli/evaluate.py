@@ -1,6 +1,6 @@
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +22,7 @@ from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import TO_SERVERS, ModelArgs, parse_model_args
 from refusion_eval.runs.terminal import Interruption, resume_hint
+from refusion_eval.store.records import SERVER
 from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
 
 if TYPE_CHECKING:
@@ -364,19 +365,35 @@ def check(
     args = parse_model_args({**arguments, **cli.read_pairs(settings)})
     names = task_names(tasks.split(","), args.pretrained, prompts=prompts, data=data) if tasks else []
     with cli.told_if_silent(f"asking {args.base_url}" if args.base_url else cli.LOADING):
-        from refusion_eval.runs.system import System
-
-        opened = System(args)
-        if names and (reason := opened.backend.no_prompts):
-            raise ConfigError(f"--tasks: {reason}; leave it out")
-        described = opened.backend.describe(opened)
-        first = {task.name: _first_prompt(opened, task, data) for task in find_tasks(names)}
+        facts, lines, first = _described(args, names, data)
     if as_json:
-        cli.print_value({name: first if name == "prompts" else fact for name, fact in described.facts.items()})
+        cli.print_value({name: first if name == "prompts" else fact for name, fact in facts.items()})
         return
-    cli.tell("\n".join(described.lines))
+    cli.tell("\n".join(lines))
     for task, prompt in first.items():
         cli.tell(f"{task}, item {prompt['id']}: a prompt of {prompt['num_tokens']} tokens\n{prompt['text']}")
+
+
+def _described(
+    args: ModelArgs, names: Sequence[str], data: Path | None
+) -> tuple[Mapping[str, Any], Sequence[str], dict[str, Any]]:
+    """Facts and lines about what would be run, and the first prompts of the tasks of these names."""
+    if args.loop == SERVER and not names:  # the endpoints of a server are asked without PyTorch
+        from refusion_eval.runs.server_client import client_of
+        from refusion_eval.runs.server_facts import endpoints
+
+        return *endpoints(client_of(args)), {}
+    from refusion_eval.runs.system import System
+
+    opened = System(args)
+    if names and (reason := opened.backend.no_prompts):
+        raise ConfigError(f"--tasks: {reason}; leave it out")
+    described = opened.backend.describe(opened)
+    return (
+        described.facts,
+        described.lines,
+        {task.name: _first_prompt(opened, task, data) for task in find_tasks(names)},
+    )
 
 
 def _against_release(

@@ -23,7 +23,7 @@ from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs, server_place
 from refusion_eval.runs.server_answers import Answer
 from refusion_eval.runs.server_client import Refused, ServerClient, client_of
-from refusion_eval.runs.server_facts import CANVAS, forwards
+from refusion_eval.runs.server_facts import CANVAS, endpoints, forwards
 from refusion_eval.runs.server_requests import fields_of
 from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.store.manifest import Hardware
@@ -92,13 +92,8 @@ class Server(Backend):
         return client_of(self._args)
 
     def describe(self, system: Opener) -> Description:
-        """What the server's endpoints tell; it is not waited for."""
-        client = self.client
-        described = client.describe(patience=0) | {"api": client.api_name}
-        name = f"{described['name']} {described['version']}".strip()
-        told = ", ".join(f"{setting}={value}" for setting, value in described["settings"].items())
-        lines = [f"{name} serves the model {described['model']}", told, f"asked by {client.api.path}"]
-        return Description(described, [f"{client.root}: {line}" for line in lines if line])
+        """What the server's endpoints tell."""
+        return Description(*endpoints(self.client))
 
     def identity(self) -> dict[str, Any]:
         """What tells the server from another one: its address as it was given, or its name here; what runs there."""

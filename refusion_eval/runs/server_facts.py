@@ -187,3 +187,12 @@ def as_list(value: Any) -> list[Any]:
 
 def as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def endpoints(client: Any) -> tuple[dict[str, Any], list[str]]:
+    """What the endpoints of a server tell its `ServerClient`, as facts and in lines; it is not waited for."""
+    described = client.describe(patience=0) | {"api": client.api_name}
+    name = f"{described['name']} {described['version']}".strip()
+    told = ", ".join(f"{setting}={value}" for setting, value in described["settings"].items())
+    lines = [f"{name} serves the model {described['model']}", told, f"asked by {client.api.path}"]
+    return described, [f"{client.root}: {line}" for line in lines if line]
