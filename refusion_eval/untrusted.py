@@ -219,7 +219,8 @@ class Child:
                 line += part
                 if not part or b"\n" in part:
                     self.seconds += own.seconds
-                    return line.partition(b"\n")[0] + line.partition(b"\n")[1]
+                    end = line.find(b"\n") + 1
+                    return line[:end] if end else line
                 if len(line) > LARGEST:
                     return None
             elif process.poll() is not None:  # and a process that it left behind has the pipe

@@ -21,6 +21,7 @@ from refusion_eval.results.gate import run_conditions
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import TO_SERVERS, ModelArgs, parse_model_args
+from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.runs.terminal import Interruption, resume_hint
 from refusion_eval.store.records import SERVER
 from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
@@ -378,7 +379,7 @@ def _described(
     args: ModelArgs, names: Sequence[str], data: Path | None
 ) -> tuple[Mapping[str, Any], Sequence[str], dict[str, Any]]:
     """Facts and lines about what would be run, and the first prompts of the tasks of these names."""
-    if args.loop == SERVER and not names:  # the endpoints of a server are asked without PyTorch
+    if args.loop == SERVER and args.pretrained == NO_FILES and not names:  # then nothing needs PyTorch
         from refusion_eval.runs.server_client import client_of
         from refusion_eval.runs.server_facts import endpoints
 
@@ -389,11 +390,8 @@ def _described(
     if names and (reason := opened.backend.no_prompts):
         raise ConfigError(f"--tasks: {reason}; leave it out")
     described = opened.backend.describe(opened)
-    return (
-        described.facts,
-        described.lines,
-        {task.name: _first_prompt(opened, task, data) for task in find_tasks(names)},
-    )
+    first = {task.name: _first_prompt(opened, task, data) for task in find_tasks(names)}
+    return described.facts, described.lines, first
 
 
 def _against_release(

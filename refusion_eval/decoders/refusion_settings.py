@@ -96,7 +96,6 @@ class RefusionSettings:
             raise ConfigError(
                 "refusion: the release completes slots by the paper's rule; leave out completion=verifier"
             )
-
         if self.release_compatible and not self.whole_slots:
             raise ConfigError(
                 "refusion: the release decodes whole slots and fills no gap; leave out release_compatible=true"
@@ -166,14 +165,11 @@ class RefusionSettings:
         return positions
 
     def num_tokens(self, slots: Sequence[int]) -> int:
-        """Number of tokens of some slots, ascending."""
-        num_tokens = len(slots) * self.slot_size
-        if self.whole_slots or not slots:
-            return num_tokens
-        return num_tokens - max(0, slots[-1] + self.slot_size - self.gen_length)
+        """Number of tokens of some slots."""
+        return sum(self.sizes_of(slots))
 
     def sizes_of(self, slots: Sequence[int]) -> list[int]:
-        """Number of tokens of each of some slots, ascending."""
-        sizes = [self.slot_size] * len(slots)
-        sizes[-1:] = [self.num_tokens(slots[-1:])] if slots else []
-        return sizes
+        """Number of tokens of each of some slots; only the last one of a response may have fewer than the others."""
+        if self.whole_slots:
+            return [self.slot_size] * len(slots)
+        return [min(self.slot_size, self.gen_length - slot) for slot in slots]

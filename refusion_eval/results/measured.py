@@ -3,8 +3,7 @@
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -344,13 +343,14 @@ def _accuracy(
 
 def _collapse(task: TaskFacts, decoded: Sequence[SampleFacts]) -> Iterator[Measure]:
     """The shares of answers that were cut, that show any sign of collapse, and that show each of them."""
-    by_item = metrics.by_item(decoded)
-    shown: dict[str, Callable[[SampleFacts], bool]] = {"cut": lambda sample: sample.is_cut}
-    shown |= {"collapsed": lambda sample: bool(sample.signs)}
-    shown |= {sign: partial(lambda sign, sample: sign in sample.signs, sign) for sign in SIGNS}
-    for name, holds in shown.items() if decoded else ():
-        share = metrics.accuracy([np.mean(list(map(holds, item))) for item in by_item], seed=seed_of(task.task))
-        yield Measure(name, PERCENT, share.scaled(100), decoded)
+    names = ("cut", "collapsed", *SIGNS)
+    shown = [
+        [(sample.is_cut, bool(sample.signs), *(sign in sample.signs for sign in SIGNS)) for sample in item]
+        for item in metrics.by_item(decoded)
+    ]
+    for place, name in enumerate(names if decoded else ()):
+        means = [np.mean([of_sample[place] for of_sample in item]) for item in shown]
+        yield Measure(name, PERCENT, metrics.accuracy(means, seed=seed_of(task.task)).scaled(100), decoded)
 
 
 def _unstated(task: TaskFacts) -> Iterator[Measure]:
