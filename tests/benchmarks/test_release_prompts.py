@@ -107,7 +107,7 @@ def test_numbers_are_compared_as_texts() -> None:
 
 def test_math_verify_reads_solution_and_response_by_itself() -> None:
     row = {"problem": "p", "solution": "It is $\\boxed{\\frac12}$."}
-    texts = ["Hence $x = 0.5$.", "Hence $x = 5$.", "Nothing.", "pa.a 1/2", "\\boxed{0.5}"]
+    texts = ["Hence $x = 0.5$ holds.", "Hence $x = 5$ holds.", "Nothing.", "pa.a 1/2", "\\boxed{0.5}"]
     verdicts = judge_texts(RELEASED["math"], [(row, text) for text in texts], workers=1)
     assert [verdict.passed for verdict in verdicts] == [True, False, False, True, True]
     # What was read is recorded, and the reason warns where the text has no answer in a form that one asks for.

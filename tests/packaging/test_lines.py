@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "refusion_eval"
 # Where it has to grow, its number rises, with the reason behind it. "wanted" is what it could have with all features.
 LINES = {
     "bench": 1412,  # wanted: 1,050; the rehearsal's own settings; experts
-    "benchmarks": 4447,  # wanted: 3,450; labels, ranges, numbers in words, IFEval's length; 115: infilling
+    "benchmarks": 4453,  # wanted: 3,450; labels, ranges, tables, numbers in words, IFEval's length; 115: infilling
     "cli": 3165,  # wanted: 1,900; `check` prints prompts; recipes; JUnit XML; speed --steps; releases
     "decoders": 4333,  # wanted: 3,650; 253 of them: gaps in all decoders that see later text; LLaDA2's own rules
     "embedded": 1,

@@ -17,7 +17,8 @@ _LAST = re.compile(rf"\s{{0,9}}(?:{_ONE}|[^\s$]{{1,60}}?)[\s.!*]{{0,9}}\Z")
 _INLINE_SIGNS = re.compile(r"(?<!\\)\$|\\[()]")
 _WORDS_BEFORE = re.compile(r"[A-Za-z ,'’:*_=-]{0,200}")
 _EXPLANATION = re.compile(
-    rf",? (?:{frames.REASON}|or (?:about|approximately|roughly)\b|\(|[—–] |- (?=[a-z]{{2}}))|\.(?=\s|$|\*)|[;!]\s"
+    rf",? (?:{frames.REASON}|or (?:about|approximately|roughly)\b|\(|[—–] |- (?=[a-z]{{2}}))"
+    r"|\.(?=\s|$|\*)|[;!]\s|[ ]\|\s{0,4}\Z"
 )
 # The mark of a list, a quote or a fence, or the braces of JSON, before a formula.
 _MARK = re.compile(r"\s{0,9}(?:[->•]\s{1,4}|```[a-z]{0,9}\n|(?=\"))")
@@ -25,9 +26,11 @@ _QUOTES = " \t\n*_`\"'“”‘’«»「」"
 _BRACKETED = re.compile(r"\A\[?[<\[(（]([^,<>()\[\]]{1,80})[>\])）]\]?\Z")
 _SHORT = re.compile(r"(?![a-z]{3}|[a-z]{1,2} [a-z])[-+*/=^\d\s.,\\{}()a-z]{1,40}")
 _ALONE = re.compile(
-    r"(?:\A|\n[ \t]{0,9}\n)[ \t*>]{0,9}(?:\$\$?\s{0,4}([^$\n]{1,200}?)\s{0,4}\$?\$"
+    r"(?:\A|\n[ \t]{0,9}\n)(?:[ \t*>`→∴[]|=>"
+    r"|\b(?:So|Thus|Hence|Therefore|(?:It|This|That) (?:is|must be)|We get)\b,?){0,9}"
+    r"(?:\$\$?\s{0,4}([^$\n]{1,200}?)\s{0,4}\$?\$"
     r"|\\[(\[]\s{0,4}([^\n]{1,200}?)\s{0,4}\\[)\]]"
-    r"|((?:[A-Za-z] ?= ?)?-?[\d.,/]{1,40}|-?\d{0,40}\\(?:[dt]?frac|sqrt)[^\s$]{1,200}?))[ \t*.]{0,9}\s{0,9}\Z"
+    r"|((?:[A-Za-z] ?= ?)?-?[\d.,/]{1,40}|-?\d{0,40}\\(?:[dt]?frac|sqrt)[^\s$]{1,200}?))[ \t*.`\]]{0,9}\s{0,9}\Z"
 )
 _BOUND = re.compile(rf"\s{{0,9}}(?:a )?{frames.BOUND}\b")
 _BARE_BOX = re.compile(r"\\boxed\s{1,4}([^\s{}$\\]{1,40})")

@@ -74,6 +74,7 @@ FRAMES = (
         rf"(?:^[^\w\n]{{0,8}}|\b(?i:final|correct|my) )(?i:answer)[ \t]{{1,3}}(?={_VALUE}[.!]?[ \t]{{0,8}}$)",
         "My final answer {}",
     ),
+    Frame("row of a table", r"^\|[*_ \t]{0,4}(?i:(?:(?:final|correct) )?answer)[*_ \t]{0,4}\|", "| Answer | {} |"),
     Frame("hashes", r"####", "#### {}"),
     Frame("box", r"\\boxed\b", "\\boxed{{{}}}"),
     Frame("tag", r"[<\[](?i:(?:final[_ ]?)?answer|ans)[>\]]", "<answer>{}</answer>"),
@@ -113,7 +114,8 @@ WEAKER_FRAMES = (
         "label of a result",
         r"(?:^[^\w\n]{0,8}(?i:(?:(?:the|my|our|final|correct) ){0,2}"
         r"(?:result|solution|conclusion|verdict|selection|response|output|final|therefore|thus|hence|so|ans)"
-        r"[*_]{0,3}[:：.])|\b(?i:(?:the|my|our) (?:final )?(?:result|letter|verdict|conclusion|selection) is\b))"
+        r"[*_]{0,3}(?:[:：.]|[ ]=))"
+        r"|\b(?i:(?:the|my|our) (?:final )?(?:result|solution|letter|verdict|conclusion|selection) is\b))"
         rf"[*_]{{0,3}}(?=[ \t]{{0,3}}{_VALUE}[.!]?[ \t]{{0,8}}$)",
         "Result: {}",
     ),

@@ -96,8 +96,9 @@ _ENDS_A_CORRECTION = re.compile(rf"{_CLOSING}(?:[.,;!?\n]|\Z|[ \t](?:because|sin
 
 # An answer without any statement.
 _ALONE = (
-    rf"(?:[*_$(\[ \t\"'“‘（【#<>←-⇿]|{_TAG}){{0,8}}(?:(?i:option|choice|answer|letter)[ \t]{{1,2}}[*_$(]{{0,4}})?"
-    rf"([A-Za-z])(?:[*_$)\].: \t\"'”’）】>]|{_TAG}){{0,8}}"
+    rf"(?:[*_$`(\[ \t\"'“‘（【#<>←-⇿∴]|=(?=>)|{_TAG}){{0,8}}"
+    rf"(?:(?i:option|choice|answer|letter)[ \t]{{1,2}}[*_$(]{{0,4}})?"
+    rf"([A-Za-z])(?:[*_$`)\].: \t\"'”’）】>]|{_TAG}){{0,8}}"
 )
 _LONE_LETTER = re.compile(rf"{_ALONE}\Z")
 _LONE_PARAGRAPH = re.compile(rf"\s{{0,9}}{_ALONE}\n[ \t]{{0,9}}\n")

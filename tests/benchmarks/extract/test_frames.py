@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.extract.answers import parse_number
+from refusion_eval.benchmarks.extract.formulas import normalise
 from tests.examples import examples
 
 NUMBER_LEADS = [
@@ -36,6 +37,7 @@ LETTER_LEADS = [
     "I'd go with option {}", "I would pick {}", "This corresponds to choice {}", "So {} is the answer",
     "Therefore, {} is correct", "{} is correct", "{} is the correct answer", "{}",
     "Result: {}", "**Solution:** {}", "Conclusion: {}", "So the result is {}", "The letter is {}",
+    "| Answer | {}", "Result = {}", "The solution is {}", "=> {}", "∴ {}",
 ]  # fmt: skip
 LETTER_WRAPPERS = ["{}", "({})", "**{}**", "**({})**", "[{}]", "“{}”", "‘{}’", "'{}'", "（{}）", "【{}】", "__{}__"]
 LETTER_CLOSINGS = ["", ".", "\n", ".\n", "<|im_end|>", ".<|endoftext|>", ".</s>", "\n<|eot_id|>", ".\r\n"]
@@ -87,6 +89,19 @@ def test_the_number_in_a_frame_is_the_answer(number, lead, wrapper, closing, dat
 def test_the_letter_in_a_frame_is_the_answer(letter, lead, wrapper, closing):
     text = lead.format(wrapper.format(letter)) + closing
     assert BENCHMARKS["mmlu_pro"].extract(text, {"options": ["x"] * 10}).answer == letter, text
+
+
+@pytest.mark.parametrize("formula", ["$\\frac{3}{4}$", "\\frac{3}{4}", "3/4"])
+@pytest.mark.parametrize(
+    "frame",
+    ["Hence {}.", "So, {}", "→ {}", "=> {}", "`{}`", "[[{}]]", "It must be {}.", "We get {}.", "| Answer | {} |"],
+)
+def test_a_formula_that_is_the_last_paragraph_is_the_answer(frame, formula):
+    row = {"problem": "Find it.", "level": "Level 1", "type": "Algebra", "solution": "It is $\\boxed{\\frac{3}{4}}$."}
+    benchmark = BENCHMARKS["math"]
+    found = benchmark.extract("We add them.\n\n" + frame.format(formula), row).answer
+    assert normalise(found) in ("\\frac{3}{4}", "3/4")
+    assert benchmark.extract("So we know $x > 1$, and\n\nHence $x$ is small.", row).answer is None
 
 
 @examples(150)
