@@ -147,6 +147,18 @@ def test_groups_are_chosen_by_their_two_best_and_shares_are_without_the_bias():
     torch.testing.assert_close(shares[0], 2.5 * scores / scores.sum())
 
 
+def test_shares_of_a_sigmoid_stay_in_float32_until_the_sum_of_16_bit_rows_is_done():
+    torch.manual_seed(0)
+    x, bias = torch.randn(5, 6).bfloat16(), torch.zeros(8)
+    gate_up, down = torch.randn(8, 4, 6).bfloat16(), torch.randn(8, 6, 2).bfloat16()
+    ids, shares = route(x, ExpertWeights(torch.randn(8, 6), bias, gate_up, down), SIGMOID)
+    assert shares.dtype == torch.float32
+    found = mix_experts(x, ids, shares, gate_up, down, torch.tensor(0))
+    each = torch.stack([linear(swiglu(linear(x, up)), out) for up, out in zip(gate_up, down, strict=True)])  # E, T, C
+    chosen = each[ids.t(), torch.arange(5)]
+    assert torch.equal(found, (chosen.float() * shares.t()[:, :, None]).sum(dim=0).bfloat16())
+
+
 @pytest.mark.parametrize("normalised", [True, False])
 def test_shares_of_a_softmax_are_over_all_experts(normalised: bool):
     experts = Experts(
