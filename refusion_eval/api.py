@@ -36,7 +36,8 @@ TokenIds = Sequence[int] | Tensor | npt.NDArray[np.integer]
 def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = None, /, **settings: Any) -> Any:
     """Makes a decoder's settings from fields of its settings class, and checks that they fit the checkpoint.
 
-    Mask and EOS ids that are not given come from the checkpoint's card, and `fuse` is False: the paper's algorithm.
+    Mask and EOS ids and the block length that are not given are the checkpoint's, if its files say them, and `fuse` is
+    False: the paper's algorithm.
 
     Args:
         made: settings that exist already, which are checked and returned.
@@ -51,8 +52,7 @@ def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = Non
     check_keys(settings, fields, name, what="setting")
     mask_id = settings.get("mask_id") if made is None else getattr(made, "mask_id", None)
     check_fit(model, decoder, mask_id is not None)
-    of_checkpoint = {"eos_ids": model.card.eos_ids, "mask_id": model.card.mask_id, "fuse": False}
-    defaults = {field: value for field, value in of_checkpoint.items() if field in fields}
+    defaults = {name: value for name, value in {**model.card.settings, "fuse": False}.items() if name in fields}
     resolved = settings_class(**defaults | settings) if made is None else made
     ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in fields else []))
     if any(not 0 <= token < model.config.vocab_size for token in ids):

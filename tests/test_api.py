@@ -17,6 +17,7 @@ from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
 from refusion_eval.runs import own_engine
 from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.system import System
 from tests.models import tiny
 
 SMALL = {"gen_length": 16, "slot_size": 4, "block_size": 8}
@@ -67,6 +68,18 @@ def test_the_checkpoints_of_the_package_have_names():
 def test_a_loaded_model_says_what_it_is(model):
     assert (model.dtype, model.device.type, model.attention, model.revision) == (torch.float32, "cpu", "native", None)
     assert (model.card.mask_id, model.card.eos_ids) == (tiny.MASK_ID, (tiny.EOS_ID,))
+
+
+def test_the_blocks_that_a_checkpoint_was_trained_with_are_the_default(tmp_path):
+    tiny.save_checkpoint(tmp_path, family="sdar")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token_id": tiny.MASK_ID, "block_size": 6}))
+    model = api.LoadedModel.open(tmp_path)
+    assert api.decoder_settings(model, "sdar").block_length == 6
+    assert api.decoder_settings(model, "sdar", block_length=3).block_length == 3
+    for loop, length in (("engine", 6), ("release", None)):  # the loop of a release has its own default
+        args = parse_model_args({"pretrained": str(tmp_path), "decoder": "sdar", "loop": loop})
+        assert System(args).checkpoint_settings.get("block_length") == length
 
 
 def test_opening_needs_no_weights(tmp_path):

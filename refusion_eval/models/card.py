@@ -22,6 +22,13 @@ class Card:
     decoders: tuple[str, ...] = ()
     shape: Mapping[str, object] = field(default_factory=dict)  # entries of config.json that tell a local copy
     display_name: str | None = None  # what tables call the model, if its config.json says it
+    block_length: int | None = None  # of the blocks that it was trained with, where its config.json says it
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of decoders that the checkpoint determines; of which a decoder need not have all."""
+        named = {"mask_id": self.mask_id, "eos_ids": self.eos_ids, "block_length": self.block_length}
+        return {name: value for name, value in named.items() if value is not None}
 
     @property
     def mask_is_in_files(self) -> bool:
@@ -160,10 +167,11 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     # "<|mask|>"; eos_token_id of generation_config.json before that of config.json.
     path = directory / "config.json"
     config = read_json(path)
+    block_length = _block_length(config, path)
     known = CARDS.get(name) or next((card for card in CARDS.values() if _is_copy(config, card)), None)
     if known is not None:
         mask_id = _mask_id(config, directory) if known.mask_is_in_files else known.mask_id
-        return replace(known, name=name, mask_id=mask_id)
+        return replace(known, name=name, mask_id=mask_id, block_length=block_length)
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     family = read_family(directory, str(config.get("model_type")))
@@ -191,6 +199,7 @@ def checkpoint_card(name: str, directory: Path) -> Card:
         kind=kind or ("causal" if mask_id is None else "masked"),
         decoders=tuple(decoders),
         display_name=display_name,
+        block_length=block_length,
     )
 
 
@@ -204,6 +213,14 @@ def _is_copy(config: Mapping[str, Any], card: Card) -> bool:
         return False
     same_mask = card.mask_is_in_files or config.get("mask_token_id", card.mask_id) == card.mask_id
     return same_mask and all(config.get(key) == value for key, value in card.shape.items())
+
+
+def _block_length(config: Mapping[str, Any], path: Path) -> int | None:
+    # Other families mean another thing by the name.
+    size = config.get("block_size") if config.get("model_type") in ("sdar", "sdar_moe") else None
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise CheckpointError(f"{path}: block_size is {reprlib.repr(size)}; it must be a positive whole number")
+    return size
 
 
 def _mask_id(config: Mapping[str, Any], directory: Path) -> int | None:

@@ -129,6 +129,20 @@ def test_a_model_type_of_one_method_names_its_decoders(directory, family, decode
     assert fitting_decoders(card.kind, card.decoders) == ("esolm",)
 
 
+@pytest.mark.parametrize(("family", "size"), [("sdar", 8), ("sdar_moe", 8), ("qwen3", None), ("Fast_dLLM_Qwen", None)])
+def test_the_blocks_of_sdar_are_those_that_its_config_says(directory, family, size):
+    change(directory, model_type=family, block_size=8)
+    assert checkpoint_card("local", directory).block_length == size
+    assert checkpoint_card("JetLM/SDAR-4B-Chat", directory).block_length == size
+
+
+@pytest.mark.parametrize("size", [0, "8", True])
+def test_a_block_size_that_is_none_is_refused(directory, size):
+    change(directory, model_type="sdar", block_size=size)
+    with pytest.raises(CheckpointError, match=f"block_size is {size!r}; it must be a positive whole number"):
+        checkpoint_card("local", directory)
+
+
 def test_a_copy_of_fast_dllm_v2_has_the_mask_that_its_code_has(directory):
     change(directory, **CARDS["Efficient-Large-Model/Fast_dLLM_v2_7B"].shape, mask_token_id=None)
     card = checkpoint_card("local", directory)
