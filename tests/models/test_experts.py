@@ -251,6 +251,7 @@ LLADA2 = {
     "n_group": 4,
     "topk_group": 2,
     "routed_scaling_factor": 2.5,
+    "use_bias": False,
     "use_qkv_bias": True,
 }
 
@@ -303,12 +304,27 @@ def test_only_the_first_part_of_a_head_turns(tmp_path: Path, has_norm: bool):
         ({"n_group": 3}, "2 of 8 experts in 2 of 3 groups cannot be chosen"),
         ({"num_experts_per_tok": 5}, "5 of 8 experts in 2 of 4 groups cannot be chosen"),
         ({"routed_scaling_factor": None}, "routed_scaling_factor is None"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace is -1; it must be a whole number, 0 or more"),
+        ({"num_shared_experts": "1"}, "num_shared_experts is '1'"),
+        ({"use_qkv_bias": "false"}, "use_qkv_bias is 'false'; it must be true or false"),
     ],
 )
 def test_what_llada2_does_not_have_is_refused(tmp_path: Path, changes: dict, message: str):
     (tmp_path / "config.json").write_text(json.dumps(LLADA2 | changes))
     with pytest.raises(CheckpointError, match=message):
         model_config(tmp_path)
+
+
+# Without these the public code computes with a default of its own, such as a bias, or not at all.
+NEEDED = {*LLADA2} - {"model_type", "first_k_dense_replace", "num_shared_experts", "num_key_value_heads", "rope_theta"}
+
+
+@pytest.mark.parametrize("key", sorted(NEEDED - {"head_dim", "use_qkv_bias"}))
+def test_a_key_without_which_nothing_can_be_computed_is_named(tmp_path: Path, key: str):
+    (tmp_path / "config.json").write_text(json.dumps({name: LLADA2[name] for name in LLADA2.keys() - {key}}))
+    with pytest.raises(CheckpointError, match=f"config.json: {key} is ") as raised:
+        model_config(tmp_path)
+    assert "\n" not in str(raised.value)
 
 
 def test_experts_without_shared_ones_and_without_groups(tmp_path: Path):
