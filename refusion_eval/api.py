@@ -8,6 +8,7 @@ Example:
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +29,8 @@ from refusion_eval.models.device import cpu_threads
 from refusion_eval.types import HOLE, Decode, Decoded, Decoding, Trace
 
 R = TypeVar("R", bound=Decoded | DecodeError)
+
+_LENGTHS_TRIED = 1024  # to find one for a message
 
 # Token ids as users have them: an integer tensor or array may have the shape [L] or [1, L].
 TokenIds = Sequence[int] | Tensor | npt.NDArray[np.integer]
@@ -70,11 +73,15 @@ def decode_of(model: LoadedModel, decoder: str | Decoder, settings: Any, prompt:
     return within_budget(decode, model.tokenizer.end_of_thought) if has_budget(settings) else decode
 
 
-def num_positions(model: LoadedModel, settings: Any) -> int:
-    """Positions after the prompt that decoding may touch, those of the tokens that end a thought included."""
+def num_positions(model: LoadedModel, settings: Any, prompt_length: int | None = None) -> int:
+    """Positions after a prompt that decoding may touch, those of the tokens that end a thought included.
+
+    They are exact for a prompt of a given length, without a budget of thoughts; else an upper bound for any prompt.
+    """
     num_own: int = settings.num_positions
     if not has_budget(settings):
-        return num_own
+        is_bound = prompt_length is None or not hasattr(settings, "positions_after")
+        return num_own if is_bound else int(settings.positions_after(prompt_length))
     most_forced = len(model.tokenizer.end_of_thought((), ()))  # those of an empty thought
     try:
         *_, answer = parts(settings)
@@ -128,7 +135,10 @@ def check_request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenI
     """Token ids of a prompt; ConfigError, before anything is computed, if it or its gap is unfit."""
     prompt = _token_ids(model, prompt_ids, with_holes=True)
     if HOLE not in prompt:
-        return check_prompt(model, prompt, num_positions(model, settings))
+        length = len(prompt)
+        return check_prompt(
+            model, prompt, num_positions(model, settings, length), lambda: _longest(model, settings, length)
+        )
     entry = find_decoder(decoder)
     check_infilling(_name_of(decoder), entry, prompt, lambda: model.tokenizer.fim_ids)
     fitted(settings, len(span(prompt)))  # refuses settings that do not fit the gap
@@ -140,15 +150,34 @@ def check_request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenI
     return prompt
 
 
-def check_prompt(model: LoadedModel, prompt_ids: TokenIds, num_positions: int) -> list[int]:
-    """Token ids of a prompt with `num_positions` after it; ConfigError, before anything is computed, if it is unfit."""
+def _longest(model: LoadedModel, settings: Any, prompt_length: int) -> int:
+    """The largest `gen_length` with which a prompt of a length fits into the context; 0 where none is found."""
+    room = model.config.max_positions - prompt_length
+    for gen_length in range(min(room, settings.gen_length - 1), max(0, room - _LENGTHS_TRIED), -1):
+        with suppress(ConfigError, ValueError):  # blocks and steps may not fit a length
+            shorter = dataclasses.replace(settings, gen_length=gen_length)
+            if num_positions(model, shorter, prompt_length) <= room:
+                return gen_length
+    return 0
+
+
+def check_prompt(
+    model: LoadedModel, prompt_ids: TokenIds, num_positions: int, longest: Callable[[], int] = lambda: 0
+) -> list[int]:
+    """Token ids of a prompt with `num_positions` after it; ConfigError, before anything is computed, if it is unfit.
+
+    Args:
+        longest: tells the largest `gen_length` with which the prompt would fit, for the error; 0 if none is known.
+    """
     prompt_ids = _token_ids(model, prompt_ids)
     if not prompt_ids:
         raise ConfigError("the prompt is empty; give at least one token id")
     max_positions = model.config.max_positions
     if len(prompt_ids) + num_positions > max_positions:
         length = f"prompt of {len(prompt_ids)} tokens and {num_positions} generated positions"
-        raise ConfigError(f"{length} exceed the context of {max_positions}; shorten the prompt or lower gen_length")
+        fitting = longest()
+        advice = f", or lower gen_length to {fitting}" if fitting else ""
+        raise ConfigError(f"{length} exceed the context of {max_positions}; shorten the prompt{advice}")
     return prompt_ids
 
 

@@ -252,6 +252,28 @@ def test_the_last_position_of_the_context_is_usable(model):
     assert len(out.tokens) == 12
 
 
+@pytest.mark.parametrize(
+    ("decoder", "chosen", "longest"),
+    [
+        ("sdar", {"block_length": 32}, 12),
+        ("sdar", {"block_length": 24}, 4),  # 21 blocks of 24 are 504
+        ("sdar", {"block_length": 4, "remasking_strategy": "low_confidence_dynamic", "draft_steps": 0}, 12),
+        ("autoregressive", {}, 12),
+    ],
+)
+def test_what_fits_into_the_context_is_decoded_and_the_longest_response_is_named(tmp_path, decoder, chosen, longest):
+    tiny.save_checkpoint(tmp_path, family="sdar", max_position_embeddings=512)
+    model = api.load_model(tmp_path, device="cpu")
+    prompt = [1] * 500
+    out = refusion_eval.generate(model, prompt, decoder, gen_length=longest, eos_ids=(), **chosen)
+    assert len(out.tokens) == longest
+    for more in (1, 40):
+        with pytest.raises(ConfigError, match=f"context of 512; shorten the prompt, or lower gen_length to {longest}$"):
+            refusion_eval.generate(model, prompt, decoder, gen_length=longest + more, eos_ids=(), **chosen)
+    with pytest.raises(ConfigError, match="context of 512; shorten the prompt$"):
+        refusion_eval.generate(model, [1] * 512, decoder, gen_length=4, **chosen)
+
+
 def test_batch_size_must_be_positive(unloaded):
     with pytest.raises(ConfigError, match="batch_size=0"):
         refusion_eval.generate_many(unloaded, [[1]], batch_size=0, **SMALL)
