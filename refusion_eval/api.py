@@ -135,9 +135,9 @@ def check_request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenI
     """Token ids of a prompt; ConfigError, before anything is computed, if it or its gap is unfit."""
     prompt = _token_ids(model, prompt_ids, with_holes=True)
     if HOLE not in prompt:
-        length = len(prompt)
+        num_tokens = len(prompt)
         return check_prompt(
-            model, prompt, num_positions(model, settings, length), lambda: _longest(model, settings, length)
+            model, prompt, num_positions(model, settings, num_tokens), lambda: _longest(model, settings, num_tokens)
         )
     entry = find_decoder(decoder)
     check_infilling(_name_of(decoder), entry, prompt, lambda: model.tokenizer.fim_ids)

@@ -270,7 +270,7 @@ def test_what_fits_into_the_context_is_decoded_and_the_longest_response_is_named
     for more in (1, 40):
         with pytest.raises(ConfigError, match=f"context of 512; shorten the prompt, or lower gen_length to {longest}$"):
             refusion_eval.generate(model, prompt, decoder, gen_length=longest + more, eos_ids=(), **chosen)
-    with pytest.raises(ConfigError, match="context of 512; shorten the prompt$"):
+    with pytest.raises(ConfigError, match=r"context of 512; shorten the prompt$"):
         refusion_eval.generate(model, [1] * 512, decoder, gen_length=4, **chosen)
 
 
