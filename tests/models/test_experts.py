@@ -211,6 +211,19 @@ def test_bytes_are_those_of_the_experts_that_were_read(systems: Path):
     assert cache_bytes_per_row(config, torch.float32) > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_router_of_sigmoids_is_counted_in_float32(tmp_path: Path, dtype: torch.dtype):
+    save_llada2(tmp_path)
+    config = model_config(tmp_path)
+    weights = load_weights(tmp_path, config, dtype, tiny.CPU)
+    parts = [weights.final_norm, weights.head]  # of the embedding a forward reads a few rows
+    for layer in weights.layers:
+        experts = () if layer.experts is None else vars(layer.experts).values()
+        norms = layer.qk_norm[[0, -1]]  # one row for all heads of a kind
+        parts += [part for name, part in vars(layer).items() if name not in ("experts", "qk_norm")] + [*experts, norms]
+    assert weight_bytes(config, dtype, 10**6) == sum(part.nbytes for part in parts)
+
+
 def request(model, num_tokens: int):
     settings = decoder_settings(model, "autoregressive", gen_length=6)
     return DECODERS["autoregressive"].decode, list(range(num_tokens)), settings
