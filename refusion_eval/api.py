@@ -98,6 +98,8 @@ def _name_of(decoder: str | Decoder) -> str:
 def check_fit(model: LoadedModel, decoder: str | Decoder, mask_id_given: bool) -> None:
     """Refuses a decoder of this project for a checkpoint or adapter of another kind, and any without its mask token."""
     name, fits = _name_of(decoder), model.decoders
+    if decoder in DECODERS and model.card.refused:
+        raise ConfigError(f"{model.name}: {model.card.refused}")
     if model.adapter is not None and find_decoder(decoder).adapts_masks_only:
         rows = "an adapter is merged into all rows, and its release applies one to the rows of masks only"
         raise ConfigError(f"decoder={name}: {rows}, which is not computed; leave out adapter={model.adapter}")

@@ -15,6 +15,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.engine import engine
 from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
+from refusion_eval.models.card import checkpoint_card
 from refusion_eval.runs import own_engine
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
@@ -80,6 +81,15 @@ def test_the_blocks_that_a_checkpoint_was_trained_with_are_the_default(tmp_path)
     for loop, length in (("engine", 6), ("release", None)):  # the loop of a release has its own default
         args = parse_model_args({"pretrained": str(tmp_path), "decoder": "sdar", "loop": loop})
         assert System(args).checkpoint_settings.get("block_length") == length
+
+
+def test_a_checkpoint_that_no_decoder_here_decodes_says_why(tmp_path):
+    tiny.save_checkpoint(tmp_path)
+    model = api.LoadedModel.open(tmp_path)
+    model.card = checkpoint_card("Zigeng/DMax-16B", tmp_path)
+    for decoder in ("llada2", "autoregressive"):
+        with pytest.raises(ConfigError, match=r"embeddings between those of a token and of the mask.* --loop release"):
+            api.decoder_settings(model, decoder)
 
 
 def test_opening_needs_no_weights(tmp_path):

@@ -94,10 +94,12 @@ FAMILIES: Mapping[str, Family] = {
         qkv_bias=True,
         may_be=_SILU | {"use_sliding_window": _OFF},
         stated={"qkv_bias": "attention_bias", "qk_norm": "qk_norm"},
-        decoders=("wedlm",),
+        decoders=("wedlm", "autoregressive"),  # trained with an autoregressive loss, too
     ),
     # Qwen2, but trained for bidirectional attention with logits one position ahead.
     "Dream": replace(_QWEN2, kind="dream"),
+    # Qwen3, trained as SDAR; it calls itself Dream (`family_name`).
+    "DreamReasoner": replace(_QWEN3, decoders=("sdar",)),
     # The checkpoints of SDAR and of I-DLM say the same of themselves.
     "sdar": replace(_QWEN3, decoders=("sdar", "idlm", "autoregressive")),
     "Fast_dLLM_Qwen": replace(_QWEN2, decoders=("fast_dllm_v2",)),
@@ -167,6 +169,12 @@ FAMILIES: Mapping[str, Family] = {
         kind="llada",
     ),
 }
+
+
+def family_name(config: Mapping[str, Any]) -> str:
+    """The key in `FAMILIES` of a config.json; its model_type where there is none."""
+    name = str(config.get("model_type"))
+    return "DreamReasoner" if name == "Dream" and config.get("block_size") is not None else name
 
 
 # A file beside config.json that says where another architecture differs from one of the families.
@@ -284,7 +292,7 @@ def model_config(directory: Path) -> ModelConfig:
 
 def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     """The sizes that a config.json states; refuses a model that the forward pass does not compute."""
-    name = str(raw.get("model_type"))
+    name = family_name(raw)
     family = read_family(path.parent, name)
     for key in _EXPERTS if family is None or family.router is None else ():
         if isinstance(raw.get(key), int) and raw[key] > 1:
