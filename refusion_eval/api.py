@@ -17,7 +17,7 @@ from torch import Tensor
 
 from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS, Decoder, find_decoder, fitting_decoders
-from refusion_eval.decoders.infilling import asks_by_fim, check_infilling, fitted, of_gap, over_gap, span
+from refusion_eval.decoders.infilling import asks_by_fim, check_infilling, fitted, of_gap, over_gap, span, with_steps
 from refusion_eval.decoders.thoughts import has_budget, parts, within_budget
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_many, score_many
@@ -65,10 +65,28 @@ def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = Non
     return resolved
 
 
+def settings_for(model: LoadedModel, decoder: str | Decoder, prompt: Sequence[int], given: Mapping[str, Any]) -> Any:
+    """The settings with which `generate` decodes token ids: of fields that are given, fitted to a gap if there is one.
+
+    Raises:
+        ConfigError: as `decoder_settings`, or `gen_length` is given for a gap, which has its own length.
+    """
+    if HOLE not in prompt:
+        return decoder_settings(model, decoder, **given)
+    chosen = of_gap(find_decoder(decoder), prompt, given)
+    steps = chosen.pop("steps", None)
+    if not isinstance(steps, int) or steps < 1:
+        return decoder_settings(model, decoder, **chosen, **({} if steps is None else {"steps": steps}))
+    return with_steps(
+        lambda steps: decoder_settings(model, decoder, **chosen, steps=steps), steps, chosen["gen_length"]
+    )
+
+
 def decode_of(model: LoadedModel, decoder: str | Decoder, settings: Any, prompt: Sequence[int]) -> Decode:
     """The function that decodes a prompt: that of the decoder, around a gap, or within a budget of thoughts."""
     if HOLE in prompt:
-        return over_gap(find_decoder(decoder), lambda: model.tokenizer.fim_ids)
+        tokenizer = lambda: model.tokenizer  # noqa: E731 - which most decoders do not need
+        return over_gap(find_decoder(decoder), lambda: tokenizer().fim_ids, lambda: tokenizer().inner.bos_token_id)
     decode = find_decoder(decoder).decode
     return within_budget(decode, model.tokenizer.end_of_thought) if has_budget(settings) else decode
 
@@ -211,21 +229,23 @@ def generate(
         ConfigError: the prompt or a setting is refused, before anything is computed.
         DecodeError: decoding failed.
     """
-    ids = _ids_of(model, prompt_ids) if suffix is None else _around_gap(model, prompt_ids, suffix, gap_tokens)
-    if suffix is None and gap_tokens is not None:
-        raise ConfigError(f"gap_tokens={gap_tokens} without a suffix; give one, or gen_length")
-    ids = _token_ids(model, ids, with_holes=True)
-    if HOLE in ids:
-        settings = of_gap(find_decoder(decoder), ids, settings)
-    resolved = decoder_settings(model, decoder, **settings)
-    request = _request(model, decoder, ids, resolved)
+    ids = around_gap(model, prompt_ids, suffix, gap_tokens)
+    request = _request(model, decoder, ids, settings_for(model, decoder, ids, settings))
     return _with_text(model, prompt_ids, model.engine.run(request.decode, request.prompt, request.settings))
 
 
-def _around_gap(
-    model: LoadedModel, prefix: TokenIds | str, suffix: TokenIds | str, gap_tokens: int | None
+def around_gap(
+    model: LoadedModel, prefix: TokenIds | str, suffix: TokenIds | str | None, gap_tokens: int | None
 ) -> list[int]:
-    """A prompt with so many holes between prefix and suffix."""
+    """Token ids of a prompt as `generate` takes it: with so many holes between prefix and suffix, if there is one.
+
+    Raises:
+        ConfigError: ids or number of tokens are refused.
+    """
+    if suffix is None:
+        if gap_tokens is not None:
+            raise ConfigError(f"gap_tokens={gap_tokens} without a suffix; give one, or gen_length")
+        return _token_ids(model, _ids_of(model, prefix), with_holes=True)
     if gap_tokens is None or gap_tokens < 1:
         raise ConfigError(f"gap_tokens={gap_tokens}; give the number of tokens between prefix and suffix, 1 or more")
     before = model.tokenizer.encode(prefix, plain=True) if isinstance(prefix, str) else _token_ids(model, prefix)
@@ -255,6 +275,7 @@ def generate_stream(
 
     Args:
         requests: tuples (decoder, prompt ids, settings from `decoder_settings`), consumed as requests are admitted.
+            These settings are fitted to a gap by their shares; `settings_for` makes those that `generate` has.
         batch_size: largest number of requests at once, >= 1.
 
     Yields:
@@ -297,12 +318,16 @@ def generate_many(
     prompts: Sequence[TokenIds | str],
     decoder: str | Decoder = "refusion",
     batch_size: int = 16,
+    *,
+    suffixes: Sequence[TokenIds | str] | None = None,
+    gap_tokens: int | None = None,
     **settings: Any,
 ) -> list[Decoded]:
     """Decodes many prompts with continuous batching; returns one result for each prompt, in their order.
 
     Args:
-        prompts: token ids or text of each prompt.
+        prompts: token ids or text of each prompt, as in `generate`.
+        suffixes: what stands behind the gap of each prompt; `gap_tokens` is the length of all gaps.
         batch_size: largest number of requests at once, >= 1; in float32 it does not change the tokens.
 
     Raises:
@@ -312,12 +337,16 @@ def generate_many(
     if isinstance(prompts, str):
         raise ConfigError("prompts is one text; give a list of texts, or call generate")
     prompts = list(prompts)
-    resolved = decoder_settings(model, decoder, **settings)
-    requests = []
+    if isinstance(suffixes, str) or (suffixes is not None and len(suffixes) != len(prompts)):
+        raise ConfigError(f"suffixes are {len(suffixes)} for {len(prompts)} prompts; give a list with one for each")
+    requests, without_gap = [], None
     for number, prompt in enumerate(prompts):
         try:
-            ids = check_request(model, decoder, _ids_of(model, prompt), resolved)
-            requests.append((decoder, ids, resolved))
+            ids = around_gap(model, prompt, None if suffixes is None else suffixes[number], gap_tokens)
+            if without_gap is None and HOLE not in ids:
+                without_gap = decoder_settings(model, decoder, **settings)
+            resolved = settings_for(model, decoder, ids, settings) if HOLE in ids else without_gap
+            requests.append((decoder, check_request(model, decoder, ids, resolved), resolved))
         except ConfigError as error:
             raise ConfigError(f"prompt {number} (from 0): {error}") from error
     by_index = dict(generate_stream(model, requests, batch_size))

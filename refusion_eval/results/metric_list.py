@@ -196,7 +196,7 @@ METRICS = (
         "cut",
         "Cut at the limit, %",
         PERCENT,
-        "share of answers that reached the length of the settings, and so may lack their end",
+        "share of answers that reached the length of the settings, and so may lack their end; a full gap is none",
         is_cost=True,
     ),
     Metric(
