@@ -85,8 +85,8 @@ def settings_for(model: LoadedModel, decoder: str | Decoder, prompt: Sequence[in
 def decode_of(model: LoadedModel, decoder: str | Decoder, settings: Any, prompt: Sequence[int]) -> Decode:
     """The function that decodes a prompt: that of the decoder, around a gap, or within a budget of thoughts."""
     if HOLE in prompt:
-        tokenizer = lambda: model.tokenizer  # noqa: E731 - which most decoders do not need
-        return over_gap(find_decoder(decoder), lambda: tokenizer().fim_ids, lambda: tokenizer().inner.bos_token_id)
+        entry = find_decoder(decoder)
+        return over_gap(entry, lambda: model.tokenizer.fim_ids, lambda: model.tokenizer.inner.bos_token_id)
     decode = find_decoder(decoder).decode
     return within_budget(decode, model.tokenizer.end_of_thought) if has_budget(settings) else decode
 
