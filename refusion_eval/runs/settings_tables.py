@@ -154,7 +154,7 @@ def load_table(
     lengths = {row["block_length"] for row in benchmarks.values() if "block_length" in row}
     if trained is not None and lengths - {trained}:
         others = ", ".join(map(str, sorted(lengths)))
-        advice = f"give --set block_length={trained}, or your own table"
+        advice = f"give --set block_length={trained} and the steps of such a block, or your own table"
         log.warning("%s: block_length %s, but config.json says block_size %d; %s", where, others, trained, advice)
     if own is None:
         return Table(where, benchmarks, sources)
