@@ -8,6 +8,7 @@ Example:
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS, Decoder, find_decoder, fitting_decoders
-from refusion_eval.decoders.infilling import asks_by_fim, check_infilling, fitted, of_gap, over_gap, span
+from refusion_eval.decoders.infilling import asks_by_fim, check_infilling, fitted, of_gap, over_gap, span, with_steps
 from refusion_eval.decoders.thoughts import has_budget, parts, within_budget
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_many, score_many
@@ -29,6 +30,8 @@ from refusion_eval.types import HOLE, Decode, Decoded, Decoding, Trace
 
 R = TypeVar("R", bound=Decoded | DecodeError)
 
+_LENGTHS_TRIED = 1024  # to find one for a message
+
 # Token ids as users have them: an integer tensor or array may have the shape [L] or [1, L].
 TokenIds = Sequence[int] | Tensor | npt.NDArray[np.integer]
 
@@ -36,7 +39,8 @@ TokenIds = Sequence[int] | Tensor | npt.NDArray[np.integer]
 def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = None, /, **settings: Any) -> Any:
     """Makes a decoder's settings from fields of its settings class, and checks that they fit the checkpoint.
 
-    Mask and EOS ids that are not given come from the checkpoint's card, and `fuse` is False: the paper's algorithm.
+    Mask and EOS ids and the block length that are not given are the checkpoint's, if its files say them, and `fuse` is
+    False: the paper's algorithm.
 
     Args:
         made: settings that exist already, which are checked and returned.
@@ -51,8 +55,7 @@ def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = Non
     check_keys(settings, fields, name, what="setting")
     mask_id = settings.get("mask_id") if made is None else getattr(made, "mask_id", None)
     check_fit(model, decoder, mask_id is not None)
-    of_checkpoint = {"eos_ids": model.card.eos_ids, "mask_id": model.card.mask_id, "fuse": False}
-    defaults = {field: value for field, value in of_checkpoint.items() if field in fields}
+    defaults = {name: value for name, value in {**model.card.settings, "fuse": False}.items() if name in fields}
     resolved = settings_class(**defaults | settings) if made is None else made
     ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in fields else []))
     if any(not 0 <= token < model.config.vocab_size for token in ids):
@@ -62,19 +65,41 @@ def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = Non
     return resolved
 
 
+def settings_for(model: LoadedModel, decoder: str | Decoder, prompt: Sequence[int], given: Mapping[str, Any]) -> Any:
+    """The settings with which `generate` decodes token ids: of fields that are given, fitted to a gap if there is one.
+
+    Raises:
+        ConfigError: as `decoder_settings`, or `gen_length` is given for a gap, which has its own length.
+    """
+    if HOLE not in prompt:
+        return decoder_settings(model, decoder, **given)
+    chosen = of_gap(find_decoder(decoder), prompt, given)
+    steps = chosen.pop("steps", None)
+    if not isinstance(steps, int) or steps < 1:
+        return decoder_settings(model, decoder, **chosen, **({} if steps is None else {"steps": steps}))
+    return with_steps(
+        lambda steps: decoder_settings(model, decoder, **chosen, steps=steps), steps, chosen["gen_length"]
+    )
+
+
 def decode_of(model: LoadedModel, decoder: str | Decoder, settings: Any, prompt: Sequence[int]) -> Decode:
     """The function that decodes a prompt: that of the decoder, around a gap, or within a budget of thoughts."""
     if HOLE in prompt:
-        return over_gap(find_decoder(decoder), lambda: model.tokenizer.fim_ids)
+        entry = find_decoder(decoder)
+        return over_gap(entry, lambda: model.tokenizer.fim_ids, lambda: model.tokenizer.inner.bos_token_id)
     decode = find_decoder(decoder).decode
     return within_budget(decode, model.tokenizer.end_of_thought) if has_budget(settings) else decode
 
 
-def num_positions(model: LoadedModel, settings: Any) -> int:
-    """Positions after the prompt that decoding may touch, those of the tokens that end a thought included."""
+def num_positions(model: LoadedModel, settings: Any, prompt_length: int | None = None) -> int:
+    """Positions after a prompt that decoding may touch, those of the tokens that end a thought included.
+
+    They are exact for a prompt of a given length, without a budget of thoughts; else an upper bound for any prompt.
+    """
     num_own: int = settings.num_positions
     if not has_budget(settings):
-        return num_own
+        is_bound = prompt_length is None or not hasattr(settings, "positions_after")
+        return num_own if is_bound else int(settings.positions_after(prompt_length))
     most_forced = len(model.tokenizer.end_of_thought((), ()))  # those of an empty thought
     try:
         *_, answer = parts(settings)
@@ -91,6 +116,8 @@ def _name_of(decoder: str | Decoder) -> str:
 def check_fit(model: LoadedModel, decoder: str | Decoder, mask_id_given: bool) -> None:
     """Refuses a decoder of this project for a checkpoint or adapter of another kind, and any without its mask token."""
     name, fits = _name_of(decoder), model.decoders
+    if decoder in DECODERS and model.card.refused:
+        raise ConfigError(f"{model.name}: {model.card.refused}")
     if model.adapter is not None and find_decoder(decoder).adapts_masks_only:
         rows = "an adapter is merged into all rows, and its release applies one to the rows of masks only"
         raise ConfigError(f"decoder={name}: {rows}, which is not computed; leave out adapter={model.adapter}")
@@ -128,7 +155,10 @@ def check_request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenI
     """Token ids of a prompt; ConfigError, before anything is computed, if it or its gap is unfit."""
     prompt = _token_ids(model, prompt_ids, with_holes=True)
     if HOLE not in prompt:
-        return check_prompt(model, prompt, num_positions(model, settings))
+        num_tokens = len(prompt)
+        return check_prompt(
+            model, prompt, num_positions(model, settings, num_tokens), lambda: _longest(model, settings, num_tokens)
+        )
     entry = find_decoder(decoder)
     check_infilling(_name_of(decoder), entry, prompt, lambda: model.tokenizer.fim_ids)
     fitted(settings, len(span(prompt)))  # refuses settings that do not fit the gap
@@ -140,15 +170,34 @@ def check_request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenI
     return prompt
 
 
-def check_prompt(model: LoadedModel, prompt_ids: TokenIds, num_positions: int) -> list[int]:
-    """Token ids of a prompt with `num_positions` after it; ConfigError, before anything is computed, if it is unfit."""
+def _longest(model: LoadedModel, settings: Any, prompt_length: int) -> int:
+    """The largest `gen_length` with which a prompt of a length fits into the context; 0 where none is found."""
+    room = model.config.max_positions - prompt_length
+    for gen_length in range(min(room, settings.gen_length - 1), max(0, room - _LENGTHS_TRIED), -1):
+        with suppress(ConfigError, ValueError):  # blocks and steps may not fit a length
+            shorter = dataclasses.replace(settings, gen_length=gen_length)
+            if num_positions(model, shorter, prompt_length) <= room:
+                return gen_length
+    return 0
+
+
+def check_prompt(
+    model: LoadedModel, prompt_ids: TokenIds, num_positions: int, longest: Callable[[], int] = lambda: 0
+) -> list[int]:
+    """Token ids of a prompt with `num_positions` after it; ConfigError, before anything is computed, if it is unfit.
+
+    Args:
+        longest: tells the largest `gen_length` with which the prompt would fit, for the error; 0 if none is known.
+    """
     prompt_ids = _token_ids(model, prompt_ids)
     if not prompt_ids:
         raise ConfigError("the prompt is empty; give at least one token id")
     max_positions = model.config.max_positions
     if len(prompt_ids) + num_positions > max_positions:
         length = f"prompt of {len(prompt_ids)} tokens and {num_positions} generated positions"
-        raise ConfigError(f"{length} exceed the context of {max_positions}; shorten the prompt or lower gen_length")
+        fitting = longest()
+        advice = f", or lower gen_length to {fitting}" if fitting else ""
+        raise ConfigError(f"{length} exceed the context of {max_positions}; shorten the prompt{advice}")
     return prompt_ids
 
 
@@ -180,21 +229,23 @@ def generate(
         ConfigError: the prompt or a setting is refused, before anything is computed.
         DecodeError: decoding failed.
     """
-    ids = _ids_of(model, prompt_ids) if suffix is None else _around_gap(model, prompt_ids, suffix, gap_tokens)
-    if suffix is None and gap_tokens is not None:
-        raise ConfigError(f"gap_tokens={gap_tokens} without a suffix; give one, or gen_length")
-    ids = _token_ids(model, ids, with_holes=True)
-    if HOLE in ids:
-        settings = of_gap(find_decoder(decoder), ids, settings)
-    resolved = decoder_settings(model, decoder, **settings)
-    request = _request(model, decoder, ids, resolved)
+    ids = around_gap(model, prompt_ids, suffix, gap_tokens)
+    request = _request(model, decoder, ids, settings_for(model, decoder, ids, settings))
     return _with_text(model, prompt_ids, model.engine.run(request.decode, request.prompt, request.settings))
 
 
-def _around_gap(
-    model: LoadedModel, prefix: TokenIds | str, suffix: TokenIds | str, gap_tokens: int | None
+def around_gap(
+    model: LoadedModel, prefix: TokenIds | str, suffix: TokenIds | str | None, gap_tokens: int | None
 ) -> list[int]:
-    """A prompt with so many holes between prefix and suffix."""
+    """Token ids of a prompt as `generate` takes it: with so many holes between prefix and suffix, if there is one.
+
+    Raises:
+        ConfigError: ids or number of tokens are refused.
+    """
+    if suffix is None:
+        if gap_tokens is not None:
+            raise ConfigError(f"gap_tokens={gap_tokens} without a suffix; give one, or gen_length")
+        return _token_ids(model, _ids_of(model, prefix), with_holes=True)
     if gap_tokens is None or gap_tokens < 1:
         raise ConfigError(f"gap_tokens={gap_tokens}; give the number of tokens between prefix and suffix, 1 or more")
     before = model.tokenizer.encode(prefix, plain=True) if isinstance(prefix, str) else _token_ids(model, prefix)
@@ -224,6 +275,7 @@ def generate_stream(
 
     Args:
         requests: tuples (decoder, prompt ids, settings from `decoder_settings`), consumed as requests are admitted.
+            These settings are fitted to a gap by their shares; `settings_for` makes those that `generate` has.
         batch_size: largest number of requests at once, >= 1.
 
     Yields:
@@ -266,12 +318,16 @@ def generate_many(
     prompts: Sequence[TokenIds | str],
     decoder: str | Decoder = "refusion",
     batch_size: int = 16,
+    *,
+    suffixes: Sequence[TokenIds | str] | None = None,
+    gap_tokens: int | None = None,
     **settings: Any,
 ) -> list[Decoded]:
     """Decodes many prompts with continuous batching; returns one result for each prompt, in their order.
 
     Args:
-        prompts: token ids or text of each prompt.
+        prompts: token ids or text of each prompt, as in `generate`.
+        suffixes: what stands behind the gap of each prompt; `gap_tokens` is the length of all gaps.
         batch_size: largest number of requests at once, >= 1; in float32 it does not change the tokens.
 
     Raises:
@@ -281,12 +337,16 @@ def generate_many(
     if isinstance(prompts, str):
         raise ConfigError("prompts is one text; give a list of texts, or call generate")
     prompts = list(prompts)
-    resolved = decoder_settings(model, decoder, **settings)
-    requests = []
+    if isinstance(suffixes, str) or (suffixes is not None and len(suffixes) != len(prompts)):
+        raise ConfigError(f"suffixes are {len(suffixes)} for {len(prompts)} prompts; give a list with one for each")
+    requests, without_gap = [], None
     for number, prompt in enumerate(prompts):
         try:
-            ids = check_request(model, decoder, _ids_of(model, prompt), resolved)
-            requests.append((decoder, ids, resolved))
+            ids = around_gap(model, prompt, None if suffixes is None else suffixes[number], gap_tokens)
+            if without_gap is None and HOLE not in ids:
+                without_gap = decoder_settings(model, decoder, **settings)
+            resolved = settings_for(model, decoder, ids, settings) if HOLE in ids else without_gap
+            requests.append((decoder, check_request(model, decoder, ids, resolved), resolved))
         except ConfigError as error:
             raise ConfigError(f"prompt {number} (from 0): {error}") from error
     by_index = dict(generate_stream(model, requests, batch_size))

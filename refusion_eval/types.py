@@ -15,7 +15,8 @@ import numpy.typing as npt
 TokenArray = npt.NDArray[np.int64]
 ProbArray = npt.NDArray[np.floating[Any]]
 
-StopReason = Literal["eos", "length", "stop_string", "content_filter"]  # the last one of servers only
+# Of a gap that is full; "content_filter" is of servers only.
+StopReason = Literal["eos", "length", "stop_string", "content_filter", "gap"]
 ConfidenceDtype = Literal["float32", "float64", "model"]
 
 # What a checkpoint was trained to do: predict the next token ("causal"), fill masks by an unknown method ("masked"), or

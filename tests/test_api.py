@@ -15,8 +15,10 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.engine import engine
 from refusion_eval.engine.width import SHIPPED_COSTS, WidthCost
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
+from refusion_eval.models.card import checkpoint_card
 from refusion_eval.runs import own_engine
 from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.system import System
 from tests.models import tiny
 
 SMALL = {"gen_length": 16, "slot_size": 4, "block_size": 8}
@@ -67,6 +69,27 @@ def test_the_checkpoints_of_the_package_have_names():
 def test_a_loaded_model_says_what_it_is(model):
     assert (model.dtype, model.device.type, model.attention, model.revision) == (torch.float32, "cpu", "native", None)
     assert (model.card.mask_id, model.card.eos_ids) == (tiny.MASK_ID, (tiny.EOS_ID,))
+
+
+def test_the_blocks_that_a_checkpoint_was_trained_with_are_the_default(tmp_path):
+    tiny.save_checkpoint(tmp_path, family="sdar")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token_id": tiny.MASK_ID, "block_size": 6}))
+    model = api.LoadedModel.open(tmp_path)
+    assert api.decoder_settings(model, "sdar").block_length == 6
+    assert api.decoder_settings(model, "sdar", block_length=3).block_length == 3
+    for loop, length in (("engine", 6), ("release", None)):  # the loop of a release has its own default
+        args = parse_model_args({"pretrained": str(tmp_path), "decoder": "sdar", "loop": loop})
+        assert System(args).checkpoint_settings.get("block_length") == length
+
+
+def test_a_checkpoint_that_no_decoder_here_decodes_says_why(tmp_path):
+    tiny.save_checkpoint(tmp_path)
+    model = api.LoadedModel.open(tmp_path)
+    model.card = checkpoint_card("Zigeng/DMax-16B", tmp_path)
+    for decoder in ("llada2", "autoregressive"):
+        with pytest.raises(ConfigError, match=r"embeddings between those of a token and of the mask.* --loop release"):
+            api.decoder_settings(model, decoder)
 
 
 def test_opening_needs_no_weights(tmp_path):
@@ -237,6 +260,28 @@ def test_wrong_arguments_are_refused_before_anything_is_computed(unloaded, promp
 def test_the_last_position_of_the_context_is_usable(model):
     out = refusion_eval.generate(model, [1] * 500, "autoregressive", gen_length=12, eos_ids=())
     assert len(out.tokens) == 12
+
+
+@pytest.mark.parametrize(
+    ("decoder", "chosen", "longest"),
+    [
+        ("sdar", {"block_length": 32}, 12),
+        ("sdar", {"block_length": 24}, 4),  # 21 blocks of 24 are 504
+        ("sdar", {"block_length": 4, "remasking_strategy": "low_confidence_dynamic", "draft_steps": 0}, 12),
+        ("autoregressive", {}, 12),
+    ],
+)
+def test_what_fits_into_the_context_is_decoded_and_the_longest_response_is_named(tmp_path, decoder, chosen, longest):
+    tiny.save_checkpoint(tmp_path, family="sdar", max_position_embeddings=512)
+    model = api.load_model(tmp_path, device="cpu")
+    prompt = [1] * 500
+    out = refusion_eval.generate(model, prompt, decoder, gen_length=longest, eos_ids=(), **chosen)
+    assert len(out.tokens) == longest
+    for more in (1, 40):
+        with pytest.raises(ConfigError, match=f"context of 512; shorten the prompt, or lower gen_length to {longest}$"):
+            refusion_eval.generate(model, prompt, decoder, gen_length=longest + more, eos_ids=(), **chosen)
+    with pytest.raises(ConfigError, match=r"context of 512; shorten the prompt$"):
+        refusion_eval.generate(model, [1] * 512, decoder, gen_length=4, **chosen)
 
 
 def test_batch_size_must_be_positive(unloaded):

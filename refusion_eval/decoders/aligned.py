@@ -37,8 +37,12 @@ class AlignedSettings(MaskedSettings):
     release_compatible: bool = False
 
     @property
-    def num_positions(self) -> int:
+    def num_positions(self) -> int:  # after the prompt whose rest is the worst
         return self.gen_length + self.block_length - 1
+
+    def positions_after(self, prompt_length: int) -> int:
+        """Positions after a prompt of a length that decoding touches, up to the end of a block."""
+        return self.gen_length + -(prompt_length + self.gen_length) % self.block_length
 
     @property
     def stores_apart(self) -> bool:

@@ -175,6 +175,7 @@ class Canvas:
         holes = [index for index, token in enumerate(prompt) if token == HOLE]
         self.has_gap = bool(holes)
         self.start = holes[0] if holes else len(prompt)  # index in `tokens` of the first response position
+        self._known = frozenset(index - self.start for index in self.given) if holes else frozenset[int]()
         self.settings = settings
         self._trace = trace
         self._is_masked = [token == HOLE for token in prompt[self.start : holes[-1] + 1]] if holes else []
@@ -228,7 +229,7 @@ class Canvas:
         if not self.settings.early_stop:
             return None
         gapless = self._gapless()
-        if first_eos(gapless, self.settings.eos_ids) is not None:
+        if self._first_eos(gapless) is not None:
             return "eos"
         rule = self.settings.stop_rule
         return "stop_string" if rule is not None and rule(gapless) else None
@@ -236,12 +237,19 @@ class Canvas:
     def finish(self, reason: StopReason | None = None, most: int | None = None) -> Response:
         """The response: the tokens without a gap from the start, `most` of them, up to and including the first EOS."""
         tokens = self._gapless()[:most]
-        eos = first_eos(tokens, self.settings.eos_ids)
+        eos = self._first_eos(tokens)
         if eos is not None:
             tokens, reason = tokens[: eos + 1], "eos"
         response = Response(tuple(tokens), reason or "length")
         self._trace.stop(response.stop, len(tokens))
         return response
+
+    def _first_eos(self, tokens: Sequence[int]) -> int | None:
+        """Index of the first stop token that was decoded; one that was given between gaps ends nothing."""
+        if not self._known:
+            return first_eos(tokens, self.settings.eos_ids)
+        ends = (index for index, token in enumerate(tokens) if token in self.settings.eos_ids)
+        return next((index for index in ends if index not in self._known), None)
 
     def _gapless(self) -> list[int]:
         end = self._is_masked.index(True) if True in self._is_masked else self.gen_length

@@ -201,7 +201,7 @@ def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Deco
 
 
 def _decode_at_random(canvas: Canvas, settings: DreamSettings, trace: Trace) -> Decoding:
-    for step, share in enumerate(shares(settings.num_steps, settings.eps)):
+    for step, share in enumerate(shares(settings.steps or len(canvas.masked()), settings.eps)):
         masked = canvas.masked()
         scores = settings.random_scores(step, masked)
         # Each mask is filled with the probability `share`, independently: the number varies from step to step.

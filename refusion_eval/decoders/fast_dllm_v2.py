@@ -63,6 +63,13 @@ class FastDllmV2Settings(MaskedSettings):
     def num_positions(self) -> int:
         return self.gen_length + self.block_length
 
+    def positions_after(self, prompt_length: int) -> int:
+        """Positions after a prompt of a length that decoding touches, up to the end of a block."""
+        size = self.block_length
+        if self.release_compatible:  # and one token behind them, which no forward gets
+            return self.gen_length // size * size - prompt_length % size
+        return self.gen_length + -(prompt_length + self.gen_length) % size
+
     @property
     def confidence(self) -> Confidence:
         return Confidence(temperature=self.temperature or 1.0, dtype=self.confidence_dtype)

@@ -14,7 +14,7 @@ from refusion_eval import decoders
 from refusion_eval.decoders import Decoder
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import HOLE, Decode, Decoding, Trace
+from refusion_eval.types import HOLE, Decode, Decoding, Stop, Trace
 
 FimIds = Callable[[], Sequence[int]]  # the ids of a tokenizer's tokens before prefix, suffix and middle, if it has any
 
@@ -53,22 +53,37 @@ def check_infilling(name: str, entry: Decoder, prompt: Sequence[int], fim_ids: F
 def fitted(settings: Any, length: int) -> Any:
     """The settings for a gap of so many positions.
 
-    Steps keep their share of the positions. Blocks that do not divide the gap become one; slots end with the gap.
+    Steps keep their share of the positions, rounded up to a number that the gap allows (`with_steps`). Blocks that do
+    not divide the gap become one; slots end with the gap.
     """
     if has_budget(settings):
         raise ConfigError(f"thought_budget={settings.thought_budget}: a gap holds no thought; leave it out")
     names = {field.name for field in fields(settings)}
     changes: dict[str, Any] = {"gen_length": length}
-    block_length, num_blocks = getattr(settings, "block_length", None), 1
+    block_length = getattr(settings, "block_length", None)
     if block_length is not None and getattr(settings, "schedule", "release") == "release":
-        changes["block_length"] = block_length = length if length % block_length else block_length
-        num_blocks = length // block_length
-    if getattr(settings, "steps", None) is not None and settings.gen_length != length:
-        share = -(-settings.steps * length // settings.gen_length)
-        changes["steps"] = -(-share // num_blocks) * num_blocks
+        changes["block_length"] = length if length % block_length else block_length
     if "whole_slots" in names:
         changes["whole_slots"] = False
-    return replace(settings, **changes)
+    if getattr(settings, "steps", None) is None or settings.gen_length == length:
+        return replace(settings, **changes)
+    share = -(-settings.steps * length // settings.gen_length)
+    return with_steps(lambda steps: replace(settings, **changes, steps=steps), share, length)
+
+
+def with_steps(make: Callable[[int], Any], steps: int, length: int) -> Any:
+    """The settings with so many steps for a gap of a length, or with the next larger number that they allow.
+
+    Blocks have equal numbers of steps, and some decoders want a divisor of the length, or more than a few.
+    """
+    refusal: ConfigError | None = None
+    for number in range(steps, steps + length + 1):
+        try:
+            return make(number)
+        except ConfigError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
 
 
 def of_gap(entry: Decoder, prompt: Sequence[int], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,11 +91,14 @@ def of_gap(entry: Decoder, prompt: Sequence[int], given: Mapping[str, Any]) -> d
     length = len(span(prompt))
     if "gen_length" in given:
         raise ConfigError(f"gen_length={given['gen_length']} with a gap of {length} tokens; leave it out")
-    lengths = {"gen_length": length}
+    chosen = {"gen_length": length, **given}
     defaults = {field.name: field.default for field in fields(entry.Settings)}
-    if defaults.get("block_length") is not None:
-        lengths["block_length"] = len(prompt) if given.get("schedule") == "dllm" else length
-    return {**lengths, **given}
+    whole, size = len(prompt) if given.get("schedule") == "dllm" else length, given.get("block_length")
+    if defaults.get("block_length") is not None and size is None:
+        chosen["block_length"] = whole
+    elif isinstance(size, int) and size > 0 and whole == length and length % size:
+        chosen["block_length"] = length  # as in `fitted`
+    return chosen
 
 
 def whole_gap(entry: Decoder) -> dict[str, Any]:
@@ -91,8 +109,11 @@ def whole_gap(entry: Decoder) -> dict[str, Any]:
     return {field.name: off[field.name] for field in fields(entry.Settings) if field.name in off}
 
 
-def over_gap(entry: Decoder, fim_ids: FimIds) -> Decode:
-    """The decoder for prompts with holes, which `check_infilling` has let through."""
+def over_gap(entry: Decoder, fim_ids: FimIds, bos_id: Callable[[], int | None] = lambda: None) -> Decode:
+    """The decoder for prompts with holes, which `check_infilling` has let through.
+
+    A beginning-of-text token in front of the prefix stays in front of the FIM tokens.
+    """
 
     def decode(prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding:
         places = span(prompt)
@@ -100,7 +121,13 @@ def over_gap(entry: Decoder, fim_ids: FimIds) -> Decode:
             prefix, suffix = prompt[: places.start], prompt[places.stop :]
             prompt = prefix  # which is all if nothing stands behind the gap and there are no tokens to say so
             if ids := fim_ids():
-                prompt = [ids[0], *prefix, ids[1], *suffix, ids[2]]
-        return entry.decode(prompt, fitted(settings, len(places)), trace)
+                begin = prefix[:1] if prefix and prefix[0] == bos_id() else ()
+                prompt = [*begin, ids[0], *prefix[len(begin) :], ids[1], *suffix, ids[2]]
+        response = yield from entry.decode(prompt, fitted(settings, len(places)), trace)
+        if response.stop != "length":
+            return response
+        # The gap is full, so nothing is cut off.
+        trace.events[:] = [replace(event, reason="gap") if isinstance(event, Stop) else event for event in trace.events]
+        return replace(response, stop="gap")
 
     return decode

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.checkpoint import read_family, read_json
+from refusion_eval.models.checkpoint import family_name, read_family, read_json
 from refusion_eval.types import CheckpointKind
 from refusion_eval.untrusted import names_code
 
@@ -22,6 +22,14 @@ class Card:
     decoders: tuple[str, ...] = ()
     shape: Mapping[str, object] = field(default_factory=dict)  # entries of config.json that tell a local copy
     display_name: str | None = None  # what tables call the model, if its config.json says it
+    refused: str = ""  # why no decoder of this project decodes it, if none does
+    block_length: int | None = None  # of the blocks that it was trained with, where its config.json says it
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of decoders that the checkpoint determines; of which a decoder need not have all."""
+        named = {"mask_id": self.mask_id, "eos_ids": self.eos_ids, "block_length": self.block_length}
+        return {name: value for name, value in named.items() if value is not None}
 
     @property
     def mask_is_in_files(self) -> bool:
@@ -52,6 +60,15 @@ SEED_EOS = (2,)  # of Seed-Coder's tokenizer and of iLLaDA's, which both have th
 
 
 SDAR_MASK = 151669
+
+
+_IN_BLOCKS = ("sdar", "sdar_moe", "DreamReasoner")  # families whose `block_size` is that of their training
+
+
+_DMAX = (
+    "DMax is decoded with embeddings between those of a token and of the mask, which no decoder here feeds; decode it "
+    "by its own loop: --loop release --allow-code"
+)
 
 
 # Llama 3.1 has the same sizes and another end token; the context length distinguishes it.
@@ -100,7 +117,7 @@ CARDS: dict[str, Card] = {
         ),
         # No shape: SDAR's and I-DLM's config.json say the same.
         *(
-            Card(name, backbone, SDAR_MASK, DREAM_EOS, "masked", ("sdar",))
+            Card(name, backbone, SDAR_MASK, DREAM_EOS, "masked", ("sdar", "autoregressive"))
             for name, backbone in (
                 ("JetLM/SDAR-1.7B-Chat", "Qwen3-1.7B"),
                 ("JetLM/SDAR-4B-Chat", "Qwen3-4B"),
@@ -110,6 +127,15 @@ CARDS: dict[str, Card] = {
                 ("Gen-Verse/TraDo-8B-Instruct", "Qwen3-8B"),
                 ("Gen-Verse/TraDo-8B-Thinking", "Qwen3-8B"),
             )
+        ),
+        *(
+            Card(f"Dream-org/DreamReasoner-8B{suffix}", "Qwen3-8B", SDAR_MASK, DREAM_EOS, "masked", ("sdar",))
+            for suffix in ("", "-Base")
+        ),
+        # LLaDA2.0-mini, trained further; no shape, because its config.json says the same.
+        *(
+            Card(f"Zigeng/DMax-{name}", "LLaDA2-mini", 156895, (156892,), "masked", ("llada2",), refused=_DMAX)
+            for name in ("16B", "Math-16B", "Coder-16B")
         ),
         # Their config.json has no mask. LLaDA2.0 and 2.1 differ in no fact of a card.
         *(
@@ -137,7 +163,7 @@ CARDS: dict[str, Card] = {
         ),
         # Its config.json has the mask, but one stop token of two.
         *(
-            Card(f"tencent/WeDLM-{name}", backbone, None, QWEN_EOS, "masked", ("wedlm",), shape)
+            Card(f"tencent/WeDLM-{name}", backbone, None, QWEN_EOS, "masked", ("wedlm", "autoregressive"), shape)
             for size, backbone, shape in (
                 ("7B", "Qwen2.5-7B", _shape("wedlm", 152064, 3584, 28)),
                 ("8B", "Qwen3-8B", _shape("wedlm", 151936, 4096, 36)),
@@ -160,13 +186,14 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     # "<|mask|>"; eos_token_id of generation_config.json before that of config.json.
     path = directory / "config.json"
     config = read_json(path)
+    block_length = _block_length(config, path)
     known = CARDS.get(name) or next((card for card in CARDS.values() if _is_copy(config, card)), None)
     if known is not None:
         mask_id = _mask_id(config, directory) if known.mask_is_in_files else known.mask_id
-        return replace(known, name=name, mask_id=mask_id)
+        return replace(known, name=name, mask_id=mask_id, block_length=block_length)
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
-    family = read_family(directory, str(config.get("model_type")))
+    family = read_family(directory, family_name(config))
     decoders = config.get("decoders", list(family.decoders) if family else [])
     if not isinstance(decoders, list) or not all(isinstance(decoder, str) and decoder for decoder in decoders):
         raise CheckpointError(f"{path}: decoders is {reprlib.repr(decoders)}; it must be a list of decoder names")
@@ -191,6 +218,7 @@ def checkpoint_card(name: str, directory: Path) -> Card:
         kind=kind or ("causal" if mask_id is None else "masked"),
         decoders=tuple(decoders),
         display_name=display_name,
+        block_length=block_length,
     )
 
 
@@ -204,6 +232,13 @@ def _is_copy(config: Mapping[str, Any], card: Card) -> bool:
         return False
     same_mask = card.mask_is_in_files or config.get("mask_token_id", card.mask_id) == card.mask_id
     return same_mask and all(config.get(key) == value for key, value in card.shape.items())
+
+
+def _block_length(config: Mapping[str, Any], path: Path) -> int | None:
+    size = config.get("block_size") if family_name(config) in _IN_BLOCKS else None
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise CheckpointError(f"{path}: block_size is {reprlib.repr(size)}; it must be a positive whole number")
+    return size
 
 
 def _mask_id(config: Mapping[str, Any], directory: Path) -> int | None:

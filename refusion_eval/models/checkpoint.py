@@ -65,6 +65,9 @@ class Family:
     tensors: TensorNames = TensorNames()
     keys: ConfigKeys = ConfigKeys()
     must_be: Mapping[str, object] = field(default_factory=dict)  # must be present, because the default is another value
+    needed: tuple[
+        str, ...
+    ] = ()  # must be present, whatever the value: the public code has other defaults than this one
     may_be: Mapping[str, tuple[object, ...]]  # the first value is the default
     # Attributes of this class that config.json states, and their names there; the value here is the default.
     stated: Mapping[str, str] = field(default_factory=dict)
@@ -91,10 +94,12 @@ FAMILIES: Mapping[str, Family] = {
         qkv_bias=True,
         may_be=_SILU | {"use_sliding_window": _OFF},
         stated={"qkv_bias": "attention_bias", "qk_norm": "qk_norm"},
-        decoders=("wedlm",),
+        decoders=("wedlm", "autoregressive"),  # trained with an autoregressive loss, too
     ),
     # Qwen2, but trained for bidirectional attention with logits one position ahead.
     "Dream": replace(_QWEN2, kind="dream"),
+    # Qwen3, trained as SDAR; it calls itself Dream (`family_name`).
+    "DreamReasoner": replace(_QWEN3, decoders=("sdar",)),
     # The checkpoints of SDAR and of I-DLM say the same of themselves.
     "sdar": replace(_QWEN3, decoders=("sdar", "idlm", "autoregressive")),
     "Fast_dLLM_Qwen": replace(_QWEN2, decoders=("fast_dllm_v2",)),
@@ -110,7 +115,9 @@ FAMILIES: Mapping[str, Family] = {
             q_norm="attention.query_layernorm",
             k_norm="attention.key_layernorm",
         ),
-        may_be=_SILU | {"use_bias": _OFF, "use_sliding_window": _OFF},
+        must_be={"use_bias": False},
+        needed=("n_group", "topk_group", "rms_norm_eps"),
+        may_be=_SILU | {"use_sliding_window": _OFF},
         stated={"qkv_bias": "use_qkv_bias", "qk_norm": "use_qk_norm"},
         decoders=("llada2",),
     ),
@@ -162,6 +169,12 @@ FAMILIES: Mapping[str, Family] = {
         kind="llada",
     ),
 }
+
+
+def family_name(config: Mapping[str, Any]) -> str:
+    """The key in `FAMILIES` of a config.json; its model_type where there is none."""
+    name = str(config.get("model_type"))
+    return "DreamReasoner" if name == "Dream" and config.get("block_size") is not None else name
 
 
 # A file beside config.json that says where another architecture differs from one of the families.
@@ -279,7 +292,7 @@ def model_config(directory: Path) -> ModelConfig:
 
 def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     """The sizes that a config.json states; refuses a model that the forward pass does not compute."""
-    name = str(raw.get("model_type"))
+    name = family_name(raw)
     family = read_family(path.parent, name)
     for key in _EXPERTS if family is None or family.router is None else ():
         if isinstance(raw.get(key), int) and raw[key] > 1:
@@ -294,6 +307,9 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         )
     if family.stated:
         told: dict[str, Any] = {key: raw.get(name, getattr(family, key)) for key, name in family.stated.items()}
+        for key, value in told.items():
+            if not isinstance(value, bool | None):
+                raise CheckpointError(f"{path}: {family.stated[key]} is {value!r}; it must be true or false")
         family = replace(family, **told)
     _refuse_variants(path, raw, family)
     keys = family.keys
@@ -328,11 +344,12 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     return config
 
 
-def _size(path: Path, raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _size(path: Path, raw: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
     value = raw.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"{path}: {key} is {value!r}; it must be a positive whole number")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        kind = "a positive whole number" if least else "a whole number, 0 or more"
+        raise CheckpointError(f"{path}: {key} is {value!r}; it must be {kind}")
     return value
 
 
@@ -368,8 +385,6 @@ def _rotary_dim(path: Path, raw: Mapping[str, Any], head_dim: int) -> int | None
     factor = raw.get("partial_rotary_factor") or (rope if isinstance(rope, Mapping) else {}).get(
         "partial_rotary_factor"
     )
-    if factor is None:
-        return None
     size = int(head_dim * _number(path, "partial_rotary_factor", factor))
     if not 0 < size <= head_dim or size % 2:
         raise CheckpointError(f"{path}: {size} of the {head_dim} entries of a head would turn; it must be an even part")
@@ -377,29 +392,31 @@ def _rotary_dim(path: Path, raw: Mapping[str, Any], head_dim: int) -> int | None
 
 
 def _experts(path: Path, raw: Mapping[str, Any], score: Router, num_layers: int) -> Experts | None:
-    number = next((raw[key] for key in _EXPERTS if raw.get(key) is not None), 0)
-    if number == 0:
+    number = next((raw[key] for key in _EXPERTS if raw.get(key) is not None), None)
+    if number == 0 and not isinstance(number, bool):
         return None
     common: dict[str, Any] = {
-        "num_experts": _size(path, {"num_experts": number}, "num_experts"),
+        "num_experts": _size(path, {_EXPERTS[0]: number}, _EXPERTS[0]),
         "num_chosen": _size(path, raw, "num_experts_per_tok"),
         "width": _size(path, raw, "moe_intermediate_size"),
         "score": score,
     }
     if score == "softmax":
         dense, step = raw.get("mlp_only_layers") or [], _size(path, raw, "decoder_sparse_step", default=1)
+        if not isinstance(dense, list):
+            raise CheckpointError(f"{path}: mlp_only_layers is {dense!r}; it must be a list of numbers of layers")
         layers = frozenset(index for index in range(num_layers) if index not in dense and (index + 1) % step == 0)
         experts = Experts(**common, layers=layers, normalised=bool(raw.get("norm_topk_prob", False)))
     else:
         experts = Experts(
             **common,
-            layers=frozenset(range(raw.get("first_k_dense_replace") or 0, num_layers)),
+            layers=frozenset(range(_size(path, raw, "first_k_dense_replace", default=0, least=0), num_layers)),
             scale=_number(path, "routed_scaling_factor", raw.get("routed_scaling_factor")),
-            num_groups=_size(path, raw, "n_group", default=1),
-            num_kept_groups=_size(path, raw, "topk_group", default=1),
-            shared_width=common["width"] * (raw.get("num_shared_experts") or 0),
+            num_groups=_size(path, raw, "n_group"),
+            num_kept_groups=_size(path, raw, "topk_group"),
+            shared_width=common["width"] * _size(path, raw, "num_shared_experts", default=0, least=0),
         )
-    size, rest = divmod(number, experts.num_groups)
+    size, rest = divmod(experts.num_experts, experts.num_groups)
     most = size * min(experts.num_kept_groups, experts.num_groups)
     if rest or (experts.num_groups > 1 and size < 2) or not experts.num_chosen <= most:
         groups = f"{experts.num_kept_groups} of {experts.num_groups} groups"
@@ -413,6 +430,9 @@ def _refuse_variants(path: Path, raw: Mapping[str, Any], family: Family) -> None
     for key, needed in family.must_be.items():
         if raw.get(key) != needed:
             raise CheckpointError(f"{path}: {key} is {raw.get(key)!r}; only {needed!r} is computed")
+    for key in family.needed:
+        if raw.get(key) is None:
+            raise CheckpointError(f"{path}: {key} is missing, and nothing can be computed without it; add it")
     for key, allowed in family.may_be.items():
         if raw.get(key, allowed[0]) not in allowed:
             raise CheckpointError(f"{path}: {key} is {raw[key]!r}; only {allowed[0]!r} is computed")

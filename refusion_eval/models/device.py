@@ -153,12 +153,16 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, num_rows: int = 1) -> 
     num_dense = config.num_layers * (attention + 2 * hidden)
     num_sparse = 0 if experts is None else len(experts.layers)
     num_dense += (config.num_layers - num_sparse) * 3 * hidden * config.intermediate_size
-    num_read = 0.0
+    of_experts = 0.0  # in bytes
     if experts is not None:
-        num_dense += num_sparse * hidden * (experts.num_experts + 3 * experts.shared_width)
-        num_read = num_sparse * experts.num_read(num_rows) * expert_bytes(config, dtype)
+        num_dense += num_sparse * 3 * hidden * experts.shared_width
+        # A router of sigmoids is float32, and so is its bias.
+        router = (hidden + 1) * 4 if experts.score == "sigmoid" else hidden * dtype.itemsize
+        of_experts = num_sparse * (
+            experts.num_experts * router + experts.num_read(num_rows) * expert_bytes(config, dtype)
+        )
     # Of the embedding only the rows of the tokens are read.
-    return (num_dense + hidden + config.vocab_size * hidden) * dtype.itemsize + round(num_read)
+    return (num_dense + hidden + config.vocab_size * hidden) * dtype.itemsize + round(of_experts)
 
 
 def expert_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

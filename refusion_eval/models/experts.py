@@ -20,7 +20,7 @@ def route(normed_TC: Tensor, weights: ExpertWeights, experts: Experts) -> tuple[
         if experts.normalised:
             shares_TJ = shares_TJ / shares_TJ.sum(dim=-1, keepdim=True)
         return ids_TJ, shares_TJ.to(normed_TC.dtype)
-    # LLaDA2 computes in float32, chooses by scores with a bias, and takes the shares without it.
+    # LLaDA2 computes in float32, chooses by scores with a bias, and takes the shares without it, which stay float32.
     scores_TE = linear(normed_TC.float(), weights.router).sigmoid()
     ranked_TE = scores_TE if weights.bias is None else scores_TE + weights.bias
     if experts.num_groups > 1:
@@ -33,7 +33,7 @@ def route(normed_TC: Tensor, weights: ExpertWeights, experts: Experts) -> tuple[
     shares_TJ = scores_TE.gather(1, ids_TJ)
     if experts.num_chosen > 1:
         shares_TJ = shares_TJ / (shares_TJ.sum(dim=-1, keepdim=True) + 1e-20)
-    return ids_TJ, (shares_TJ * experts.scale).to(normed_TC.dtype)
+    return ids_TJ, shares_TJ * experts.scale
 
 
 @custom_op("refusion_eval::mix_experts", mutates_args=("num_read",))
@@ -44,6 +44,7 @@ def mix_experts(
 
     Args:
         ids_TJ: experts of each row; E for none, as in rows of padding, whose sum is 0.
+        shares_TJ: shares of the sum, which is computed in the wider dtype of theirs and that of the rows.
         gate_up_EIC: gate and up projection of each expert in one matrix, [E, 2 I, C].
         num_read: a number to which the number of experts that were read is added, int64.
     """
@@ -51,7 +52,7 @@ def mix_experts(
     sorted_P, order_P = ids_TJ.flatten().sort(stable=True)
     rows_P = order_P // ids_TJ.shape[1]
     chosen, counts = sorted_P.unique_consecutive(return_counts=True)
-    sum_TC, first = torch.zeros_like(x_TC), 0
+    sum_TC, first = torch.zeros_like(x_TC, dtype=torch.promote_types(x_TC.dtype, shares_TJ.dtype)), 0
     for expert, count in zip(chosen.tolist(), counts.tolist(), strict=True):
         if expert == len(gate_up_EIC):  # the last ones
             break
@@ -61,7 +62,7 @@ def mix_experts(
         sum_TC.index_add_(0, rows, result * shares[:, None])
         num_read += 1
         first += count
-    return sum_TC
+    return sum_TC.to(x_TC.dtype)
 
 
 mix_experts.register_fake(lambda x_TC, *_: torch.empty_like(x_TC))

@@ -377,7 +377,7 @@ def mix_experts(x_TC, ids_TJ, shares_TJ, gate_up_EIC, down_ECI, num_read):
     block_ends_E = ((counts_E + block - 1) // block).cumsum(0)
     num_read += (counts_E > 0).sum()
     num_blocks = min(num_pairs, min(num_pairs, num_experts) + num_pairs // block)
-    inner_PI, out_PC = x_TC.new_empty(num_pairs, inner_width), x_TC.new_zeros(num_pairs, width)
+    inner_PI, out_PC = x_TC.new_empty(num_pairs, inner_width), shares_TJ.new_zeros(num_pairs, width)
     plan, sizes = (order_P, ends_E, block_ends_E), (num_experts, width, inner_width)
     constants = {
         "BLOCK_M": block,
@@ -391,7 +391,7 @@ def mix_experts(x_TC, ids_TJ, shares_TJ, gate_up_EIC, down_ECI, num_read):
     expert_up_kernel[grid](x_TC, gate_up_EIC, *plan, inner_PI, *sizes, NUM_CHOSEN=num_chosen, **constants)
     grid = (num_blocks, triton.cdiv(width, EXPERT_COLUMNS))
     expert_down_kernel[grid](inner_PI, down_ECI, shares_TJ.float(), *plan, out_PC, *sizes, **constants)
-    return out_PC.view(num_rows, num_chosen, width).sum(dim=1)
+    return out_PC.view(num_rows, num_chosen, width).sum(dim=1).to(x_TC.dtype)
 
 
 def add_rms_norm(x_WC, added_WC, weight_C, eps):

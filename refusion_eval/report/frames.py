@@ -43,7 +43,7 @@ LOOKS: Mapping[str, Look] = {
     "rejected": Look("rejected", "red strike", "#a33b00", "#fbe6da", "strike"),
     "dropped": Look("not kept", "bright_black strike", "#98a4b0", None, "strike"),
 }
-REASONS = {"eos": "end of sequence", "length": "length reached", "stop_string": "stop string"}
+REASONS = {"eos": "end of sequence", "length": "length reached", "stop_string": "stop string", "gap": "gap filled"}
 
 
 class TextRun(NamedTuple):

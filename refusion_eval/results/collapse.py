@@ -12,8 +12,10 @@ from refusion_eval.benchmarks import without_thoughts
 EMPTY, REPEATING, SPECIAL, SCRIPT = SIGNS = ("empty", "repeating", "special_tokens", "other_script")
 IN_WORDS = {EMPTY: "empty", REPEATING: "repeating", SPECIAL: "with special tokens", SCRIPT: "in another script"}
 
-# A text repeats itself if it ends in one piece of text four times in a row, or if half of its word 4-grams recur.
+# A text repeats itself if it ends in one piece of text four times in a row, or if half of its word 4-grams recur. Marks
+# are text, too, but for a ruled line of a table or a comment, which is one mark many times.
 _LONGEST_PIECE, _FEWEST_PIECES, _SHORTEST_LOOP = 200, 4, 60  # characters, times, characters
+_RULES, _LONGEST_RULE = "-=_*#~", 120  # marks, characters
 _FEWEST_GRAMS, _LEAST_SHARE_OF_KINDS = 40, 0.5
 _LEAST_SHARE_OF_SCRIPT = 0.1  # of the letters
 _SPECIAL_TOKEN = re.compile(r"<\|[^\s<>|]{1,40}\|>|<｜[^\s<>｜]{1,40}｜>|\[(?:MASK|PAD|UNK)\]|<(?:mask|pad|unk)>")
@@ -38,10 +40,12 @@ def signs_of(text: str, tokens: Sequence[int] | None, settings: Mapping[str, Any
 def scripts_of(text: str) -> frozenset[str]:
     """The scripts of at least a tenth of the letters, by the names that Unicode begins its letters' names with.
 
-    Latin and Greek are left out: formulas have them in any language.
+    Latin and Greek are left out: formulas have them in any language. Forms of letters, such as those of formulas and of
+    full width, are letters of their script (NFKC).
     """
     if text.isascii():
         return frozenset()
+    text = unicodedata.normalize("NFKC", text)
     letters = Counter(unicodedata.name(letter, "").partition(" ")[0] for letter in text if letter.isalpha())
     least = _LEAST_SHARE_OF_SCRIPT * letters.total()
     return frozenset(script for script, count in letters.items() if count >= least and script not in _OF_FORMULAS)
@@ -49,11 +53,13 @@ def scripts_of(text: str) -> frozenset[str]:
 
 def _ends_in_a_loop(text: str) -> bool:
     end = " ".join(text[-4 * _LONGEST_PIECE * _FEWEST_PIECES :].split())[-_LONGEST_PIECE * _FEWEST_PIECES :]
+    before = end.rstrip(end[-1:]) if end[-1:] in _RULES else end
+    end = before if len(end) - len(before) <= _LONGEST_RULE else end
     for length in range(1, _LONGEST_PIECE + 1):
         size = max(_FEWEST_PIECES * length - 1, _SHORTEST_LOOP)  # the last piece has no space behind it
         loop = end[-size:]
         # A text of one period equals itself, shifted by the period.
-        if len(loop) == size and loop[length:] == loop[:-length] and any(map(str.isalnum, loop)):
+        if len(loop) == size and loop[length:] == loop[:-length]:
             return True
     return False
 

@@ -196,7 +196,7 @@ METRICS = (
         "cut",
         "Cut at the limit, %",
         PERCENT,
-        "share of answers that reached the length of the settings, and so may lack their end",
+        "share of answers that reached the length of the settings, and so may lack their end; a full gap is none",
         is_cost=True,
     ),
     Metric(
@@ -212,7 +212,8 @@ METRICS = (
         "Repeating, %",
         PERCENT,
         "share of answers that end in a piece of at most 200 characters, four times in a row over 60 characters or "
-        "more, or that have 40 or more sequences of four words of which less than half are different",
+        "more (a ruled line: over 120), or that have 40 or more sequences of four words of which less than half are "
+        "different",
         is_cost=True,
     ),
     Metric(

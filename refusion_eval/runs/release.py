@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
 from refusion_eval.errors import CheckpointError, ConfigError
+from refusion_eval.models.checkpoint import read_json
 from refusion_eval.types import StopRule
 from refusion_eval.untrusted import parse_python, read_text
 
@@ -20,13 +21,14 @@ class ReleaseSettings:
     Attributes:
         gen_length: most tokens of the response; some loops call it max_new_tokens, and some round it up to a block.
         entry: FUNCTION, or FILE.py:FUNCTION, of the loop; by default the first known one in the files (`ENTRIES`).
-        seed: seed of torch's random numbers before each request.
+        seed: from which the seed of torch's random numbers is made for each item and sample; a loop may draw whatever
+            the settings say.
         mask_id, eos_ids: the checkpoint's mask token, and the tokens after which the response is cut.
         stop_rule: for loops of transformers, as in the autoregressive decoder; other loops do not ask it.
         temperature, top_p, top_k, steps, block_length, denoising_steps, threshold, confidence_threshold, eb_threshold,
         factor, remasking, remasking_strategy, alg, alg_temp, eps, cfg_scale, block_size, small_block_size,
-        use_block_cache, minimal_topk, eos_early_stop, editing_threshold, max_post_steps, slot_size, serial_num_blocks,
-        slot_threshold, token_threshold: arguments of the loop.
+        use_block_cache, minimal_topk, eos_early_stop, editing_threshold, max_post_steps, num_to_transfer, slot_size,
+        serial_num_blocks, slot_threshold, token_threshold: arguments of the loop.
     """
 
     gen_length: PositiveInt = 256
@@ -56,7 +58,8 @@ class ReleaseSettings:
     minimal_topk: PositiveInt | None = None
     eos_early_stop: bool | None = None
     editing_threshold: NonNegativeFloat | None = None
-    max_post_steps: PositiveInt | None = None
+    max_post_steps: NonNegativeInt | None = None
+    num_to_transfer: PositiveInt | None = None
     slot_size: PositiveInt | None = None
     serial_num_blocks: PositiveInt | None = None
     slot_threshold: NonNegativeFloat | None = None
@@ -69,7 +72,7 @@ class ReleaseSettings:
 
     @property
     def is_random(self) -> bool:
-        return bool(self.temperature)
+        return True  # for all that is known: a loop may have a temperature of its own, or a random order
 
     @property
     def given(self) -> list[str]:
@@ -88,6 +91,7 @@ _NAMES: Mapping[str, Sequence[str]] = {
 _SEVERAL = ("eos_ids", "stopping_criteria_idx")  # names of lists of tokens; the others are one token
 _PROMPTS = ("prompt", "inputs", "input_ids", "prompt_ids")
 _OF_A_RUN = ("entry", "seed", "stop_rule")
+_AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")  # the first that the checkpoint has
 # A function that is known, and the arguments that it has where its signature says **kwargs. The first that the files
 # of a checkpoint have is its loop: functions, which stand beside a model to be called, before methods of that name.
 ENTRIES: Mapping[str, Sequence[str]] = {
@@ -103,7 +107,10 @@ ENTRIES: Mapping[str, Sequence[str]] = {
 
 
 class Entry(NamedTuple):
-    """A loop: a method of the model, or a function of a file that gets the model; of transformers without a file."""
+    """A loop: a method of the model, or a function of a file that gets the model; of transformers without a file.
+
+    A method is of the class that config.json names for the model, or of one from which that class inherits.
+    """
 
     name: str
     file: str
@@ -128,8 +135,8 @@ class Entry(NamedTuple):
                 is_one = name == "eos_ids" and called not in _SEVERAL
                 given[called] = value[0] if is_one else list(value) if name == "eos_ids" else value
         if not self.file:  # transformers ignores a temperature without this, and warns of the temperature 0
-            given["do_sample"] = settings.is_random
-            given |= {} if settings.is_random else {"temperature": None}
+            given["do_sample"] = bool(settings.temperature)
+            given |= {} if settings.temperature else {"temperature": None}
         return given
 
     def _called(self, name: str) -> str:
@@ -150,24 +157,43 @@ def find_entry(directory: Path, wanted: str | None, *, allow_code: bool) -> Entr
     file, _, name = (wanted or "").rpartition(":")
     found = [entry for entry in _entries(directory) if file in ("", entry.file)]
     for known in (name,) if name else ENTRIES:
-        of_name = sorted((entry for entry in found if entry.name == known), key=lambda entry: entry.is_method)
-        if of_name:
-            return of_name[0]
+        if of_name := next((entry for entry in found if entry.name == known), None):
+            return of_name
     if wanted is None:
         return find_entry(directory, None, allow_code=False)
-    raise ConfigError(f"{directory}: no .py file has a function {wanted}; name another as entry=FILE.py:FUNCTION")
+    raise ConfigError(
+        f"{directory}: no .py file has a function {wanted}, or a method of the model's class with this name; name "
+        "another as entry=FILE.py:FUNCTION"
+    )
+
+
+def model_class(config: Mapping[str, Any]) -> tuple[str, str]:
+    """The class of transformers that loads the model of a checkpoint's code, and the name of its class there."""
+    brought = config.get("auto_map")
+    brought = brought if isinstance(brought, Mapping) else {}
+    auto = next((name for name in _AUTO_CLASSES if name in brought), _AUTO_CLASSES[0])
+    return auto, str(brought.get(auto, "")).rpartition(".")[2]
 
 
 def _entries(directory: Path) -> Iterator[Entry]:
+    """The functions of a checkpoint's files, then the methods of its model, those of a class before its bases'."""
+    classes: dict[str, list[tuple[str, ast.ClassDef]]] = {}
     for path in sorted(directory.glob("*.py")):
         try:
             body = parse_python(read_text(path)).body
         except (OSError, SyntaxError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read as Python ({error}); download it again") from error
         for node in body:
-            inside = node.body if isinstance(node, ast.ClassDef) else [node]
-            functions = (inner for inner in inside if isinstance(inner, ast.FunctionDef))
-            yield from (_entry(path.name, function, is_method=function is not node) for function in functions)
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append((path.name, node))
+            elif isinstance(node, ast.FunctionDef):
+                yield _entry(path.name, node, is_method=False)
+    names = [model_class(read_json(directory / "config.json"))[1]]
+    for name in names:  # which grows by the names of the bases
+        for file, node in classes.pop(name, ()):
+            methods = (inner for inner in node.body if isinstance(inner, ast.FunctionDef))
+            yield from (_entry(file, method, is_method=True) for method in methods)
+            names += [ast.unparse(base).rpartition(".")[2] for base in node.bases]
 
 
 def _entry(file: str, node: ast.FunctionDef, *, is_method: bool) -> Entry:

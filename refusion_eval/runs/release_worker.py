@@ -18,11 +18,9 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from refusion_eval.models.checkpoint import read_json
 from refusion_eval.models.tokenizer import Tokenizer
-from refusion_eval.runs.release import Entry
-from refusion_eval.runs.stock_loop import timed
+from refusion_eval.runs.release import Entry, model_class
+from refusion_eval.runs.stock_loop import PAD_ID, timed
 from refusion_eval.types import Trace
-
-_CLASSES = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")  # the first that the checkpoint has
 
 
 class CodeLoop:
@@ -31,10 +29,11 @@ class CodeLoop:
     def __init__(self, directory: str, entry: dict[str, Any], dtype: str, device: str, threads: int) -> None:
         torch.set_num_threads(threads)
         self._entry = loop = Entry(**entry)
-        brought = read_json(Path(directory) / "config.json").get("auto_map", {})
-        auto: Any = getattr(transformers, next((name for name in _CLASSES if name in brought), _CLASSES[0]))
+        auto: Any = getattr(transformers, model_class(read_json(Path(directory) / "config.json"))[0])
         options = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
         self._model: Any = auto.from_pretrained(directory, trust_remote_code=True, **options).to(device).eval()
+        if not loop.file:  # without defaults of the checkpoint, such as sampling, as in `StockLoop`
+            self._model.generation_config = transformers.GenerationConfig()
         stem = loop.file.removesuffix(".py")
         self._function: Callable[..., Any] = (
             getattr(self._model, loop.name)
@@ -49,7 +48,8 @@ class CodeLoop:
 
         def loop(tokens: Tensor) -> Any:
             mask = {"attention_mask": torch.ones_like(tokens)}
-            given = arguments | self._of_files | (mask if "attention_mask" in entry.takes else {})
+            ends = {} if entry.file else {"eos_token_id": eos_ids or None, "pad_token_id": PAD_ID}
+            given = arguments | self._of_files | ends | (mask if "attention_mask" in entry.takes else {})
             asked = {"input_ids": tokens, **mask} if entry.is_mapping else tokens
             model = () if entry.is_method else (self._model,)
             return (

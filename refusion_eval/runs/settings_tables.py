@@ -150,6 +150,12 @@ def load_table(
         # Built only to check the whole row; which settings a task has is known once all sources are merged.
         checked: Any = build(settings_type, {**checkpoint, **values}, f"{where}: {benchmark}")
         benchmarks[benchmark] = {key: getattr(checked, key) for key in values}
+    trained = checkpoint.get("block_length")
+    lengths = {row["block_length"] for row in benchmarks.values() if "block_length" in row}
+    if trained is not None and lengths - {trained}:
+        others = ", ".join(map(str, sorted(lengths)))
+        advice = f"give --set block_length={trained} and the steps of such a block, or your own table"
+        log.warning("%s: block_length %s, but config.json says block_size %d; %s", where, others, trained, advice)
     if own is None:
         return Table(where, benchmarks, sources)
     digest = hashlib.sha256(own.read_bytes()).hexdigest()[:12]
@@ -161,6 +167,8 @@ def load_tables(args: ModelArgs, checkpoint: Mapping[str, Any]) -> dict[bool, Ta
     # The user may have to name the tokens of a checkpoint without a card. A row of the table that needs an EOS must not
     # stop the tasks of other rows, so every row is read with one. What a task has is checked later, as it is.
     tokens = {**checkpoint, **{key: value for key, value in args.settings.items() if key in ("mask_id", "eos_ids")}}
+    if "block_length" in args.settings:  # then it is no matter that a table has another one than the checkpoint
+        tokens.pop("block_length", None)
     tokens["eos_ids"] = tokens.get("eos_ids") or (0 if tokens.get("mask_id") else 1,)
     # The package's settings of the mini tasks have no presets.
     presets = {False: args.preset, True: args.preset if own_table(args.preset) else None}

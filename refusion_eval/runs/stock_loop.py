@@ -32,7 +32,7 @@ from refusion_eval.types import Decoded, StopReason, StopRule, Trace
 from refusion_eval.untrusted import Child, environment_without_keys
 
 # `generate` pads responses in a batch only, so a single request never uses this id.
-_PAD_ID = 0
+PAD_ID = 0
 _WORKER = Path(__file__).with_name("release_worker.py")
 _LONGEST_SECONDS = 3600.0  # of the own time of the process of a checkpoint's code, for one request
 IN_ITS_PROCESS = "in a process of its own, without the keys of the environment"
@@ -64,7 +64,7 @@ class StockLoop:
                 raise DecodeError("the stock loop is greedy; set temperature=0, or take this project's engine")
             options = {"temperature": temperature, "top_p": settings.top_p, "top_k": settings.top_k}
             torch.manual_seed(settings.seed)
-        ends = {"eos_token_id": list(settings.eos_ids) or None, "pad_token_id": _PAD_ID}
+        ends = {"eos_token_id": list(settings.eos_ids) or None, "pad_token_id": PAD_ID}
         config = GenerationConfig(max_new_tokens=settings.gen_length, do_sample=bool(temperature), **ends, **options)
         trace = Trace()
         asked = _AfterEachToken(len(prompt), settings.stop_rule, self.model.device, trace)
@@ -352,6 +352,9 @@ class ReleaseBackend(StockBackend):
         if unknown := self.entry.unknown(given):
             taken = ", ".join(self.entry.takes)
             raise ConfigError(f"{self.entry} has no argument for {unknown[0]}; it has {taken}")
+        if self.args.samples > 1 and not self.entry.file and settings is not None and not settings.temperature:
+            samples = f"samples={self.args.samples}, but {self.entry} is greedy without a temperature"
+            raise ConfigError(f"{samples}; set one, such as temperature=0.7, or leave samples out")
 
     def refusal(self, job: Job) -> str | None:
         """None: the loop itself tells what it cannot decode."""

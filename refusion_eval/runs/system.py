@@ -24,7 +24,7 @@ from refusion_eval.engine.scoring import TokenScore
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.backend import TEMPLATE_BEGINS, Backend, F, Files, GetOrCompute
 from refusion_eval.runs.job import Job, WarmUp, record_error
-from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, LOOPS, ModelArgs
+from refusion_eval.runs.model_args import LAUNCH_ARGUMENTS, LOOPS, RELEASE, ModelArgs
 from refusion_eval.runs.own_engine import OwnEngine, hashed
 from refusion_eval.runs.settings_tables import Resolved, Table, load_tables, resolve_task
 from refusion_eval.runs.systems import published_systems
@@ -234,11 +234,12 @@ class System:
 
     @functools.cached_property
     def checkpoint_settings(self) -> dict[str, Any]:
-        """Decoder settings that the checkpoint determines, its mask token and end tokens, once it fits the decoder."""
+        """Decoder settings that the checkpoint determines (`Card.settings`), once it fits the decoder."""
         self.backend.check()
-        tokens = {"mask_id": self.files.card.mask_id, "eos_ids": tuple(self.files.card.eos_ids)}
         settings = field_types(self.args.settings_type)
-        return {key: value for key, value in tokens.items() if key in settings and value is not None}
+        left_out = ("block_length",) if self.args.loop == RELEASE else ()  # the loop has its own default
+        found = self.files.card.settings.items()
+        return {key: value for key, value in found if key in settings and key not in left_out}
 
     @functools.cached_property
     def tables(self) -> Mapping[bool, Table | None]:

@@ -97,8 +97,8 @@ class Sample:
         cut_in_thought: whether the text ends inside a thinking block; None without a block.
         num_forced_tokens: those of `num_tokens` that no forward chose, because a thought had spent its budget and they
             ended it; None, and no key in the record, without a budget. No figure of speed counts them.
-        stop: why decoding ended: eos, length, stop_string, or content_filter of a server; `REFUSED` for an error that a
-            second attempt would meet again.
+        stop: why decoding ended: eos, length, stop_string, gap (which is full), or content_filter of a server;
+            `REFUSED` for an error that a second attempt would meet again.
         settings: the decoder settings in force.
         settings_source: origin of the value of each setting.
         trace: events as `Trace.to_json` gives them, or None.

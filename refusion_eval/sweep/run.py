@@ -106,7 +106,7 @@ def run_sweep(
             replace(figure, same_decode_as=duplicates.same.get((figure.run_id, figure.task), ""))
             for figure in run_measurements(decoded)
         ]
-        for warning in _collapsed(described.values(), figures):
+        for warning in _collapsed(planned, figures):  # whose first point may be missing in a sweep that was interrupted
             on_point(warning)
         if decoded:
             write_csv(figures, out / "sweep.csv")

@@ -157,6 +157,7 @@ def test_a_run_decodes_as_many_tokens_as_the_rule_says_and_records_the_rule(rows
         samples = evaluated(rows, tmp_path / rule, f"{NAME}_{rule}", decoder=decoder, batch_size=2, **small)
         assert {sample.key.task for sample in samples} == {f"refusion_{NAME}_{rule}"}
         lengths = [len(sample.tokens) for sample in samples]
+        assert {sample.stop for sample in samples} <= ({"gap", "eos"} if rule == "upto_9" else {"gap"})
         if rule.startswith("oracle"):
             tokenizer = load_tokenizer()
             assert lengths == [len(tokenizer.encode(row["canonical_solution"])) for row in ROWS]
@@ -165,7 +166,9 @@ def test_a_run_decodes_as_many_tokens_as_the_rule_says_and_records_the_rule(rows
         else:
             assert max(lengths) <= 9
             assert all(sample.settings["eos_ids"] for sample in samples)
-    (figure,) = (one for one in run_measurements([tmp_path / "oracle"]) if one.metric == "pass@1")
+    figures = run_measurements([tmp_path / "oracle"])
+    assert [(one.value, one.num_cut) for one in figures if one.metric == "cut"] == [(0, 0)]
+    (figure,) = (one for one in figures if one.metric == "pass@1")
     assert figure.task == f"refusion_{NAME}_oracle"
 
 

@@ -118,6 +118,14 @@ def test_the_release_decodes_whole_blocks_and_we_cut_them(case, prompt, gen_leng
         )
 
 
+@given(st.sampled_from(CASES), prompts, lengths, commits)
+@examples(80)
+def test_the_positions_that_decoding_touches_are_told_exactly(case, prompt, gen_length, commit):
+    chosen, _, _, forwards = run(case, prompt, gen_length=gen_length, eos_ids=(), **commit)
+    touched = 1 + max(position for forward in forwards for position in forward.positions)
+    assert touched == len(prompt) + chosen.positions_after(len(prompt)) <= len(prompt) + chosen.num_positions
+
+
 @given(in_blocks, prompts, lengths)
 @examples(60)
 def test_stores_cost_a_forward_a_block_unless_they_ride(case, prompt, gen_length):

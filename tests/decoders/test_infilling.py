@@ -10,14 +10,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refusion_eval.api import decoder_settings, generate, generate_stream, load_model
+from refusion_eval.api import (
+    around_gap,
+    decode_of,
+    decoder_settings,
+    generate,
+    generate_many,
+    generate_stream,
+    load_model,
+    settings_for,
+)
 from refusion_eval.decoders import DECODERS
 from refusion_eval.decoders.esolm import EsolmSettings
 from refusion_eval.decoders.infilling import check_infilling, fitted, over_gap, span
 from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.tokenizer import FIM_TOKENS
-from refusion_eval.types import HOLE, Decoded, Fix, ForwardDone
+from refusion_eval.types import HOLE, Decoded, Fix, ForwardDone, Stop, Trace
 from tests.decoders.baselines import forwards_of, golden_model
 from tests.decoders.oracle import OracleEngine
 from tests.decoders.test_refusion_fused import any_settings
@@ -198,6 +207,84 @@ def test_given_tokens_between_holes_stay_where_they_are(decoder: str):
     assert sorted(out.trace.fixed_at()) == [0, 1, 3, 6]
 
 
+@pytest.mark.parametrize("early_stop", [False, True])
+@pytest.mark.parametrize("decoder", ["llada", "dream"])
+def test_a_known_stop_token_between_gaps_ends_nothing(decoder: str, early_stop: bool):
+    prompt = [3, HOLE, HOLE, 7, HOLE, 8, HOLE, 2]
+    settings = fitted(
+        DECODERS[decoder].Settings(mask_id=MASK_ID, eos_ids=(7,), early_stop=early_stop), len(span(prompt))
+    )
+    out = decode(decoder, prompt, settings)
+    end = next((place for place, token in enumerate(out.tokens) if token == 7 and place != 2), None)
+    assert (len(out.tokens), out.stop) == ((6, "gap") if end is None else (end + 1, "eos"))
+    assert len(out.tokens) > 3
+    assert out.tokens[2] == 7
+
+
+@pytest.mark.parametrize("decoder", ["refusion", "llada", "autoregressive"])
+def test_a_full_gap_is_its_own_reason_to_stop(monkeypatch: pytest.MonkeyPatch, decoder: str):
+    model = load_model("embedded" if decoder == "refusion" else f"embedded:{decoder}", device="cpu")
+    if decoder == "autoregressive":
+        monkeypatch.setitem(vars(model.tokenizer), "fim_ids", [11, 12, 13])
+    small = {"slot_size": 4, "block_size": 8} if decoder == "refusion" else {}
+    out = generate(model, around(5), decoder, eos_ids=(), **small)
+    assert out.stop == "gap"
+    assert [(event.reason, event.position) for event in out.trace.of(Stop)] == [("gap", 5)]
+    ended = generate(model, around(5), decoder, eos_ids=(out.tokens[2],), **small)
+    assert (ended.stop, ended.trace.events[-1].reason) == ("eos", "eos")
+
+
+def test_steps_of_dream_at_random_are_those_of_the_masks_between_given_tokens():
+    prompt = [3, HOLE, 5, 6, 7, 8, HOLE, HOLE, 2]
+    settings = fitted(DECODERS["dream"].Settings(mask_id=MASK_ID, alg="origin", gen_length=9), len(span(prompt)))
+    assert decode("dream", prompt, settings).num_forwards == 3
+
+
+@pytest.mark.parametrize(
+    ("decoder", "length", "settings", "steps"),
+    [
+        ("llada", 24, {"block_length": 8, "steps": 10}, 12),  # a multiple of 3 blocks
+        ("llada", 20, {"block_length": 8, "steps": 10}, 10),  # one block, as 8 does not divide 20
+        ("llada", 7, {"block_length": 7, "steps": 3}, 3),
+        ("dream", 7, {"steps": 3}, 3),
+        ("fast_dllm_dream", 12, {"cache": "none", "alg": "confidence_threshold", "threshold": 0.5, "steps": 5}, 6),
+    ],
+)
+def test_steps_are_the_next_larger_number_that_a_gap_allows(
+    tmp_path: Path, decoder: str, length: int, settings: dict[str, Any], steps: int
+):
+    tiny.save_checkpoint(tmp_path, family="llada" if decoder == "llada" else "Dream")
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    assert settings_for(model, decoder, around(length), settings).steps == steps
+    made = decoder_settings(model, decoder, gen_length=2 * length, **{**settings, "steps": 2 * length})
+    assert fitted(made, length).steps == length
+    with pytest.raises(ConfigError, match="steps=0"):
+        settings_for(model, decoder, around(length), settings | {"steps": 0})
+
+
+def test_many_prompts_and_a_stream_take_gaps_as_one_prompt_does(tmp_path: Path):
+    tiny.save_checkpoint(tmp_path, family="llada")
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    chosen = {"steps": 3, "eos_ids": ()}
+    suffixes, prompts = ([9, 2], [7], [5, 5, 5]), ([3, 1], [8], [2, 4, 6])
+    alone = [
+        generate(model, prompt, "llada", suffix=suffix, gap_tokens=5, **chosen)
+        for prompt, suffix in zip(prompts, suffixes, strict=True)
+    ]
+    many = generate_many(model, prompts, "llada", suffixes=suffixes, gap_tokens=5, **chosen)
+    holes = [around_gap(model, *pair, 5) for pair in zip(prompts, suffixes, strict=True)]
+    streamed = dict(
+        generate_stream(model, [("llada", ids, settings_for(model, "llada", ids, chosen)) for ids in holes], 2)
+    )
+    for index, one in enumerate(alone):
+        for other in (many[index], generate_many(model, holes, "llada", **chosen)[index], streamed[index]):
+            assert (other.tokens, other.num_forwards, other.stop) == (one.tokens, 3, "gap")
+    with pytest.raises(ConfigError, match=r"prompt 0 .* gen_length=8 with a gap of 5 tokens"):
+        generate_many(model, holes, "llada", gen_length=8)
+    with pytest.raises(ConfigError, match="suffixes are 1 for 3 prompts"):
+        generate_many(model, prompts, "llada", suffixes=[[9]], gap_tokens=5)
+
+
 @pytest.mark.parametrize(
     ("decoder", "settings"),
     [
@@ -292,6 +379,17 @@ def test_an_autoregressive_model_is_asked_for_the_middle_by_its_tokens(monkeypat
     out = generate(model, around(4), "autoregressive", eos_ids=())
     asked = generate(model, [before, *PREFIX, after, *SUFFIX, middle], "autoregressive", gen_length=4, eos_ids=())
     assert (out.tokens, forwards_of(out)) == (asked.tokens, forwards_of(asked))
+
+
+@pytest.mark.parametrize("bos", [3, 4])
+def test_a_beginning_of_the_text_stays_in_front_of_the_tokens_around_a_gap(bos: int):
+    model = load_model("embedded:autoregressive", device="cpu")
+    vars(model.tokenizer)["fim_ids"] = [11, 12, 13]
+    model.tokenizer.inner.bos_token = model.tokenizer.inner.convert_ids_to_tokens(bos)
+    settings = decoder_settings(model, "autoregressive")
+    first = next(decode_of(model, "autoregressive", settings, around(4))(around(4), settings, Trace()))
+    begin = [3, 11] if bos == 3 else [11, 3]  # the first token of the prefix
+    assert list(first.tokens) == [*begin, *PREFIX[1:], 12, *SUFFIX, 13]
 
 
 def test_without_a_suffix_and_tokens_to_say_so_the_prefix_alone_is_continued():

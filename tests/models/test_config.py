@@ -115,6 +115,7 @@ def test_a_family_of_masked_models_names_its_own_decoders(directory, family):
     ("family", "decoders"),
     [
         ("sdar", ("sdar", "idlm", "autoregressive")),
+        ("wedlm", ("wedlm", "autoregressive")),
         ("Fast_dLLM_Qwen", ("fast_dllm_v2",)),
         ("llada2", ("llada2",)),
         ("a2d-qwen3", ("llada", "bd3lm")),
@@ -127,6 +128,30 @@ def test_a_model_type_of_one_method_names_its_decoders(directory, family, decode
     change(directory, decoders=["esolm"])
     card = checkpoint_card("local", directory)
     assert fitting_decoders(card.kind, card.decoders) == ("esolm",)
+
+
+@pytest.mark.parametrize(("family", "size"), [("sdar", 8), ("sdar_moe", 8), ("qwen3", None), ("Fast_dLLM_Qwen", None)])
+def test_the_blocks_of_sdar_are_those_that_its_config_says(directory, family, size):
+    change(directory, model_type=family, block_size=8)
+    assert checkpoint_card("local", directory).block_length == size
+    assert checkpoint_card("JetLM/SDAR-4B-Chat", directory).block_length == size
+
+
+def test_dream_with_blocks_is_dream_reasoner(directory):
+    change(directory, model_type="Dream", block_size=32, mask_token_id=33)
+    for name in ("/models/copy", "Dream-org/DreamReasoner-8B"):
+        card = checkpoint_card(name, directory)
+        assert (card.decoders, card.block_length, card.kind) == (("sdar",), 32, "masked")
+    assert model_config(directory).family_layout.qk_norm
+    change(directory, block_size=None)
+    assert checkpoint_card("/models/copy", directory).kind == "dream"
+
+
+@pytest.mark.parametrize("size", [0, "8", True])
+def test_a_block_size_that_is_none_is_refused(directory, size):
+    change(directory, model_type="sdar", block_size=size)
+    with pytest.raises(CheckpointError, match=f"block_size is {size!r}; it must be a positive whole number"):
+        checkpoint_card("local", directory)
 
 
 def test_a_copy_of_fast_dllm_v2_has_the_mask_that_its_code_has(directory):
@@ -182,7 +207,8 @@ def test_a_local_copy_of_a_known_checkpoint_is_recognised_by_its_shape(directory
     ("known", "decoders"),
     [
         ("yifanyu/I-DLM-8B", ("idlm", "autoregressive")),
-        ("JetLM/SDAR-8B-Chat", ("sdar",)),
+        ("JetLM/SDAR-8B-Chat", ("sdar", "autoregressive")),
+        ("tencent/WeDLM-8B-Instruct", ("wedlm", "autoregressive")),
         ("ByteDance-Seed/Stable-DiffCoder-8B-Instruct", ("sdar",)),
         ("dllm-hub/Qwen3-0.6B-diffusion-bd3lm-v0.1", ("bd3lm",)),
     ],
@@ -216,7 +242,7 @@ def test_a_fine_tune_with_a_mask_token_of_its_own_is_no_copy(directory):
 def test_an_architecture_says_what_its_checkpoints_are_for_unless_they_say_it(directory):
     change(directory, model_type="wedlm", mask_token_id=7, eos_token_id=5, backbone=None)
     card = checkpoint_card("/models/wedlm", directory)
-    assert (card.mask_id, card.eos_ids, card.kind, card.decoders) == (7, (5,), "masked", ("wedlm",))
+    assert (card.mask_id, card.eos_ids, card.kind, card.decoders) == (7, (5,), "masked", ("wedlm", "autoregressive"))
     change(directory, decoders=["bd3lm"])
     assert checkpoint_card("/models/wedlm", directory).decoders == ("bd3lm",)
 

@@ -147,6 +147,18 @@ def test_groups_are_chosen_by_their_two_best_and_shares_are_without_the_bias():
     torch.testing.assert_close(shares[0], 2.5 * scores / scores.sum())
 
 
+def test_shares_of_a_sigmoid_stay_in_float32_until_the_sum_of_16_bit_rows_is_done():
+    torch.manual_seed(0)
+    x, bias = torch.randn(5, 6).bfloat16(), torch.zeros(8)
+    gate_up, down = torch.randn(8, 4, 6).bfloat16(), torch.randn(8, 6, 2).bfloat16()
+    ids, shares = route(x, ExpertWeights(torch.randn(8, 6), bias, gate_up, down), SIGMOID)
+    assert shares.dtype == torch.float32
+    found = mix_experts(x, ids, shares, gate_up, down, torch.tensor(0))
+    each = torch.stack([linear(swiglu(linear(x, up)), out) for up, out in zip(gate_up, down, strict=True)])  # E, T, C
+    chosen = each[ids.t(), torch.arange(5)]
+    assert torch.equal(found, (chosen.float() * shares.t()[:, :, None]).sum(dim=0).bfloat16())
+
+
 @pytest.mark.parametrize("normalised", [True, False])
 def test_shares_of_a_softmax_are_over_all_experts(normalised: bool):
     experts = Experts(
@@ -199,6 +211,19 @@ def test_bytes_are_those_of_the_experts_that_were_read(systems: Path):
     assert cache_bytes_per_row(config, torch.float32) > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_router_of_sigmoids_is_counted_in_float32(tmp_path: Path, dtype: torch.dtype):
+    save_llada2(tmp_path)
+    config = model_config(tmp_path)
+    weights = load_weights(tmp_path, config, dtype, tiny.CPU)
+    parts = [weights.final_norm, weights.head]  # of the embedding a forward reads a few rows
+    for layer in weights.layers:
+        experts = () if layer.experts is None else vars(layer.experts).values()
+        norms = layer.qk_norm[[0, -1]]  # one row for all heads of a kind
+        parts += [part for name, part in vars(layer).items() if name not in ("experts", "qk_norm")] + [*experts, norms]
+    assert weight_bytes(config, dtype, 10**6) == sum(part.nbytes for part in parts)
+
+
 def request(model, num_tokens: int):
     settings = decoder_settings(model, "autoregressive", gen_length=6)
     return DECODERS["autoregressive"].decode, list(range(num_tokens)), settings
@@ -239,6 +264,7 @@ LLADA2 = {
     "n_group": 4,
     "topk_group": 2,
     "routed_scaling_factor": 2.5,
+    "use_bias": False,
     "use_qkv_bias": True,
 }
 
@@ -291,12 +317,27 @@ def test_only_the_first_part_of_a_head_turns(tmp_path: Path, has_norm: bool):
         ({"n_group": 3}, "2 of 8 experts in 2 of 3 groups cannot be chosen"),
         ({"num_experts_per_tok": 5}, "5 of 8 experts in 2 of 4 groups cannot be chosen"),
         ({"routed_scaling_factor": None}, "routed_scaling_factor is None"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace is -1; it must be a whole number, 0 or more"),
+        ({"num_shared_experts": "1"}, "num_shared_experts is '1'"),
+        ({"use_qkv_bias": "false"}, "use_qkv_bias is 'false'; it must be true or false"),
     ],
 )
 def test_what_llada2_does_not_have_is_refused(tmp_path: Path, changes: dict, message: str):
     (tmp_path / "config.json").write_text(json.dumps(LLADA2 | changes))
     with pytest.raises(CheckpointError, match=message):
         model_config(tmp_path)
+
+
+# Without these the public code computes with a default of its own, such as a bias, or not at all.
+NEEDED = {*LLADA2} - {"model_type", "first_k_dense_replace", "num_shared_experts", "num_key_value_heads", "rope_theta"}
+
+
+@pytest.mark.parametrize("key", sorted(NEEDED - {"head_dim", "use_qkv_bias"}))
+def test_a_key_without_which_nothing_can_be_computed_is_named(tmp_path: Path, key: str):
+    (tmp_path / "config.json").write_text(json.dumps({name: LLADA2[name] for name in LLADA2.keys() - {key}}))
+    with pytest.raises(CheckpointError, match=f"config.json: {key} is ") as raised:
+        model_config(tmp_path)
+    assert "\n" not in str(raised.value)
 
 
 def test_experts_without_shared_ones_and_without_groups(tmp_path: Path):

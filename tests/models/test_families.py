@@ -108,6 +108,8 @@ def test_biases_are_added_where_few_rows_meet_a_large_matrix(monkeypatch, tmp_pa
         ("llada", {"n_routed_experts": 256}, "'llada' has layers of experts"),
         ("qwen3_moe", {"moe_intermediate_size": None}, "moe_intermediate_size is None"),
         ("qwen3_moe", {"num_experts_per_tok": 7}, "7 of 6 experts"),
+        ("qwen3_moe", {"num_experts": None, "num_local_experts": None}, "num_experts is None"),
+        ("qwen3_moe", {"mlp_only_layers": "0"}, "mlp_only_layers is '0'; it must be a list"),
     ],
 )
 def test_what_is_not_computed_is_refused(tmp_path, family, changes, message):

@@ -41,7 +41,7 @@ CLASSES = {
 # Families that transformers has no class for, and the one whose class computes them.
 COMPUTED_BY = {
     **dict.fromkeys(("Dream", "Fast_dLLM_Qwen", "a2d-qwen2"), "qwen2"),
-    **dict.fromkeys(("sdar", "llada2", "a2d-qwen3", "wedlm"), "qwen3"),
+    **dict.fromkeys(("sdar", "llada2", "a2d-qwen3", "wedlm", "DreamReasoner"), "qwen3"),
     **dict.fromkeys(("llada", "illada"), "llama"),
     "sdar_moe": "qwen3_moe",
 }
@@ -133,6 +133,7 @@ def save_checkpoint(
         config["rope_scaling"] = config.pop("rope_parameters")
         config["rope_theta"] = config["rope_scaling"].pop("rope_theta")
     config |= {"model_type": family} | ({"qk_norm": computed_by == "qwen3"} if family == "wedlm" else {})
+    config |= {"model_type": "Dream", "block_size": 32} if family == "DreamReasoner" else {}
     if family == "llada":
         config = _as_llada(config)
         for file in directory.glob("*.safetensors"):

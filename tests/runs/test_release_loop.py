@@ -16,7 +16,7 @@ from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
 from refusion_eval.exports.source import read_exported
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.runs.model_args import parse_model_args
-from refusion_eval.runs.release import ReleaseSettings, find_entry
+from refusion_eval.runs.release import Entry, ReleaseSettings, find_entry
 from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.runs.system import System, build_manifest
 from refusion_eval.store.run_store import RunReader
@@ -162,6 +162,76 @@ def test_the_entry_and_its_arguments_are_read_from_the_files(made):
     assert method.arguments(settings) == {"gen_length": 4, "steps": 2, "mask_id": 9, "eos_id": 1}
     with pytest.raises(ConfigError, match=r"no \.py file has a function other"):
         find_entry(Path(made("llada")), "other", allow_code=True)
+
+
+MODELING = """
+class Helper:
+    def block_diffusion_generate(self, inputs): ...
+
+class Mixin:
+    def diffusion_generate(self, inputs, **given): ...
+
+class Base(Mixin):
+    def generate(self, inputs, of_base): ...
+
+class Model(library.Base):
+    def generate(self, inputs, of_model): ...
+"""
+
+
+def test_a_method_is_of_the_class_of_the_model_or_of_its_bases(tmp_path):
+    (tmp_path / "modeling.py").write_text(MODELING)
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "someone/code--modeling.Model"}}))
+    assert find_entry(tmp_path, None, allow_code=True).name == "diffusion_generate"
+    assert find_entry(tmp_path, "modeling.py:generate", allow_code=True).takes == ("of_model",)
+    with pytest.raises(ConfigError, match="a function block_diffusion_generate, or a method of the model's class"):
+        find_entry(tmp_path, "block_diffusion_generate", allow_code=True)
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling.Helper"}}))
+    assert find_entry(tmp_path, None, allow_code=True).name == "block_diffusion_generate"
+    (tmp_path / "config.json").write_text("{}")
+    assert str(find_entry(tmp_path, None, allow_code=True)) == "generate of transformers"
+
+
+def test_settings_of_both_versions_of_llada2_reach_their_loop():
+    takes = ("gen_length", "max_post_steps", "num_to_transfer")
+    entry = Entry("generate", "a.py", is_method=True, prompt="inputs", is_mapping=False, takes=takes)
+    settings = ReleaseSettings(gen_length=4, max_post_steps=0, num_to_transfer=2)
+    assert entry.arguments(settings) == {"gen_length": 4, "max_post_steps": 0, "num_to_transfer": 2}
+
+
+@pytest.mark.process
+def test_without_a_loop_in_the_files_the_defaults_of_the_checkpoint_do_not_count(made, tmp_path):
+    found = []
+    for name, defaults in (
+        ("without", {}),
+        ("with", {"do_sample": True, "repetition_penalty": 9.0, "eos_token_id": 3}),
+    ):
+        folder = tmp_path / name
+        shutil.copytree(made("llada"), folder)
+        (folder / "llada_like.py").unlink()
+        (folder / "generation_config.json").write_text(json.dumps(defaults))
+        code = "class WholeText(Qwen3ForCausalLM):\n    pass\n"
+        (folder / "whole_text.py").write_text(f"from transformers import Qwen3ForCausalLM\n\n\n{code}")
+        given = arguments(made, "llada", eos_ids=(60,), decoder="autoregressive") | {"pretrained": str(folder)}
+        system = System(parse_model_args(given))
+        (sample,) = system.run(jobs_of(system, 1))
+        assert sample.error is None
+        found.append((sample.tokens, sample.num_forwards))
+        third = sample.tokens[2]
+    assert found[0] == found[1]
+    system = System(parse_model_args(given | {"eos_ids": (third,)}))
+    (sample,) = system.run(jobs_of(system, 1))
+    assert sample.stop == "eos"
+    assert sample.num_forwards == len(sample.tokens)  # the loop itself ends there
+
+
+def test_each_item_has_a_seed_of_its_own_as_a_loop_may_draw_by_default(made):
+    system = System(parse_model_args(arguments(made, "sdar")))
+    seeds = [job.settings(system.backend.detokenizer).seed for job in jobs_of(system, 3)]
+    assert len({0, *seeds}) == 4
+    given = arguments(made, "plain", samples=2)
+    with pytest.raises(ConfigError, match="samples=2, but generate of transformers is greedy without a temperature"):
+        list(jobs_of(System(parse_model_args(given)), 1))
 
 
 def test_a_setting_that_the_loop_does_not_have_is_refused(made):

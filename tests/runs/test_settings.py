@@ -123,6 +123,16 @@ def test_rows_outrank_what_is_common_and_every_row_has_a_source(tmp_path):
         load_table(tmp_path, "refusion", False, REFUSION, CHECKPOINT)
 
 
+def test_a_table_for_other_blocks_than_those_of_the_checkpoint_is_said(caplog):
+    folder, tokens = tasks_path() / "settings", {"mask_id": 9, "eos_ids": (1,)}
+    for size in (4, None):
+        load_table(folder, "sdar", False, DECODERS["sdar"].Settings, tokens | ({"block_length": size} if size else {}))
+    assert not caplog.records
+    table = load_table(folder, "sdar", False, DECODERS["sdar"].Settings, tokens | {"block_length": 32})
+    assert table.benchmarks["gsm8k"]["block_length"] == 4
+    assert "sdar.yaml:official: block_length 4, but config.json says block_size 32; give --set" in caplog.text
+
+
 def test_published_table_6_equals_the_shipped_one(reference_data):
     rows = (reference_data / "published" / "table6_hyperparameters.csv").read_text().split()
     names = {"ARC-C": "arc_challenge"}

@@ -2,6 +2,7 @@ import csv
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.results_file import read_csv
 from refusion_eval.runs import hardware, system
+from refusion_eval.runs.plan import Plan, PlannedRun, Turn
 from refusion_eval.sweep.run import plan_sweep, run_sweep
 from refusion_eval.sweep.spec import SweepSpec, read_spec, shipped_specs, with_model
 
@@ -288,3 +290,26 @@ def test_a_sweep_warns_where_its_fastest_point_has_more_collapsed_answers(
     run_sweep(spec, out, on_point=said.append)
     told = "refusion-tau_slot=0.1: 30 % of its answers to mini_parts are collapsed, of refusion-settings 1 %"
     assert any(line.startswith(told) for line in said) == warns
+
+
+def test_an_interrupted_sweep_compares_with_no_other_point_than_the_first_one_of_its_grid(
+    swept: tuple[SweepSpec, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec, out = swept[0], Path(shutil.copytree(swept[1], tmp_path / "out"))
+
+    def without_the_first(plan: Plan, take: Callable[[PlannedRun, Turn | None], bool]) -> None:
+        for run in plan.runs[1:3]:
+            take(run, plan.turns[0])
+        raise KeyboardInterrupt
+
+    def measured(runs: list[Path]) -> list[Measurement]:
+        values = {("refusion-tau_token=0.1", "tpf"): 99.0, ("refusion-tau_token=0.1", "collapsed"): 80.0}
+        figures = run_measurements(runs)
+        return [replace(one, value=values.get((one.run_id, one.metric), one.value)) for one in figures]
+
+    monkeypatch.setattr("refusion_eval.sweep.run.run_in_turns", without_the_first)
+    monkeypatch.setattr("refusion_eval.sweep.run.run_measurements", measured)
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(spec, out, on_point=said.append)
+    assert not [line for line in said if "collapsed" in line]
