@@ -71,7 +71,8 @@ MAY_IMPORT = {
         "store",
     },
     "training": BASE | {"api", "benchmarks", "config", "decoders", "embedded", "engine", "models", "store"},
-    "bench": BASE | {"api", "benchmarks", "decoders", "embedded", "engine", "models", "paths", "runs", "store"},
+    "bench": BASE
+    | {"api", "benchmarks", "config", "decoders", "embedded", "engine", "metrics", "models", "paths", "runs", "store"},
     "doctor": BASE | {"benchmarks", "models", "paths", "sandbox", "store"},
 }
 UNLIMITED = {"__init__", "__main__", "cli"}

@@ -5,7 +5,6 @@ import os
 import platform
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from refusion_eval import api
-from refusion_eval.bench.checkpoints import SHAPES, inflate, random_checkpoint
+from refusion_eval.bench.checkpoints import SHAPES, checkpoint_named
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.rows import read_rows
 from refusion_eval.decoders import DECODERS
@@ -24,7 +23,7 @@ from refusion_eval.engine.engine import Engine, Request
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, energy_counter, synchronize, weight_bytes
-from refusion_eval.paths import embedded_path, tasks_path
+from refusion_eval.paths import tasks_path
 from refusion_eval.types import Decoded, ForwardDone
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -429,6 +428,13 @@ def table(report: Report) -> str:
     return "\n".join(lines)
 
 
+def choose_threads(threads: int | None) -> None:
+    """Has torch compute with so many threads, if a number is given."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # so that it counts as chosen
+        torch.set_num_threads(threads)
+
+
 def run_bench(
     name: str,
     *,
@@ -441,30 +447,20 @@ def run_bench(
     progress: Callable[[str], None],
 ) -> tuple[Report, str]:
     """Measures what `--model` names; `extent` replaces entries of `EXTENT`. Returns the report, also as text."""
-    if threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # so that it counts as chosen
-        torch.set_num_threads(threads)
+    choose_threads(threads)
     size = name.removesuffix("-inflated")
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     extent = {**(LARGE_ON_CPU if on_cpu and size in SHAPES else EXTENT), **extent}
     settings, num_prompts = {**settings, "gen_length": extent["gen_length"]}, extent["num_prompts"]
     title, prompts = "prompts of the mini tasks (synthetic)", None
     weight_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = Path(folder) / name
+    with checkpoint_named(name, weight_dtype, progress) as checkpoint:
         if name in SHAPES:
-            progress(f"random weights of shape {name}")
-            random_checkpoint(SHAPES[name], checkpoint, weight_dtype)
             # A threshold of 0 accepts the drafts of random weights, so that slots are decoded in parallel.
             settings |= {"tau_token": 0.0, "eos_ids": ()}
             chooser = random.Random(0)
             prompts = [[chooser.randrange(1000) for _ in range(RANDOM_PROMPT_LENGTH)] for _ in range(num_prompts)]
             title = "random weights, random prompts, tau_token 0"
-        elif size in SHAPES:
-            progress(f"the embedded checkpoint in shape {size}")
-            inflate(embedded_path("refusion"), checkpoint, SHAPES[size], weight_dtype)
-        else:
-            checkpoint = embedded_path("refusion") if name == "embedded" else Path(name)
         if prompts is None:
             prompts = mini_prompts(api.LoadedModel.open(str(checkpoint), dtype=dtype, device=device), num_prompts)
         report = measure(
@@ -482,14 +478,19 @@ def run_bench(
 
 
 def mini_prompts(model: api.LoadedModel, count: int) -> list[list[int]]:
-    """Token ids of the first prompts of the mini tasks; the tasks of `PROMPTED` take turns."""
+    """Token ids of `mini_texts` as prompts of a model."""
+    return [
+        model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": text}]))
+        for text in mini_texts(count)
+    ]
+
+
+def mini_texts(count: int) -> list[str]:
+    """The first questions of the mini tasks; the tasks of `PROMPTED` take turns."""
     rows = {name: read_rows(tasks_path() / "mini" / name / "test.jsonl") for name in PROMPTED}
     texts = [
         BENCHMARKS[name].prompts.user(rows[name][number])
         for number in range(-(-count // len(PROMPTED)))
         for name in PROMPTED
     ]
-    return [
-        model.tokenizer.encode(model.tokenizer.render_chat([{"role": "user", "content": text}]))
-        for text in texts[:count]
-    ]
+    return texts[:count]

@@ -6,10 +6,12 @@ trained model, which random weights cannot show, and every forward takes the tim
 influence are random, because multiplying zeros can be too fast.
 """
 
+import contextlib
 import json
 import math
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -53,6 +55,27 @@ SHAPES: Mapping[str, Shape] = {
 def config_of(shape: Shape) -> ModelConfig:
     path = embedded_path("refusion") / "config.json"
     return parse_model_config(read_json(path) | asdict(shape), path)
+
+
+@contextlib.contextmanager
+def checkpoint_named(name: str, dtype: torch.dtype, progress: Callable[[str], None]) -> Iterator[Path]:
+    """The folder of what `--model` names; that of a shape, or of a tiny model in a shape, is removed at the end.
+
+    `dtype` is that of the weights that are made.
+    """
+    size = name.removesuffix("-inflated")
+    if size not in SHAPES:
+        yield embedded_path("refusion") if name == "embedded" else Path(name)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / name
+        if name in SHAPES:
+            progress(f"random weights of shape {name}")
+            random_checkpoint(SHAPES[name], checkpoint, dtype)
+        else:
+            progress(f"the embedded checkpoint in shape {size}")
+            inflate(embedded_path("refusion"), checkpoint, SHAPES[size], dtype)
+        yield checkpoint
 
 
 def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None:

@@ -43,7 +43,23 @@ def bench(
         ),
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also print how the time of a decoding is spent.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Also write all figures to this JSON file.")] = None,
+    prompt_lengths: Annotated[
+        str,
+        typer.Option(help="Measure whole systems on prompts of so many tokens, such as 128,1k,4k, and nothing else."),
+    ] = "",
+    suite: Annotated[
+        Literal["speed"] | None,
+        typer.Option(help="Measure whole systems on SPEED-Bench, by category, and nothing else; --data has its rows."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Of SPEED-Bench: qualitative, or throughput_1k to _32k.")] = "qualitative",
+    system: Annotated[
+        str, typer.Option(help="Systems for --prompt-lengths and --suite. The default is the decoders of --model.")
+    ] = "",
+    data: parameters.Data = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also write all figures to this JSON file; single answers, to continue, to FILE.answers."),
+    ] = None,
     as_json: parameters.Json = False,
 ) -> None:
     """Measure decoding speed. It is compared with a plain baseline and with the memory limit, by width and batch."""
@@ -60,22 +76,43 @@ def bench(
         print(prediction(predict, config, name, measured_curves(Path("results"), predict, name)))
         return
     cli.prepare(out)
-    extent = {"num_prompts": prompts, "num_rounds": rounds, "gen_length": gen_length, "with_baseline": baseline}
-    report, text = run_bench(
-        model,
-        extent={name: value for name, value in extent.items() if value is not None},
-        settings={"slot_size": slot_size, "block_size": block_size},
-        threads=threads,
-        with_profile=profile,
-        progress=cli.say,
-        **given,
-    )
+    sizes = {"slot_size": slot_size, "block_size": block_size}
+    if prompt_lengths and suite:
+        raise ConfigError("--prompt-lengths and --suite are two measurements; give one of them")
+    if prompt_lengths or suite:
+        from refusion_eval.bench.prompts import long_prompts, parse_lengths, speed_bench
+        from refusion_eval.bench.workload import run_workload
+
+        lengths = parse_lengths(prompt_lengths) if prompt_lengths else []
+        value, text = run_workload(
+            long_prompts(lengths, prompts or 3, data) if lengths else speed_bench(split, data, prompts),
+            model,
+            parameters.names_of(system),
+            settings={**sizes, "gen_length": gen_length or 128},
+            arguments=given,
+            threads=threads,
+            num_rounds=rounds or 3,
+            path=None if out is None else out.with_name(f"{out.name}.answers"),
+            progress=cli.say,
+        )
+    else:
+        extent = {"num_prompts": prompts, "num_rounds": rounds, "gen_length": gen_length, "with_baseline": baseline}
+        report, text = run_bench(
+            model,
+            extent={name: value for name, value in extent.items() if value is not None},
+            settings=sizes,
+            threads=threads,
+            with_profile=profile,
+            progress=cli.say,
+            **given,
+        )
+        value = report.to_json()
     if as_json:
-        cli.print_value(report.to_json())
+        cli.print_value(value)
     else:
         print(text)
     if out is not None:
-        write_output(out, json.dumps(report.to_json(), indent=2) + "\n")
+        write_output(out, json.dumps(value, indent=2) + "\n")
 
 
 def flips(

@@ -18,6 +18,7 @@ from refusion_eval.results.measured import measurements_of
 from refusion_eval.results.measurement import MEAN_TASK, Measurement, RowKey, have_fewer, notes_of
 from refusion_eval.results.metric_list import BY_NAME, SPEED_METRICS, is_cost, place_of
 from refusion_eval.results.published import system_key
+from refusion_eval.results.steps import HEADINGS, NOTES, Tally
 from refusion_eval.store.records import Sample, ScoreRow
 from refusion_eval.store.run_store import Run
 from refusion_eval.types import Trace
@@ -172,6 +173,7 @@ class _Part:
     speller: Speller
     machines: Mapping[str, str]
     rows: dict[RowKey, list[dict[str, Any]]] = field(default_factory=dict)
+    tallies: dict[RowKey, Tally] = field(default_factory=dict)  # of the recorded steps
     created: set[str] = field(default_factory=set)  # times of its samples
     seconds: float = 0.0
 
@@ -205,6 +207,7 @@ def collect(
         "cells": cells,
         "questions": questions,
         **metrics_of(cells),
+        "steps": {"headings": list(HEADINGS.values()), "notes": NOTES},
         "states": {state: look.name for state, look in LOOKS.items()},
         "warnings": [*warnings_of_table, *notes_of(measurements, marked=True)],
     }
@@ -236,6 +239,9 @@ class _Collector:
         asked, question = self._questions.add(run, sample, sealed)
         places = {"bodies": self._writer.add(whole), "asked": asked, "question": question}
         part.rows.setdefault(row, []).append(list_row(sample, scores, sealed) | places)
+        if trace is not None and sample.error is None:
+            tally = part.tallies.setdefault(row, Tally(sample.settings))
+            tally.add(trace, has_tokens=sample.tokens is not None)
 
     def cells(self, facts: RunFacts, measurements: Sequence[Measurement]) -> Iterator[tuple[RowKey, dict[str, Any]]]:
         """The rows of a run whose samples were all taken, and the means over them, as in the index of the page."""
@@ -266,6 +272,8 @@ class _Collector:
                 metrics={entry.metric: encoded(entry) for entry in own},
                 list=chunk,
             )
+            if (tally := part.tallies.get(task.row)) and tally.forwards:
+                cell["steps"] = tally.steps(facts.run, task.task).in_words()
             yield task.row, cell
         yield from _means(measurements)
 

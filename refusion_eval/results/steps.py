@@ -21,7 +21,7 @@ _WITHOUT_BLOCKS = 32  # positions, of a decoder without blocks
 _PARTS = 3
 _FEW = 2  # forwards
 
-_HEADINGS = {
+HEADINGS = {
     "task": "Task",
     "n": "n",
     "forwards": "Forwards",
@@ -34,7 +34,7 @@ _HEADINGS = {
     "accepted": "Drafts accepted, %",
     "accepted_by_place": "By place, %",
 }
-_NOTES = (
+NOTES = (
     "A forward is divided among the positions that it fixes, and one that fixes none counts for those of the next. "
     "Block: its positions; 32 for a decoder without blocks. All positions count, also those behind the EOS.",
     "Dearest fifth: the share of all forwards that went to the fifth of the blocks with the most forwards. No gain: "
@@ -61,16 +61,24 @@ class Steps(NamedTuple):
     accepted: float | None  # percent; None for a decoder without drafts
     accepted_by_place: tuple[float, ...]
 
+    def in_words(self) -> list[str]:
+        """The texts under `HEADINGS`."""
+        return [_text(getattr(self, name)) for name in HEADINGS]
 
-class _Tally:
-    """What is counted over the answers to a task."""
+
+class Tally:
+    """What is counted over the answers to a task.
+
+    Attributes:
+        forwards: of each answer that has recorded steps; empty without any.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         sizes = [settings.get(name) for name in _BLOCKS]
         self.block = next((size for size in sizes if isinstance(size, int) and size > 0), _WITHOUT_BLOCKS)
         units = [settings.get(name) for name in _UNITS]
         self._unit = next((size for size in units if isinstance(size, int) and size > 0), None)
-        self.forwards: list[int] = []  # of each answer
+        self.forwards: list[int] = []
         self.blocks: list[tuple[float, int]] = []  # forwards and tokens of each block
         self.parts = np.zeros((2, _PARTS))  # tokens and forwards
         self.drafted, self.accepted = Counter[int](), Counter[int]()
@@ -135,11 +143,11 @@ class _Tally:
 def read_steps(run_dirs: Iterable[Path]) -> list[Steps]:
     """The steps of each task of some runs, in their order; StoreError if no answer has recorded steps."""
     places = list(run_dirs)
-    tallies: dict[tuple[str, RowKey], tuple[Run, _Tally]] = {}
+    tallies: dict[tuple[str, RowKey], tuple[Run, Tally]] = {}
 
     def visit(run: Run, row: RowKey, sample: Sample, _: Mapping[str, ScoreRow], trace: Trace | None) -> None:
         if trace is not None and sample.error is None:
-            tallies.setdefault((run.run_id, row), (run, _Tally(sample.settings)))[1].add(
+            tallies.setdefault((run.run_id, row), (run, Tally(sample.settings)))[1].add(
                 trace, has_tokens=sample.tokens is not None
             )
 
@@ -155,8 +163,8 @@ def read_steps(run_dirs: Iterable[Path]) -> list[Steps]:
 
 def steps_table(found: Iterable[Steps]) -> Table:
     """A line for each run and task."""
-    rows = [(steps.system, *(_text(getattr(steps, name)) for name in _HEADINGS)) for steps in found]
-    return Table(title="Where forwards go", columns=("System", *_HEADINGS.values()), rows=rows, notes=_NOTES)
+    rows = [(steps.system, *steps.in_words()) for steps in found]
+    return Table(title="Where forwards go", columns=("System", *HEADINGS.values()), rows=rows, notes=NOTES)
 
 
 def _text(value: Any) -> str:

@@ -245,6 +245,18 @@ def test_lists_filter(shown):
     assert {text.strip("✗") for text in shown.texts(".row .verdict")} == {"wrong"}
 
 
+def test_a_task_shows_where_its_forwards_went(shown):
+    shown.open("task/mini_gsm8k")
+    table = "[aria-label='Where forwards go'] tbody tr"
+    shown.wait(table)
+    assert len(shown.all(table)) == 2
+    of_first = shown.texts(f"{table}:first-child td")
+    assert of_first[0] == "6"  # answers
+    assert "Forwards a block" in shown.texts("[aria-label='Where forwards go'] th")
+    assert any("divided among the positions that it fixes" in text for text in shown.texts("p.caption"))
+    shown.check_clean()
+
+
 def select(shown, title):
     """The list of a filter."""
     return shown.browser.find_element(By.XPATH, f"//label[span='{title}']/select")

@@ -46,9 +46,26 @@ const task = (() => {
         dom.el("div.section-head", {}, number, files.buttons(name, () => found.map(exported))), samplesList.node),
       dom.el("section", { "aria-labelledby": "figures" }, dom.el("div.section-head", {}, dom.el("h2", { id: "figures" }, "Figures")),
         dom.el("div.table-place.limited.narrow", { tabindex: "0", role: "region", "aria-label": "Figures by system" },
-          overview.table(cells, metrics, heads, ["", 1], () => {}))));
+          overview.table(cells, metrics, heads, ["", 1], () => {}))),
+      steps(cells.filter((cell) => cell.steps)));
     await refresh();
     return samplesList.close;
+  }
+
+  // Where the forwards of the answers went, as `speed --steps` tells it.
+  function steps(cells) {
+    const { headings: [, ...headings], notes } = store.index.steps;
+    // A list of numbers is broken where it is long; a number stands under others.
+    const css = headings.map((_, place) => (cells.some((cell) => cell.steps[place + 1].includes(" ")) ? "" : ".number"));
+    return cells.length > 0 && dom.el("section", { "aria-labelledby": "steps" },
+      dom.el("div.section-head", {}, dom.el("h2", { id: "steps" }, "Where forwards go")),
+      dom.el("div.table-place.limited.narrow", { tabindex: "0", role: "region", "aria-label": "Where forwards go" },
+        dom.el("table.figures.plain-table", {},
+          dom.el("thead", {}, dom.el("tr", {}, dom.el("th", { scope: "col" }, "System"),
+            headings.map((head, place) => dom.el(`th${css[place]}`, { scope: "col" }, head)))),
+          dom.el("tbody", {}, cells.map((cell) => dom.el("tr", {}, dom.el("th.system", { scope: "row" }, store.title(cell)),
+            cell.steps.slice(1).map((text, place) => dom.el(`td${css[place]}`, { "data-label": headings[place] }, text || "–"))))))),
+      notes.map((note) => dom.el("p.caption", {}, note)));
   }
 
   function about(cell) {

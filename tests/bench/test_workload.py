@@ -1,0 +1,182 @@
+"""The speed of systems on prompts of given lengths and on conversations, which have no right answers."""
+
+import json
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from refusion_eval.bench.prompts import Prompt, Workload, long_prompts, parse_lengths, speed_bench
+from refusion_eval.bench.workload import Answer, figures_of, measure, systems_named, systems_on, table, to_json
+from refusion_eval.cli import app
+from refusion_eval.errors import ConfigError, DataError, MissingRowsError
+from refusion_eval.paths import embedded_path
+from tests.server.peers import Peer, serving, stream
+
+SETTINGS = {"gen_length": 16, "slot_size": 4, "block_size": 16}
+ROW = {
+    "question_id": "q1",
+    "category": "coding",
+    "sub_category": "python",
+    "turns": ["Add 3 and 4.", "Now double it."],
+    "source": "made",
+    "src_id": "1",
+    "difficulty": "easy",
+    "multiturn": True,
+}
+
+
+@pytest.fixture(scope="module")
+def systems():
+    return systems_on(str(embedded_path("refusion")), SETTINGS, {"device": "cpu", "dtype": "float32"})
+
+
+def test_lengths_are_numbers_of_tokens_in_rising_order():
+    assert parse_lengths("4k, 128,1K,128") == [128, 1024, 4096]
+    for wrong in ("", "0", "4m", "1.5k", "128,,256", "-1"):
+        with pytest.raises(ConfigError, match="--prompt-lengths"):
+            parse_lengths(wrong)
+
+
+def test_generated_prompts_state_their_entropy_and_differ():
+    load = long_prompts([64, 256], 3, None)
+    assert load.generated
+    assert "bits a word" in load.source
+    assert [prompt.group for prompt in load.prompts] == ["64"] * 3 + ["256"] * 3
+    assert len({prompt.turns[0] for prompt in load.prompts}) == 3
+
+
+def test_prompts_of_rows_are_real_questions_and_each_begins_with_another(tmp_path):
+    rows = [{"question": f"How many are {n} and {n}? " + "Think. " * 40, "answer": f"#### {2 * n}"} for n in range(9)]
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "test.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    load = long_prompts([64], 3, tmp_path)
+    assert not load.generated
+    assert [prompt.turns[0][:18] for prompt in load.prompts] == [f"How many are {n} and" for n in (0, 3, 6)]
+    with pytest.raises(DataError, match="too few for 1,024 tokens"):
+        long_prompts([1024], 1, tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="has rows of none of gsm8k"):
+        long_prompts([64], 1, tmp_path / "empty")
+
+
+def test_systems_take_turns_and_figures_are_sums_over_sums(systems):
+    assert list(systems) == ["refusion", "refusion, fused", "autoregressive"]
+    conditions, answers = measure(systems, long_prompts([64, 256], 2, None), num_rounds=2)
+    order = [(answer.round, answer.group, answer.system) for answer in answers]
+    assert order == [
+        (turn, group, name) for turn in (0, 1) for group in ("64", "256") for name in systems for _ in "ab"
+    ]
+    assert all(abs(answer.prompt_tokens - int(answer.group)) <= 3 for answer in answers)
+    assert all(0 < answer.first_seconds < answer.seconds and answer.peak_bytes > 2**20 for answer in answers)
+    figure = next(one for one in figures_of(answers) if (one.group, one.system) == ("256", "autoregressive"))
+    own = [answer for answer in answers if (answer.group, answer.system) == ("256", "autoregressive")]
+    assert figure.tpf[0] == 1
+    assert figure.num_answers == 4
+    assert figure.decode_tps[0] == pytest.approx(
+        sum(one.later_tokens for one in own) / sum(one.seconds - one.first_seconds for one in own)
+    )
+    assert all(one.rows == one.prompt_tokens + one.forwards - 1 for one in own)  # each later forward has one row
+    shown = table(conditions, figures_of(answers))
+    assert "The text was generated" in shown
+    assert "accuracy" not in shown.lower()
+    assert to_json(conditions, figures_of(answers))["conditions"]["num_rounds"] == 2
+
+
+def test_a_prompt_that_does_not_fit_is_named_and_nothing_else_is_lost(systems):
+    conditions, answers = measure(systems, long_prompts([64, 4096], 1, None), num_rounds=1)
+    assert [answer.error is None for answer in answers] == [True] * 3 + [False] * 3
+    assert "not measured: " in table(conditions, figures_of(answers)).splitlines()[4]
+
+
+def test_an_interrupted_measurement_goes_on_where_it_ended(systems, tmp_path):
+    load, path = long_prompts([64, 128], 1, None), tmp_path / "answers"
+
+    def stop(text):
+        if text.startswith("round 1 of 2, 128"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(systems, load, num_rounds=2, path=path, progress=stop)
+    before = path.read_text()
+    assert before.count('"group": "64"') == 3
+    path.write_text(f'{before}\n{{"system": "refu')  # a line that a killed process left
+    _, answers = measure(systems, load, num_rounds=2, path=path)
+    assert path.read_text().startswith(before)
+    assert len(answers) == len({answer.key for answer in answers}) == 12
+    assert measure(systems, load, num_rounds=2, path=path)[1] == answers
+    with pytest.raises(ConfigError, match="was measured under other num_rounds; name another file"):
+        measure(systems, load, num_rounds=3, path=path)
+
+
+def test_a_conversation_has_the_systems_own_answers_between_its_turns(systems, tmp_path):
+    (tmp_path / "speed_bench").mkdir()
+    file = tmp_path / "speed_bench" / "qualitative.jsonl"
+    single = ROW | {"question_id": "q2", "turns": ["Add 3 and 4."], "multiturn": False, "difficulty": ""}
+    file.write_text(f"{json.dumps(ROW)}\n{json.dumps(single)}\n{json.dumps(ROW | {'question_id': 'q3'})}\n")
+    load = speed_bench("qualitative", tmp_path, 1)
+    assert [(prompt.group, prompt.name) for prompt in load.prompts] == [("coding, easy", "q1"), ("coding", "q2")]
+    only = {"autoregressive": systems["autoregressive"]}
+    _, answers = measure(only, load, num_rounds=1)
+    first, second, lone = answers
+    assert (first.turn, second.turn, lone.turn) == (0, 1, 0)
+    assert first.prompt_tokens == lone.prompt_tokens
+    assert second.prompt_tokens > first.prompt_tokens + first.tokens
+    with pytest.raises(MissingRowsError, match="throughput_1k"):
+        speed_bench("throughput_1k", tmp_path, None)
+    unfetched = ROW | {"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}
+    file.write_text(json.dumps(unfetched))
+    with pytest.raises(DataError, match="its text was not fetched from made"):
+        speed_bench("qualitative", tmp_path, None)
+    with pytest.raises(ConfigError, match="SPEED-Bench has no split 'test'"):
+        speed_bench("test", tmp_path, None)
+
+
+def test_a_server_has_its_first_byte_and_no_forwards():
+    with serving(Peer(lambda number, body: stream(number, ("4", (7,)), (" and", (8,))))) as peer:
+        named = systems_named([f"server:{peer.url}"], "", {"gen_length": 16}, {})
+        load = Workload([Prompt("short", "0", ["Add.", "Again."])], "made")
+        _, answers = measure(named, load, num_rounds=1)
+    assert [answer.error for answer in answers] == [None, None]
+    assert all(0 < answer.first_seconds <= answer.seconds for answer in answers)
+    (figure,) = figures_of(answers)
+    assert (figure.forwards, figure.rows, figure.tpf, figure.peak_bytes) == (None, None, None, None)
+    assert "Add.\n\n4 and\n\nAgain." in peer.bodies[-1]["prompt"]
+
+
+def test_a_figure_that_one_answer_does_not_tell_is_left_out():
+    answer = Answer("a", "g", "0", 0, 0, 5, 10, 2.0, 1.0, 9, 5, 20, 30, 4.0, 2**20)
+    (figure,) = figures_of([answer, replace(answer, prompt="1", forwards=None, joules=None)])
+    assert (figure.tpf, figure.forwards, figure.joules_a_token) == (None, None, None)
+    assert figure.decode_tps[0] == 9
+
+
+def test_the_command_prints_a_table_and_its_file_is_drawn(tmp_path, monkeypatch):
+    words = [
+        "bench",
+        "--prompt-lengths",
+        "32",
+        "--prompts",
+        "1",
+        "--rounds",
+        "1",
+        "--gen-length",
+        "8",
+        "--device",
+        "cpu",
+    ]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "x.json")], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("prompts")
+    stored = json.loads((tmp_path / "x.json").read_text())
+    assert [figure["system"] for figure in stored["figures"]] == ["refusion", "refusion, fused", "autoregressive"]
+    assert (tmp_path / "x.json.answers").read_text().count('"group": "32"') == 3
+    monkeypatch.setattr(sys, "argv", ["prompt_lengths.py", str(tmp_path / "x.json"), "--out", str(tmp_path / "x.png")])
+    runpy.run_path(str(Path(__file__).resolve().parents[2] / "plots" / "prompt_lengths.py"), run_name="__main__")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+    assert "The text was generated" in (tmp_path / "x.txt").read_text()
+    with pytest.raises(ConfigError, match="give one of them"):
+        CliRunner().invoke(app, [*words, "--suite", "speed"], catch_exceptions=False)
