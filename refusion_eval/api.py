@@ -51,7 +51,7 @@ def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = Non
     check_keys(settings, fields, name, what="setting")
     mask_id = settings.get("mask_id") if made is None else getattr(made, "mask_id", None)
     check_fit(model, decoder, mask_id is not None)
-    of_checkpoint = {"eos_ids": model.card.eos_ids, "mask_id": model.card.mask_id, "fuse": False}
+    of_checkpoint = {"eos_ids": model.card.eos_ids, "mask_id": model.card.mask_id, "fuse": False, **model.card.settings}
     defaults = {field: value for field, value in of_checkpoint.items() if field in fields}
     resolved = settings_class(**defaults | settings) if made is None else made
     ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in fields else []))

@@ -20,7 +20,7 @@ ConfidenceDtype = Literal["float32", "float64", "model"]
 
 # What a checkpoint was trained to do: predict the next token ("causal"), fill masks by an unknown method ("masked"), or
 # what the named method asks for.
-CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream"]
+CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream", "diffusion_gemma"]
 
 # Weights up to this size are computed fastest by one thread on a CPU: the embedded models of 11 MB make 824 tokens/s
 # with one thread on two cores, 38 with two.
@@ -254,6 +254,8 @@ class Forward:
         commit: which rows of the previous forward stay in the cache.
         kind: the decoder's name for this forward ("plan", "verify", ...), recorded in traces and without effect.
         approximation: how the forward takes part in an approximate cache; None is an exact forward.
+        self_conditioning: divides the logits of the forward before, of which each row gets the mean embedding besides
+            its own (DiffusionGemma); None for none.
     """
 
     tokens: Sequence[int]
@@ -263,6 +265,7 @@ class Forward:
     commit: Commit = NOTHING
     kind: str = "decode"
     approximation: Approximation | None = None
+    self_conditioning: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.checkpoint import read_family, read_json
+from refusion_eval.models.checkpoint import is_diffusion_gemma, read_family, read_json
 from refusion_eval.types import CheckpointKind
 from refusion_eval.untrusted import names_code
 
@@ -22,10 +22,11 @@ class Card:
     decoders: tuple[str, ...] = ()
     shape: Mapping[str, object] = field(default_factory=dict)  # entries of config.json that tell a local copy
     display_name: str | None = None  # what tables call the model, if its config.json says it
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the decoder, which its config.json determines
 
     @property
     def mask_is_in_files(self) -> bool:
-        return self.mask_id is None and self.kind != "causal"
+        return self.mask_id is None and self.kind not in ("causal", "diffusion_gemma")
 
 
 def _shape(model_type: str, vocab_size: int, width: int, num_layers: int, **more: object) -> dict[str, object]:
@@ -144,6 +145,8 @@ CARDS: dict[str, Card] = {
             )
             for name in (f"{size}-Base", f"{size}-Instruct")
         ),
+        # <eos>, <turn|> and a third one, of its generation_config.json. No shape: copies have that file too.
+        Card("google/diffusiongemma-26B-A4B-it", "Gemma-4-26B-A4B", None, (1, 106, 50), "diffusion_gemma"),
         # The name alone tells what they were trained as; the mask is in the tokenizer.
         *(
             Card(f"dllm-hub/{backbone}-diffusion-{way}-v0.1", backbone, None, QWEN_EOS, "masked", (decoder,))
@@ -163,7 +166,7 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     known = CARDS.get(name) or next((card for card in CARDS.values() if _is_copy(config, card)), None)
     if known is not None:
         mask_id = _mask_id(config, directory) if known.mask_is_in_files else known.mask_id
-        return replace(known, name=name, mask_id=mask_id)
+        return replace(known, name=name, mask_id=mask_id, settings=_settings(path, config))
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     family = read_family(directory, str(config.get("model_type")))
@@ -178,10 +181,11 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     display_name = config.get("display_name")
     if not isinstance(display_name, str | None):
         raise CheckpointError(f"{path}: display_name is {reprlib.repr(display_name)}; it must be a text")
-    mask_id = _mask_id(config, directory)
+    has_masks = not is_diffusion_gemma(config)  # its tokenizer has a token of that name, of which it knows nothing
+    mask_id = _mask_id(config, directory) if has_masks else None
     # The row of a mask predicts it, from the whole text, where transformers computes a masked language model.
     stock_kind: CheckpointKind | None = "llada" if is_masked_model(config) else None
-    kind = stock_kind if family is None else family.kind
+    kind = (stock_kind if has_masks else "diffusion_gemma") if family is None else family.kind
     return Card(
         name=name,
         backbone=str(config.get("backbone", config.get("model_type", "unknown"))),
@@ -191,7 +195,20 @@ def checkpoint_card(name: str, directory: Path) -> Card:
         kind=kind or ("causal" if mask_id is None else "masked"),
         decoders=tuple(decoders),
         display_name=display_name,
+        settings=_settings(path, config),
     )
+
+
+def _settings(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    if not is_diffusion_gemma(config):
+        return {}
+    text = config.get("text_config")
+    sizes = {"canvas_length": config.get("canvas_length", 256)}
+    sizes["vocab_size"] = text.get("vocab_size") if isinstance(text, Mapping) else None
+    for key, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise CheckpointError(f"{path}: {key} is {size!r}; it must be a positive whole number")
+    return sizes
 
 
 def is_masked_model(config: Mapping[str, Any]) -> bool:

@@ -164,6 +164,11 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+def is_diffusion_gemma(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of DiffusionGemma, which transformers computes."""
+    return config.get("model_type") == "diffusion_gemma"
+
+
 # A file beside config.json that says where another architecture differs from one of the families.
 LAYOUT_FILE = "refusion_layout.json"
 

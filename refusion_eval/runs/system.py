@@ -234,11 +234,11 @@ class System:
 
     @functools.cached_property
     def checkpoint_settings(self) -> dict[str, Any]:
-        """Decoder settings that the checkpoint determines, its mask token and end tokens, once it fits the decoder."""
+        """Decoder settings that the checkpoint determines, such as its end tokens, once it fits the decoder."""
         self.backend.check()
-        tokens = {"mask_id": self.files.card.mask_id, "eos_ids": tuple(self.files.card.eos_ids)}
-        settings = field_types(self.args.settings_type)
-        return {key: value for key, value in tokens.items() if key in settings and value is not None}
+        card, settings = self.files.card, field_types(self.args.settings_type)
+        values = {"mask_id": card.mask_id, "eos_ids": tuple(card.eos_ids), **card.settings}
+        return {key: value for key, value in values.items() if key in settings and value is not None}
 
     @functools.cached_property
     def tables(self) -> Mapping[bool, Table | None]:
