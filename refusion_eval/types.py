@@ -34,6 +34,9 @@ PROMPT_END = 12  # a prompt that opens a thought has the tag among this many tok
 MOST_TOKENS = 2**31
 MOST_POSITIONS = 2**20
 
+# Kind of the forwards of an encoder, whose decoder has forwards of its own.
+ENCODE = "encode"
+
 # Stands in a prompt for a token that is to be found: the places of a gap (see `refusion_eval.decoders.infilling`).
 HOLE = -1
 

@@ -97,6 +97,7 @@ ONLY_IN = {
         "models/tokenizer.py",
         "models/template_worker.py",
         "models/stock.py",
+        "models/diffusion_gemma.py",
         "runs/stock_loop.py",
         "runs/release_worker.py",
         "training/",

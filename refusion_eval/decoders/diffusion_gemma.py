@@ -18,6 +18,7 @@ from refusion_eval.decoders import Decoder, Reads, Style, first_eos
 from refusion_eval.decoders.canvas import Filling
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
+    ENCODE,
     NOTHING,
     Commit,
     Confidence,
@@ -141,7 +142,7 @@ def decode_with(prompt: Sequence[int], settings: DiffusionGemmaSettings, trace: 
     while reason is None:
         # The last canvas is never encoded: nothing would see it.
         positions = range(start, start := start + len(fed))
-        yield Forward(fed, positions, causal(len(fed)), (), kind="encode")
+        yield Forward(fed, positions, causal(len(fed)), (), kind=ENCODE)
         reason = yield from _denoise(tokens, start, Commit(range(len(fed))), settings, trace, draws)
         fed = tokens[-settings.canvas_length :]
     kept = tokens if settings.release_compatible else tokens[: settings.gen_length]

@@ -20,8 +20,8 @@ from refusion_eval.models.stock import stock_config
 OLDEST = (5, 24)  # of transformers: earlier ones lack the model, or call its arguments by other names
 
 
-def encoder_decoder_config(directory: Path) -> ModelConfig:
-    """Sizes of a checkpoint of DiffusionGemma; CheckpointError if transformers is too old for it."""
+def check_version(directory: Path) -> None:
+    """Raises CheckpointError if transformers is too old for DiffusionGemma."""
     version = transformers.__version__
     if tuple(map(int, version.split(".")[:2])) < OLDEST:
         needed = ".".join(map(str, OLDEST))
@@ -29,6 +29,11 @@ def encoder_decoder_config(directory: Path) -> ModelConfig:
             f"{directory}: DiffusionGemma needs transformers {needed} or later, and {version} is installed; upgrade "
             f"it: pip install 'transformers>={needed}'"
         )
+
+
+def encoder_decoder_config(directory: Path) -> ModelConfig:
+    """Sizes of a checkpoint of DiffusionGemma; CheckpointError if they, or the model, cannot be had."""
+    check_version(directory)
     return replace(stock_config(directory), family="diffusion_gemma")
 
 
@@ -97,7 +102,7 @@ class EncoderDecoder:
 
 def _text_model() -> Any:
     """The class of both halves, whose tensors have the names of transformers' own class."""
-    # Imported here: an older transformers has no such module, which `encoder_decoder_config` tells.
+    # Imported here: an older transformers has no such module, which `check_version` tells.
     from transformers.models.diffusion_gemma import modeling_diffusion_gemma as modeling
 
     class TextModel(modeling.DiffusionGemmaPreTrainedModel):  # type: ignore[misc]
