@@ -137,9 +137,9 @@ class LoadedModel:
     def check_files(self) -> bool:
         """Refuses weights in a folder that do not fit its config.json; whether there are any, but for the hub's."""
         folder = self._location.directory
-        if self.revision is not None or self.is_stock:
+        if self.revision is not None or (self.is_stock and not self._is_gemma):
             return True
-        if has_weights := any(folder.glob(f"*{SAFETENSORS}")):
+        if (has_weights := any(folder.glob(f"*{SAFETENSORS}"))) and not self.is_stock:
             check_weights(folder, self.config)
         return has_weights
 
@@ -206,7 +206,10 @@ def _gemma_config(directory: Path, options: CheckpointOptions) -> ModelConfig:
 
     if options.backend != "own":
         raise ConfigError(f"{directory}: backend={options.backend} is not for DiffusionGemma; leave it out")
-    replace(options, backend="transformers")  # refuses options of this project's own forwards
+    try:
+        replace(options, backend="transformers")  # refuses options of this project's own forwards
+    except ConfigError as error:
+        raise ConfigError(f"{directory}: transformers computes DiffusionGemma, and {error}") from error
     return encoder_decoder_config(directory)
 
 

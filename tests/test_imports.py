@@ -99,6 +99,7 @@ ONLY_IN = {
         "models/stock.py",
         "models/diffusion_gemma.py",
         "runs/stock_loop.py",
+        "runs/canvas_loop.py",
         "runs/release_worker.py",
         "training/",
         "bench/",

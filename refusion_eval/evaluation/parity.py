@@ -110,7 +110,7 @@ def compare(ours: System, theirs: System, task: Task, number: int, data: Path | 
             decode: Decode = functools.partial(decode_with, draws=release.drawn)
             settings = replace(here.resolved.settings, release_compatible=True)  # the release keeps whole canvases
             here = replace(here, resolved=replace(here.resolved, settings=settings))
-            yield _compared(ours, here, _alone(ours, here, decode), other, decode)
+            yield _compared(ours, here, other if other.error else _alone(ours, here, decode), other, decode)
         else:
             decode = api.decode_of(ours.model, ours.args.decoder, here.resolved.settings, here.prompt_ids)
             yield _compared(ours, here, ours.backend.alone(here), theirs.backend.alone(there), decode)
@@ -125,7 +125,7 @@ def _alone(system: System, job: Job, decode: Decode) -> Sample:
     return record(job, decoded, system.backend.detokenizer, batch_size=1)
 
 
-def _compared(ours: System, job: Job, one: Sample, other: Sample, decode: Decode) -> Parity:
+def _compared(ours: System, job: Job, one: Any, other: Any, decode: Decode) -> Parity:
     if error := one.error or other.error:
         return Parity(item=job.item_id, error=error)
     num_tokens, num_forwards = (one.num_tokens, other.num_tokens), (one.num_forwards, other.num_forwards)

@@ -291,6 +291,9 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
             computed = ", ".join(kind for kind, known in FAMILIES.items() if known.router is not None)
             missing = f"layers of experts ({key} {raw[key]}), and this version computes those of {computed} only"
             raise CheckpointError(f"{path}: model_type {name!r} has {missing}; take a dense checkpoint")
+    if is_diffusion_gemma(raw):
+        only = "it can be decoded, with decoder=diffusion_gemma, and nothing else"
+        raise CheckpointError(f"{path}: model_type is {name!r}, which transformers computes; {only}")
     if family is None:
         others = "any other that transformers has, slowly, with backend=transformers"
         raise CheckpointError(

@@ -24,10 +24,9 @@ def check_version(directory: Path) -> None:
     """Raises CheckpointError if transformers is too old for DiffusionGemma."""
     version = transformers.__version__
     if tuple(map(int, version.split(".")[:2])) < OLDEST:
-        needed = ".".join(map(str, OLDEST))
         raise CheckpointError(
-            f"{directory}: DiffusionGemma needs transformers {needed} or later, and {version} is installed; upgrade "
-            f"it: pip install 'transformers>={needed}'"
+            f"{directory}: DiffusionGemma needs transformers 5.24 or later, and {version} is installed; upgrade it: "
+            "pip install 'transformers>=5.24'"
         )
 
 

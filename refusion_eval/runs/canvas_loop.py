@@ -1,6 +1,6 @@
 """DiffusionGemma's own `generate` in transformers, under this project's clock, with the draws that it makes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from refusion_eval.decoders.diffusion_gemma import Place
 from refusion_eval.errors import CheckpointError, DecodeError
 from refusion_eval.models.diffusion_gemma import check_version
 from refusion_eval.runs.release import CANVAS_ARGUMENTS, ReleaseSettings
-from refusion_eval.runs.stock_loop import timed
 from refusion_eval.types import Decoded, Readout, TokenArray, Trace
 
 _PAD_ID = 0  # stands behind a stop token, where the response is cut
@@ -41,7 +40,10 @@ def _at(draws: list[list[Sequence[int]]], canvas: int, number: int) -> Sequence[
 class CanvasLoop:
     """The release's loop over a whole model of transformers; its draws are torch's, from the seed of the settings."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, directory: Path, dtype: torch.dtype, device: torch.device, timed: Callable[..., Decoded]
+    ) -> None:
+        self._timed = timed
         check_version(directory)
         from transformers.models import diffusion_gemma
 
@@ -76,7 +78,7 @@ class CanvasLoop:
         def loop(tokens: Tensor) -> Any:
             return self._model.generate(tokens, generation_config=config)
 
-        return timed(loop, self._model, prompt, settings.eos_ids, Trace())
+        return self._timed(loop, self._model, prompt, settings.eos_ids, Trace())
 
     def _recording_sampler(self, config: Any) -> Any:
         """The release's sampler, whose draws are noted; the sampler itself is called with them and changes nothing."""

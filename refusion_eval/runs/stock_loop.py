@@ -23,6 +23,7 @@ from refusion_eval.models.device import choose_device, cpu_threads, synchronize
 from refusion_eval.models.location import fetch_weights, locate
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.backend import Backend, Description, Opener
+from refusion_eval.runs.canvas_loop import CanvasLoop
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.own_engine import OwnEngine
@@ -373,9 +374,7 @@ class ReleaseBackend(StockBackend):
     def _loop(self) -> Any:
         files = self._files
         if files.is_diffusion_gemma and not files.has_code:
-            from refusion_eval.runs.canvas_loop import CanvasLoop  # which imports this module
-
-            return CanvasLoop(files.directory, files.dtype, files.device)
+            return CanvasLoop(files.directory, files.dtype, files.device, timed)
         return _Elsewhere(files) if files.has_code else super()._loop
 
     @property
