@@ -113,7 +113,8 @@ def test_it_fits_its_own_decoder_alone_and_has_its_end_tokens(systems_2027: Path
 
 def asking(*forwards: Forward):
     def decode(prompt, settings, trace):
-        yield from forwards
+        for forward in forwards:
+            _ = yield forward  # which `yield from` could not send an answer to
         return Response((1,), "length")
 
     return decode
