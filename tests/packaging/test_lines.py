@@ -15,7 +15,7 @@ LINES = {
     "evaluation": 1041,  # wanted: 720; a repetition is a plan; a comparison with releases; gaps; replayed draws
     "exports": 698,  # wanted: 400; the engine of a release
     "lm_eval_plugin": 1250,  # wanted: 1,150
-    "models": 4488,  # wanted: 2,900; FIM tokens; what a chat template adds; 16-bit weights; 490: experts, DiffusionGemma
+    "models": 4488,  # wanted: 2,900; FIM tokens; what a chat template adds; 16-bit weights; experts; DiffusionGemma
     "paper": 4009,  # wanted: 3,500; rows of any system in Table 2
     "protocol": 496,  # 2 of them: packaged checkpoints are pinned; 6: settings of other loops
     "report": 1300,  # wanted: 1,180
