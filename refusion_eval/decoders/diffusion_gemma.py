@@ -215,5 +215,5 @@ DECODER = Decoder(
     label="DiffusionGemma",
     reads=Reads("block_causal"),
     fits=("diffusion_gemma",),
-    style=Style("#882255", "P", (0, (4, 1, 1, 1)), order=29),
+    style=Style("#661100", "P", (0, (4, 1, 1, 1)), order=29),
 )
