@@ -20,8 +20,9 @@ _PAD_ID = 0  # stands behind a stop token, where the response is cut
 class Drawn(NamedTuple):
     """The draws of one decoding, in their order: the random canvases of each canvas, and what its steps sampled."""
 
-    uniform_tokens: list[list[Sequence[int]]]
-    sampled_tokens: list[list[Sequence[int]]]
+    # Still on the device: a copy in every step would be in the release's time.
+    uniform_tokens: list[list[Tensor]]
+    sampled_tokens: list[list[Tensor]]
 
     def uniform(self, place: Place) -> Sequence[int]:
         return _at(self.uniform_tokens, place.canvas, place.step)
@@ -30,9 +31,10 @@ class Drawn(NamedTuple):
         return np.array(_at(self.sampled_tokens, place.canvas, place.step - 1))
 
 
-def _at(draws: list[list[Sequence[int]]], canvas: int, number: int) -> Sequence[int]:
+def _at(draws: list[list[Tensor]], canvas: int, number: int) -> list[int]:
     try:
-        return draws[canvas][number]
+        tokens: list[int] = draws[canvas][number].tolist()
+        return tokens
     except IndexError:
         raise DecodeError(f"the release made no draw {number} for canvas {canvas}, because it ended before") from None
 
@@ -91,11 +93,11 @@ class CanvasLoop:
             if not drawn.uniform_tokens or len(drawn.uniform_tokens[-1]) > len(drawn.sampled_tokens[-1]):
                 drawn.uniform_tokens.append([])
                 drawn.sampled_tokens.append([])
-            drawn.uniform_tokens[-1].append(canvas[0].tolist())
+            drawn.uniform_tokens[-1].append(canvas[0])
             return canvas
 
         def accepted(current: Tensor, sampled: Tensor, *arguments: Any) -> Tensor:
-            drawn.sampled_tokens[-1].append(sampled[0].tolist())
+            drawn.sampled_tokens[-1].append(sampled[0])
             result: Tensor = accept(current, sampled, *arguments)
             return result
 

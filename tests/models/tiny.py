@@ -21,7 +21,6 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
-from transformers.models.diffusion_gemma import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion
 
 from refusion_eval.models.attention import attend_over
 from refusion_eval.models.cache import KVCache
@@ -158,6 +157,8 @@ CANVAS = 6  # of a DiffusionGemma with random weights, whose tokens VOCAB_SIZE -
 
 def save_diffusion_gemma(directory: Path) -> None:
     """Saves a DiffusionGemma with random weights, with the tokenizer of `save_word_tokenizer`; its end token is 1."""
+    from transformers.models.diffusion_gemma import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion  # 5.24
+
     rope = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
     rope["full_attention"] = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
     text = {

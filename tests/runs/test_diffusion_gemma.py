@@ -7,7 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
+from refusion_eval.decoders.diffusion_gemma import DiffusionGemmaSettings
+from refusion_eval.errors import ConfigError
 from refusion_eval.results.measured import read_measurements
+from refusion_eval.runs.settings_tables import read_generation_kwargs
 from refusion_eval.store.run_store import RunReader
 from refusion_eval.types import ForwardDone
 from tests.models import tiny
@@ -83,7 +86,14 @@ def test_the_loop_of_the_release_counts_encoder_and_decoder_apart(checkpoint, tm
 
 
 @pytest.mark.parametrize(
-    "settings", [(), ("confidence_threshold=2", "entropy_bound=4"), ("t_min=1e-6", "t_max=2e-6"), ("eos_ids=0",)]
+    "settings",
+    [
+        (),
+        ("confidence_threshold=2", "entropy_bound=4"),
+        ("confidence_threshold=4", "stability_threshold=0"),
+        ("t_min=1e-6", "t_max=2e-6", "stability_threshold=2"),
+        ("eos_ids=0",),
+    ],
 )
 def test_check_replays_the_draws_of_the_release_and_finds_it_equal(checkpoint, tmp_path, settings):
     given = [*SETTINGS, *(word for text in settings for word in ("--set", text))]
@@ -100,6 +110,15 @@ def test_check_says_by_which_margin_another_token_was_chosen(checkpoint, monkeyp
     (item,) = json.loads(invoke(*words, *SETTINGS, *ENDLESS, code=4))["tasks"]["mini_gsm8k"]["items"]
     assert (item["position"], item["tokens"][1]) == (WHOLE - 1, 7)
     assert item["margin"] > 0
+
+
+def test_an_argument_of_greedy_decoding_has_no_effect_and_another_temperature_is_refused():
+    def read(**arguments):
+        return read_generation_kwargs(arguments, DiffusionGemmaSettings, "gsm8k").values
+
+    assert read(temperature=0.0, do_sample=False, max_gen_toks=64) == {"gen_length": 64}
+    with pytest.raises(ConfigError, match=r"temperature=0\.7 cannot be obeyed by this decoder"):
+        read(temperature=0.7)
 
 
 def test_check_describes_the_checkpoint(checkpoint):
