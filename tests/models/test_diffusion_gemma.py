@@ -62,6 +62,16 @@ def test_no_tensor_of_the_vision_tower_is_loaded_or_needed(systems_2027: Path, t
     assert outs[0] == outs[1]
 
 
+def test_the_halves_share_their_weights_but_for_the_scalars_of_layers(systems_2027: Path):
+    module = load_model(place(systems_2027, 1), device="cpu").engine.model._module
+    decoder = dict(module.decoder.named_parameters())
+    encoder = dict(module.encoder.language_model.named_parameters())
+    assert [name for name, one in encoder.items() if one.data_ptr() != decoder[name].data_ptr()] == []
+    assert {name.partition(".")[0] for name in decoder.keys() - encoder.keys()} == {"self_conditioning"}
+    pairs = zip(module.encoder.language_model.layers, module.decoder.layers, strict=True)
+    assert all(one.layer_scalar != other.layer_scalar for one, other in pairs)
+
+
 def test_weights_that_do_not_fit_are_refused(systems_2027: Path, tmp_path: Path):
     def without(tensors):
         return {name: value for name, value in tensors.items() if "layers.1.mlp.up_proj" not in name}
