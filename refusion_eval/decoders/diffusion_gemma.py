@@ -52,8 +52,8 @@ class DiffusionGemmaSettings:
             this at most, in nats; so it accepts one at least.
         t_min, t_max: with n steps to go of N, the logits are divided by t_min + (t_max - t_min) n / N. There is no
             greedy decoding; t_min=1e-6 with t_max=2e-6 is it in effect.
-        stability_threshold: a canvas ends early if its most probable tokens are those of so many steps before, and
-        confidence_threshold: the mean of its entropies is less than this, in nats.
+        stability_threshold, confidence_threshold: a canvas ends early if its most probable tokens are those of so many
+            steps before, and the mean of its entropies is less than the second, in nats.
         seed: seed of the random draws.
         eos_ids: tokens that end the response, wherever in a canvas the first of them is.
         early_stop: end after a canvas that completes a stop string, where the release decodes on.

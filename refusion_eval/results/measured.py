@@ -283,9 +283,6 @@ def _notes(task: TaskFacts) -> list[str]:
     sentences = {
         f"no verdict was possible, which counts as wrong: {', '.join(unjudged[:_NUM_NAMED])}{more}": unjudged,
         f"timed in {len(rounds)} rounds": len(rounds) > 1,
-        "TPF divides by the forwards of encoder and decoder, the decoder's TPF by its own": any(
-            sample.decoder_forwards is not None for sample in task.samples
-        ),
     }
     return that_hold(sentences)
 

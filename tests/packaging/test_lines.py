@@ -19,7 +19,7 @@ LINES = {
     "paper": 4009,  # wanted: 3,500; rows of any system in Table 2
     "protocol": 496,  # 2 of them: packaged checkpoints are pinned; 6: settings of other loops
     "report": 1300,  # wanted: 1,180
-    "results": 4313,  # wanted: 2,750; JUnit XML, answers of one letter, servers' templates, collapsed answers, steps
+    "results": 4319,  # wanted: 2,750; JUnit XML, answers of one letter, servers' templates, collapsed answers, steps
     "runs": 4412,  # wanted: 2,350; templates' beginnings, 16 servers, chats, gaps; 670: loops of releases; experts
     "sandbox": 3725,  # wanted: 3,550
     "scaleout": 1007,  # wanted: 980
