@@ -19,7 +19,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.models.adapter import LoraAdapter
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.card import Card, checkpoint_card
-from refusion_eval.models.checkpoint import ModelConfig, model_config
+from refusion_eval.models.checkpoint import ModelConfig, is_diffusion_gemma, model_config, read_json
 from refusion_eval.models.device import choose_backend, choose_device, cpu_threads, weight_bytes
 from refusion_eval.models.location import fetch_weights, locate
 from refusion_eval.models.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ class LoadedModel:
             compute in float32 whatever the dtype, and read 16 bits where the checkpoint has them (`weight_dtype`).
         cuda_graphs: whether forwards are recorded as CUDA graphs.
         adapter, adapter_revision: the same of the LoRA adapter that is merged into the weights; None for none.
-        is_stock: whether transformers computes the forwards.
+        is_stock: whether transformers computes the forwards, as of DiffusionGemma always.
     """
 
     def __init__(self, options: CheckpointOptions) -> None:
@@ -57,8 +57,12 @@ class LoadedModel:
         self._location = location = locate(place, options.revision)
         self.name = location.name
         self.revision = location.revision
-        self.is_stock = options.backend != "own"
-        self.config = (_stock_config if self.is_stock else model_config)(location.directory)
+        self._is_gemma = is_diffusion_gemma(read_json(location.directory / "config.json"))
+        self.is_stock = self._is_gemma or options.backend != "own"
+        if self._is_gemma:
+            self.config = _gemma_config(location.directory, options)
+        else:
+            self.config = (_stock_config if self.is_stock else model_config)(location.directory)
         self.card: Card = _in_vocabulary(checkpoint_card(self.name, location.directory), self.config.vocab_size)
         self.device = choose_device(options.device)
         self.dtype = _dtype(options.dtype, self.config, self.device)
@@ -133,9 +137,9 @@ class LoadedModel:
     def check_files(self) -> bool:
         """Refuses weights in a folder that do not fit its config.json; whether there are any, but for the hub's."""
         folder = self._location.directory
-        if self.revision is not None or self.is_stock:
+        if self.revision is not None or (self.is_stock and not self._is_gemma):
             return True
-        if has_weights := any(folder.glob(f"*{SAFETENSORS}")):
+        if (has_weights := any(folder.glob(f"*{SAFETENSORS}"))) and not self.is_stock:
             check_weights(folder, self.config)
         return has_weights
 
@@ -154,13 +158,20 @@ class LoadedModel:
     @cached_property
     def engine(self) -> Engine:
         """The engine over the checkpoint's weights."""
-        if self.is_stock:  # transformers' models load slowly, and few runs need them
+        budget_gib = self.options.kv_budget_gib
+        kv_budget = None if budget_gib is None else int(budget_gib * 2**30)
+        # transformers' models load slowly, and few runs need them.
+        if self._is_gemma:
+            from refusion_eval.engine.encoder_decoder import EncoderDecoderEngine
+            from refusion_eval.models.diffusion_gemma import EncoderDecoder
+
+            halves = EncoderDecoder(self.directory, self.config, self.dtype, self.device)
+            return EncoderDecoderEngine(halves, kv_budget)
+        if self.is_stock:
             from refusion_eval.engine.full_context import FullContextEngine
             from refusion_eval.models.stock import StockModel
 
             return FullContextEngine(StockModel(self.directory, self.config, self.dtype, self.device))
-        budget_gib = self.options.kv_budget_gib
-        kv_budget = None if budget_gib is None else int(budget_gib * 2**30)
         record = recorder(self.device) if self.cuda_graphs else None
         return Engine(self.transformer, self.attention, kv_budget, record, self._imposed_threads)
 
@@ -188,6 +199,18 @@ def load_model(pretrained: str | PathLike[str], **options: Any) -> LoadedModel:
     model = LoadedModel.open(pretrained, **options)
     _ = model.engine
     return model
+
+
+def _gemma_config(directory: Path, options: CheckpointOptions) -> ModelConfig:
+    from refusion_eval.models.diffusion_gemma import encoder_decoder_config  # as slow as the next function
+
+    if options.backend != "own":
+        raise ConfigError(f"{directory}: backend={options.backend} is not for DiffusionGemma; leave it out")
+    try:
+        replace(options, backend="transformers")  # refuses options of this project's own forwards
+    except ConfigError as error:
+        raise ConfigError(f"{directory}: transformers computes DiffusionGemma, and {error}") from error
+    return encoder_decoder_config(directory)
 
 
 def _stock_config(directory: Path) -> ModelConfig:

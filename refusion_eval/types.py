@@ -21,7 +21,7 @@ ConfidenceDtype = Literal["float32", "float64", "model"]
 
 # What a checkpoint was trained to do: predict the next token ("causal"), fill masks by an unknown method ("masked"), or
 # what the named method asks for.
-CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream"]
+CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream", "diffusion_gemma"]
 
 # Weights up to this size are computed fastest by one thread on a CPU: the embedded models of 11 MB make 824 tokens/s
 # with one thread on two cores, 38 with two.
@@ -34,6 +34,9 @@ PROMPT_END = 12  # a prompt that opens a thought has the tag among this many tok
 # Token ids and positions are below these limits. No vocabulary and no context is near them.
 MOST_TOKENS = 2**31
 MOST_POSITIONS = 2**20
+
+# Kind of the forwards of an encoder, whose decoder has forwards of its own.
+ENCODE = "encode"
 
 # Stands in a prompt for a token that is to be found: the places of a gap (see `refusion_eval.decoders.infilling`).
 HOLE = -1
@@ -255,6 +258,8 @@ class Forward:
         commit: which rows of the previous forward stay in the cache.
         kind: the decoder's name for this forward ("plan", "verify", ...), recorded in traces and without effect.
         approximation: how the forward takes part in an approximate cache; None is an exact forward.
+        self_conditioning: divides the logits of the forward before, of which each row gets the mean embedding besides
+            its own (DiffusionGemma); None for none.
     """
 
     tokens: Sequence[int]
@@ -264,6 +269,7 @@ class Forward:
     commit: Commit = NOTHING
     kind: str = "decode"
     approximation: Approximation | None = None
+    self_conditioning: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

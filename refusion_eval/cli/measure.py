@@ -72,7 +72,12 @@ def bench(
         from refusion_eval.bench.predict import prediction
 
         name = "8B" if model == "embedded" else model
-        config = config_of(SHAPES[name]) if name in SHAPES else LoadedModel.open(model, device="cpu").config
+        if name in SHAPES:
+            config = config_of(SHAPES[name])
+        elif (opened := LoadedModel.open(model, device="cpu")).is_stock:
+            raise ConfigError(f"--predict is for forwards of this project, and transformers computes {model}")
+        else:
+            config = opened.config
         print(prediction(predict, config, name, measured_curves(Path("results"), predict, name)))
         return
     cli.prepare(out)

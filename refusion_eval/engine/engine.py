@@ -152,6 +152,8 @@ def _without_first_rows(forward: Forward, num_rows: int) -> Forward:
 class Engine:
     """Runs decoders on one model: one request (`run`), with which speed is measured, or a batch (`run_many`)."""
 
+    conditions_itself = False  # whether forwards take the logits of the forward before
+
     def __init__(
         self,
         model: Transformer,
@@ -314,6 +316,8 @@ class Engine:
             return
         try:
             check_forward(forward, self.model.config.vocab_size)
+            if forward.self_conditioning is not None and not self.conditions_itself:
+                raise DecodeError(f"{forward.kind}: {self.model.config.family} takes no logits of the forward before")
             cache.commit(sequence, forward.commit.rows, forward.commit.keep)
             if isinstance(forward.approximation, FeatureReuse):  # after the commit, which may empty the cache
                 check_reuse(forward, forward.approximation, cache, sequence)

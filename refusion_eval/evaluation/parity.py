@@ -1,5 +1,6 @@
 """Compares a decoder of this project with the loop of the checkpoint's own release, on the same weights and prompts."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,16 +9,18 @@ from typing import Any
 from refusion_eval import api
 from refusion_eval.benchmarks import Task
 from refusion_eval.config import field_types
-from refusion_eval.decoders import find_decoder
-from refusion_eval.errors import ConfigError
+from refusion_eval.decoders import Reads, find_decoder
+from refusion_eval.decoders.diffusion_gemma import decode_with
+from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.evaluation.loop import job_of
-from refusion_eval.runs.job import Job
+from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import RELEASE, parse_model_args
 from refusion_eval.runs.release import ReleaseSettings
 from refusion_eval.runs.settings_tables import DEFAULT
 from refusion_eval.runs.stock_loop import ReleaseBackend
 from refusion_eval.runs.system import System
-from refusion_eval.types import Decoding, Forward, Read, Response, Trace
+from refusion_eval.store.records import Sample
+from refusion_eval.types import Decode, Decoding, Forward, Read, Response, Trace
 
 # Settings that mean one token in each forward where they are None -> the setting that has their number then.
 _ONE_BY_ONE = {"steps": "gen_length", "denoising_steps": "block_length"}
@@ -101,10 +104,28 @@ def compare(ours: System, theirs: System, task: Task, number: int, data: Path | 
             replace(job, resolved=system.resolve(task.name, {}), sealed=())
             for system, job in ((system, job_of(system, task, item, "", 0)) for system in (ours, theirs))
         )
-        yield _compared(ours, here, ours.backend.alone(here), theirs.backend.alone(there))
+        if ours.args.decoder == "diffusion_gemma":  # which always draws, so that only equal draws compare
+            release: Any = theirs.backend
+            other = release.alone(there)
+            decode: Decode = functools.partial(decode_with, draws=release.drawn)
+            settings = replace(here.resolved.settings, release_compatible=True)  # the release keeps whole canvases
+            here = replace(here, resolved=replace(here.resolved, settings=settings))
+            yield _compared(ours, here, other if other.error else _alone(ours, here, decode), other, decode)
+        else:
+            decode = api.decode_of(ours.model, ours.args.decoder, here.resolved.settings, here.prompt_ids)
+            yield _compared(ours, here, ours.backend.alone(here), theirs.backend.alone(there), decode)
 
 
-def _compared(ours: System, job: Job, one: Any, other: Any) -> Parity:
+def _alone(system: System, job: Job, decode: Decode) -> Sample:
+    """As `Backend.alone`, by another function than the decoder's own."""
+    try:
+        decoded = system.model.engine.run(decode, job.prompt_ids, job.settings(system.backend.detokenizer))
+    except DecodeError as error:
+        return record_error(job, str(error), batch_size=1)
+    return record(job, decoded, system.backend.detokenizer, batch_size=1)
+
+
+def _compared(ours: System, job: Job, one: Any, other: Any, decode: Decode) -> Parity:
     if error := one.error or other.error:
         return Parity(item=job.item_id, error=error)
     num_tokens, num_forwards = (one.num_tokens, other.num_tokens), (one.num_forwards, other.num_forwards)
@@ -116,13 +137,14 @@ def _compared(ours: System, job: Job, one: Any, other: Any) -> Parity:
         return compared
     tokens = (padded[0][position], padded[1][position])
     forward = Trace.from_json(one.trace).fixed_at().get(position)
-    margin = None if forward is None or min(tokens) < 0 else _margin(ours, job, forward, position, tokens)
+    margin = None if forward is None or min(tokens) < 0 else _margin(ours, job, decode, forward, position, tokens)
     return replace(compared, position=position, tokens=tokens, margin=margin)
 
 
-def _margin(system: System, job: Job, forward: int, position: int, tokens: Sequence[int]) -> float | None:
+def _margin(
+    system: System, job: Job, decode: Decode, forward: int, position: int, tokens: Sequence[int]
+) -> float | None:
     """Difference of the logits of two tokens in one forward, in the row that predicts a position of the response."""
-    decode = api.decode_of(system.model, system.args.decoder, job.resolved.settings, job.prompt_ids)
     reads, place, found = find_decoder(system.args.decoder).reads, len(job.prompt_ids) + position, list[float]()
 
     def reading(prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding:
@@ -130,7 +152,7 @@ def _margin(system: System, job: Job, forward: int, position: int, tokens: Seque
         try:
             asked = next(inner)
             while True:
-                rows = _rows(asked, place, reads.masked) if trace.num_forwards == forward else []
+                rows = _rows(asked, place, reads) if trace.num_forwards == forward else []
                 extra = tuple(Read((row,), logits=True) for row in rows)
                 readouts = yield replace(asked, reads=(*asked.reads, *extra)) if extra else asked
                 for readout in readouts[len(asked.reads) :]:
@@ -146,8 +168,8 @@ def _margin(system: System, job: Job, forward: int, position: int, tokens: Seque
     return found[0] if found else None
 
 
-def _rows(asked: Forward, place: int, masked: str | None) -> list[int]:
+def _rows(asked: Forward, place: int, reads: Reads) -> list[int]:
     """The row of a forward that predicts a position, if the forward reads it."""
-    wanted = place if masked == "own" else place - 1
+    wanted = place - 1 if reads.masked == "next" or (reads.clean == "next" and reads.masked is None) else place
     read = (row for one in asked.reads for row in one.rows if asked.positions[row] == wanted)
     return list(read)[:1]

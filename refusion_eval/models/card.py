@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.checkpoint import family_name, read_family, read_json
+from refusion_eval.models.checkpoint import family_name, is_diffusion_gemma, read_family, read_json
 from refusion_eval.types import CheckpointKind
 from refusion_eval.untrusted import names_code
 
@@ -23,17 +23,17 @@ class Card:
     shape: Mapping[str, object] = field(default_factory=dict)  # entries of config.json that tell a local copy
     display_name: str | None = None  # what tables call the model, if its config.json says it
     refused: str = ""  # why no decoder of this project decodes it, if none does
-    block_length: int | None = None  # of the blocks that it was trained with, where its config.json says it
+    sizes: Mapping[str, int] = field(default_factory=dict)  # settings of decoders that its config.json determines
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of decoders that the checkpoint determines; of which a decoder need not have all."""
-        named = {"mask_id": self.mask_id, "eos_ids": self.eos_ids, "block_length": self.block_length}
+        named = {"mask_id": self.mask_id, "eos_ids": self.eos_ids, **self.sizes}
         return {name: value for name, value in named.items() if value is not None}
 
     @property
     def mask_is_in_files(self) -> bool:
-        return self.mask_id is None and self.kind != "causal"
+        return self.mask_id is None and self.kind not in ("causal", "diffusion_gemma")
 
 
 def _shape(model_type: str, vocab_size: int, width: int, num_layers: int, **more: object) -> dict[str, object]:
@@ -170,6 +170,8 @@ CARDS: dict[str, Card] = {
             )
             for name in (f"{size}-Base", f"{size}-Instruct")
         ),
+        # <eos>, <turn|> and a third one, of its generation_config.json. No shape: copies have that file too.
+        Card("google/diffusiongemma-26B-A4B-it", "Gemma-4-26B-A4B", None, (1, 106, 50), "diffusion_gemma"),
         # The name alone tells what they were trained as; the mask is in the tokenizer.
         *(
             Card(f"dllm-hub/{backbone}-diffusion-{way}-v0.1", backbone, None, QWEN_EOS, "masked", (decoder,))
@@ -186,11 +188,11 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     # "<|mask|>"; eos_token_id of generation_config.json before that of config.json.
     path = directory / "config.json"
     config = read_json(path)
-    block_length = _block_length(config, path)
+    sizes = _sizes(config, path)
     known = CARDS.get(name) or next((card for card in CARDS.values() if _is_copy(config, card)), None)
     if known is not None:
         mask_id = _mask_id(config, directory) if known.mask_is_in_files else known.mask_id
-        return replace(known, name=name, mask_id=mask_id, block_length=block_length)
+        return replace(known, name=name, mask_id=mask_id, sizes=sizes)
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     family = read_family(directory, family_name(config))
@@ -205,10 +207,11 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     display_name = config.get("display_name")
     if not isinstance(display_name, str | None):
         raise CheckpointError(f"{path}: display_name is {reprlib.repr(display_name)}; it must be a text")
-    mask_id = _mask_id(config, directory)
+    has_masks = not is_diffusion_gemma(config)  # its tokenizer has a token of that name, of which it knows nothing
+    mask_id = _mask_id(config, directory) if has_masks else None
     # The row of a mask predicts it, from the whole text, where transformers computes a masked language model.
     stock_kind: CheckpointKind | None = "llada" if is_masked_model(config) else None
-    kind = stock_kind if family is None else family.kind
+    kind = (stock_kind if has_masks else "diffusion_gemma") if family is None else family.kind
     return Card(
         name=name,
         backbone=str(config.get("backbone", config.get("model_type", "unknown"))),
@@ -218,7 +221,7 @@ def checkpoint_card(name: str, directory: Path) -> Card:
         kind=kind or ("causal" if mask_id is None else "masked"),
         decoders=tuple(decoders),
         display_name=display_name,
-        block_length=block_length,
+        sizes=sizes,
     )
 
 
@@ -234,11 +237,18 @@ def _is_copy(config: Mapping[str, Any], card: Card) -> bool:
     return same_mask and all(config.get(key) == value for key, value in card.shape.items())
 
 
-def _block_length(config: Mapping[str, Any], path: Path) -> int | None:
-    size = config.get("block_size") if family_name(config) in _IN_BLOCKS else None
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise CheckpointError(f"{path}: block_size is {reprlib.repr(size)}; it must be a positive whole number")
-    return size
+def _sizes(config: Mapping[str, Any], path: Path) -> dict[str, int]:
+    named = {}  # setting -> its key, and the value
+    if family_name(config) in _IN_BLOCKS and config.get("block_size") is not None:
+        named["block_length"] = "block_size", config["block_size"]
+    if is_diffusion_gemma(config):
+        text = config.get("text_config")
+        named["canvas_length"] = "canvas_length", config.get("canvas_length", 256)
+        named["vocab_size"] = "vocab_size", text.get("vocab_size") if isinstance(text, Mapping) else None
+    for key, size in named.values():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise CheckpointError(f"{path}: {key} is {reprlib.repr(size)}; it must be a positive whole number")
+    return {setting: size for setting, (_, size) in named.items()}
 
 
 def _mask_id(config: Mapping[str, Any], directory: Path) -> int | None:

@@ -177,6 +177,11 @@ def family_name(config: Mapping[str, Any]) -> str:
     return "DreamReasoner" if name == "Dream" and config.get("block_size") is not None else name
 
 
+def is_diffusion_gemma(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of DiffusionGemma, which transformers computes."""
+    return config.get("model_type") == "diffusion_gemma"
+
+
 # A file beside config.json that says where another architecture differs from one of the families.
 LAYOUT_FILE = "refusion_layout.json"
 
@@ -299,6 +304,9 @@ def parse_model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
             computed = ", ".join(kind for kind, known in FAMILIES.items() if known.router is not None)
             missing = f"layers of experts ({key} {raw[key]}), and this version computes those of {computed} only"
             raise CheckpointError(f"{path}: model_type {name!r} has {missing}; take a dense checkpoint")
+    if is_diffusion_gemma(raw):
+        only = "it can be decoded, with decoder=diffusion_gemma, and nothing else"
+        raise CheckpointError(f"{path}: model_type is {name!r}, which transformers computes; {only}")
     if family is None:
         others = "any other that transformers has, slowly, with backend=transformers"
         raise CheckpointError(

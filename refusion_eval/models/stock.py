@@ -19,6 +19,7 @@ from refusion_eval.models.checkpoint import ModelConfig, read_json
 
 # Largest difference of logits, relative to the largest logit, that rounding explains.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+_OF_LAYERS = ("num_key_value_heads", "head_dim")
 
 
 def stock_config(directory: Path) -> ModelConfig:
@@ -26,6 +27,8 @@ def stock_config(directory: Path) -> ModelConfig:
     try:
         config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
         heads = getattr(config, "num_attention_heads", None) or 1
+        # Of a config whose layers differ, transformers refuses the attribute; most layers have what it holds.
+        of_layers = {name: vars(config).get(name) or getattr(config, name, None) for name in _OF_LAYERS}
         return ModelConfig(
             family=config.model_type,
             vocab_size=config.vocab_size,
@@ -33,8 +36,8 @@ def stock_config(directory: Path) -> ModelConfig:
             intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
             num_layers=config.num_hidden_layers,
             num_heads=heads,
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            num_kv_heads=of_layers["num_key_value_heads"] or heads,
+            head_dim=of_layers["head_dim"] or config.hidden_size // heads,
             rms_norm_eps=1e-6,
             rope_theta=1.0,
             max_positions=getattr(config, "max_position_embeddings", None) or 1 << 20,  # some have no positions

@@ -84,6 +84,7 @@ class Conditions(NamedTuple):
     card: str = ""
     same_decode_as: str = ""
     fused: bool = False
+    counts_encoder: bool = False
     num_rounds: int = 0
     slowed_by: str = ""
     attention: str = ""
@@ -226,6 +227,9 @@ def _of_speeds(entries: Iterable[Conditions]) -> list[str]:
         f"{_SLOWED}{', '.join(slowed)}.": slowed,
         f"Attention was computed by different kernels ({', '.join(kernels)}).": len(kernels) > 1,
         "Fused: fewer forwards for the same tokens than the paper's algorithm makes.": any(of.fused for of in entries),
+        "TPF of DiffusionGemma counts the forwards of its encoder too; tpf_decoder leaves them out.": any(
+            of.counts_encoder for of in entries
+        ),
         f"Server: {'; '.join(of_servers)}.": of_servers,
     }
     return that_hold(statements)

@@ -19,7 +19,7 @@ from refusion_eval.results.measurement import RowKey, hash_of_protocol
 from refusion_eval.runs.server_facts import own_seconds
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, SERVER, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
-from refusion_eval.types import Trace
+from refusion_eval.types import ENCODE, ForwardDone, Trace
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class SampleFacts(Timing):
     tokens_no_eos: int | None  # None where a server counted them, maybe without the EOS
     tokens_canvas: int | None = None
     tpf_release: float | None = None
+    decoder_forwards: int | None = None  # of a model whose encoder has forwards of its own
     prefill_seconds: float | None = None  # up to the end of the first forward, which reads the prompt
     later_tokens: int | None = None  # tokens kept that the forwards after the first one fixed
     later_seconds: float | None = None  # of these forwards
@@ -446,6 +447,9 @@ def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, floa
         # A budget of 0 has its tokens before those of the first forward.
         facts["later_tokens"] = sample.num_decoded - first + (0 if sample.settings.get("thought_budget") else forced)
         facts["later_seconds"] = sample.seconds - sample.prefill_seconds
+    kinds = [event.kind for event in trace.of(ForwardDone)]
+    if ENCODE in kinds:
+        facts["decoder_forwards"] = len(kinds) - kinds.count(ENCODE)
     if sample.slot_size is not None:
         facts["tpf_release"] = tpf_release(trace, sample.slot_size)
     if roofline and (bandwidth := roofline["copy_bytes_per_second"]):

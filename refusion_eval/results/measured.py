@@ -43,7 +43,7 @@ AUTOREGRESSIVE = "autoregressive"
 _NUM_NAMED = 5  # items in a note
 
 # Those of which a mean over tasks is all tokens / all forwards, so that a task weighs as much as it has forwards.
-_POOLED = ("tpf", "tpf_canvas")
+_POOLED = ("tpf", "tpf_decoder", "tpf_canvas")
 # Metrics that systems are compared by; those of many points would need too much memory for all metrics.
 _COMPARED = (*SCORES, "tps", "latency_mean", "tpf", "tokens_mean")
 

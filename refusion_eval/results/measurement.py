@@ -263,6 +263,11 @@ class Measurement:
         return self.metric in (*SPEED_METRICS, "tpf", "forwards_mean") and self.decoded_fused
 
     @property
+    def counts_encoder(self) -> bool:
+        """Whether the forwards of an encoder are in the number, which its release leaves out."""
+        return self.metric in ("tpf", "forwards_mean") and self.decoded_by == "diffusion_gemma"
+
+    @property
     def note(self) -> str:
         """All that a reader must know, as the `note` column of the CSV has it."""
         said = [caution.note for caution in self.cautions]

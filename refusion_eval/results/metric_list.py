@@ -154,6 +154,14 @@ METRICS = (
         "decoded",
         ("tpf_release",),
     ),
+    Metric(
+        "tpf_decoder",
+        "TPF of the decoder",
+        _PER_FORWARD,
+        "all tokens / all forwards but those of an encoder, as DiffusionGemma's release counts; only of a model that "
+        "has one. Its `tpf` and `forwards_mean` count both",
+        *("decoded", ("tokens", "decoder_forwards")),
+    ),
     Metric("tokens_mean", "Tokens per sample", "tokens", "mean tokens of a sample", "decoded", ("tokens",)),
     Metric(
         "forwards_mean",

@@ -13,18 +13,21 @@ from refusion_eval.results.measurement import RowKey
 from refusion_eval.results.render import Table
 from refusion_eval.store.records import Sample, ScoreRow
 from refusion_eval.store.run_store import Run
-from refusion_eval.types import Draft, Fix, Trace
+from refusion_eval.types import Draft, Fix, ForwardDone, Trace
 
 # Settings that say how many positions a decoder fills before it goes on, and how many it drafts together.
-_BLOCKS, _UNITS = ("block_size", "block_length", "gen_block_size", "window_size"), ("slot_size", "gen_block_size")
+_BLOCKS = ("block_size", "block_length", "gen_block_size", "window_size", "canvas_length")
+_UNITS = ("slot_size", "gen_block_size")
 _WITHOUT_BLOCKS = 32  # positions, of a decoder without blocks
 _PARTS = 3
 _FEW = 2  # forwards
+_MOST_PLACES = 16
 
 HEADINGS = {
     "task": "Task",
     "n": "n",
     "forwards": "Forwards",
+    "by_kind": "By kind",
     "block": "Block",
     "forwards_of_block": "Forwards a block",
     "dearest_fifth": "Dearest fifth, %",
@@ -35,12 +38,13 @@ HEADINGS = {
     "accepted_by_place": "By place, %",
 }
 NOTES = (
+    "Forwards: of an answer, in the mean; by kind: what the decoder calls them.",
     "A forward is divided among the positions that it fixes, and one that fixes none counts for those of the next. "
     "Block: its positions; 32 for a decoder without blocks. All positions count, also those behind the EOS.",
     "Dearest fifth: the share of all forwards that went to the fifth of the blocks with the most forwards. No gain: "
     f"blocks with as many forwards as positions. At most {_FEW}: blocks with {_FEW} forwards or fewer.",
     "TPF of parts: tokens a forward in each third of the response. Accepted: drafts that were fixed as they were "
-    "drafted; by place: in the slot, or in the draft of a decoder without slots.",
+    f"drafted; by place: in the slot, or in the draft of a decoder without slots, of the first {_MOST_PLACES}.",
 )
 
 
@@ -52,6 +56,7 @@ class Steps(NamedTuple):
     task: str
     n: int
     forwards: float  # of an answer
+    by_kind: str  # the decoder's names of them, each with the number of an answer
     block: int
     forwards_of_block: float
     dearest_fifth: float  # percent of all forwards
@@ -79,6 +84,7 @@ class Tally:
         units = [settings.get(name) for name in _UNITS]
         self._unit = next((size for size in units if isinstance(size, int) and size > 0), None)
         self.forwards: list[int] = []
+        self.kinds = Counter[str]()
         self.blocks: list[tuple[float, int]] = []  # forwards and tokens of each block
         self.parts = np.zeros((2, _PARTS))  # tokens and forwards
         self.drafted, self.accepted = Counter[int](), Counter[int]()
@@ -91,6 +97,7 @@ class Tally:
         if not positions:
             return
         self.forwards.append(trace.num_forwards)
+        self.kinds.update(event.kind for event in trace.of(ForwardDone))
         spent: dict[int, float] = dict.fromkeys(positions, 0.0)
         served = [max(positions)]
         for forward in reversed(range(trace.num_forwards)):
@@ -122,13 +129,14 @@ class Tally:
     def steps(self, run: Run, task: str) -> Steps:
         forwards, tokens = np.array(self.blocks).T
         dearest = np.sort(forwards)[::-1][: max(1, round(len(forwards) / 5))]
-        places = sorted(self.drafted)
+        places = sorted(self.drafted)[:_MOST_PLACES]
         return Steps(
             run.run_id,
             run.manifest.system,
             task,
             n=len(self.forwards),
             forwards=float(np.mean(self.forwards)),
+            by_kind=" ".join(f"{kind} {count / len(self.forwards):.1f}" for kind, count in self.kinds.items()),
             block=self.block,
             forwards_of_block=float(forwards.mean()),
             dearest_fifth=float(100 * dearest.sum() / forwards.sum()),

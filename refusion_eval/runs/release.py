@@ -7,9 +7,9 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, settings_class
+from refusion_eval.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, settings_class
 from refusion_eval.errors import CheckpointError, ConfigError
-from refusion_eval.models.checkpoint import read_json
+from refusion_eval.models.checkpoint import is_diffusion_gemma, read_json
 from refusion_eval.types import StopRule
 from refusion_eval.untrusted import parse_python, read_text
 
@@ -28,7 +28,8 @@ class ReleaseSettings:
         temperature, top_p, top_k, steps, block_length, denoising_steps, threshold, confidence_threshold, eb_threshold,
         factor, remasking, remasking_strategy, alg, alg_temp, eps, cfg_scale, block_size, small_block_size,
         use_block_cache, minimal_topk, eos_early_stop, editing_threshold, max_post_steps, num_to_transfer, slot_size,
-        serial_num_blocks, slot_threshold, token_threshold: arguments of the loop.
+        serial_num_blocks, slot_threshold, token_threshold, max_denoising_steps, entropy_bound, t_min, t_max,
+        stability_threshold: arguments of the loop.
     """
 
     gen_length: PositiveInt = 256
@@ -64,6 +65,11 @@ class ReleaseSettings:
     serial_num_blocks: PositiveInt | None = None
     slot_threshold: NonNegativeFloat | None = None
     token_threshold: NonNegativeFloat | None = None
+    max_denoising_steps: PositiveInt | None = None
+    entropy_bound: PositiveFloat | None = None
+    t_min: NonNegativeFloat | None = None
+    t_max: NonNegativeFloat | None = None
+    stability_threshold: NonNegativeInt | None = None
     stop_rule: StopRule | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -104,6 +110,10 @@ ENTRIES: Mapping[str, Sequence[str]] = {
     "generate_spd": (),
     "generate": ("max_new_tokens", "attention_mask", "temperature", "top_p", "top_k"),
 }
+# Of `generate` of DiffusionGemma beside its length; those of its `generation_config` that decide tokens.
+CANVAS_ARGUMENTS = (
+    *("max_denoising_steps", "entropy_bound", "t_min", "t_max", "stability_threshold", "confidence_threshold"),
+)
 
 
 class Entry(NamedTuple):
@@ -153,7 +163,9 @@ def find_entry(directory: Path, wanted: str | None, *, allow_code: bool) -> Entr
     if not allow_code:
         if wanted not in (None, "generate"):
             raise ConfigError(f"entry={wanted} is code of the checkpoint; read it, then add --allow-code")
-        return Entry("generate", "", True, "inputs", False, ENTRIES["generate"])
+        is_canvas = is_diffusion_gemma(read_json(directory / "config.json"))
+        takes = ("max_new_tokens", *CANVAS_ARGUMENTS) if is_canvas else ENTRIES["generate"]
+        return Entry("generate", "", True, "inputs", False, takes)
     file, _, name = (wanted or "").rpartition(":")
     found = [entry for entry in _entries(directory) if file in ("", entry.file)]
     for known in (name,) if name else ENTRIES:

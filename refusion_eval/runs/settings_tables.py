@@ -25,6 +25,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "repetition_penalty": (1,),
     "use_cache": (True,),
+    "temperature": (0, None),  # of DiffusionGemma, which has a schedule of its own and no greedy decoding
 }
 
 

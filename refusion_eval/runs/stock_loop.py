@@ -18,17 +18,18 @@ from refusion_eval.decoders import first_eos
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
 from refusion_eval.models.card import checkpoint_card
-from refusion_eval.models.checkpoint import read_json
+from refusion_eval.models.checkpoint import is_diffusion_gemma, read_json
 from refusion_eval.models.device import choose_device, cpu_threads, synchronize
 from refusion_eval.models.location import fetch_weights, locate
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.backend import Backend, Description, Opener
+from refusion_eval.runs.canvas_loop import CanvasLoop
 from refusion_eval.runs.job import Job
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.own_engine import OwnEngine
 from refusion_eval.runs.release import Entry, ReleaseSettings, find_entry, hash_of_code
 from refusion_eval.store.records import RELEASE_LOOP, STOCK_GENERATE
-from refusion_eval.types import Decoded, StopReason, StopRule, Trace
+from refusion_eval.types import ENCODE, Decoded, StopReason, StopRule, Trace
 from refusion_eval.untrusted import Child, environment_without_keys
 
 # `generate` pads responses in a batch only, so a single request never uses this id.
@@ -121,6 +122,8 @@ def timed(
     """
     device: torch.device = next(model.parameters()).device
     kinds = ("prefill", "decode") if asked else ("forward", "forward")
+    if _encoder(model) is not None:
+        kinds = ("denoise", "denoise")
     synchronize(device)
     started = time.perf_counter()
     with torch.no_grad(), _counted(model, trace, kinds, device) as first:
@@ -143,9 +146,10 @@ def timed(
 def _counted(
     model: torch.nn.Module, trace: Trace, kinds: tuple[str, str], device: torch.device
 ) -> Iterator[list[float]]:
-    """Records each call of the model, or of the model in it that has no output head; yields when the first ended."""
+    """Records each call of the model, or of a part that a loop may call alone; yields when the first ended."""
+    # Such parts are the model without its output head, and an encoder with a cache that a decoder reads.
     # A call inside a call is part of it. Where a loop computes the head itself, it calls the inner model alone.
-    depth, first_ended = 0, list[float]()
+    depth, first_ended, encoder = 0, list[float](), _encoder(model)
 
     def before(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         nonlocal depth
@@ -153,7 +157,8 @@ def _counted(
         if depth == 1:
             fed = next((one for one in (*arguments[:1], *map(named.get, _FED)) if isinstance(one, Tensor)), None)
             rows = 0 if fed is None else fed.shape[0] * fed.shape[1]
-            trace.forward(kinds[trace.num_forwards > 0], rows, _cached_rows(named.get("past_key_values")))
+            kind = ENCODE if module is encoder else kinds[trace.num_forwards > 0]
+            trace.forward(kind, rows, _cached_rows(named.get("past_key_values", named.get("cache"))))
 
     def after(*_: Any) -> None:
         nonlocal depth
@@ -163,14 +168,21 @@ def _counted(
             first_ended.append(time.perf_counter())
 
     with contextlib.ExitStack() as hooks:
-        for watched in {id(one): one for one in (model, getattr(model, "base_model", model))}.values():
+        parts = (model, getattr(model, "base_model", model), encoder)
+        for watched in {id(one): one for one in parts if one is not None}.values():
             handles = watched.register_forward_pre_hook(before, with_kwargs=True)
             hooks.callback(handles.remove)
             hooks.callback(watched.register_forward_hook(after, always_call=True).remove)
         yield first_ended
 
 
-_FED = ("input_ids", "inputs_embeds")  # what a forward computes, [batch, rows, ...]
+def _encoder(model: torch.nn.Module) -> torch.nn.Module | None:
+    """The encoder of a model whose decoder has forwards of its own, as DiffusionGemma's; None for others."""
+    inner = getattr(model, "base_model", model)
+    return getattr(inner, "encoder", None) if hasattr(inner, "decoder") else None
+
+
+_FED = ("input_ids", "inputs_embeds", "decoder_input_ids")  # what a forward computes, [batch, rows, ...]
 
 
 def _cached_rows(cache: Any) -> int:
@@ -225,7 +237,9 @@ class LoopFiles:
         if "auto_map" in config and not args.allow_code:
             raise ConfigError(f"{self.name}: its loop is code of the checkpoint; read it, then add --allow-code")
         self.card = checkpoint_card(self.name, folder)
-        self.max_positions = config.get("max_position_embeddings") or config.get("max_sequence_length")
+        sizes = {**config, **(config.get("text_config") or {})}
+        self.max_positions = sizes.get("max_position_embeddings") or sizes.get("max_sequence_length")
+        self.is_diffusion_gemma = is_diffusion_gemma(config)
         self.device = choose_device(args.device)
         stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
         name = (stored if self.device.type == "cuda" else "float32") if args.dtype == "auto" else args.dtype
@@ -361,7 +375,15 @@ class ReleaseBackend(StockBackend):
 
     @functools.cached_property
     def _loop(self) -> Any:
-        return _Elsewhere(self._files) if self._files.has_code else super()._loop
+        files = self._files
+        if files.is_diffusion_gemma and not files.has_code:
+            return CanvasLoop(files.directory, files.dtype, files.device, timed)
+        return _Elsewhere(files) if files.has_code else super()._loop
+
+    @property
+    def drawn(self) -> Any:
+        """The draws of the last decoding of DiffusionGemma."""
+        return self._loop.drawn
 
     def _settings(self, job: Job) -> Any:
         return job.settings(self.detokenizer)

@@ -29,7 +29,8 @@ def system_of_label(label: str) -> str:
 def decoder_of_system(system: str) -> str:
     """The decoder of a published system, an embedded checkpoint or a decoder's own key; empty for others."""
     published = published_systems().get(system)
-    decoder = EMBEDDED_DECODERS.get(system, system) if published is None else published.decoder
+    own = EMBEDDED_DECODERS.get(system, system)  # of runs here, also where the name is that of a server's model
+    decoder = own if published is None or published.decoder == SERVER else published.decoder
     return decoder if decoder in DECODERS else ""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.models.attention import grouped_attention
 from refusion_eval.models.checkpoint import Experts, ModelConfig
@@ -12,6 +13,8 @@ from refusion_eval.models.weights import ExpertWeights, LayerWeights, Weights
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 23
+# DiffusionGemma's needs an encoder and a decoder.
+OF_THIS_TRANSFORMER = sorted(DECODERS.keys() - {"diffusion_gemma"})
 # Of a layer of the two that a random transformer has: chosen in groups, with an MLP for every row besides.
 EXPERTS = Experts(
     num_experts=8,

@@ -17,7 +17,7 @@ from refusion_eval.models import device as devices
 from refusion_eval.models.cache import KVCache
 from refusion_eval.types import Decoded, Forward, Read, causal
 from tests.engine.fake_cuda import fake_cuda, fake_transformer, make_guard, shape_8b
-from tests.engine.random_model import EXPERTS
+from tests.engine.random_model import EXPERTS, OF_THIS_TRANSFORMER
 
 PROMPT = list(range(40))
 SPECIAL = {"mask_id": 151000, "eos_ids": (151001,)}
@@ -86,7 +86,7 @@ def test_experts_are_chosen_without_a_copy_and_without_waiting(monkeypatch):
         assert not launches.waits
 
 
-@pytest.mark.parametrize("name", sorted(DECODERS))
+@pytest.mark.parametrize("name", OF_THIS_TRANSFORMER)
 def test_every_decoder_alone(monkeypatch, name):
     with fake_cuda(monkeypatch) as launches:
         engine = Engine(fake_transformer(shape_8b(1)), "sdpa", record=lambda compute: compute)
@@ -126,7 +126,7 @@ def test_kernels_of_a_layer_and_copies_of_a_forward_of_a_batch(monkeypatch, size
     assert kernels[1] - bound <= (9 if sum(sizes) <= WIDTHS[-1] else 60), launches.kernels  # four move rows
 
 
-@pytest.mark.parametrize("name", sorted(DECODERS))
+@pytest.mark.parametrize("name", OF_THIS_TRANSFORMER)
 def test_every_decoder_in_a_batch(monkeypatch, name):
     with fake_cuda(monkeypatch) as launches:
         engine = Engine(fake_transformer(shape_8b(1)), "sdpa", kv_budget=2**36, record=lambda compute: compute)
@@ -139,7 +139,7 @@ def test_every_decoder_in_a_batch(monkeypatch, name):
         assert more <= 1 + len(requests)
 
 
-@pytest.mark.parametrize("name", sorted(DECODERS))
+@pytest.mark.parametrize("name", OF_THIS_TRANSFORMER)
 def test_every_decoder_in_a_batch_without_recordings(monkeypatch, name):
     with fake_cuda(monkeypatch) as launches:
         engine = Engine(fake_transformer(shape_8b(1)), "sdpa", kv_budget=2**34)

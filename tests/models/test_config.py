@@ -133,15 +133,15 @@ def test_a_model_type_of_one_method_names_its_decoders(directory, family, decode
 @pytest.mark.parametrize(("family", "size"), [("sdar", 8), ("sdar_moe", 8), ("qwen3", None), ("Fast_dLLM_Qwen", None)])
 def test_the_blocks_of_sdar_are_those_that_its_config_says(directory, family, size):
     change(directory, model_type=family, block_size=8)
-    assert checkpoint_card("local", directory).block_length == size
-    assert checkpoint_card("JetLM/SDAR-4B-Chat", directory).block_length == size
+    assert checkpoint_card("local", directory).sizes.get("block_length") == size
+    assert checkpoint_card("JetLM/SDAR-4B-Chat", directory).sizes.get("block_length") == size
 
 
 def test_dream_with_blocks_is_dream_reasoner(directory):
     change(directory, model_type="Dream", block_size=32, mask_token_id=33)
     for name in ("/models/copy", "Dream-org/DreamReasoner-8B"):
         card = checkpoint_card(name, directory)
-        assert (card.decoders, card.block_length, card.kind) == (("sdar",), 32, "masked")
+        assert (card.decoders, card.sizes["block_length"], card.kind) == (("sdar",), 32, "masked")
     assert model_config(directory).family_layout.qk_norm
     change(directory, block_size=None)
     assert checkpoint_card("/models/copy", directory).kind == "dream"

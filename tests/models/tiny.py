@@ -153,6 +153,50 @@ def save_word_tokenizer(directory: Path, num_words: int) -> None:
     PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>", unk_token="<unk>").save_pretrained(directory)
 
 
+CANVAS = 6  # of a DiffusionGemma with random weights, whose tokens VOCAB_SIZE - 3 and above are of images
+
+
+def save_diffusion_gemma(directory: Path) -> None:
+    """Saves a DiffusionGemma with random weights, with the tokenizer of `save_word_tokenizer`; its end token is 1."""
+    from transformers.models.diffusion_gemma import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion  # 5.24
+
+    rope = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    rope["full_attention"] = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    text = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "sliding_window": 8,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "rope_parameters": rope,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "use_bidirectional_attention": "vision",
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 8,
+        "max_position_embeddings": 4096,
+    }
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vision |= {"num_key_value_heads": 1, "head_dim": 8, "patch_size": 2, "position_embedding_size": 4}
+    images = {"image_token_id": VOCAB_SIZE - 1, "boi_token_id": VOCAB_SIZE - 2, "eoi_token_id": VOCAB_SIZE - 3}
+    config = DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=CANVAS, **images)
+    torch.manual_seed(0)
+    model = DiffusionGemmaForBlockDiffusion(config)
+    with torch.no_grad():
+        for layer, other in zip(model.model.encoder.language_model.layers, model.model.decoder.layers, strict=True):
+            layer.layer_scalar.fill_(0.9)
+            other.layer_scalar.fill_(1.1)
+        model.model.decoder.embed_tokens.weight.mul_(12)  # so that distributions are not flat
+    model.save_pretrained(directory)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1], "pad_token_id": 0}))
+    save_word_tokenizer(directory, VOCAB_SIZE - 3)
+
+
 def llada_name(name: str) -> str:
     """LLaDA's name of a tensor or module of Llama."""
     for old, new in LLADA_NAMES.items():

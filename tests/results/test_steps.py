@@ -84,7 +84,7 @@ def test_table_and_files_have_a_line_for_each_task_with_steps(write_run):
     found = read_steps([run])
     columns, rows = steps_cells(found)
     assert [dict(zip(columns, row, strict=True))["task"] for row in rows] == ["mini_gsm8k", "mini_math"]
-    assert "| mini_gsm8k | 1 | 3.0 | 4 | 1.5 |" in steps_table(found).markdown()
+    assert "| mini_gsm8k | 1 | 3.0 | predict 3.0 | 4 | 1.5 |" in steps_table(found).markdown()
     done = CliRunner().invoke(app, ["speed", str(run), "--steps", "--json"])
     assert [row["tpf_by_part"] for row in json.loads(done.stdout)] == ["4|2.4|2", "4|4|4"]
 

@@ -38,8 +38,10 @@ CHANGES = {
 
 def settings_of(decoder):
     settings_type = DECODERS[decoder].Settings
-    needed = {"mask_id": 2**32} if "mask_id" in field_types(settings_type) else {}
-    return st.fixed_dictionaries(CHANGES).map(lambda changes: settings_type(**needed, **changes))
+    fields = field_types(settings_type)
+    needed = {"mask_id": 2**32} if "mask_id" in fields else {}
+    known = {name: values for name, values in CHANGES.items() if name in fields}
+    return st.fixed_dictionaries(known).map(lambda changes: settings_type(**needed, **changes))
 
 
 def resolved_of(decoder):

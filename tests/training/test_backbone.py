@@ -438,6 +438,7 @@ def test_adapters_that_adapt_nothing(settings: dict[str, Any], message: str) -> 
             {"model_type": "qwen3_moe"},
             "qwen3_moe is a mixture of experts, which is not trained here: the auxiliary loss",
         ),
+        ({"model_type": "diffusion_gemma"}, "diffusion_gemma is not trained here: no objective here has its canvases"),
         ({"architectures": ["OwnForCausalLM"]}, "not Qwen3ForCausalLM; code that comes with a checkpoint is never run"),
         ({"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window is True"),
         ({"attention_bias": True}, "attention_bias is True"),

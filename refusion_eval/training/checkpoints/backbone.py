@@ -149,6 +149,8 @@ def _model_class(path: Path) -> type[PreTrainedModel]:
     if family is not None and family.router is not None:
         kind = f"{model_type} is a mixture of experts, which is not trained here"
         raise CheckpointError(f"{path}: {kind}: the auxiliary loss of its router is missing; take a dense checkpoint")
+    if checkpoint.is_diffusion_gemma(raw):
+        raise CheckpointError(f"{path}: {model_type} is not trained here: no objective here has its canvases")
     if model_type not in CLASSES:
         code = " and brings code of its own, which is never run" if "auto_map" in raw else ""
         raise CheckpointError(f"{path}: model_type is {model_type!r}{code}; supported are {', '.join(CLASSES)}")
