@@ -43,7 +43,8 @@ def model_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
     """The given model arguments over those of a published system, or of the embedded ReFusion without a system."""
     if system is None:
-        return {"pretrained": "embedded", "decoder": "refusion", **given}
+        ours = {} if given.get("loop") == RELEASE else {"decoder": "refusion"}
+        return {"pretrained": "embedded", **ours, **given}
     if "decoder" in given:
         raise ConfigError(f"--system {system} brings its decoder; leave out --decoder {given['decoder']}")
     published = system_arguments(system, given.get("pretrained")) | given

@@ -284,6 +284,8 @@ def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | N
     check_keys(arguments, field_types(ModelArgs).keys() | setting_names, where)
     if "pretrained" not in arguments:
         raise ConfigError(f"{where}: pretrained is missing; name a checkpoint folder or a hub id: pretrained=...")
+    if arguments.get("loop") == RELEASE and not {"decoder", "system"} & arguments.keys():
+        arguments["system"] = Path(str(arguments["pretrained"])).name  # no decoder of this project says what it is
     # Settings are checked one by one here, and as a whole once those of the task and the checkpoint are beside them.
     given_settings = {key: arguments.pop(key) for key in list(arguments) if key in setting_names}
     settings = read_values(kind, given_settings, where)

@@ -68,6 +68,13 @@ def arguments(made, kind, **more):
     return {**given, **code, **more}
 
 
+def test_a_loop_without_a_decoder_is_called_by_its_checkpoint():
+    given = {"pretrained": "lab/NewModel-7B", "loop": "release"}
+    assert parse_model_args(given).system_name == "NewModel-7B (release-loop)"
+    assert parse_model_args(given | {"decoder": "dream"}).system_name == "Dream (release-loop)"
+    assert parse_model_args(given | {"system": "Ours"}).system_name == "Ours (release-loop)"
+
+
 # The number of forwards, and rows and cached rows of the first and the last, for a prompt of five tokens.
 @pytest.mark.process
 @pytest.mark.parametrize(
