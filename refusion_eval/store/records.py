@@ -123,7 +123,8 @@ class Sample:
             `prompt_tokens`, `completion_tokens`, `cached_tokens` (of the prompt), `drafted_tokens`, `accepted_tokens`,
             its own `prefill_seconds`, `generation_seconds`, `queue_seconds` and `total_seconds`, `reasoning_tokens` (of
             the `completion_tokens`), `forwards`, a `refusal` in words, the `reasoning` beside the text, and
-            `from_cache`, if a proxy had the answer before.
+            `from_cache`, if a proxy had the answer before. `states` are those that a text went through, each with its
+            seconds since the request.
         protocol: name and short hash of the protocol that the sample was made under, NAME@HASH, which the store fills
             in; None, and no key in the record, without a protocol.
     """
@@ -295,11 +296,16 @@ class _Told:
     refusal: str = ""
     reasoning: str = ""
     from_cache: bool = False
+    states: Sequence[Sequence[Any]] = ()
 
     def __post_init__(self) -> None:
         numbers = [value for name in self.__slots__ if type(value := getattr(self, name)) in (int, float)]
         if not all(0 <= value <= MOST for value in numbers):
             raise ValueError("a number of the server is out of range")
+        if not all(
+            list(map(type, state)) in ([float, str], [int, str]) and 0 <= state[0] <= MOST for state in self.states
+        ):
+            raise ValueError("a state of the server's text is no moment with its text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,32 @@ def test_a_chat_gets_conversations_and_its_thoughts_are_never_judged(tmp_path):
     assert "tpf" not in {figure.metric for figure in run_measurements([tmp_path / "a"])}
 
 
+def test_states_of_a_text_are_recorded_with_their_times_where_they_are_asked_for(tmp_path):
+    texts = ["x y 4.", "2 y = 4.", ANSWER]
+
+    def answer(number, body):
+        if not body.get("diffusing"):
+            return chat(number, body)
+        states = (event(text, diffusion_meta={"diffusion_content": True}) for text in texts)
+        return b"".join(states) + event("", "stop") + b"data: [DONE]\n\n"
+
+    with serving(served("Inception", answer)) as peer:
+        assert run(peer, tmp_path / "a", "--server-api", "chat", "--diffusing").exit_code == 0
+        assert run(peer, tmp_path / "b", "--server-api", "chat").exit_code == 0
+        refused = run(peer, tmp_path / "c", "--diffusing", "--server-api", "completions")
+    assert "diffusing is for chats only" in str(refused.exception)
+    for sample in samples(tmp_path / "a"):
+        assert (sample.text, sample.num_tokens) == (ANSWER, None)
+        moments, recorded = zip(*sample.server["states"], strict=True)
+        assert list(recorded) == texts
+        assert 0 < moments[0] < moments[-1] <= sample.seconds
+    assert all("states" not in sample.server for sample in samples(tmp_path / "b"))
+    shown = CliRunner().invoke(app, ["replay", str(tmp_path / "a")]).stdout
+    assert "state 3/3" in shown
+    assert "<draft:x y>" in shown
+    assert CliRunner().invoke(app, ["replay", str(tmp_path / "a"), "--out", str(tmp_path / "a.gif")]).exit_code == 0
+
+
 def test_another_interface_system_prompt_or_effort_is_another_run(tmp_path):
     with serving(served()) as peer:
         assert run(peer, tmp_path / "a", "--server-api", "chat").exit_code == 0
