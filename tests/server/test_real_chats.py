@@ -131,7 +131,7 @@ def test_transformers_serve_through_its_chat(tmp_path):
     assert all({"top_k", "min_p"} <= set(sample.server["dropped"]) for sample in list(found.values())[1:])
 
 
-def test_litellm_in_front_of_llama_cpp(tmp_path, upstream):
+def test_litellm_in_front_of_llama_cpp(tmp_path, upstream, monkeypatch):
     # Its dependencies are not those of this project, so it lives in an environment of its own.
     script = os.environ.get("REFUSION_EVAL_LITELLM") or shutil.which("litellm")
     if script is None:
@@ -141,12 +141,13 @@ def test_litellm_in_front_of_llama_cpp(tmp_path, upstream):
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"model_list": [{"model_name": "sft", "litellm_params": entry}]}))
     port = free_port()
+    monkeypatch.setenv("LITELLM_MASTER_KEY", "sk-0123456789abcdef")  # the gateway starts with one only
     words = [script, "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
     found = through_a_kill(
         lambda: started(words, f"http://127.0.0.1:{port}", "/health/liveliness", LITELLM_LOCAL_MODEL_COST_MAP="True"),
         f"http://127.0.0.1:{port}",
         tmp_path,
-        *("--server-api", "chat"),
+        *("--server-api", "chat", "--api-key-env", "LITELLM_MASTER_KEY"),
     )
     assert {sample.server.get("from_cache") for sample in found.values()} == {None}
 
