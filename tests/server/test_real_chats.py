@@ -24,6 +24,7 @@ pytest.importorskip("gguf", reason="needs the package gguf")
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 MODEL = str(embedded_path("autoregressive_sft"))
+SERVE = Path(__file__).parents[2] / "examples" / "serve_gguf.py"
 NUM_ITEMS, BEFORE_THE_KILL = 20, 5
 SECONDS = 240.0
 
@@ -88,19 +89,10 @@ def through_a_kill(start, url, tmp_path, *more):
 
 def test_llama_cpp_through_its_chat(tmp_path, upstream):
     _, path = upstream
-    ports = [free_port()]
-
-    @contextlib.contextmanager
-    def start():
-        code = (
-            "import sys, time, xllamacpp; s = xllamacpp.CommonParams(); s.model.path = sys.argv[1]; s.n_ctx = 2048;"
-            "s.n_parallel = 1; s.hostnames = ['127.0.0.1']; s.port = int(sys.argv[2]);"
-            "s.cpuparams.n_threads = s.cpuparams_batch.n_threads = 1; server = xllamacpp.Server(s); time.sleep(600)"
-        )
-        with started([sys.executable, "-c", code, str(path), str(ports[0])], f"http://127.0.0.1:{ports[0]}") as process:
-            yield process
-
-    found = through_a_kill(start, f"http://127.0.0.1:{ports[0]}", tmp_path, "--server-api", "chat")
+    port = free_port()
+    words = [sys.executable, str(SERVE), str(path), "--port", str(port), "--context", "2048"]
+    url = f"http://127.0.0.1:{port}"
+    found = through_a_kill(lambda: started(words, url), url, tmp_path, "--server-api", "chat")
     # Without drafts there is a forward for each token.
     assert all(sample.num_forwards == sample.server["completion_tokens"] for sample in found.values())
 
