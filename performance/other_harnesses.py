@@ -1,6 +1,6 @@
 """What other harnesses say of the same model: this project, inspect_ai and lm-eval ask one served model the same items.
 
-    python performance/other_harnesses.py http://127.0.0.1:8000 DATA --inspect-python VENV/bin/python --out TABLE.md
+    python performance/other_harnesses.py http://127.0.0.1:8000 --model NAME --data DATA --out TABLE.md
 
 Each asks the chat of the server for the same conversations, greedily, one after the other, and judges by its own rules:
 this project by those of its benchmark, inspect_ai by `match(numeric=True)`, as its GSM8K does, lm-eval by the two
@@ -15,11 +15,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-TASK = "refusion_gsm8k_release"  # with the prompts of the release of ReFusion, zero-shot
+GSM8K = "refusion_gsm8k_release"  # with the prompts of the release of ReFusion, zero-shot
+_MOST_SHOWN = 3  # differences of a harness that are printed
 # The metric and the filters of lm-eval's task gsm8k, for prompts that are there already.
-_LM_EVAL_TASK = {
+_LM_EVAL_TASK: dict[str, object] = {
     "task": "same_items",
     "dataset_path": "json",
     "test_split": "test",
@@ -83,11 +84,21 @@ class Judged(NamedTuple):
     is_right: bool
 
 
-def ours(url: str, data: Path, limit: int, most_tokens: int, run_dir: Path) -> dict[str, Judged]:
+class Asked(NamedTuple):
+    """What all harnesses are asked for."""
+
+    task: str
+    url: str
+    model: str
+    most_tokens: int
+
+
+def ours(asked: Asked, data: Path | None, limit: int, run_dir: Path) -> dict[str, Judged]:
     from refusion_eval.store.run_store import RunReader
 
-    words = ["run", "--system", f"server:{url}", "--server-api", "chat", "--tasks", TASK, "--data", str(data)]
-    words += ["--limit", str(limit), "--warmup", "0", "--run-dir", str(run_dir), "--set", f"gen_length={most_tokens}"]
+    words = ["run", "--system", f"server:{asked.url}", "--server-api", "chat", "--served-model", asked.model]
+    words += ["--tasks", asked.task, *(["--data", str(data)] if data else []), "--limit", str(limit), "--warmup", "0"]
+    words += ["--run-dir", str(run_dir), "--set", f"gen_length={asked.most_tokens}"]
     subprocess.run([sys.executable, "-m", "refusion_eval", "--quiet", *words], check=True, stdout=subprocess.DEVNULL)
     with RunReader.open(run_dir) as reader:
         scores = reader.scores_by_sample()
@@ -98,37 +109,36 @@ def ours(url: str, data: Path, limit: int, most_tokens: int, run_dir: Path) -> d
     return judged
 
 
-def rows_of(data: Path, items: Sequence[str]) -> list[dict[str, str]]:
+def rows_of(name: str, data: Path | None, items: Sequence[str]) -> list[dict[str, str]]:
     """The items with the prompts that this project sends, and the numbers that are right."""
     from refusion_eval.evaluation.tasks import find_tasks
 
-    (task,) = find_tasks([TASK])
+    (task,) = find_tasks([name])
     found = {item.id: item for item in task.items(data)}
     rows = []
-    for name in items:
-        turns, answer = found[name].turns, found[name].row["answer"]
+    for item in items:
+        turns, answer = found[item].turns, found[item].row["answer"]
         assert not turns.system
-        rows.append({"id": name, "prompt": turns.user, "target": answer.partition("#### ")[2].replace(",", "")})
+        rows.append({"id": item, "prompt": turns.user, "target": answer.partition("#### ")[2].replace(",", "")})
     return rows
 
 
-def by_inspect(python: str, rows: Path, url: str, model: str, most_tokens: int, folder: Path) -> dict[str, Judged]:
-    words = [python, "-c", _INSPECT, str(rows), url, model, str(most_tokens), str(folder)]
+def by_inspect(python: str, rows: Path, asked: Asked, folder: Path) -> dict[str, Judged]:
+    words = [python, "-c", _INSPECT, str(rows), asked.url, asked.model, str(asked.most_tokens), str(folder)]
     told = subprocess.run(words, check=True, capture_output=True, text=True, cwd=folder).stdout
     judged = json.loads(told.splitlines()[-1])
     return {name: Judged(one["text"], one["answer"], one["right"]) for name, one in judged.items()}
 
 
-def by_lm_eval(
-    rows: Sequence[Mapping[str, str]], url: str, model: str, most_tokens: int, folder: Path
-) -> dict[str, dict[str, Judged]]:
+def by_lm_eval(rows: Sequence[Mapping[str, str]], asked: Asked, folder: Path) -> dict[str, dict[str, Judged]]:
     """By the filter of lm-eval."""
     (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
-    generation = {"until": [], "do_sample": False, "temperature": 0.0, "max_gen_toks": most_tokens}
+    generation = {"until": [], "do_sample": False, "temperature": 0.0, "max_gen_toks": asked.most_tokens}
     task = _LM_EVAL_TASK | {"dataset_kwargs": {"data_files": {"test": str(folder / "rows.json")}}}
     # JSON is YAML, too.
     (folder / "same_items.yaml").write_text(json.dumps(task | {"generation_kwargs": generation}), encoding="utf-8")
-    arguments = f"base_url={url}/v1/chat/completions,model={model},num_concurrent=1,tokenized_requests=False"
+    arguments = f"base_url={asked.url}/v1/chat/completions,model={asked.model},num_concurrent=1"
+    arguments += ",tokenized_requests=False"
     words = [sys.executable, "-m", "lm_eval", "--model", "local-chat-completions", "--model_args", arguments]
     words += ["--tasks", "same_items", "--include_path", str(folder), "--apply_chat_template", "--log_samples"]
     env = {**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
@@ -155,38 +165,41 @@ def table(judged: Mapping[str, Mapping[str, Judged]], rows: Sequence[Mapping[str
         right = sum(one.is_right for one in items.values())
         lines.append(f"| {name} | {right} of {len(items)} | {texts} of {len(first)} | {verdicts} of {len(first)} |")
     lines += ["", "| item | right is | harness | verdict | reads | end of the text |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        item = row["id"]
-        differ = {name: items[item] for name, items in judged.items() if items[item].is_right != first[item].is_right}
-        told = {next(iter(judged)): first[item], **differ} if differ else {}
-        for name, one in told.items():
-            end = " ".join(one.text.split())[-60:].replace("|", "\\|")
-            verdict, read = "right" if one.is_right else "wrong", str(one.answer)[:40].replace("|", "\\|")
-            cells = (item, row["target"], name, verdict, " ".join(read.split()), end)
-            lines.append(f"| {' | '.join(cells)} |")
+    name_of_first = next(iter(judged))
+    for name, items in judged.items():
+        differ = [row for row in rows if items[row["id"]].is_right != first[row["id"]].is_right]
+        for row in differ[:_MOST_SHOWN]:
+            for who, one in ((name_of_first, first[row["id"]]), (name, items[row["id"]])):
+                verdict = "right" if one.is_right else "wrong"
+                cells = (row["id"], row["target"], who, verdict, str(one.answer)[:40], one.text[-60:])
+                lines.append(f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |")
+        if len(differ) > _MOST_SHOWN:
+            lines.append(f"| {len(differ) - _MOST_SHOWN} more | | {name} | | | |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="address of a server with chats")
-    parser.add_argument("data", type=Path, help="folder with the rows of gsm8k")
-    parser.add_argument("--model", default="served", help="name of the model at the server")
+    parser.add_argument("--task", default=GSM8K, help="GSM8K, or its look-alike mini_gsm8k")
+    parser.add_argument("--data", type=Path, help="folder with the rows of gsm8k")
+    parser.add_argument("--model", required=True, help="name of the model at the server")
     parser.add_argument("--inspect-python", help="of the environment of inspect_ai, which is else left out")
     parser.add_argument("--limit", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=256, help="most tokens of an answer")
     parser.add_argument("--out", type=Path, help="file of the table")
     options = parser.parse_args()
+    asked = Asked(options.task, options.url, options.model, options.tokens)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        own = ours(options.url, options.data, options.limit, options.tokens, place / "run")
-        rows = rows_of(options.data, list(own))
+        own = ours(asked, options.data, options.limit, place / "run")
+        rows = rows_of(options.task, options.data, list(own))
         (place / "items.json").write_text(json.dumps(rows), encoding="utf-8")
         judged: dict[str, Mapping[str, Judged]] = {"this project": own}
         if options.inspect_python:
-            asked: tuple[Any, ...] = (options.url, options.model, options.tokens, place)
-            judged["inspect_ai, match(numeric)"] = by_inspect(options.inspect_python, place / "items.json", *asked)
-        by_filter = by_lm_eval(rows, options.url, options.model, options.tokens, place)
+            items = by_inspect(options.inspect_python, place / "items.json", asked, place)
+            judged["inspect_ai, match(numeric=True)"] = items
+        by_filter = by_lm_eval(rows, asked, place)
         judged |= {f"lm-eval, {name}": items for name, items in by_filter.items()}
         text = table(judged, rows)
     print(text)

@@ -59,9 +59,10 @@ LOOPS: Mapping[str, Loop] = {
 # Arguments of servers: those that reach one, and those that say what runs there.
 TO_SERVERS = (
     *("base_url", "server_api", "server_name", "served_model", "api_key_env", "timeout", "patience"),
-    *(OF_CHATS := ("system_prompt", "reasoning_effort", "diffusing")),
+    *("system_prompt", "reasoning_effort"),
 )
-OF_SERVERS = (*TO_SERVERS, "diffusion", "server_threads")
+OF_CHATS = ("system_prompt", "reasoning_effort", "diffusing")
+OF_SERVERS = (*TO_SERVERS, "diffusing", "diffusion", "server_threads")
 _LONGEST_NAME = 255  # bytes of a file's name
 MOST_SAMPLES = 10_000  # of an item; all requests are listed before the first is made
 
