@@ -69,6 +69,13 @@ def object_of(data: str, key: Key) -> dict[str, Any]:
     return content
 
 
+def model_of(chunks: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> Any:
+    """The model that answered: by the header of a gateway that fell back on another one, or by the answer."""
+    if headers.get("x-litellm-attempted-fallbacks", "0") != "0" and (group := headers.get("x-litellm-model-group")):
+        return group
+    return next((chunk["model"] for chunk in chunks if chunk.get("model")), "")
+
+
 def assemble(
     chunks: Iterable[Mapping[str, Any]],
     seconds: float,

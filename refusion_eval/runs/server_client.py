@@ -12,11 +12,11 @@ from typing import Any
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.runs.apis import Prompt
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.runs.server_answers import BREAKS_OFF, Answer, assemble, object_of
+from refusion_eval.runs.server_answers import BREAKS_OFF, Answer, assemble, model_of, object_of
 from refusion_eval.runs.server_attempts import Rejected
 from refusion_eval.runs.server_facts import COUNTS_STEPS, check_facts, steps_between
 from refusion_eval.runs.server_place import LARGEST_BODY, Place
-from refusion_eval.runs.server_requests import BASIC
+from refusion_eval.runs.server_requests import BASIC, ignored_by
 from refusion_eval.runs.server_wire import Passing, asked, body_text, events_of, short
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _WHOLE, _TOKENS_PER_TIMEOUT = 2.0, 1000
 _VALUE = re.compile(r"greater|less than|between|range|unsupported value|only the default|at (?:least|most)", re.I)
 # Words of a 400 that is about a field of the request; with a 422 the name of the field suffices.
 _UNKNOWN_FIELD = re.compile(
-    r"unrecogni[sz]ed|unknown|unexpected|unsupported|not (supported|permitted)|extra", re.IGNORECASE
+    r"unrecogni[sz]ed|unknown|unexpected|unsupported|not (support|permitted)|extra", re.IGNORECASE
 )
 # Seconds that a user may set.
 _TIMEOUT, _PATIENCE = 600.0, 300.0
@@ -75,7 +75,7 @@ class ServerClient(Place):
         Args:
             prompt, prompt_ids: the same prompt; its token ids are sent where there are any and the server takes them.
             fields: the other fields of the request.
-            sent: gets `prompt`, `dropped` and `attempts` as `Sample.server` documents them, also of a failure.
+            sent: gets `prompt`, `dropped`, `ignored` and `attempts`, as `Sample.server` has them, also of a failure.
             is_alone: whether no other request of this client runs beside it, so that counters of a server are its own.
 
         Raises:
@@ -87,8 +87,10 @@ class ServerClient(Place):
         while True:
             as_ids, dropped = self._sends_ids(prompt_ids), self.dropped
             kind = "messages" if self.api.takes_messages else "ids" if as_ids else "text"
-            sent |= {"prompt": kind, **({"dropped": list(dropped)} if dropped else {})}
             kept = {name: value for name, value in fields.items() if name not in dropped}
+            ignored = ignored_by(self.describe()["name"], self.api_name, kept)
+            sent |= {"prompt": kind, **({"dropped": list(dropped)} if dropped else {})}
+            sent |= {"ignored": ignored} if ignored else {}
             kept = {self._length_name if name == "max_tokens" else name: value for name, value in kept.items()}
             asked: Prompt = list(prompt_ids) if as_ids else json.loads(prompt) if kind == "messages" else prompt
             body = self.api.body(model, asked, kept)
@@ -134,7 +136,7 @@ class ServerClient(Place):
             return True
         needed = ("max_tokens", "stream")
         sent = [name for name in fields if name not in dropped]
-        named = [name for name in sent if name not in needed and re.search(rf"\b{name}\b", text)]
+        named = [name for name in sent if name not in needed and re.search(rf"\b(sampling_)?{name}\b", text)]
         more = [name for name in sent if name not in BASIC]
         # A chat that refuses one of the fields that not all have would refuse the next one, too.
         unknown = list(dict.fromkeys(named + more)) if self.api.takes_messages and set(named) & set(more) else named
@@ -204,7 +206,7 @@ class ServerClient(Place):
         check_facts(answer.facts, answer.text, most_tokens, longest)
         created = next((str(chunk["created"]) for chunk in chunks if chunk.get("created")), "")
         self._refuse_repeated(str(answer.facts["id"]), (created, answer.text, answer.finish_reason))
-        return self._noticed(answer, next((chunk["model"] for chunk in chunks if chunk.get("model")), ""))
+        return self._noticed(answer, model_of(chunks, headers))
 
     def _noticed(self, answer: Answer, model: Any) -> Answer:
         """The answer with another model's name than was asked for in its facts; says once which."""

@@ -1,6 +1,6 @@
 """The fields of requests to servers, and the interfaces that known servers have."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from refusion_eval.runs.apis import Api
@@ -9,6 +9,13 @@ from refusion_eval.runs.server_facts import CANVAS
 # Servers that are known to have completions, or to have chats alone; of every other one is found out what it has.
 KNOWN = {"vLLM": "completions", "SGLang": "completions", "llama.cpp": "completions", "TGI": "completions"}
 KNOWN |= {**dict.fromkeys(CANVAS, "chat"), "ollada": "ollama", "Ollama": "ollama", "Inception": "chat", "Azure": "chat"}
+
+# Fields that a server takes and does not follow, by its name and interface.
+_IGNORED = {
+    ("ollada", "chat"): ("max_tokens", "temperature", "top_p", "seed", "stop"),
+    ("ollada", "ollama"): ("seed", "stop"),
+    ("dlmserve", "chat"): ("seed",),
+}
 
 # Fields that every chat in OpenAI's form knows. Where a server refuses another one, all others are left out at once.
 BASIC = ("max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "reasoning_effort")
@@ -52,3 +59,8 @@ def fields_of(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def ignored_by(server: str, api: str, fields: Mapping[str, Any]) -> list[str]:
+    """Those of the fields that a server is known to take without following them."""
+    return [name for name in _IGNORED.get((server, api), ()) if name in fields]

@@ -2,13 +2,16 @@
 
 import json
 
+import lm_eval
 import pytest
+from lm_eval.tasks import TaskManager
 from typer.testing import CliRunner
 
 from refusion_eval.benchmarks import Turns
 from refusion_eval.benchmarks.rows import Sealing
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
+from refusion_eval.paths import tasks_path
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
@@ -94,6 +97,24 @@ def test_states_of_a_text_are_recorded_with_their_times_where_they_are_asked_for
     assert "state 3/3" in shown
     assert "<draft:x y>" in shown
     assert CliRunner().invoke(app, ["replay", str(tmp_path / "a"), "--out", str(tmp_path / "a.gif")]).exit_code == 0
+
+
+def test_few_shot_examples_of_lm_eval_are_turns_of_the_conversation(tmp_path):
+    task = {"include": str(tasks_path() / "mini" / "mini_gsm8k.yaml"), "task": "shots", "num_fewshot": 2}
+    (tmp_path / "shots.yaml").write_text(json.dumps(task))
+    with serving(served()) as peer:
+        lm_eval.simple_evaluate(
+            model="refusion",
+            model_args=f"decoder=server,base_url={peer.url},server_api=chat,system_prompt=Be brief.,warmup=0",
+            tasks=["shots"],
+            task_manager=TaskManager(include_path=str(tmp_path)),
+            limit=1,
+            apply_chat_template=True,
+            fewshot_as_multiturn=True,
+        )
+    (body,) = peer.bodies
+    assert [turn["role"] for turn in body["messages"]] == ["system", *["user", "assistant"] * 2, "user"]
+    assert body["messages"][0]["content"] == "Be brief."
 
 
 def test_another_interface_system_prompt_or_effort_is_another_run(tmp_path):

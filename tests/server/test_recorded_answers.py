@@ -32,6 +32,13 @@ SIDES = [
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())
     if line.get("side")
 ]
+# What a record has where a golden says that it should warn.
+WARNED = {
+    "another model answered": "model",
+    "answer from a cache": "from_cache",
+    "prompt from a cache": "cached_tokens",
+    "settings ignored": "ignored",
+}
 API_AT = {api.path: name for name, api in APIS.items()}
 # Where Ollama is asked by `/api/generate`, which the client does not speak, its answers are read all the same.
 ASKED = [(server, line) for server, line in LINES if line["request"]["path"] != "/api/generate"]
@@ -169,6 +176,8 @@ def test_the_client_gets_what_a_recorded_exchange_holds(server, line, monkeypatc
         told = forwards(answer.facts, diffusion=is_diffusion or server in CANVAS) or None
         assert told in expected.get("forwards_any", [expected["forwards"]])
         assert sent["prompt"] == ("messages" if client.api.takes_messages else "text")
+        warned = WARNED.get(expected.get("warn", ""))
+        assert warned is None or {**answer.facts, **sent}[warned]
         return
     assert expected["error"]["contains"] in str(raised.value)
     may_pass = isinstance(raised.value, DecodeError) and not isinstance(raised.value, Refused)
@@ -215,6 +224,37 @@ def test_a_server_that_refuses_a_field_that_it_does_not_get_is_asked_twice(api):
         with pytest.raises(Refused, match="top_k"):
             client.complete("[]", (), fields, {})
     assert ["top_k" in body for body in peer.bodies] == [True, False]
+
+
+def test_a_seed_that_a_diffusion_model_refuses_by_another_name_is_left_out():
+    (refused,) = [line for _, line in LINES if line["id"] == "sglang-06"]
+    (answered,) = [line for _, line in LINES if line["id"] == "sglang-01"]
+
+    def answer(number, body):
+        line = refused if "seed" in body else answered
+        return line["status"], line["headers"], b"".join(_body(line))
+
+    peer, sent = Peer(answer), {}
+    with serving(peer):
+        client = ServerClient(peer.url, api="chat", diffusion=True, timeout=60.0, patience=0.0)
+        client.start()
+        fields = fields_of(client.api, most_tokens=512, temperature=0.0, seed=3)
+        assert client.complete("[]", (), fields, sent).text == answered["expected"]["text"]
+    assert "seed" in sent["dropped"]
+
+
+def test_a_model_that_a_gateway_fell_back_on_is_recorded_though_the_answer_has_the_asked_name():
+    headers = {"x-litellm-attempted-fallbacks": "1", "x-litellm-model-group": "small"}
+    choice = {"message": {"content": "4"}, "finish_reason": "stop", "index": 0}
+    content = json.dumps({"choices": [choice], "model": "m", "usage": {"completion_tokens": 2}}).encode()
+    replies = [({}, None), ({**headers, "x-litellm-attempted-fallbacks": "0"}, None), (headers, "small")]
+    for told, model in replies:
+        peer = Peer(lambda number, body, told=told: (200, {"Content-Type": "application/json", **told}, content))
+        with serving(peer):
+            client = ServerClient(peer.url, api="chat", timeout=60.0, patience=0.0)
+            client.start()
+            answer = client.complete("[]", (), {"max_tokens": 64, "temperature": 0.0, "stream": True}, {})
+        assert answer.facts.get("model") == model
 
 
 @pytest.mark.parametrize(
