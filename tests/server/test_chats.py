@@ -99,6 +99,15 @@ def test_states_of_a_text_are_recorded_with_their_times_where_they_are_asked_for
     assert CliRunner().invoke(app, ["replay", str(tmp_path / "a"), "--out", str(tmp_path / "a.gif")]).exit_code == 0
 
 
+def test_fields_that_a_server_takes_and_does_not_follow_are_recorded_and_said(tmp_path):
+    with serving(served("dlmserve")) as peer:
+        assert run(peer, tmp_path / "a").exit_code == 0
+    assert {tuple(sample.server["ignored"]) for sample in samples(tmp_path / "a")} == {("seed",)}
+    shown = " ".join(summary_table(summary(run_measurements([tmp_path / "a"]))).markdown().split())
+    assert "it takes the fields seed and does not follow them" in shown
+    assert "TPF is empty where dlmserve tells no forwards" in shown
+
+
 def test_few_shot_examples_of_lm_eval_are_turns_of_the_conversation(tmp_path):
     task = {"include": str(tasks_path() / "mini" / "mini_gsm8k.yaml"), "task": "shots", "num_fewshot": 2}
     (tmp_path / "shots.yaml").write_text(json.dumps(task))
