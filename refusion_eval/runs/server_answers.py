@@ -1,6 +1,8 @@
 """The answer of a server, read from a body or from the parts of a stream, in whichever of the public forms it comes."""
 
+import logging
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,8 @@ from refusion_eval.runs.server_key import Key
 from refusion_eval.runs.server_wire import Passing, error_in, short
 from refusion_eval.types import MOST_TOKENS
 from refusion_eval.untrusted import parse_json
+
+log = logging.getLogger(__name__)
 
 _ABORTED = re.compile(r"abort|cancel|error|fail|time_?out", re.IGNORECASE)  # reasons of answers that lack their end
 BREAKS_OFF = "the answer breaks off"
@@ -167,3 +171,25 @@ def _check_texts(texts: Sequence[Any], thoughts: Sequence[Any], others: Sequence
         )
     if wrong := next((text for text in (*texts, *thoughts) if not isinstance(text, str | None)), None):
         raise DecodeError(f"the text of the answer is a {type(wrong).__name__}")
+
+
+class Earlier:
+    """The answers of a server so far, so that none counts twice."""
+
+    def __init__(self, root: str) -> None:
+        self._root, self._lock = root, threading.Lock()
+        self._seen: dict[str, tuple[str, ...]] = {}  # id -> the answer that it came with
+        self._ids_repeat = False
+
+    def refuse(self, identity: str, content: tuple[str, ...]) -> None:
+        """Raises Passing for an earlier answer, with its id, moment and text: it would be counted twice."""
+        # An id proves nothing where a server has one for all answers, or draws from a few (Ollama: 999): that is so
+        # while it has shown no second one, and once it has given an id to two answers.
+        with self._lock:
+            before = self._seen.setdefault(identity, content) if identity else content
+            if before != content and not self._ids_repeat:
+                self._ids_repeat = True
+                log.warning("%s: the ids of its answers repeat, so they show no answer that is given again", self._root)
+            is_old = before is not content and len(self._seen) > 1 and not self._ids_repeat
+        if is_old:
+            raise Passing(f"the server repeats an old answer (id {short(identity)})")

@@ -12,7 +12,7 @@ from typing import Any
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.runs.apis import Prompt
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.runs.server_answers import BREAKS_OFF, Answer, assemble, model_of, object_of
+from refusion_eval.runs.server_answers import BREAKS_OFF, Answer, Earlier, assemble, model_of, object_of
 from refusion_eval.runs.server_attempts import Rejected
 from refusion_eval.runs.server_facts import COUNTS_STEPS, check_facts, steps_between
 from refusion_eval.runs.server_place import LARGEST_BODY, Place
@@ -54,8 +54,7 @@ class ServerClient(Place):
         super().__init__(base_url, **options)
         self._diffusion = diffusion
         self._length_name = "max_tokens"  # of the field that says how long an answer may be
-        self._seen: dict[str, tuple[str, ...]] = {}  # id -> the answer that it came with
-        self._ids_repeat = False
+        self._earlier = Earlier(self.root)
         self._takes_ids: bool | None = None  # None until a request has shown it
         self.dropped: tuple[str, ...] = ()  # fields that the server cannot read
         self._told: set[str] = set()  # names of other models that were said once
@@ -84,6 +83,9 @@ class ServerClient(Place):
             ConfigError: the server refuses every request: the key, the model, or a redirect.
         """
         model = self.describe()["model"]
+        counters: list[dict[str, float]] | None = None
+        if is_alone and self.describe()["name"] in COUNTS_STEPS:
+            counters = []
         while True:
             as_ids, dropped = self._sends_ids(prompt_ids), self.dropped
             kind = "messages" if self.api.takes_messages else "ids" if as_ids else "text"
@@ -95,12 +97,12 @@ class ServerClient(Place):
             asked: Prompt = list(prompt_ids) if as_ids else json.loads(prompt) if kind == "messages" else prompt
             body = self.api.body(model, asked, kept)
             try:
-                attempt = functools.partial(self._once, body, fields["max_tokens"], sent, is_alone)
+                attempt = functools.partial(self._once, body, fields["max_tokens"], sent, counters)
                 answer = self._attempts.repeat(attempt, self._patience)
             except Rejected as rejection:
-                if re.search(rf"['\"`]{re.escape(model)}['\"`]", str(rejection)):  # not about this prompt
-                    raise ConfigError(f"{self.root} refuses the model {model}: {rejection}") from None
                 if not self._adapt(rejection, as_ids, fields, dropped):
+                    if re.search(rf"['\"`]{re.escape(model)}['\"`]", str(rejection)):  # not about this prompt
+                        raise ConfigError(f"{self.root} refuses the model {model}: {rejection}") from None
                     asked_for = f"{len(prompt_ids)} prompt tokens, max_tokens {fields.get('max_tokens')}"
                     refusal = f"the server refuses the request ({rejection.status}): {rejection} ({asked_for})"
                     raise Refused(refusal) from None
@@ -152,8 +154,15 @@ class ServerClient(Place):
                 self.dropped += tuple(new)
         return True
 
-    def _once(self, body: Mapping[str, Any], most_tokens: int, sent: dict[str, Any], is_alone: bool) -> Answer:
-        """One attempt. Its time begins with the request, so that earlier attempts and waiting are not in it."""
+    def _once(
+        self, body: Mapping[str, Any], most_tokens: int, sent: dict[str, Any], counters: list[dict[str, float]] | None
+    ) -> Answer:
+        """One attempt. Its time begins with the request, so that earlier attempts and waiting are not in it.
+
+        Args:
+            counters: those of the server from before a request that it refused, if there was one, which changed none.
+                None where they are not to be read.
+        """
         http = self._http
         if http is None:
             raise DecodeError("the run was stopped")
@@ -163,11 +172,14 @@ class ServerClient(Place):
         events: list[str] = []
         times: list[float] = []
         place = self._at(self.api.path)
-        before = self.counters() if is_alone and self.describe()["name"] in COUNTS_STEPS else None
+        before = None if counters is None else counters.pop() if counters else self.counters()
         is_done, started = False, time.perf_counter()
         with asked(http, "POST", place, longest, largest, json=body) as (response, content):
             if response.status_code != 200:
-                raise self._attempts.fault(response, body_text(content))
+                fault = self._attempts.fault(response, body_text(content))
+                if before is not None and isinstance(fault, Rejected) and counters is not None:
+                    counters.append(before)
+                raise fault
             headers = {name.lower(): self.clean(value) for name, value in response.headers.items()}
             for data in events_of(response, content):
                 if is_done := data == "[DONE]":
@@ -205,7 +217,7 @@ class ServerClient(Place):
         answer = replace(answer, text=self.clean(answer.text), facts=self._cleaned(answer.facts), states=states)
         check_facts(answer.facts, answer.text, most_tokens, longest)
         created = next((str(chunk["created"]) for chunk in chunks if chunk.get("created")), "")
-        self._refuse_repeated(str(answer.facts["id"]), (created, answer.text, answer.finish_reason))
+        self._earlier.refuse(str(answer.facts["id"]), (created, answer.text, answer.finish_reason))
         return self._noticed(answer, model_of(chunks, headers))
 
     def _noticed(self, answer: Answer, model: Any) -> Answer:
@@ -219,19 +231,6 @@ class ServerClient(Place):
         if is_new:
             log.warning("%s answers as the model %s, and %s was asked", self.root, name, asked)
         return replace(answer, facts={**answer.facts, "model": name})
-
-    def _refuse_repeated(self, identity: str, content: tuple[str, ...]) -> None:
-        """Raises Passing for an earlier answer, with its id, moment and text: it would be counted twice."""
-        # An id proves nothing where a server has one for all answers, or draws from a few (Ollama: 999): that is so
-        # while it has shown no second one, and once it has given an id to two answers.
-        with self._lock:
-            before = self._seen.setdefault(identity, content) if identity else content
-            if before != content and not self._ids_repeat:
-                self._ids_repeat = True
-                log.warning("%s: the ids of its answers repeat, so they show no answer that is given again", self.root)
-            is_old = before is not content and len(self._seen) > 1 and not self._ids_repeat
-        if is_old:
-            raise Passing(f"the server repeats an old answer (id {short(identity)})")
 
 
 def client_of(args: ModelArgs) -> ServerClient:

@@ -131,6 +131,7 @@ class Recorded(Peer):
         if unknown or barred:
             detail = [{"loc": ["body", name], "msg": "Extra inputs are not permitted"} for name in unknown]
             detail = detail or [{"loc": ["body"], "msg": f"Value error, Parameter(s) {barred} are not supported"}]
+            detail = [one | {"type": "value_error", "input": body} for one in detail]
             self.num_refused += 1
             return 422, {"Content-Type": "application/json"}, json.dumps({"detail": detail}).encode()
         return self.line["status"], self.line["headers"], self.content
