@@ -96,5 +96,5 @@ def test_the_notebook_runs_from_top_to_bottom(run: Run, tmp_path: Path) -> None:
 def test_every_example_is_named_in_a_page() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
-    assert len(scripts) == 7
+    assert len(scripts) == 8
     assert [name for name in scripts if f"examples/{name}" not in pages] == []

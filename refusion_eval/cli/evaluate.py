@@ -146,7 +146,7 @@ def suite(
 
 
 @parameters.options_from(
-    ModelArgs, RUN_ARGUMENTS, without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusion"), helps=HELPS
+    ModelArgs, RUN_ARGUMENTS, without_default=(*SYSTEM_FIELDS, "enable_thinking", "diffusing", "diffusion"), helps=HELPS
 )
 def run(
     given: dict[str, Any],

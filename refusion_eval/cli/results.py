@@ -13,9 +13,9 @@ from refusion_eval.paths import EMBEDDED
 from refusion_eval.report import leaderboard as boards
 from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import collect
-from refusion_eval.report.frames import frames, play
-from refusion_eval.report.replay import Replay, Speller, replay_of
-from refusion_eval.report.sample import find_sample, sample_replay, speller_of
+from refusion_eval.report.frames import Frame, frames, play
+from refusion_eval.report.replay import Spell, Speller, replay_of
+from refusion_eval.report.sample import find_sample, sample_frames, speller_of
 from refusion_eval.results import compare as comparing
 from refusion_eval.results import gate
 from refusion_eval.results.measured import read_measurements, run_measurements
@@ -28,7 +28,6 @@ from refusion_eval.results.steps import read_steps, steps_cells, steps_table
 from refusion_eval.results.tables import SUMMARY_COLUMNS, speed_cells, speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.store.atomic_write import write_output
-from refusion_eval.store.records import Sample
 from refusion_eval.store.run_files import RUN_JSON
 from refusion_eval.store.run_store import Run
 
@@ -214,26 +213,25 @@ def replay(
         cli.prepare(out)
     cli.log_to_stderr()
     if run_dir is None:
-        title, steps, speller = _from_prompt(prompt)
+        title, shown = _from_prompt(prompt)
     else:
-        run, decoded = find_sample(run_dir, task, sample, number)
+        run, decoded = find_sample(run_dir, task, sample, number, with_states=True)
         title = f"{run.manifest.system} · {decoded.key.task} · {decoded.item_id}"
-        steps, speller = sample_replay(decoded), _speller(run, decoded)
+        shown = list(sample_frames(decoded, lambda: _spell(run)))
     if out is None:
-        play(steps, speller, cli.console(), title, seconds)
+        play(shown, cli.console(), title, seconds)
         return
-    shown = list(frames(steps, speller))
     write_animation(shown, out, title, seconds=seconds)
     print(f"{out} ({len(shown)} frames, {out.stat().st_size / 2**10:.0f} KiB)")
 
 
-def _speller(run: Run, sample: Sample) -> Speller:
+def _spell(run: Run) -> Spell | None:
     from refusion_eval.cli.sources import FoundSources
 
-    return speller_of(sample, FoundSources(None).spell(run))
+    return FoundSources(None).spell(run)
 
 
-def _from_prompt(prompt: str | None) -> tuple[str, Replay, Speller]:
+def _from_prompt(prompt: str | None) -> tuple[str, list[Frame]]:
     from refusion_eval import api
     from refusion_eval.runs.system import System
 
@@ -243,7 +241,7 @@ def _from_prompt(prompt: str | None) -> tuple[str, Replay, Speller]:
     cli.LOGGER.info("decoding the prompt; its steps are shown once the text is there ...")
     decoded = api.generate(system.model, ids, "refusion", **REPLAYED)
     steps = replay_of(decoded.trace, slot_size=REPLAYED["slot_size"])
-    return "ReFusion · embedded model", steps, Speller(system.backend.detokenizer.spelled)
+    return "ReFusion · embedded model", list(frames(steps, Speller(system.backend.detokenizer.spelled)))
 
 
 def export(
@@ -386,7 +384,7 @@ def _moments(name: str, sources: list[Path], task: str | None, item: str | None)
         task, item = longest_sample(sources[0], task)
     run, sample = find_sample(sources[0], task, item)
     make = generation_order if name == "figure5" else step_by_step
-    return list(make(run.manifest.system, sample, _speller(run, sample)))
+    return list(make(run.manifest.system, sample, speller_of(sample, _spell(run))))
 
 
 def paper_table(

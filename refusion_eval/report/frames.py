@@ -95,9 +95,9 @@ def sentence(step: Step) -> str:
             return "Nothing became final in this forward."
 
 
-def play(replay: Replay, speller: Speller, console: Console, title: str, seconds: float) -> None:
-    """Plays a replay on a terminal, where keys pause, step and end it; elsewhere prints one line for each step."""
-    all_frames = list(map(_shown, frames(replay, speller)))
+def play(shown: Iterable[Frame], console: Console, title: str, seconds: float) -> None:
+    """Plays frames on a terminal, where keys pause, step and end it; elsewhere prints one line for each step."""
+    all_frames = list(map(_shown, shown))
     if not console.is_terminal or console.is_dumb_terminal:
         for frame in all_frames:
             console.print(Text(f"{frame.detail}  {frame.headline}"), soft_wrap=True)

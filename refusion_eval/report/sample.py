@@ -2,14 +2,15 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from refusion_eval.benchmarks import is_sealed, shown_answer
 from refusion_eval.errors import ConfigError, StoreError
-from refusion_eval.report.frames import sentence
+from refusion_eval.report.frames import Frame, frames, sentence
 from refusion_eval.report.replay import Change, Replay, Spell, Speller, Step, final_pieces, replay_of
+from refusion_eval.report.states import state_frames
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import Trace
@@ -20,9 +21,19 @@ _MOST_NAMED = 8
 
 
 def find_sample(
-    run_dir: str | os.PathLike[str], task: str | None = None, item: str | None = None, number: int | None = None
+    run_dir: str | os.PathLike[str],
+    task: str | None = None,
+    item: str | None = None,
+    number: int | None = None,
+    *,
+    with_states: bool = False,
 ) -> tuple[Run, Sample]:
-    """The first sample that fits and has a trace, and its run; ConfigError if none fits, StoreError if none has one."""
+    """The first sample that fits and has a trace, or states if `with_states`, and its run.
+
+    Raises:
+        ConfigError: none fits.
+        StoreError: none of those has any.
+    """
     with RunReader.open(run_dir) as reader:
         samples = list(reader.samples(traces=False))
         if not samples:
@@ -43,6 +54,8 @@ def find_sample(
             if sample.key in keys and sample.trace is not None:
                 sample.events()  # here the error names the run
                 return reader.run, sample
+            if sample.key in keys and with_states and states_of(sample):
+                return reader.run, sample
     raise StoreError(f"{run_dir}: no trace is recorded of what fits, so it cannot be replayed; name another sample")
 
 
@@ -51,6 +64,18 @@ def _some(names: Sequence[str], wanted: str | None) -> str:
     different = list(dict.fromkeys(names))
     listed = list(dict.fromkeys([*get_close_matches(wanted or "", different, n=3), *different]))
     return ", ".join(listed[:_MOST_NAMED]) + (", ..." if len(listed) > _MOST_NAMED else "")
+
+
+def states_of(sample: Sample) -> Sequence[Sequence[Any]]:
+    """The states that the text of a server went through, as `Sample.server` has them."""
+    return (sample.server or {}).get("states", ())
+
+
+def sample_frames(sample: Sample, spell: Callable[[], Spell | None]) -> Iterator[Frame]:
+    """How a sample was decoded: by its trace, or by the states of its text, which need no tokenizer (`spell`)."""
+    if sample.trace is None and (states := states_of(sample)):
+        return state_frames(states, _WITHHELD_SIGN if is_sealed(sample.key.task, sample.benchmark) else "")
+    return frames(sample_replay(sample), speller_of(sample, spell()))
 
 
 def sample_replay(sample: Sample, trace: Trace | None = None) -> Replay:

@@ -16,7 +16,7 @@ from refusion_eval.metrics import Timing, bytes_read, tpf_release
 from refusion_eval.results.cautions import SERVERS_TEMPLATE, UNTEMPLATED, Conditions
 from refusion_eval.results.collapse import IN_WORDS, SCRIPT, SIGNS, scripts_of, signs_of
 from refusion_eval.results.measurement import RowKey, hash_of_protocol
-from refusion_eval.runs.server_facts import own_seconds
+from refusion_eval.runs.server_facts import as_dict, own_seconds
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, SERVER, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import ENCODE, ForwardDone, Trace
@@ -274,7 +274,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
                 reason = "the chat template, its date or the examples changed while the run went on"
                 raise StoreError(f"{where} ({reason}); start the run again in another folder")
             machine = fingerprints[sample.process_id]
-            task.server_notes.update(server_notes(sample))
+            task.server_notes.update(server_notes(sample, run.manifest.settings))
             scripts.setdefault(row, []).append(scripts_of(sample.text) if _is_decoded(sample) else frozenset())
             facts = _reduced(sample, run, machine, scores.get(sample.key, {}), trace)
             task.samples.append(replace(facts, apart=bool(machines[sample.process_id].server)))
@@ -410,14 +410,20 @@ def _from_server(told: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     return facts | {"own_seconds": own_seconds(told, seconds)}
 
 
-def server_notes(sample: Sample) -> list[str]:
-    """Sentences about what a server did not tell of an answer, or did otherwise than it was asked."""
+def server_notes(sample: Sample, settings: Mapping[str, Any]) -> list[str]:
+    """Sentences about what a server did not tell of an answer, or did otherwise than it was asked.
+
+    Args:
+        settings: those of the run, which name the server.
+    """
     told = sample.server
     if told is None:
         return []
     read, dropped = told.get("prompt_tokens"), ", ".join(map(str, told.get("dropped", ())))
+    ignored = ", ".join(map(str, told.get("ignored", ())))
     sentences = {
-        "TPF is empty where it does not tell its tokens and how many drafts it accepted": not sample.num_forwards,
+        f"it takes the fields {ignored} and does not follow them": ignored,
+        f"TPF is empty where {as_dict(settings.get('server')).get('name')} tells no forwards": not sample.num_forwards,
         "it does not tell the tokens of some answers, so no figure counts them": sample.num_tokens is None,
         f"it answered as the model {told.get('model')}, which was not asked": told.get("model"),
         "prompts were sent as text": told.get("prompt") == "text",

@@ -61,7 +61,8 @@ TO_SERVERS = (
     *("base_url", "server_api", "server_name", "served_model", "api_key_env", "timeout", "patience"),
     *("system_prompt", "reasoning_effort"),
 )
-OF_SERVERS = (*TO_SERVERS, "diffusion", "server_threads")
+OF_CHATS = ("system_prompt", "reasoning_effort", "diffusing")
+OF_SERVERS = (*TO_SERVERS, "diffusing", "diffusion", "server_threads")
 _LONGEST_NAME = 255  # bytes of a file's name
 MOST_SAMPLES = 10_000  # of an item; all requests are listed before the first is made
 
@@ -96,18 +97,21 @@ class ModelArgs(CheckpointOptions):
             separates the gain of an engine from the gain of an algorithm; the generate of the checkpoint's own release,
             whose arguments are then the settings; or a server, which decoder=server means too.
         allow_code: Run the code that comes with the checkpoint, for loop=release, in a process of its own.
-        base_url: Address of a server, such as http://127.0.0.1:8000.
-        server_api: What the server is asked by: OpenAI-compatible completions or chat, or Ollama's chat. The default is
-            what it is known or found to have, completions first.
+        base_url: Address of a server, such as http://127.0.0.1:8000. Of Azure it is that of a deployment:
+            https://NAME/openai/deployments/DEPLOYMENT?api-version=VERSION.
+        server_api: What the server is asked by: OpenAI-compatible completions, chat or responses, Ollama's chat, or
+            SGLang's generate. The default is what it is known or found to have, completions first.
         server_name: Name that stands for the server's address, so that a run goes on, and speeds compare, at another
             address of the same server. It has letters, digits, dots, hyphens and underscores.
         served_model: Name of the model at the server. The default is the only one that the server lists.
         api_key_env: Environment variable that holds the server's key. The key itself is never given as an argument.
-        diffusion: The server's model is a diffusion model, whose forwards no server tells, so that TPF stays empty.
+        diffusion: The server's model is a diffusion model, so that drafts that a server counts are no saved forwards.
         server_threads: Threads of a server on this machine. With these, --device and --dtype its speed stands beside
             that of this engine; otherwise it has columns of its own.
         system_prompt: System turn of the conversations that a chat gets, for items without one.
         reasoning_effort: Effort of thinking that a chat is asked for, in the server's words, such as low or none.
+        diffusing: Ask a chat for every state of its text (Mercury), which records then have with their times, and
+            `replay` shows. Servers may count no tokens then.
         timeout: Seconds of silence after which a request to a server has failed. The default is 600.
         patience: Seconds during which a request that failed for a passing reason is repeated. The default is 300.
         engine: Where requests are decoded: local is this process and those of its launcher, ray the workers of a Ray
@@ -139,12 +143,13 @@ class ModelArgs(CheckpointOptions):
     loop: Literal["engine", "generate", "release", "server"] = "engine"
     allow_code: bool = False
     base_url: str | None = None
-    server_api: Literal["completions", "chat", "ollama"] | None = None
+    server_api: Literal["completions", "chat", "responses", "generate", "ollama"] | None = None
     server_name: str | None = None
     served_model: str | None = None
     api_key_env: str | None = None
     system_prompt: str | None = None
     reasoning_effort: str | None = None
+    diffusing: bool = False
     diffusion: bool = False
     server_threads: PositiveInt | None = None
     timeout: PositiveFloat | None = None
@@ -194,7 +199,8 @@ class ModelArgs(CheckpointOptions):
             raise ConfigError(
                 f"model_args: base_url={self.base_url} is no address; give that of the server: http://HOST:PORT"
             )
-        if address.username is not None or address.query or address.fragment:
+        is_azure = "/openai/deployments/" in address.path and re.fullmatch(r"api-version=[\w.-]+", address.query)
+        if address.username is not None or (address.query and not is_azure) or address.fragment:
             raise ConfigError(
                 "model_args: base_url holds more than an address; a key goes into a variable: api_key_env"
             )
@@ -203,8 +209,8 @@ class ModelArgs(CheckpointOptions):
                 f"model_args: server_name={self.server_name!r} becomes part of the name of a folder; write it with "
                 "letters, digits, dots, hyphens and underscores"
             )
-        of_chats = [name for name in ("system_prompt", "reasoning_effort") if getattr(self, name) is not None]
-        if of_chats and self.server_api not in ("chat", "ollama"):
+        of_chats = [name for name in OF_CHATS if getattr(self, name) not in (None, False)]
+        if of_chats and self.server_api not in ("chat", "responses", "ollama"):
             raise ConfigError(f"model_args: {of_chats[0]} is for chats only; add server_api=chat, or leave it out")
         if self.batch_size is None:
             raise ConfigError("model_args: batch_size=auto is for this machine's memory; give a server a number")

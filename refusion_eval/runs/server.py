@@ -20,14 +20,14 @@ from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.backend import Backend, Description, Opener
 from refusion_eval.runs.hardware import collect_hardware
 from refusion_eval.runs.job import Job, record, record_error
-from refusion_eval.runs.model_args import ModelArgs, server_place
+from refusion_eval.runs.model_args import OF_CHATS, ModelArgs, server_place
 from refusion_eval.runs.server_answers import Answer
 from refusion_eval.runs.server_client import Refused, ServerClient, client_of
 from refusion_eval.runs.server_facts import CANVAS, endpoints, forwards
 from refusion_eval.runs.server_requests import fields_of
 from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.store.manifest import Hardware
-from refusion_eval.store.records import REFUSED, SERVER, Sample
+from refusion_eval.store.records import LONGEST_TEXT, REFUSED, SERVER, Sample
 from refusion_eval.types import Decoded, StopReason, Trace
 
 # The text split again here may have more tokens than the server generated, but not so many times as many.
@@ -100,7 +100,7 @@ class Server(Backend):
         described, (_, _, address) = self.client.describe(), self.client.root.partition("://")
         place = {"server_name": self._args.server_name} if self._args.server_name else {"address": address}
         asked = {"api": self.client.api_name} if self.takes_messages else {}
-        asked |= {name: value for name in ("system_prompt", "reasoning_effort") if (value := getattr(self._args, name))}
+        asked |= {name: value for name in OF_CHATS if (value := getattr(self._args, name))}
         return {"server": place | {name: described[name] for name in ("name", "version", "model")} | asked}
 
     def hardware(self) -> Hardware:
@@ -154,7 +154,7 @@ class Server(Backend):
     def takes_messages(self) -> bool:
         return self.client.api.takes_messages
 
-    def _complete(self, job: Job, sent: dict[str, Any]) -> Answer:
+    def _complete(self, job: Job, sent: dict[str, Any], *, is_alone: bool) -> Answer:
         settings = job.settings(self.detokenizer)
         fields = fields_of(
             self.client.api,
@@ -162,15 +162,16 @@ class Server(Backend):
             temperature=settings.temperature,
             seed=settings.seed,
             stops=job.resolved.until,
-            reasoning_effort=self._args.reasoning_effort,
+            effort=self._args.reasoning_effort,
+            diffusing=self._args.diffusing,
         )
-        return self.client.complete(job.prompt, job.prompt_ids, fields, sent)
+        return self.client.complete(job.prompt, job.prompt_ids, fields, sent, is_alone=is_alone)
 
     def _sample(self, job: Job, concurrency: int) -> Sample:
         template = SERVER if self.takes_messages else "" if self._has_files else "none"
         sent: dict[str, Any] = {"template": template} if template else {}
         try:
-            answer = self._complete(job, sent)
+            answer = self._complete(job, sent, is_alone=concurrency == 1)
             return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency)
         except DecodeError as error:
             stop = REFUSED if isinstance(error, Refused) else ""
@@ -186,6 +187,7 @@ class Server(Backend):
         tokens = told if ids is None else len(ids)
         facts = {**answer.facts, **({} if tokens is None else {"tokens": counted_by})}
         facts |= {"reasoning": answer.reasoning} if answer.reasoning else {}
+        facts |= self._states(job, answer) if self._args.diffusing else {}
         # llama.cpp counts drafts only in answers that had any.
         are_told = described["name"] == "llama.cpp"
         num_forwards = forwards(facts, diffusion=bool(self._args.diffusion), drafts_are_told=are_told)
@@ -202,6 +204,12 @@ class Server(Backend):
         elif (text := self.client.clean(sample.text)) != sample.text:  # ids that spell the key
             changes |= {"text": text, "tokens": None}
         return replace(sample, **changes)
+
+    def _states(self, job: Job, answer: Answer) -> dict[str, Any]:
+        """The states of the text as records have them; none of texts that are longer together than one may be."""
+        if sum(len(text) for _, text in answer.states) > LONGEST_TEXT:
+            return {}
+        return {"states": [[seconds, redact(text, job.sealed)] for seconds, text in answer.states]}
 
     def _ids(self, answer: Answer, stop: StopReason, most_tokens: int) -> tuple[tuple[int, ...] | None, str]:
         """The ids of the tokens of an answer, and what their number rests on; None where the server alone counts."""

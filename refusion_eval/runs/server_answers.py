@@ -1,21 +1,26 @@
 """The answer of a server, read from a body or from the parts of a stream, in whichever of the public forms it comes."""
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from refusion_eval.errors import DecodeError
+from refusion_eval.runs.apis import APIS, Api, part_of
 from refusion_eval.runs.server_facts import as_dict, as_list, facts_of
+from refusion_eval.runs.server_key import Key
 from refusion_eval.runs.server_wire import Passing, error_in, short
 from refusion_eval.types import MOST_TOKENS
+from refusion_eval.untrusted import parse_json
+
+log = logging.getLogger(__name__)
 
 _ABORTED = re.compile(r"abort|cancel|error|fail|time_?out", re.IGNORECASE)  # reasons of answers that lack their end
 BREAKS_OFF = "the answer breaks off"
 # Where a choice of completions that has no text holds one: forms of chats, and texts that a server takes for thoughts.
 _IN_PLACE_OF_TEXT = ("delta", "message", "content", "reasoning_content", "reasoning")
-# Names of one text, of which some servers send two: the first that is there counts.
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 # What servers call the two common reasons. Every other word is kept.
 _FINISHES = {"stop_sequence": "stop", "eos_token": "stop", "completed": "stop", "max_output_tokens": "length"}
 _CACHED = "x-litellm-cache-key"  # a header of answers that a proxy had before
@@ -47,88 +52,6 @@ class Answer:
     states: tuple[tuple[float, str], ...] = ()
 
 
-class _Part(NamedTuple):
-    """What one object says: a whole answer, or a part of a stream."""
-
-    text: Any = None
-    reasoning: Any = None
-    is_whole: bool = False  # it replaces what came before
-    finish: Any = None
-    stopped_by: Any = None
-    ids: Sequence[Any] = ()
-    told: Mapping[str, Any] = {}  # fields of the answer that do not stand at the top
-    refusal: Any = None
-
-
-def _of_choices(chunk: Mapping[str, Any]) -> _Part:
-    """OpenAI's completions and chats, whole or streamed."""
-    # Some streams begin or end with an object that has no choice. Choices of further samples have other numbers.
-    choices = (one for one in map(as_dict, as_list(chunk.get("choices"))) if one and one.get("index") in (0, None))
-    choice = next(choices, {})
-    verbose, said = as_dict(chunk.get("__verbose")), as_dict(choice.get("message") or choice.get("delta"))
-    summary, is_diffusing = as_dict(chunk.get("reasoning_summary")).get("content"), as_dict(chunk.get("diffusion_meta"))
-    reasoning = next((said[name] for name in _REASONING if said.get(name)), summary)
-    reason = choice.get("finish_reason")
-    return _Part(
-        text=choice["text"] if "text" in choice else said.get("content"),
-        reasoning=reasoning,
-        is_whole="message" in choice or bool(is_diffusing.get("diffusion_content")),
-        finish=as_dict(reason).get("type", reason),
-        stopped_by=choice.get("stop_reason") or verbose.get("stopping_word") or choice.get("matched_stop"),
-        ids=[*as_list(verbose.get("tokens")), *as_list(choice.get("token_ids"))],
-        told={"meta_info": choice["meta_info"]} if choice.get("meta_info") else {},
-        refusal=said.get("refusal"),
-    )
-
-
-def _of_responses(chunk: Mapping[str, Any]) -> _Part:
-    """OpenAI's responses: a whole one, or an event of its stream, whose last one repeats all."""
-    kind, whole = str(chunk.get("type") or ""), as_dict(chunk.get("response") or chunk)
-    if kind.endswith("output_text.delta"):
-        return _Part(text=chunk.get("delta"))
-    if "reasoning" in kind and kind.endswith("text.delta"):
-        return _Part(reasoning=chunk.get("delta"))
-    status = whole.get("status")
-    if status not in ("completed", "incomplete"):
-        return _Part()
-    items = list(map(as_dict, as_list(whole.get("output"))))
-    parts = [as_dict(part) for item in items for part in as_list(item.get("content"))]
-    thoughts = [
-        as_dict(part) for item in items if item.get("type") == "reasoning" for part in as_list(item.get("summary"))
-    ]
-    return _Part(
-        text="".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text"),
-        reasoning="".join(str(part.get("text") or "") for part in thoughts),
-        is_whole=True,
-        finish=as_dict(whole.get("incomplete_details")).get("reason") or status,
-        told=whole,
-        refusal=next((part["refusal"] for part in parts if part.get("refusal")), None),
-    )
-
-
-def _of_generate(chunk: Mapping[str, Any]) -> _Part:
-    """SGLang's `/generate`, each of whose parts is the whole text so far."""
-    reason = as_dict(as_dict(chunk.get("meta_info")).get("finish_reason"))
-    ids = as_list(chunk.get("output_ids"))
-    return _Part(chunk.get("text"), None, True, reason.get("type"), reason.get("matched"), ids)
-
-
-def _of_ollama(chunk: Mapping[str, Any]) -> _Part:
-    """Ollama's `/api/chat` and `/api/generate`, and ollada's."""
-    said = as_dict(chunk.get("message"))
-    text = said.get("content") if said else chunk.get("response")
-    return _Part(text, said.get("thinking") or chunk.get("thinking"), finish=chunk.get("done_reason"))
-
-
-# Form -> keys of which an object of it has one, and what reads it; the first that fits.
-_FORMS: Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], _Part]]] = {
-    "choices": (("choices",), _of_choices),
-    "responses": (("output", "type"), _of_responses),
-    "generate": (("meta_info",), _of_generate),
-    "ollama": (("done",), _of_ollama),
-}
-
-
 def error_of(content: Any) -> str | None:
     """What an object of an answer says of a failure, whatever status it came with; None if it is none."""
     fields = as_dict(content)
@@ -139,12 +62,30 @@ def error_of(content: Any) -> str | None:
     return error_in(content) if not fields or fields.get("error") or is_flat else None
 
 
+def object_of(data: str, key: Key) -> dict[str, Any]:
+    """The object of an event, without the key; Passing if it is damaged, or says that the answer failed."""
+    try:
+        content = key.cleaned(parse_json(key.clean(data)))
+    except ValueError:
+        raise Passing(f"the answer is damaged JSON: {short(key.clean(data))}") from None
+    if (error := error_of(content)) is not None:
+        raise Passing(f"the stream holds an error: {error}")
+    return content
+
+
+def model_of(chunks: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> Any:
+    """The model that answered: by the header of a gateway that fell back on another one, or by the answer."""
+    if headers.get("x-litellm-attempted-fallbacks", "0") != "0" and (group := headers.get("x-litellm-model-group")):
+        return group
+    return next((chunk["model"] for chunk in chunks if chunk.get("model")), "")
+
+
 def assemble(
     chunks: Iterable[Mapping[str, Any]],
     seconds: float,
     first_byte: float,
     *,
-    api: str = "completions",
+    api: Api = APIS["completions"],
     streamed: bool = True,
     is_done: bool = False,
     headers: Mapping[str, str] | None = None,
@@ -156,7 +97,7 @@ def assemble(
     Args:
         chunks: the objects that came, one where the answer did not come as a stream.
         seconds, first_byte: from the request to its last and to its first byte.
-        api: what was asked. Of completions a choice must have its text in the field `text`.
+        api: what was asked.
         streamed, is_done: whether the answer came as a stream, and whether that ended by `[DONE]`.
         times: when each object came, in seconds since the request.
         diffusion: as of `facts_of`.
@@ -172,27 +113,26 @@ def assemble(
     states: list[tuple[float, str]] = []
     told: dict[str, Any] = {}
     finish = stopped_by = refusal = ""
-    forms: set[str] = set()
+    needs_reason = True
     for number, chunk in enumerate(chunks):
-        form = next((name for name, (keys, _) in _FORMS.items() if any(key in chunk for key in keys)), "")
-        part = _FORMS[form][1](chunk) if form else _Part()
-        forms.add(form)
+        form, part = part_of(chunk)
+        needs_reason = needs_reason and not (form and form.ends_without_reason)
         told |= {name: value for name, value in {**chunk, **part.told}.items() if value}
         if part.is_whole and part.text is not None:
             texts, ids = [], []
             states += [(times[number], part.text)] if len(times) > number and isinstance(part.text, str) else []
         if part.is_whole and part.reasoning is not None:
             thoughts = []
-        has_text = part.text is not None and (form != "choices" or api != "completions" or _has_text(chunk))
+        has_text = part.text is not None and not (api.text_only and "choices" in chunk and not _has_text(chunk))
         texts += [part.text] if has_text else []
-        others += _in_place_of_text(chunk) if form == "choices" else []
+        others += _in_place_of_text(chunk)
         thoughts += [part.reasoning] if part.reasoning is not None else []
         ids += part.ids
         finish, stopped_by = str(part.finish or finish), str(part.stopped_by or stopped_by)
         refusal = str(part.refusal or refusal)
-    if _ABORTED.search(finish) or not (finish or is_done or (not streamed and "ollama" in forms)):
+    if _ABORTED.search(finish) or not (finish or is_done or not (streamed or needs_reason)):
         raise Passing(BREAKS_OFF)
-    _check_texts(texts, thoughts, others, api)
+    _check_texts(texts, thoughts, others if api.text_only else None)
     facts = facts_of(told, headers or {}, diffusion=diffusion)
     facts |= {"id": short(str(told.get("id") or "")), "finish_reason": short(finish), "first_byte_seconds": first_byte}
     facts |= {"refusal": short(refusal)} if refusal else {}
@@ -221,8 +161,9 @@ def _in_place_of_text(chunk: Mapping[str, Any]) -> list[str]:
     return [name for choice in choices for name in _IN_PLACE_OF_TEXT if choice.get(name)]
 
 
-def _check_texts(texts: Sequence[Any], thoughts: Sequence[Any], others: Sequence[str], api: str) -> None:
-    if api == "completions" and not any(texts) and (others or not texts):
+def _check_texts(texts: Sequence[Any], thoughts: Sequence[Any], others: Sequence[str] | None) -> None:
+    """Checks what was joined; `others` is what completions have in the place of a text, and None for other answers."""
+    if others is not None and not any(texts) and (others or not texts):
         held = f" but {others[0]}" if others else ""
         raise DecodeError(
             f"the choices of the answer have no text{held}: /v1/completions of the server has to answer in the form of "
@@ -230,3 +171,25 @@ def _check_texts(texts: Sequence[Any], thoughts: Sequence[Any], others: Sequence
         )
     if wrong := next((text for text in (*texts, *thoughts) if not isinstance(text, str | None)), None):
         raise DecodeError(f"the text of the answer is a {type(wrong).__name__}")
+
+
+class Earlier:
+    """The answers of a server so far, so that none counts twice."""
+
+    def __init__(self, root: str) -> None:
+        self._root, self._lock = root, threading.Lock()
+        self._seen: dict[str, tuple[str, ...]] = {}  # id -> the answer that it came with
+        self._ids_repeat = False
+
+    def refuse(self, identity: str, content: tuple[str, ...]) -> None:
+        """Raises Passing for an earlier answer, with its id, moment and text: it would be counted twice."""
+        # An id proves nothing where a server has one for all answers, or draws from a few (Ollama: 999): that is so
+        # while it has shown no second one, and once it has given an id to two answers.
+        with self._lock:
+            before = self._seen.setdefault(identity, content) if identity else content
+            if before != content and not self._ids_repeat:
+                self._ids_repeat = True
+                log.warning("%s: the ids of its answers repeat, so they show no answer that is given again", self._root)
+            is_old = before is not content and len(self._seen) > 1 and not self._ids_repeat
+        if is_old:
+            raise Passing(f"the server repeats an old answer (id {short(identity)})")

@@ -13,6 +13,12 @@ Unit = Literal["tokens", "forwards", "s", "ms", "ns"]
 _OF_A_SECOND = {"s": 1, "ms": 1e3, "ns": 1e9}
 
 
+# dlmserve's counters of steps: of all sequences in them, of themselves, and of the requests that ended.
+_STEPS, _CALLS = "dlmserve_step_batch_size_sum", "dlmserve_step_batch_size_count"
+_REQUESTS = "dlmserve_committed_tokens_per_request_count"
+COUNTS_STEPS = ("dlmserve",)
+
+
 class Field(NamedTuple):
     """A field of an answer, of its last chunk in a stream, or of its headers, and what it means.
 
@@ -59,6 +65,7 @@ FIELDS = (
     Field("forwards", "meta_info.dllm_forward_counts_per_block", "forwards", "forks of SGLang", diffusion=True),
     Field("forwards", "meta_info.dllm_forward_counts", "forwards", "forks of SGLang", diffusion=True),
     Field("forwards", "nfe", "forwards", "ollada; null for every model of its catalogue"),
+    Field("forwards", _STEPS, "forwards", "dlmserve, at /metrics around a request without others"),
     Field("prefill_seconds", "timings.prompt_ms", "ms", "llama.cpp, mlx-vlm"),
     Field("prefill_seconds", "metrics.time_to_first_token_ms", "ms", "vLLM"),
     Field("prefill_seconds", "stats.time_to_first_token", "s", "LM Studio"),
@@ -100,6 +107,12 @@ def facts_of(told: Mapping[str, Any], headers: Mapping[str, str], *, diffusion: 
     if not facts.get("completion_tokens", 1):
         del facts["completion_tokens"]  # a server that does not count them, as an end takes a token, too
     return facts
+
+
+def steps_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """The steps of one request by a server's counters, as the field of `FIELDS`; empty if others ran meanwhile."""
+    steps, calls, requests = (after.get(name, 0) - before.get(name, 0) for name in (_STEPS, _CALLS, _REQUESTS))
+    return {_STEPS: steps} if 0 < steps == calls and requests <= 1 else {}
 
 
 def _values(field: Field, told: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[int | float]:

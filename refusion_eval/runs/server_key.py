@@ -28,8 +28,12 @@ class Key:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of a request that carry the key: OpenAI's and Azure's."""
-        return {"Authorization": f"Bearer {self._key}", "api-key": self._key} if self._key else {}
+        """The header of a request that carries the key."""
+        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+    @property
+    def azure_headers(self) -> dict[str, str]:
+        return {"api-key": self._key} if self._key else {}
 
     def clean(self, text: str) -> str:
         """The text with a placeholder for the key, in whatever escapes a server writes it."""

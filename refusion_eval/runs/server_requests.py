@@ -1,51 +1,21 @@
-"""Requests to servers, by the interface that they have: completions, chats in OpenAI's form, or Ollama's chats."""
+"""The fields of requests to servers, and the interfaces that known servers have."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from refusion_eval.runs.apis import Api
 from refusion_eval.runs.server_facts import CANVAS
 
-# A text, token ids, or the turns of a conversation.
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-
-
-class Api(NamedTuple):
-    """An interface: where requests go, what their prompt is, and how their fields are written."""
-
-    path: str
-    takes_messages: bool  # whether the prompt is a conversation, to which the server applies its own template
-    body: Callable[[str, Prompt, Mapping[str, Any]], dict[str, Any]]  # (model, prompt, fields)
-
-
-# Ollama's and ollada's names; each ignores those of the other. A canvas is as long as the answer may be.
-_OPTIONS = {"max_tokens": ("num_predict", "gen_length"), "repeat_penalty": ("repeat_penalty",)}
-_OF_OLLAMA = ("temperature", "seed", "stop", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
-_OPTIONS |= {name: (name,) for name in _OF_OLLAMA}
-
-
-def _completions(model: str, prompt: Prompt, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": model, "prompt": prompt, **fields}
-
-
-def _chat(model: str, prompt: Prompt, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": model, "messages": prompt, **fields}
-
-
-def _ollama(model: str, prompt: Prompt, fields: Mapping[str, Any]) -> dict[str, Any]:
-    options = {option: value for name, value in fields.items() for option in _OPTIONS.get(name, ())}
-    effort = fields.get("reasoning_effort")
-    thinks = {} if effort is None else {"think": False if effort == "none" else effort}
-    return {"model": model, "messages": prompt, "stream": True, **thinks, "options": options}
-
-
-APIS: Mapping[str, Api] = {
-    "completions": Api("/v1/completions", False, _completions),
-    "chat": Api("/v1/chat/completions", True, _chat),
-    "ollama": Api("/api/chat", True, _ollama),
-}
 # Servers that are known to have completions, or to have chats alone; of every other one is found out what it has.
 KNOWN = {"vLLM": "completions", "SGLang": "completions", "llama.cpp": "completions", "TGI": "completions"}
-KNOWN |= {**dict.fromkeys(CANVAS, "chat"), "ollada": "ollama", "Ollama": "ollama", "Inception": "chat"}
+KNOWN |= {**dict.fromkeys(CANVAS, "chat"), "ollada": "ollama", "Ollama": "ollama", "Inception": "chat", "Azure": "chat"}
+
+# Fields that a server takes and does not follow, by its name and interface.
+_IGNORED = {
+    ("ollada", "chat"): ("max_tokens", "temperature", "top_p", "seed", "stop"),
+    ("ollada", "ollama"): ("seed", "stop"),
+    ("dlmserve", "chat"): ("seed",),
+}
 
 # Fields that every chat in OpenAI's form knows. Where a server refuses another one, all others are left out at once.
 BASIC = ("max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "reasoning_effort")
@@ -67,7 +37,14 @@ _NEUTRAL = {
 
 
 def fields_of(
-    api: Api, *, most_tokens: int, temperature: float, seed: int, stops: Sequence[str], reasoning_effort: str | None
+    api: Api,
+    *,
+    most_tokens: int,
+    temperature: float,
+    seed: int,
+    stops: Sequence[str] = (),
+    effort: str | None = None,
+    diffusing: bool = False,
 ) -> dict[str, Any]:
     """The fields of a request beside model and prompt: every sampling setting, because servers have defaults."""
     return {
@@ -76,8 +53,14 @@ def fields_of(
         "seed": seed % 2**31,
         **_NEUTRAL,
         **({"stop": list(stops)} if stops else {}),
-        **({} if reasoning_effort is None else {"reasoning_effort": reasoning_effort}),
+        **({} if effort is None else {"reasoning_effort": effort}),
+        **({"diffusing": True} if diffusing else {}),
         **(ASKED_OF_CHATS if api.takes_messages else ASKED),
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def ignored_by(server: str, api: str, fields: Mapping[str, Any]) -> list[str]:
+    """Those of the fields that a server is known to take without following them."""
+    return [name for name in _IGNORED.get((server, api), ()) if name in fields]

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from refusion_eval.errors import DecodeError
-from refusion_eval.runs.server_facts import as_dict
+from refusion_eval.runs.server_facts import as_dict, as_list
 from refusion_eval.untrusted import parse_json, visible
 
 if TYPE_CHECKING:  # the extra `server` brings it
@@ -154,6 +154,12 @@ def error_message(text: str) -> str:
 def error_in(content: Any) -> str:
     error = as_dict(content).get("error", as_dict(content).get("detail", content))
     found = as_dict(error).get("message", error)
+    if isinstance(found, list) and found and all("msg" in as_dict(one) for one in found):
+        # FastAPI's, which stand beside the whole request: what is wrong, and with which fields.
+        places: dict[str, list[str]] = {}
+        for one in found:
+            places.setdefault(str(one["msg"]), []).append(".".join(map(str, as_list(one.get("loc"))[1:])))
+        found = "; ".join(f"{said} ({', '.join(filter(None, where))})" for said, where in places.items())
     return short(found if isinstance(found, str) else json.dumps(found))
 
 

@@ -149,7 +149,16 @@ class System:
         return bool(self.files.tokenizer.inner.chat_template)
 
     def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """Renders a conversation with the chat template, up to the opening of the assistant's turn."""
+        """Renders a conversation with the chat template, up to the opening of the assistant's turn.
+
+        For a backend that takes conversations it is one in JSON. A server's chat begins the response itself, so what
+        the conversation begins it with is left out.
+        """
+        if self.backend.takes_messages:
+            turns = [*messages][: -1 if messages[-1]["role"] == "assistant" else None]
+            if self.args.system_prompt and turns[0]["role"] != "system":
+                turns.insert(0, {"role": "system", "content": self.args.system_prompt})
+            return json.dumps(turns, ensure_ascii=False)
         return self.files.tokenizer.render_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -179,20 +188,15 @@ class System:
     def render_turns(self, turns: Turns) -> str:
         """The prompt of an item; without a chat template, its texts as lm-eval puts them together.
 
-        For a backend that takes conversations it is one in JSON. A server's chat begins the response itself, so what
-        the item begins it with is left out. Text around a gap is no conversation.
+        Text around a gap is no conversation.
         """
         user, system, opened, behind = turns
         if behind is not None:
             return f"{user}{GAP}{behind}"
-        is_chat = self.backend.takes_messages
-        if not (is_chat or self.has_template):
+        if not (self.backend.takes_messages or self.has_template):
             return f"{system}{user}{opened and ' '}{opened}"
-        by_role = {"system": system or (self.args.system_prompt or ""), "user": user, "assistant": opened}
-        by_role |= {"assistant": ""} if is_chat else {}
+        by_role = {"system": system, "user": user, "assistant": opened}
         messages = [{"role": role, "content": text} for role, text in by_role.items() if text or role == "user"]
-        if is_chat:
-            return json.dumps(messages, ensure_ascii=False)
         return self.render(messages, add_generation_prompt=not opened)
 
     def unsealed(self, prompt: str, sealing: Sealing) -> tuple[str, tuple[str, ...]]:

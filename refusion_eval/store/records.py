@@ -115,15 +115,16 @@ class Sample:
         prompts: the prompts that the item was asked with: ours, release (those of ReFusion's release) or other.
         server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids",
             "text" or "messages", as it was sent in the last of so many `attempts`; `dropped` lists the fields of the
-            request that it could not read; an error has these three only, and `template`. That is "server" if the
-            server applied its own chat template, and "none" if no tokenizer is here and none was applied. `tokens` says
-            what `num_tokens` rests on: the server's "ids", the kept text split by the "tokenizer" here, or the server's
-            "usage", and is left out where it tells none. `first_byte_seconds` is the client's. `model` is the model's
-            name in the answer, where another was asked. Where the server tells them: `id`, `finish_reason`,
-            `prompt_tokens`, `completion_tokens`, `cached_tokens` (of the prompt), `drafted_tokens`, `accepted_tokens`,
-            its own `prefill_seconds`, `generation_seconds`, `queue_seconds` and `total_seconds`, `reasoning_tokens` (of
-            the `completion_tokens`), `forwards`, a `refusal` in words, the `reasoning` beside the text, and
-            `from_cache`, if a proxy had the answer before.
+            request that it could not read, and `ignored` those that it is known to take and not to follow; an error has
+            these only, and `template`. That is "server" if the server applied its own chat template, and "none" if no
+            tokenizer is here and none was applied. `tokens` says what `num_tokens` rests on: the server's "ids", the
+            kept text split by the "tokenizer" here, or the server's "usage", and is left out where it tells none.
+            `first_byte_seconds` is the client's. `model` is the model's name in the answer, where another was asked.
+            Where the server tells them: `id`, `finish_reason`, `prompt_tokens`, `completion_tokens`, `cached_tokens`
+            (of the prompt), `drafted_tokens`, `accepted_tokens`, its own `prefill_seconds`, `generation_seconds`,
+            `queue_seconds` and `total_seconds`, `reasoning_tokens` (of the `completion_tokens`), `forwards`, a
+            `refusal` in words, the `reasoning` beside the text, and `from_cache`, if a proxy had the answer before.
+            `states` are those that a text went through, each with its seconds since the request.
         protocol: name and short hash of the protocol that the sample was made under, NAME@HASH, which the store fills
             in; None, and no key in the record, without a protocol.
     """
@@ -275,6 +276,7 @@ class _Told:
     prompt: str = ""
     attempts: int = 0
     dropped: Sequence[str] = ()
+    ignored: Sequence[str] = ()
     tokens: str = ""
     template: str = ""
     id: str = ""
@@ -295,11 +297,16 @@ class _Told:
     refusal: str = ""
     reasoning: str = ""
     from_cache: bool = False
+    states: Sequence[Sequence[Any]] = ()
 
     def __post_init__(self) -> None:
         numbers = [value for name in self.__slots__ if type(value := getattr(self, name)) in (int, float)]
         if not all(0 <= value <= MOST for value in numbers):
             raise ValueError("a number of the server is out of range")
+        if not all(
+            list(map(type, state)) in ([float, str], [int, str]) and 0 <= state[0] <= MOST for state in self.states
+        ):
+            raise ValueError("a state of the server's text is no moment with its text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,4 +143,4 @@ def test_only_the_stamp_of_a_record_reads_the_wall_clock():
     }
     # The others are the moment that a chat template writes into the prompts of a run, which is chosen once, and the
     # date until which a server asks not to be asked again.
-    assert readers == {"store/run_store.py", "runs/system.py", "runs/server_client.py"}
+    assert readers == {"store/run_store.py", "runs/system.py", "runs/server_attempts.py"}

@@ -71,7 +71,12 @@ def test_other_endings_are_refused(tmp_path):
 def test_a_terminal_plays_and_a_pipe_gets_lines():
     for terminal in (True, False):
         stream = io.StringIO()
-        play(REPLAY, Speller(spell), Console(file=stream, force_terminal=terminal, width=60, height=20), "Title", 0.0)
+        play(
+            frames(REPLAY, Speller(spell)),
+            Console(file=stream, force_terminal=terminal, width=60, height=20),
+            "Title",
+            0.0,
+        )
         text = stream.getvalue()
         assert "abce" in text
         assert "Accepted 2 tokens." in text
@@ -93,7 +98,7 @@ def test_no_token_and_no_title_acts_on_a_terminal():
     for terminal in (True, False):
         stream = io.StringIO()
         console = Console(file=stream, force_terminal=terminal, width=60, height=20, color_system=None)
-        play(REPLAY, Speller(lambda tokens: "\x1b]0;t\x07\x9b" * len(tokens)), console, "\x1b]0;t\x07", 0.0)
+        play(frames(REPLAY, Speller(lambda tokens: "\x1b]0;t\x07\x9b" * len(tokens))), console, "\x1b]0;t\x07", 0.0)
         assert "\x1b]" not in stream.getvalue()
         assert not {"\x07", "\x9b"} & set(stream.getvalue())
 

@@ -2,13 +2,16 @@
 
 import json
 
+import lm_eval
 import pytest
+from lm_eval.tasks import TaskManager
 from typer.testing import CliRunner
 
 from refusion_eval.benchmarks import Turns
 from refusion_eval.benchmarks.rows import Sealing
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
+from refusion_eval.paths import tasks_path
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
@@ -68,6 +71,59 @@ def test_a_chat_gets_conversations_and_its_thoughts_are_never_judged(tmp_path):
     shown = summary_table(summary(run_measurements([tmp_path / "a"]))).markdown()
     assert "server's template" in shown
     assert "tpf" not in {figure.metric for figure in run_measurements([tmp_path / "a"])}
+
+
+def test_states_of_a_text_are_recorded_with_their_times_where_they_are_asked_for(tmp_path):
+    texts = ["x y 4.", "2 y = 4.", ANSWER]
+
+    def answer(number, body):
+        if not body.get("diffusing"):
+            return chat(number, body)
+        states = (event(text, diffusion_meta={"diffusion_content": True}) for text in texts)
+        return b"".join(states) + event("", "stop") + b"data: [DONE]\n\n"
+
+    with serving(served("Inception", answer)) as peer:
+        assert run(peer, tmp_path / "a", "--server-api", "chat", "--diffusing").exit_code == 0
+        assert run(peer, tmp_path / "b", "--server-api", "chat").exit_code == 0
+        refused = run(peer, tmp_path / "c", "--diffusing", "--server-api", "completions")
+    assert "diffusing is for chats only" in str(refused.exception)
+    for sample in samples(tmp_path / "a"):
+        assert (sample.text, sample.num_tokens) == (ANSWER, None)
+        moments, recorded = zip(*sample.server["states"], strict=True)
+        assert list(recorded) == texts
+        assert 0 < moments[0] < moments[-1] <= sample.seconds
+    assert all("states" not in sample.server for sample in samples(tmp_path / "b"))
+    shown = CliRunner().invoke(app, ["replay", str(tmp_path / "a")]).stdout
+    assert "state 3/3" in shown
+    assert "<draft:x y>" in shown
+    assert CliRunner().invoke(app, ["replay", str(tmp_path / "a"), "--out", str(tmp_path / "a.gif")]).exit_code == 0
+
+
+def test_fields_that_a_server_takes_and_does_not_follow_are_recorded_and_said(tmp_path):
+    with serving(served("dlmserve")) as peer:
+        assert run(peer, tmp_path / "a").exit_code == 0
+    assert {tuple(sample.server["ignored"]) for sample in samples(tmp_path / "a")} == {("seed",)}
+    shown = " ".join(summary_table(summary(run_measurements([tmp_path / "a"]))).markdown().split())
+    assert "it takes the fields seed and does not follow them" in shown
+    assert "TPF is empty where dlmserve tells no forwards" in shown
+
+
+def test_few_shot_examples_of_lm_eval_are_turns_of_the_conversation(tmp_path):
+    task = {"include": str(tasks_path() / "mini" / "mini_gsm8k.yaml"), "task": "shots", "num_fewshot": 2}
+    (tmp_path / "shots.yaml").write_text(json.dumps(task))
+    with serving(served()) as peer:
+        lm_eval.simple_evaluate(
+            model="refusion",
+            model_args=f"decoder=server,base_url={peer.url},server_api=chat,system_prompt=Be brief.,warmup=0",
+            tasks=["shots"],
+            task_manager=TaskManager(include_path=str(tmp_path)),
+            limit=1,
+            apply_chat_template=True,
+            fewshot_as_multiturn=True,
+        )
+    (body,) = peer.bodies
+    assert [turn["role"] for turn in body["messages"]] == ["system", *["user", "assistant"] * 2, "user"]
+    assert body["messages"][0]["content"] == "Be brief."
 
 
 def test_another_interface_system_prompt_or_effort_is_another_run(tmp_path):

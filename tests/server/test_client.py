@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from refusion_eval.errors import ConfigError, DecodeError
-from refusion_eval.runs.server_client import INSTALL, Refused, ServerClient
+from refusion_eval.runs.server_client import Refused, ServerClient
+from refusion_eval.runs.server_place import INSTALL
 from tests.server import peers
 from tests.server.peers import Peer, chunk, serving, status, stream
 

@@ -19,7 +19,7 @@ from refusion_eval.results.data_frames import load
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.results_file import read_csv
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs import server_client
+from refusion_eval.runs import server_client, server_place
 from refusion_eval.runs.server_client import Refused
 from tests.server import peers
 from tests.server.peers import Peer, chunk, send, serving, status, stream
@@ -278,7 +278,8 @@ def bomb(size):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(server_client, "_LARGEST_BODY", 1 << 20)
+    for module in (server_client, server_place):
+        monkeypatch.setattr(module, "LARGEST_BODY", 1 << 20)
 
 
 BODIES = {
@@ -371,7 +372,7 @@ def test_events_have_an_end_that_the_request_decides():
 
 @pytest.mark.parametrize("path", ["/v1/models", "/props", "/metrics"])
 def test_facts_that_a_server_dribbles_have_an_end(path, monkeypatch):
-    monkeypatch.setattr(server_client, "_FACT_SECONDS", 0.3)
+    monkeypatch.setattr(server_place, "_FACT_SECONDS", 0.3)
     body = itertools.repeat(b" ")
 
     class Dribbling(Peer):

@@ -117,7 +117,7 @@ def test_without_accepted_drafts_tpf_is_empty_and_the_table_says_why(tmp_path):
     figures = run_measurements([tmp_path / "a"])
     assert "tpf" not in {figure.metric for figure in figures}
     assert {sample.num_forwards for sample in samples(tmp_path / "a")} == {0}
-    assert "TPF is empty where it does not tell" in text_of(summary_table(summary(figures)))
+    assert "TPF is empty where vLLM tells no forwards" in text_of(summary_table(summary(figures)))
     # What was not measured is absent, in frames and files too, and not 0.
     assert {figure.forwards for figure in figures} == {None}
     assert load(tmp_path / "a")["forwards"].isna().all()
