@@ -37,6 +37,8 @@ MOST_POSITIONS = 2**20
 
 # Stands in a prompt for a token that is to be found: the places of a gap (see `refusion_eval.decoders.infilling`).
 HOLE = -1
+# Stands behind them for each further token that a gap may have, whose length is then open.
+OPEN = -2
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ A score says nothing without the length of the gap, so the rule of it is part of
 and table: `humaneval_infilling_SET_RULE`, with further parts behind it.
 
 SET: single_line, multi_line, random_span or random_span_light.
-RULE: oracle (as many tokens as the missing text has), fixed_N (N tokens, all of which are the text) or upto_N (N
-    tokens, of which those before the first end token are the text).
+RULE: oracle (as many tokens as the missing text has), fixed_N (N tokens, all of which are the text), upto_N (N
+    tokens, of which those before the first end token are the text) or open_N (as many as the system finds, N at most).
 prefix_only: the suffix is left out, as a control.
 inner, last: only the items with a suffix that is not blank, or only the others, to which no suffix can help.
 """
@@ -20,10 +20,16 @@ from refusion_eval.benchmarks.rows import ID, TEXT, Gap, Row, Source
 
 _ROWS = {"single_line": 1033, "multi_line": 5815, "random_span": 1640, "random_span_light": 164}
 _NAME = re.compile(
-    rf"humaneval_infilling_({'|'.join(_ROWS)})_(oracle|(?:fixed|upto)_[1-9][0-9]{{0,3}})(_prefix_only)?(_inner|_last)?"
+    rf"humaneval_infilling_({'|'.join(_ROWS)})_(oracle|(?:fixed|upto|open)_[1-9][0-9]{{0,3}})(_prefix_only)?(_inner|_last)?"
 )
 _COMMIT = "88062ff9859c875d04db115b698ed4b0f0395170"
-_SPOKEN = {"oracle": "oracle length", "fixed": "{} tokens", "upto": "up to {} tokens"}
+_SPOKEN = {
+    "oracle": "oracle length",
+    "fixed": "{} tokens",
+    "upto": "up to {} tokens",
+    "open": "length found by the system, at most {} tokens",
+}
+_FIRST_LENGTH = 8  # at which the published search (CAL) begins
 _PARTS = {"_inner": "suffix not blank", "_last": "suffix blank"}
 
 
@@ -57,6 +63,9 @@ def named(name: str) -> Benchmark | None:
         return None
     of_set, rule, control, part = (part or "" for part in parts.groups())
     kind, _, number = rule.partition("_")
+    first = min(_FIRST_LENGTH, int(number) - 1) if kind == "open" else None
+    if first == 0:  # there is nothing to find
+        return None
     file = f"HumanEval-{of_set.title().replace('_', '').replace('SpanLight', 'Span')}Infilling"
     file += "Light" if of_set.endswith("light") else ""
     told = [f"HumanEval-Infilling {of_set.replace('_', '-')}", _SPOKEN[kind].format(number)]
@@ -86,7 +95,8 @@ def named(name: str) -> Benchmark | None:
             gap=Gap(
                 suffix=lambda row: "" if control else str(row["suffix"]),
                 length=_num_gold_tokens if kind == "oracle" else lambda _row, _num_tokens: int(number),
-                ends_at_eos=kind == "upto",
+                ends_at_eos=kind in ("upto", "open"),
+                first=first,
             ),
         ),
         id_column="task_id",

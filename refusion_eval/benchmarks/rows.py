@@ -109,11 +109,13 @@ class Gap(NamedTuple):
         suffix: a row -> the text behind the gap.
         length: (a row, what counts the tokens of a text) -> number of tokens of the gap.
         ends_at_eos: whether the text in the gap ends at the first end token; else all its tokens belong to it.
+        first: the length at which the search for one up to `length` begins, which is larger; None searches none.
     """
 
     suffix: Callable[[Row], str]
     length: Callable[[Row, Callable[[str], int]], int]
     ends_at_eos: bool = False
+    first: int | None = None
 
 
 def read_rows(path: Path, longest: int = LONGEST_LINE) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from refusion_eval.benchmarks import Item, Turns, find_task
 from refusion_eval.benchmarks.rows import Gap, Sealing
 from refusion_eval.config import CheckpointOptions, field_types
 from refusion_eval.decoders import DECODERS, find_decoder
+from refusion_eval.decoders.gap_length import holes
 from refusion_eval.decoders.infilling import check_infilling
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.engine.scoring import TokenScore
@@ -30,7 +31,6 @@ from refusion_eval.runs.settings_tables import Resolved, Table, load_tables, res
 from refusion_eval.runs.systems import published_systems
 from refusion_eval.store.manifest import Manifest, git_commit, package_versions
 from refusion_eval.store.records import REFUSED, Sample
-from refusion_eval.types import HOLE
 from refusion_eval.untrusted import read_text
 from refusion_eval.version import __version__
 
@@ -213,7 +213,7 @@ class System:
         tokenizer = self.files.tokenizer
         length = gap.length(item.row, lambda text: len(tokenizer.encode(text)))
         before, behind = self.encode(item.turns.user, plain=True), tokenizer.encode(item.turns.behind or "")
-        prompt = [*before, *[HOLE] * length, *behind]
+        prompt = [*before, *holes(gap.first or length, length), *behind]
         check_infilling(self.args.decoder, find_decoder(self.args.decoder), prompt, lambda: tokenizer.fim_ids)
         return prompt
 

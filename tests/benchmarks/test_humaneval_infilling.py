@@ -60,6 +60,10 @@ def data(reference_data: Path) -> Path:
         (f"{NAME}_oracle", "HumanEval-Infilling single-line, oracle length"),
         ("humaneval_infilling_multi_line_fixed_32", "HumanEval-Infilling multi-line, 32 tokens"),
         (
+            "humaneval_infilling_multi_line_open_64",
+            "HumanEval-Infilling multi-line, length found by the system, at most 64 tokens",
+        ),
+        (
             "humaneval_infilling_random_span_light_upto_64_prefix_only_last",
             "HumanEval-Infilling random-span-light, up to 64 tokens, prefix only, suffix blank",
         ),
@@ -72,7 +76,7 @@ def test_a_name_says_the_set_and_the_rule_of_the_length(name: str, title: str):
     assert task.benchmark.metric == "pass@1"
 
 
-@pytest.mark.parametrize("name", [NAME, f"{NAME}_fixed", f"{NAME}_fixed_0", f"{NAME}_oracle_first"])
+@pytest.mark.parametrize("name", [NAME, f"{NAME}_fixed", f"{NAME}_fixed_0", f"{NAME}_open_1", f"{NAME}_oracle_first"])
 def test_no_set_is_asked_without_a_rule(name: str):
     with pytest.raises(ConfigError, match="unknown task"):
         get_task(name)
@@ -153,11 +157,11 @@ def evaluated(rows: Path, run_dir: Path, task: str, **more: Any) -> list[Any]:
 @pytest.mark.parametrize("decoder", ["refusion", "llada"])
 def test_a_run_decodes_as_many_tokens_as_the_rule_says_and_records_the_rule(rows: Path, tmp_path: Path, decoder: str):
     small = {"slot_size": 4, "block_size": 8} if decoder == "refusion" else {}
-    for rule in ("oracle", "fixed_9", "upto_9", "oracle_prefix_only"):
+    for rule in ("oracle", "fixed_9", "upto_9", "open_9", "oracle_prefix_only"):
         samples = evaluated(rows, tmp_path / rule, f"{NAME}_{rule}", decoder=decoder, batch_size=2, **small)
         assert {sample.key.task for sample in samples} == {f"refusion_{NAME}_{rule}"}
         lengths = [len(sample.tokens) for sample in samples]
-        assert {sample.stop for sample in samples} <= ({"gap", "eos"} if rule == "upto_9" else {"gap"})
+        assert {sample.stop for sample in samples} <= ({"gap", "eos"} if rule in ("upto_9", "open_9") else {"gap"})
         if rule.startswith("oracle"):
             tokenizer = load_tokenizer()
             assert lengths == [len(tokenizer.encode(row["canonical_solution"])) for row in ROWS]
@@ -166,6 +170,9 @@ def test_a_run_decodes_as_many_tokens_as_the_rule_says_and_records_the_rule(rows
         else:
             assert max(lengths) <= 9
             assert all(sample.settings["eos_ids"] for sample in samples)
+            num_searched = [sum(row[:3:2] == ["forward", "search"] for row in sample.trace) for sample in samples]
+            assert all((number >= 5) == (rule == "open_9") for number in num_searched)
+            assert all(sample.num_forwards > number for sample, number in zip(samples, num_searched, strict=True))
     figures = run_measurements([tmp_path / "oracle"])
     assert [(one.value, one.num_cut) for one in figures if one.metric == "cut"] == [(0, 0)]
     (figure,) = (one for one in figures if one.metric == "pass@1")

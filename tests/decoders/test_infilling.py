@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -22,11 +23,12 @@ from refusion_eval.api import (
 )
 from refusion_eval.decoders import DECODERS
 from refusion_eval.decoders.esolm import EsolmSettings
+from refusion_eval.decoders.gap_length import Search, holes, searched_length
 from refusion_eval.decoders.infilling import check_infilling, fitted, over_gap, span
 from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.tokenizer import FIM_TOKENS
-from refusion_eval.types import HOLE, Decoded, Fix, ForwardDone, Stop, Trace
+from refusion_eval.types import HOLE, OPEN, Decoded, Fix, ForwardDone, Readout, Stop, Trace
 from tests.decoders.baselines import forwards_of, golden_model
 from tests.decoders.oracle import OracleEngine
 from tests.decoders.test_refusion_fused import any_settings
@@ -68,21 +70,115 @@ def test_tokens_and_forwards_are_those_of_the_public_code(reference_data: Path, 
     lines = path.read_text().splitlines()
     assert len(lines) == GOLDENS[name]
     case = json.loads(lines[number])
-    if case["settings"].get("dstep", -1) >= 0:
-        pytest.skip("the length of this record was searched, which no decoder here does")
     decoder, settings = settings_of(name, case)
+    model, start = golden_model(reference_data, case), case["gap"][0]
     prompt = [HOLE if token == PUBLIC_MASK else token for token in case["canvas_ids"]]
-    out = generate(golden_model(reference_data, case), prompt, decoder, eos_ids=(), **settings)
-    start = case["gap"][0]
     wanted = [
         {"q": one["q"] * one["rows"], "ctx": one["ctx"], "commit": sorted(one["commit"])} for one in case["forwards"]
     ]
+    if (released := case["settings"]).get("dstep", -1) < 0:
+        out = generate(model, prompt, decoder, eos_ids=(), **settings)
+    else:  # the length was searched
+        around = prompt[:start], prompt[case["gap"][-1] + 1 :]
+        prompt = [*around[0], *holes(released["gen_length"], released["max_gen_length"]), *around[1]]
+        search = Search(released["span"], released["dstep"], released["use_bias"])
+        filling = over_gap(DECODERS[decoder], list, search=search)
+        del settings["block_length"]
+        out = model.engine.run(filling, prompt, settings_for(model, decoder, prompt, settings | {"eos_ids": ()}))
+        tried = [{"q": sum(map(len, around)) + length, "ctx": 0, "commit": []} for length, _ in case["search"]]
+        wanted = [*tried, *wanted]
+        prompt = [*around[0], *holes(case["infill_length"]), *around[1]]
     found = forwards_of(out)
     for forward in found:
         forward["commit"] = sorted([start + position, token] for position, token in forward["commit"])
     assert found == wanted
     assert out.num_forwards == case["num_forwards"]
     assert [*prompt[:start], *out.tokens, *prompt[start + len(out.tokens) :]] == case["output_ids"]
+
+
+def longest_by_hand(prompt: list[int], places: range, causal: bool) -> int:
+    """The length with the highest mean probability of the best tokens of its masks, by dense logits."""
+    means = []
+    for length in range(1, len(places) + 1):
+        text = [*prompt[: places.start], *[MASK_ID] * length, *prompt[places.stop :]]
+        order = list(range(len(text)))
+        masks = order[places.start : places.start + length]
+        order = [place for place in order if place not in masks] + masks if causal else order
+        sees = torch.ones(len(text), len(text), dtype=torch.bool)
+        logits = dense_logits(MODEL, [text[place] for place in order], order, sees.tril() if causal else sees)
+        probs = logits[[order.index(mask) for mask in masks]].softmax(-1)
+        probs[:, MASK_ID] = 0
+        means.append(float(probs.max(-1).values.mean()))
+    return 1 + means.index(max(means))
+
+
+@pytest.mark.parametrize("first", [1, 4, 8])
+@pytest.mark.parametrize("decoder", ["llada", "fast_dllm_llada", "refusion", "esolm"])
+def test_a_search_without_end_finds_the_most_confident_length(decoder: str, first: int):
+    entry, prompt = DECODERS[decoder], [*PREFIX, *holes(first, 9), *SUFFIX]
+    search = Search(patience=99, calibrated=False)
+    small = {"slot_size": 4, "block_size": 8} if decoder == "refusion" else {}
+    settings = entry.Settings(mask_id=MASK_ID, **small)
+    out = ENGINE.run(over_gap(entry, list, search=search), prompt, settings)
+    length = longest_by_hand(prompt, span(prompt), entry.reads.attention == "causal")
+    assert (len(out.tokens), out.stop) == (length, "gap")
+    known = decode(decoder, around(length), settings)
+    assert out.tokens == known.tokens
+    assert forwards_of(out)[9:] == forwards_of(known)
+    kinds = [event.kind for event in out.trace.of(ForwardDone)]
+    assert (kinds[:9], "search" in kinds[9:]) == (["search"] * 9, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "tried"),
+    [
+        ({}, [8, 9, 10, 11, 12, 7, 6, 5, 4]),  # nothing is better, and four misses end a direction
+        ({9: 0.9, 13: 0.95}, [8, 9, 10, 11, 12, 13, 14, 15, 16, 7, 6, 5, 4]),
+        ({7: 0.9, 3: 0.95}, [8, 9, 10, 11, 12, 7, 6, 5, 4, 3, 2, 1]),
+        ({14: 0.9}, [8, 9, 10, 11, 12, 7, 6, 5, 4]),  # not reached
+    ],
+)
+def test_a_search_climbs_upwards_and_then_downwards(given: dict[int, float], tried: list[int]):
+    prompt, found = [*PREFIX, *holes(8, 16), *SUFFIX], []
+    searching = searched_length(DECODERS["dream"].reads, prompt, span(prompt), MASK_ID, Search(calibrated=False))
+    forward, best = next(searching), None
+    while best is None:
+        found.append(len(forward.tokens) - len(PREFIX) - len(SUFFIX))
+        assert list(forward.reads[0].rows) == list(range(4, 4 + found[-1]))  # Dream's are one row before
+        probs = np.full(found[-1], given.get(found[-1], 0.5))
+        try:
+            forward = searching.send((Readout(np.zeros(found[-1], np.int64), probs),))
+        except StopIteration as end:
+            best = end.value
+    assert found == tried
+    assert best == max((length for length in given if length in tried), key=given.__getitem__, default=8)
+
+
+@pytest.mark.parametrize("decoder", ["refusion", "llada", "dream", "fast_dllm_llada", "esolm"])
+def test_gaps_of_open_length_are_filled_in_a_batch_as_alone(tmp_path: Path, decoder: str):
+    family = {"dream": "Dream", "refusion": "qwen3", "esolm": "qwen3"}.get(decoder, "llada")
+    tiny.save_checkpoint(tmp_path, family=family)
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    chosen = {"mask_id": tiny.MASK_ID, "eos_ids": (), "slot_size": 4, "block_size": 8}
+    chosen = chosen if decoder == "refusion" else {name: chosen[name] for name in ("mask_id", "eos_ids")}
+    pairs = [([3, 1], [9, 2]), ([8, 4, 4], [7]), ([2], [5, 5, 5]), ([7, 7, 7], [1])]
+    prefixes, suffixes = ([pair[side] for pair in pairs] for side in (0, 1))
+    together = generate_many(model, prefixes, decoder, suffixes=suffixes, gap_tokens=(3, 12), **chosen)
+    assert len({len(out.tokens) for out in together}) > 1
+    for (prefix, suffix), out in zip(pairs, together, strict=True):
+        alone = generate(model, prefix, decoder, suffix=suffix, gap_tokens=(3, 12), **chosen)
+        assert (alone.tokens, forwards_of(alone)) == (out.tokens, forwards_of(out))
+        known = generate(model, prefix, decoder, suffix=suffix, gap_tokens=len(out.tokens), **chosen)
+        assert known.tokens == out.tokens
+
+
+def test_a_model_that_reads_from_left_to_right_ends_a_gap_of_open_length_by_itself(monkeypatch: pytest.MonkeyPatch):
+    model = load_model("embedded:autoregressive", device="cpu")
+    monkeypatch.setitem(vars(model.tokenizer), "fim_ids", [11, 12, 13])
+    given = {"suffix": SUFFIX, "eos_ids": ()}
+    opened = generate(model, PREFIX, "autoregressive", gap_tokens=(2, 6), **given)
+    bounded = generate(model, PREFIX, "autoregressive", gap_tokens=6, **given)
+    assert (opened.tokens, forwards_of(opened)) == (bounded.tokens, forwards_of(bounded))
 
 
 class Uncached:
@@ -351,6 +447,10 @@ def test_a_text_has_its_gap_between_prefix_and_suffix(model: Any):
         (around(3), "refusion", {"release_compatible": True}, "the release decodes whole slots and fills no gap"),
         ([HOLE] * 3, "refusion", {}, "the prompt is all gap"),
         (around(2100), "refusion", {}, "exceeds the context of 2048"),
+        ([1, *holes(3, 2100), 2], "refusion", {}, "exceeds the context of 2048"),
+        ([1, HOLE, OPEN, 2, HOLE, 3], "llada", {}, "a gap of open length .* is the only one"),
+        ([1, OPEN, HOLE, 2], "llada", {}, "a gap of open length .* begins with -1"),
+        ("prefix", "refusion", {"suffix": "end", "gap_tokens": (8, 8)}, r"gap_tokens=\(8, 8\); .* a pair of the first"),
         ("prefix", "refusion", {"suffix": "end"}, "gap_tokens=None; give the number of tokens"),
         ("prefix", "refusion", {"suffix": "end", "gap_tokens": 0}, "gap_tokens=0; give the number"),
         ("prefix", "refusion", {"gap_tokens": 4}, "gap_tokens=4 without a suffix"),
