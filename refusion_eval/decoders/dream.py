@@ -4,7 +4,8 @@ Every forward computes the whole text with full attention; no keys and values ar
 was trained from a causal model and kept the way its logits are read: the row before a position predicts it.
 
 With alg="entropy_threshold" there is no schedule: entropies decide how many positions of a block a forward fills, as in
-dParallel (arXiv 2509.26488).
+dParallel (arXiv 2509.26488). With alg="p2" tokens are masked again where a later forward is less sure, as in P2
+(arXiv 2502.03540).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +41,7 @@ from refusion_eval.decoders.filling import Rule, above, fill
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import Confidence, Decoding, ProbArray, Read, Readout, Trace
 
-Alg = Literal["origin", "maskgit_plus", "topk_margin", "entropy", "entropy_threshold"]
+Alg = Literal["origin", "maskgit_plus", "topk_margin", "entropy", "entropy_threshold", "p2"]
 RANKING_ALGS: tuple[Alg, ...] = ("maskgit_plus", "topk_margin", "entropy")
 
 
@@ -60,7 +61,10 @@ class DreamSettings(MaskedSettings):
         alg: how positions are ranked: by the probability of the token ("maskgit_plus"), by its distance to the second
             best ("topk_margin"), or by low entropy ("entropy"). "origin" picks positions at random. "entropy_threshold"
             fills, block after block, every position whose entropy in nats is below `threshold`, and always the lowest
-            one; entropies are then those of the untempered distribution, and `steps` has no effect.
+            one; entropies are then those of the untempered distribution, and `steps` has no effect. "p2" ranks all
+            positions by the probability of the token that the present forward would put there. After each of `steps`
+            forwards an equal number more of the best ones has tokens, and the others are masks, again or still; a token
+            that stays does not change. As in Open-dLLM.
         alg_temp: above 0, positions are drawn without replacement from softmax(confidence / alg_temp).
         eps: noise level at which the schedule ends.
         confidence_temperature, confidence_top_p: temperature and top_p of the confidences at temperature 0; None is 1
@@ -109,6 +113,11 @@ class DreamSettings(MaskedSettings):
         if self.schedule == "dllm" and self.alg not in RANKING_ALGS:
             where = f"{self.decoder}: schedule is dllm"
             raise ConfigError(f"{where}, and alg={self.alg} fills no shares of what is left; leave out schedule")
+        if self.alg == "p2" and self.early_stop:
+            raise ConfigError(
+                f"{self.decoder}: alg is p2, which masks tokens again: none is final before the last "
+                "forward; leave out early_stop"
+            )
         if self.alg == "entropy_threshold" and self.block_length is not None:
             check_blocks(self.decoder, self.gen_length, self.block_length, None)
 
@@ -193,6 +202,8 @@ def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Deco
     canvas = Canvas(prompt, settings, trace)
     if settings.alg == "origin":
         return (yield from _decode_at_random(canvas, settings, trace))
+    if settings.alg == "p2":
+        return (yield from _decode_with_remasking(canvas, settings, trace))
     length = settings.gen_length
     if settings.alg == "entropy_threshold":
         length = settings.block_length or length
@@ -211,6 +222,23 @@ def _decode_at_random(canvas: Canvas, settings: DreamSettings, trace: Trace) -> 
             canvas.fix(picked, readout.tokens)
         if reason := canvas.settled():
             return canvas.finish(reason)
+    return canvas.finish()
+
+
+def _decode_with_remasking(canvas: Canvas, settings: DreamSettings, trace: Trace) -> Decoding:
+    positions = canvas.masked()
+    steps = settings.steps or len(positions)
+    for step in range(1, steps + 1):
+        masked = set(canvas.masked())
+        if not masked:
+            break
+        (readout,) = yield text_forward(canvas, settings, positions, step - 1)
+        # float32, as released, decides about the last place of the number.
+        num_masks = int(np.float32(len(positions)) * np.float32(1 - step / steps))
+        worst = set(np.argsort(readout.probs, kind="stable")[:num_masks].tolist())
+        filled = [index for index, position in enumerate(positions) if position in masked and index not in worst]
+        canvas.fix_chosen(positions, readout, readout.probs, filled)
+        canvas.mask_again([positions[index] for index in sorted(worst) if positions[index] not in masked])
     return canvas.finish()
 
 

@@ -40,7 +40,13 @@ MODEL, ENGINE = random_transformer(5), random_engine(5)
 PREFIX, SUFFIX = [3, 1, 4, 1, 5], [9, 2, 6]
 MASK_ID = VOCAB_SIZE - 1
 PUBLIC_MASK = 191
-GOLDENS = {"llada_infill": 6, "llada_infill_cal": 6, "dream_infill": 7, "dream_infill_dllm": 6}
+GOLDENS = {
+    "llada_infill": 6,
+    "llada_infill_cal": 6,
+    "dream_infill": 7,
+    "dream_infill_dllm": 6,
+    "dream_infill_p2": 6,
+}
 NUMBERS = [(name, number) for name, most in GOLDENS.items() for number in range(most)]
 
 
@@ -179,6 +185,34 @@ def test_a_model_that_reads_from_left_to_right_ends_a_gap_of_open_length_by_itse
     opened = generate(model, PREFIX, "autoregressive", gap_tokens=(2, 6), **given)
     bounded = generate(model, PREFIX, "autoregressive", gap_tokens=6, **given)
     assert (opened.tokens, forwards_of(opened)) == (bounded.tokens, forwards_of(bounded))
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 99))
+@examples(40)
+def test_the_least_sure_positions_are_masked_again_and_the_others_keep_their_tokens(length: int, steps: int, seed: int):
+    drawn, trace = np.random.default_rng(seed), Trace()
+    settings = DECODERS["dream"].Settings(mask_id=MASK_ID, alg="p2", gen_length=length, steps=steps)
+    decoding = DECODERS["dream"].decode(around(length), settings, trace)
+    forward, state, response = next(decoding), [MASK_ID] * length, None
+    for step in range(1, steps + 1):
+        assert list(forward.tokens[5 : 5 + length]) == state
+        probs, tokens = drawn.random(length), drawn.integers(0, MASK_ID, length)
+        worst = sorted(range(length), key=probs.__getitem__)[: length * (steps - step) // steps]
+        kept = [token if old == MASK_ID else old for old, token in zip(state, tokens.tolist(), strict=True)]
+        state = [MASK_ID if place in worst else token for place, token in enumerate(kept)]
+        try:
+            forward = decoding.send((Readout(tokens, probs),))
+        except StopIteration as end:
+            response = end.value
+            break
+    assert MASK_ID not in state
+    assert list(response.tokens) == state
+    assert trace.fixed_tokens() == dict(enumerate(state))
+
+
+def test_nothing_that_may_be_masked_again_ends_a_text_early():
+    with pytest.raises(ConfigError, match="alg is p2, which masks tokens again: none is final"):
+        DECODERS["dream"].Settings(mask_id=MASK_ID, alg="p2", early_stop=True)
 
 
 class Uncached:
@@ -388,10 +422,12 @@ def test_many_prompts_and_a_stream_take_gaps_as_one_prompt_does(tmp_path: Path):
         ("llada", {"block_length": 8}),
         ("fast_dllm_llada", {"threshold": 0.1, "block_length": 8}),
         ("d3llm_llada", {"threshold": 2.0}),
+        ("dream", {"alg": "p2", "steps": 4}),
+        ("dream", {"alg": "p2", "temperature": 0.6, "top_p": 0.95}),
     ],
 )
 def test_in_a_batch_a_gap_is_filled_as_alone(tmp_path: Path, decoder: str, settings: dict[str, Any]):
-    tiny.save_checkpoint(tmp_path, family="qwen3" if decoder == "refusion" else "llada")
+    tiny.save_checkpoint(tmp_path, family={"refusion": "qwen3", "dream": "Dream"}.get(decoder, "llada"))
     model = load_model(str(tmp_path), device="cpu", dtype="float32")
     tokens = {"mask_id": tiny.MASK_ID, "eos_ids": ()}
     prompts = [around(6), around(6, suffix=[8]), around(11), PREFIX]
