@@ -35,11 +35,12 @@ from refusion_eval.decoders.canvas import (
     check_blocks,
     rounded_quotas,
 )
-from refusion_eval.decoders.dllm_cache import FEATURE_INTERVALS, text_forward
+from refusion_eval.decoders.dllm_cache import FEATURE_INTERVALS, reuses_features, text_forward
 from refusion_eval.decoders.drafts import Drafts, check_drafts
+from refusion_eval.decoders.dreamon import fill_open_gap
 from refusion_eval.decoders.filling import Rule, above, fill
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import Confidence, Decoding, ProbArray, Read, Readout, Trace
+from refusion_eval.types import OPEN, Confidence, Decoding, ProbArray, Read, Readout, Trace
 
 Alg = Literal["origin", "maskgit_plus", "topk_margin", "entropy", "entropy_threshold", "p2"]
 RANKING_ALGS: tuple[Alg, ...] = ("maskgit_plus", "topk_margin", "entropy")
@@ -80,7 +81,11 @@ class DreamSettings(MaskedSettings):
         block_length: with alg="entropy_threshold", positions that are filled before the next ones begin; divides
             gen_length. None is all.
         schedule: how `steps` share the masks: on the noise schedule, as in Dream's release, or in equal shares of what
-            is left, rounded step by step and without steps that fill nothing ("dllm", as the library dllm).
+            is left, rounded step by step and without steps that fill nothing ("dllm", as the library dllm). "dreamon"
+            fills one mask a forward and looks for masks after the forward, so that the last one finds none; a gap of
+            open length then grows and shrinks (see `refusion_eval.decoders.dreamon`), whatever `steps` are.
+        expand_id: the token by which DreamOn makes two masks of one; it is never chosen where no gap may grow. None for
+            models that have none.
     """
 
     decoder: ClassVar[str] = "dream"
@@ -100,7 +105,8 @@ class DreamSettings(MaskedSettings):
     draft_steps: NonNegativeInt = added_setting(0)
     threshold: NonNegativeFloat = added_setting(0.5)
     block_length: PositiveInt | None = added_setting(None)
-    schedule: Literal["release", "dllm"] = added_setting("release")
+    schedule: Literal["release", "dllm", "dreamon"] = added_setting("release")
+    expand_id: NonNegativeInt | None = added_setting(None)
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
@@ -110,8 +116,17 @@ class DreamSettings(MaskedSettings):
         if self.alg_temp > 0 and self.alg not in RANKING_ALGS:
             where = f"{self.decoder}: alg_temp is {self.alg_temp}"
             raise ConfigError(f"{where}, and alg={self.alg} draws nothing by confidence; set alg_temp to 0")
-        if self.schedule == "dllm" and self.alg not in RANKING_ALGS:
-            where = f"{self.decoder}: schedule is dllm"
+        if self.schedule == "dreamon":
+            if self.steps is not None and self.steps < self.gen_length:
+                where = f"{self.decoder}: steps is {self.steps}"
+                raise ConfigError(f"{where} and schedule dreamon, which fills one mask a forward; leave out steps")
+            if reuses_features(self):
+                raise ConfigError(
+                    f"{self.decoder}: schedule is dreamon, which changes the length of a text, with "
+                    "prompt_interval_steps or gen_interval_steps above 1; set both to 1"
+                )
+        if self.schedule != "release" and self.alg not in RANKING_ALGS:
+            where = f"{self.decoder}: schedule is {self.schedule}"
             raise ConfigError(f"{where}, and alg={self.alg} fills no shares of what is left; leave out schedule")
         if self.alg == "p2" and self.early_stop:
             raise ConfigError(
@@ -124,6 +139,11 @@ class DreamSettings(MaskedSettings):
     @property
     def draws_order(self) -> bool:
         return self.alg == "origin" or self.alg_temp > 0
+
+    @property
+    def finds_length(self) -> bool:
+        """Whether the decoder itself finds the length of a gap of open length, so that none is searched before."""
+        return self.schedule == "dreamon"
 
     @property
     def num_steps(self) -> int:
@@ -145,6 +165,7 @@ class DreamSettings(MaskedSettings):
             # At temperature 0 top_p shapes the confidences only.
             top_p=self.top_p if self.temperature > 0 or self.confidence_top_p is None else self.confidence_top_p,
             top_k=self.top_k,
+            exclude=() if self.expand_id is None else (self.expand_id,),
             entropy=self.alg in ("entropy", "entropy_threshold"),
             margin=self.alg == "topk_margin",
         )
@@ -166,6 +187,8 @@ class DreamSettings(MaskedSettings):
         steps = self.steps or num_masked
         if self.schedule == "dllm":
             return Rule(quotas=rounded_quotas(num_masked, steps))
+        if self.schedule == "dreamon":
+            return Rule(fewest=min(self.steps or num_masked + 1, num_masked + 1))
         return Rule(quotas=quotas(num_masked, shares(steps, self.eps)))
 
 
@@ -199,6 +222,8 @@ def quotas(num_masked: int, shares: Iterable[np.float32]) -> Iterator[int]:
 
 def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Decoding:
     """Decodes one prompt in `steps` forwards, or fewer with `early_stop`."""
+    if settings.finds_length and OPEN in prompt:
+        return (yield from fill_open_gap(prompt, settings, trace))
     canvas = Canvas(prompt, settings, trace)
     if settings.alg == "origin":
         return (yield from _decode_at_random(canvas, settings, trace))

@@ -140,7 +140,7 @@ def over_gap(
             if ids := fim_ids():
                 begin = prefix[:1] if prefix and prefix[0] == bos_id() else ()
                 prompt = [*begin, ids[0], *prefix[len(begin) :], ids[1], *suffix, ids[2]]
-        elif OPEN in prompt:
+        elif OPEN in prompt and not getattr(settings, "finds_length", False):
             length = yield from searched_length(entry.reads, prompt, places, settings.mask_id, search)
             prompt = [*prompt[: places.start], *[HOLE] * length, *prompt[places.stop :]]
             places = span(prompt)

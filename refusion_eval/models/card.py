@@ -24,11 +24,13 @@ class Card:
     display_name: str | None = None  # what tables call the model, if its config.json says it
     refused: str = ""  # why no decoder of this project decodes it, if none does
     block_length: int | None = None  # of the blocks that it was trained with, where its config.json says it
+    expand_id: int | None = None  # the token by which DreamOn makes two masks of one
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of decoders that the checkpoint determines; of which a decoder need not have all."""
         named = {"mask_id": self.mask_id, "eos_ids": self.eos_ids, "block_length": self.block_length}
+        named |= {"expand_id": self.expand_id}
         return {name: value for name, value in named.items() if value is not None}
 
     @property
@@ -104,7 +106,7 @@ CARDS: dict[str, Card] = {
                 *("Dream-org/Dream-v0-Instruct-7B", "Dream-org/Dream-v0-Base-7B"),
                 *("Dream-org/Dream-Coder-v0-Instruct-7B", "Dream-org/Dream-Coder-v0-Base-7B"),
                 *("apple/DiffuCoder-7B-Base", "apple/DiffuCoder-7B-Instruct", "apple/DiffuCoder-7B-cpGRPO"),
-                *("Zigeng/dParallel_Dream_7B_Instruct", "d3LLM/d3LLM_Dream"),
+                *("Zigeng/dParallel_Dream_7B_Instruct", "d3LLM/d3LLM_Dream", "Dream-org/DreamOn-v0-7B"),
             )
         ),
         # Its code has the ids of the mask and of <|im_end|>, at which it stops; its config.json has no mask.
@@ -186,11 +188,11 @@ def checkpoint_card(name: str, directory: Path) -> Card:
     # "<|mask|>"; eos_token_id of generation_config.json before that of config.json.
     path = directory / "config.json"
     config = read_json(path)
-    block_length = _block_length(config, path)
+    block_length, expand_id = _block_length(config, path), _expand_id(config, path)
     known = CARDS.get(name) or next((card for card in CARDS.values() if _is_copy(config, card)), None)
     if known is not None:
         mask_id = _mask_id(config, directory) if known.mask_is_in_files else known.mask_id
-        return replace(known, name=name, mask_id=mask_id, block_length=block_length)
+        return replace(known, name=name, mask_id=mask_id, block_length=block_length, expand_id=expand_id)
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
     family = read_family(directory, family_name(config))
@@ -219,6 +221,7 @@ def checkpoint_card(name: str, directory: Path) -> Card:
         decoders=tuple(decoders),
         display_name=display_name,
         block_length=block_length,
+        expand_id=expand_id,
     )
 
 
@@ -239,6 +242,11 @@ def _block_length(config: Mapping[str, Any], path: Path) -> int | None:
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
         raise CheckpointError(f"{path}: block_size is {reprlib.repr(size)}; it must be a positive whole number")
     return size
+
+
+def _expand_id(config: Mapping[str, Any], path: Path) -> int | None:
+    token = config.get("expand_token_id")
+    return next(iter(_ids(path, "expand_token_id", [] if token is None else [token])), None)
 
 
 def _mask_id(config: Mapping[str, Any], directory: Path) -> int | None:

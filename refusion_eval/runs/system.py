@@ -213,6 +213,11 @@ class System:
         tokenizer = self.files.tokenizer
         length = gap.length(item.row, lambda text: len(tokenizer.encode(text)))
         before, behind = self.encode(item.turns.user, plain=True), tokenizer.encode(item.turns.behind or "")
+        if "expand_id" in self.checkpoint_settings:  # DreamOn has learned whole texts, between these two tokens
+            begin, end = (
+                [] if one is None else [one] for one in (tokenizer.inner.bos_token_id, tokenizer.inner.eos_token_id)
+            )
+            before, behind = begin * (before[:1] != begin) + before, behind + end
         prompt = [*before, *holes(gap.first or length, length), *behind]
         check_infilling(self.args.decoder, find_decoder(self.args.decoder), prompt, lambda: tokenizer.fim_ids)
         return prompt

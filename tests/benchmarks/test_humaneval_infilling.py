@@ -1,6 +1,7 @@
 """HumanEval-Infilling: names say the rule of the length, programs are joined as published, gold answers are right."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED, SUITES, find_task, g
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.loop import evaluate
+from refusion_eval.paths import embedded_path
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scoring.score import score_texts
@@ -183,6 +185,24 @@ def load_tokenizer() -> Any:
     from refusion_eval.api import load_model
 
     return load_model("embedded", device="cpu").tokenizer
+
+
+def test_dreamon_finds_the_length_itself_between_the_ends_of_the_text(rows: Path, tmp_path: Path):
+    folder = tmp_path / "dreamon"
+    shutil.copytree(embedded_path("llada"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"decoders": ["dream"], "expand_token_id": 1833}))
+    given = {"pretrained": str(folder), "decoder": "dream", "schedule": "dreamon", "alg": "entropy"}
+    samples = evaluated(rows, tmp_path / "run", f"{NAME}_open_9", **given)
+    tokenizer = load_tokenizer()
+    for sample, row in zip(samples, ROWS, strict=True):
+        assert (sample.settings["expand_id"], sample.stop) == (1833, "gap")
+        num_known = len(tokenizer.encode(row["prompt"], plain=True)) + len(tokenizer.encode(row["suffix"]))
+        assert sample.prompt_num_tokens == num_known + 9 + 2  # the longest gap, BOS and EOS
+        kinds = {(event[2], event[3]) for event in sample.trace if event[0] == "forward"}
+        assert {kind for kind, _ in kinds} == {"denoise"}  # no length is searched before
+        assert max(num_rows for _, num_rows in kinds) <= num_known + 9 + 2
+        assert sample.trace[0][3] == num_known + 8 + 2
 
 
 def test_a_decoder_that_sees_no_later_text_is_refused_before_anything_is_decoded(rows: Path, tmp_path: Path):

@@ -46,6 +46,7 @@ GOLDENS = {
     "dream_infill": 7,
     "dream_infill_dllm": 6,
     "dream_infill_p2": 6,
+    "dreamon_fixed": 6,
 }
 NUMBERS = [(name, number) for name, most in GOLDENS.items() for number in range(most)]
 
@@ -63,6 +64,9 @@ def settings_of(name: str, case: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if name == "llada_infill_cal":
         block_length = released["block_length"] or released["gen_length"]
         return "llada", {"steps": released["steps"], "block_length": block_length, "confidence_dtype": "float64"}
+    if name == "dreamon_fixed":
+        kept = {setting: released[setting] for setting in ("steps", "alg", "expand_id")}
+        return "dream", {**kept, "schedule": "dreamon"}
     named = {"steps": released["steps"], "alg": released["alg"], "top_k": released["top_k"] or 0}
     return "dream", {**named, **({"schedule": "dllm"} if name.endswith("dllm") else {"eps": released["eps"]})}
 
@@ -187,6 +191,69 @@ def test_a_model_that_reads_from_left_to_right_ends_a_gap_of_open_length_by_itse
     assert (opened.tokens, forwards_of(opened)) == (bounded.tokens, forwards_of(bounded))
 
 
+@pytest.mark.golden
+@pytest.mark.parametrize("number", range(6))
+def test_a_gap_grows_and_shrinks_as_in_dreamon(reference_data: Path, number: int):
+    path = reference_data / "parity" / "infill" / "golden_dreamon_expand.jsonl"
+    if not path.is_file():
+        pytest.skip(f"needs {path}, beside the checkout")
+    case = json.loads(path.read_text().splitlines()[number])
+    model, released, gap = golden_model(reference_data, case), case["settings"], case["gap"]
+    before, behind = case["canvas_ids"][: gap[0]], case["canvas_ids"][gap[-1] + 1 :]
+    prompt = [*before, *holes(released["min_gen_len"], released["max_gen_len"]), *behind]
+    chosen = {"alg": released["alg"], "expand_id": released["expand_id"], "schedule": "dreamon"}
+    chosen["eos_ids"] = behind[-1:] if released["delete_eos_token"] else ()
+    made, out = forwards_made(prompt, settings_for(model, "dream", prompt, chosen), "dream", model.engine)
+    assert [list(forward.tokens) for forward in made] == [forward["state"] for forward in case["forwards"]]
+    assert out.num_forwards == case["num_forwards"]
+    assert list(out.tokens) == case["infill_ids"]
+    assert (out.stop, out.trace.fixed_tokens()) == ("gap", dict(enumerate(out.tokens)))
+    states = [*(forward["state"] for forward in case["forwards"]), case["output_ids"]]
+    for event in out.trace.of(Fix):  # the next forward sees the token that this one has fixed
+        (token,) = event.tokens
+        assert states[event.forward + 1].count(token) == states[event.forward].count(token) + 1
+
+
+def test_gaps_that_grow_are_filled_in_a_batch_as_alone(tmp_path: Path):
+    tiny.save_checkpoint(tmp_path, family="Dream")
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    pairs = [([3, 1], [9, 2]), ([8, 4, 4], [7]), ([2], [5, 5, 5]), ([7, 7, 7], [1])]
+    grown = set()
+    for expand_id in range(tiny.MASK_ID):  # any token may be that of a random model
+        chosen = {"mask_id": tiny.MASK_ID, "eos_ids": (), "schedule": "dreamon", "expand_id": expand_id}
+        prefixes, suffixes = ([pair[side] for pair in pairs] for side in (0, 1))
+        together = generate_many(model, prefixes, "dream", suffixes=suffixes, gap_tokens=(3, 6), **chosen)
+        for (prefix, suffix), out in zip(pairs, together, strict=True):
+            grown.add(len(out.tokens))
+            assert expand_id not in out.tokens
+            if expand_id % 9 == 0 or len(out.tokens) > 3:
+                alone = generate(model, prefix, "dream", suffix=suffix, gap_tokens=(3, 6), **chosen)
+                assert (alone.tokens, forwards_of(alone)) == (out.tokens, forwards_of(out))
+    assert grown == {3, 4, 5, 6}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 4}, "steps is 4 and schedule dreamon, which fills one mask a forward; leave out steps"),
+        ({"gen_interval_steps": 2}, "schedule is dreamon, which changes the length of a text"),
+        ({"alg": "p2"}, "schedule is dreamon, and alg=p2"),
+    ],
+)
+def test_what_does_not_fit_the_schedule_of_dreamon_is_refused(settings: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        DECODERS["dream"].Settings(mask_id=MASK_ID, gen_length=8, schedule="dreamon", **settings)
+    short = fitted(DECODERS["dream"].Settings(mask_id=MASK_ID, gen_length=8, schedule="dreamon", steps=8), 5)
+    assert short.steps == 5
+
+
+def test_a_gap_of_open_length_is_searched_where_it_does_not_grow():
+    settings = DECODERS["dream"].Settings(mask_id=MASK_ID, expand_id=4)
+    out = decode("dream", [*PREFIX, *holes(3, 6), *SUFFIX], settings)
+    assert next(iter(out.trace.of(ForwardDone))).kind == "search"
+    assert 4 not in out.tokens
+
+
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 99))
 @examples(40)
 def test_the_least_sure_positions_are_masked_again_and_the_others_keep_their_tokens(length: int, steps: int, seed: int):
@@ -255,7 +322,7 @@ def test_eso_lm_fills_a_gap_as_an_engine_that_caches_nothing(length: int, seed: 
     expected, trace = OracleEngine(Uncached()).run(filling, around(length), settings)
     found = ENGINE.run(filling, around(length), settings)
     assert (found.tokens, found.num_forwards) == (expected.tokens, trace.num_forwards)
-    (first, *_) = forwards_made(around(length), settings, "esolm")
+    (first, *_), _ = forwards_made(around(length), settings, "esolm")
     assert list(first.tokens[:8]) == [*PREFIX, *SUFFIX]
     assert set(first.positions[8:]) <= set(range(5, 5 + length))
 
@@ -269,8 +336,10 @@ def test_fused_or_not_the_tokens_of_a_gap_are_the_same(common: dict[str, Any], l
     assert fused.num_forwards <= plain.num_forwards
 
 
-def forwards_made(prompt: list[int], settings: Any, decoder: str = "refusion") -> list[Any]:
-    """The forwards of a decoding on the random model."""
+def forwards_made(
+    prompt: list[int], settings: Any, decoder: str = "refusion", engine: Any = ENGINE
+) -> tuple[list[Any], Decoded]:
+    """The forwards of a decoding, by default on the random model, and its result."""
     made = []
 
     def watched(prompt, settings, trace):
@@ -283,8 +352,7 @@ def forwards_made(prompt: list[int], settings: Any, decoder: str = "refusion") -
             except StopIteration as stop:
                 return stop.value
 
-    ENGINE.run(watched, prompt, settings)
-    return made
+    return made, engine.run(watched, prompt, settings)
 
 
 @pytest.mark.parametrize("fuse", [False, True])
@@ -293,7 +361,7 @@ def test_known_text_comes_first_at_its_positions_and_the_last_slot_is_short(fuse
     settings = RefusionSettings(
         slot_size=4, block_size=8, mask_id=MASK_ID, fuse=fuse, completion=completion, tau_slot=0.0, tau_token=0.3
     )
-    first, second, *others = forwards_made(around(6), settings)
+    (first, second, *others), _ = forwards_made(around(6), settings)
     assert list(first.tokens) == [*PREFIX, *SUFFIX, *[MASK_ID] * 6]
     assert list(first.positions) == [0, 1, 2, 3, 4, 11, 12, 13, 5, 6, 7, 8, 9, 10]
     assert list(second.commit.rows) == list(range(8))
@@ -318,7 +386,7 @@ def test_a_gap_at_the_end_is_a_response_whose_last_slot_is_short():
 def test_a_bidirectional_decoder_keeps_the_suffix_and_fills_the_gap_alone(decoder: str, prefix: list[int]):
     start, prompt = len(prefix), around(8, prefix)
     settings = fitted(DECODERS[decoder].Settings(mask_id=MASK_ID), 8)
-    made = forwards_made(prompt, settings, decoder)
+    made, _ = forwards_made(prompt, settings, decoder)
     assert list(made[0].tokens) == [*prefix, *[MASK_ID] * 8, *SUFFIX]
     for forward in made:
         pairs = zip(forward.positions, forward.tokens, strict=True)
