@@ -102,6 +102,15 @@ class Source:
         return "://" in (self.hub or "")
 
 
+class Turns(NamedTuple):
+    """The prompt of one item: the user turn, the system turn before it, the beginning of the response, its suffix."""
+
+    user: str
+    system: str = ""
+    opened: str = ""
+    behind: str | None = None  # what stands behind a gap, in front of which `user` stands; None without a gap
+
+
 class Gap(NamedTuple):
     """A gap that a response fills, in a plain text without a chat template.
 

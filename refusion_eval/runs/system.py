@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval import api
-from refusion_eval.benchmarks import Item, Turns, find_task
-from refusion_eval.benchmarks.rows import Gap, Sealing
+from refusion_eval.benchmarks import Item, find_task
+from refusion_eval.benchmarks.rows import Gap, Sealing, Turns
 from refusion_eval.config import CheckpointOptions, field_types
 from refusion_eval.decoders import DECODERS, find_decoder
 from refusion_eval.decoders.gap_length import holes

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED, SUITES, find_task, get_task
 from refusion_eval.cli import app
-from refusion_eval.errors import ConfigError
+from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.evaluation.loop import evaluate
 from refusion_eval.paths import embedded_path
 from refusion_eval.results.measured import run_measurements
@@ -66,6 +66,10 @@ def data(reference_data: Path) -> Path:
             "HumanEval-Infilling multi-line, length found by the system, at most 64 tokens",
         ),
         (
+            f"{NAME}_oracle_wrong_suffix_inner",
+            "HumanEval-Infilling single-line, oracle length, suffix of another function, suffix not blank",
+        ),
+        (
             "humaneval_infilling_random_span_light_upto_64_prefix_only_last",
             "HumanEval-Infilling random-span-light, up to 64 tokens, prefix only, suffix blank",
         ),
@@ -108,6 +112,35 @@ def test_gold_answers_are_right_and_empty_ones_are_not(answer: str):
     texts = {row["task_id"]: [row.get(answer, "")] for row in ROWS}
     scores = score_texts(BENCHMARKS[f"{NAME}_oracle"], ROWS, texts)
     assert [score.value for score in scores] == [answer == "canonical_solution"] * 2
+
+
+def test_a_wrong_suffix_is_that_of_another_function_half_a_set_further(tmp_path: Path):
+    given = [("f", "1\n"), ("f", ""), ("g", "2\n"), ("g", " \n"), ("h", "1\n"), ("h", "3\n")]
+    rows = [
+        {**ROWS[0], "task_id": f"{number}", "entry_point": name, "suffix": suffix}
+        for number, (name, suffix) in enumerate(given)
+    ]
+    path = tmp_path / "humaneval_infilling" / "HumanEval-SingleLineInfilling.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    items = get_task(f"{NAME}_fixed_4_wrong_suffix").items(tmp_path)
+    # Of 0: 3 is blank, 4 has the same suffix. Of 2: 5 will do. Of 3: so does 0. Of 4: 1 is blank, 2 will do.
+    assert [item.turns.behind for item in items] == ["3\n", "1\n", "3\n", "1\n", "2\n", "2\n"]
+    assert [item.id for item in get_task(f"{NAME}_fixed_4_wrong_suffix_last").items(tmp_path)] == ["1", "3"]
+    benchmark = get_task(f"{NAME}_fixed_4_wrong_suffix").benchmark
+    assert benchmark.extract("x", items[0].row).answer == f"{ROWS[0]['prompt']}x1\n"
+    assert score_texts(benchmark, ROWS, {ROWS[0]["task_id"]: [ROWS[0]["canonical_solution"]]})[0].value
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    with pytest.raises(DataError, match="item 0: no other function has a suffix"):
+        get_task(f"{NAME}_fixed_4_wrong_suffix").items(tmp_path)
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("of_set", SETS)
+def test_every_item_has_a_wrong_suffix_of_its_own_set(data: Path, of_set: str):
+    rows = get_task(f"humaneval_infilling_{of_set}_oracle_wrong_suffix").rows(data)
+    assert all(row["wrong_suffix"].strip() and row["wrong_suffix"] != row["suffix"] for row in rows)
+    assert len({row["wrong_suffix"] for row in rows}) > 0.6 * len({row["suffix"] for row in rows})
 
 
 @pytest.mark.golden

@@ -5,8 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from refusion_eval.benchmarks import Turns
-from refusion_eval.benchmarks.rows import Sealing
+from refusion_eval.benchmarks.rows import Sealing, Turns
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.results.measured import run_measurements
