@@ -254,15 +254,16 @@ def around_gap(
         if gap_tokens is not None:
             raise ConfigError(f"gap_tokens={gap_tokens} without a suffix; give one, or gen_length")
         return _token_ids(model, _ids_of(model, prefix), with_holes=True)
-    first, longest = gap_tokens if isinstance(gap_tokens, tuple) else (gap_tokens, None)
-    if first is None or first < 1 or (longest is not None and longest <= first):
+    numbers: list[Any] = list(gap_tokens) if isinstance(gap_tokens, tuple | list) else [gap_tokens]
+    are_numbers = all(isinstance(number, int) and number > 0 for number in numbers)
+    if not are_numbers or len(numbers) not in (1, 2) or numbers != sorted(set(numbers)):
         raise ConfigError(
             f"gap_tokens={gap_tokens}; give the number of tokens between prefix and suffix, 1 or more, or a pair of "
             "the first number that a search tries and a larger one, the largest"
         )
     before = model.tokenizer.encode(prefix, plain=True) if isinstance(prefix, str) else _token_ids(model, prefix)
     behind = model.tokenizer.encode(suffix) if isinstance(suffix, str) else _token_ids(model, suffix)
-    return [*before, *holes(first, longest), *behind]
+    return [*before, *holes(*numbers), *behind]
 
 
 def _ids_of(model: LoadedModel, prompt: TokenIds | str) -> TokenIds:

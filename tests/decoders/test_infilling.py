@@ -557,6 +557,8 @@ def test_a_text_has_its_gap_between_prefix_and_suffix(model: Any):
         ("prefix", "refusion", {"suffix": "end", "gap_tokens": (8, 8)}, r"gap_tokens=\(8, 8\); .* a pair of the first"),
         ("prefix", "refusion", {"suffix": "end"}, "gap_tokens=None; give the number of tokens"),
         ("prefix", "refusion", {"suffix": "end", "gap_tokens": 0}, "gap_tokens=0; give the number"),
+        ("prefix", "refusion", {"suffix": "end", "gap_tokens": (2, 3, 4)}, r"gap_tokens=\(2, 3, 4\); .* a pair of"),
+        ("prefix", "refusion", {"suffix": "end", "gap_tokens": "search"}, "gap_tokens=search; give the number"),
         ("prefix", "refusion", {"gap_tokens": 4}, "gap_tokens=4 without a suffix"),
     ],
 )
