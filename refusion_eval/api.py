@@ -58,9 +58,11 @@ def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = Non
     check_fit(model, decoder, mask_id is not None)
     defaults = {name: value for name, value in {**model.card.settings, "fuse": False}.items() if name in fields}
     resolved = settings_class(**defaults | settings) if made is None else made
-    ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in fields else []))
+    single = (getattr(resolved, name, None) for name in ("mask_id", "expand_id"))
+    ids = (*getattr(resolved, "eos_ids", ()), *(token for token in single if token is not None))
     if any(not 0 <= token < model.config.vocab_size for token in ids):
-        raise ConfigError(f"mask and EOS ids {list(ids)} must lie in the vocabulary, 0..{model.config.vocab_size - 1}")
+        most = model.config.vocab_size - 1
+        raise ConfigError(f"EOS, mask and expand ids {list(ids)} must lie in the vocabulary, 0..{most}")
     if has_budget(resolved):
         num_positions(model, resolved)  # refuses a budget that does not fit the template or the other settings
     return resolved

@@ -247,6 +247,13 @@ def test_what_does_not_fit_the_schedule_of_dreamon_is_refused(settings: dict[str
     assert short.steps == 5
 
 
+def test_an_expand_token_beyond_the_vocabulary_is_refused(tmp_path: Path):
+    tiny.save_checkpoint(tmp_path, family="Dream", expand_token_id=tiny.VOCAB_SIZE)
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    with pytest.raises(ConfigError, match=rf"{tiny.VOCAB_SIZE}\] must lie in the vocabulary"):
+        generate(model, around(3), "dream", mask_id=tiny.MASK_ID)
+
+
 def test_a_gap_of_open_length_is_searched_where_it_does_not_grow():
     settings = DECODERS["dream"].Settings(mask_id=MASK_ID, expand_id=4)
     out = decode("dream", [*PREFIX, *holes(3, 6), *SUFFIX], settings)
