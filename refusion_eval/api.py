@@ -17,7 +17,8 @@ from torch import Tensor
 
 from refusion_eval.config import check_keys
 from refusion_eval.decoders import DECODERS, Decoder, find_decoder, fitting_decoders
-from refusion_eval.decoders.infilling import asks_by_fim, check_infilling, fitted, of_gap, over_gap, span, with_steps
+from refusion_eval.decoders.gap_length import holes
+from refusion_eval.decoders.infilling import asks_by_fim, check_infilling, fitted, lengths, of_gap, over_gap, with_steps
 from refusion_eval.decoders.thoughts import has_budget, parts, within_budget
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.scoring import MaskedReading, TokenScore, estimate_many, score_many
@@ -26,7 +27,7 @@ from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.loading import LoadedModel as LoadedModel
 from refusion_eval.loading import load_model as load_model
 from refusion_eval.models.device import cpu_threads
-from refusion_eval.types import HOLE, Decode, Decoded, Decoding, Trace
+from refusion_eval.types import HOLE, OPEN, Decode, Decoded, Decoding, Trace
 
 R = TypeVar("R", bound=Decoded | DecodeError)
 
@@ -57,9 +58,11 @@ def decoder_settings(model: LoadedModel, decoder: str | Decoder, made: Any = Non
     check_fit(model, decoder, mask_id is not None)
     defaults = {name: value for name, value in {**model.card.settings, "fuse": False}.items() if name in fields}
     resolved = settings_class(**defaults | settings) if made is None else made
-    ids = (*getattr(resolved, "eos_ids", ()), *([resolved.mask_id] if "mask_id" in fields else []))
+    single = (getattr(resolved, name, None) for name in ("mask_id", "expand_id"))
+    ids = (*getattr(resolved, "eos_ids", ()), *(token for token in single if token is not None))
     if any(not 0 <= token < model.config.vocab_size for token in ids):
-        raise ConfigError(f"mask and EOS ids {list(ids)} must lie in the vocabulary, 0..{model.config.vocab_size - 1}")
+        most = model.config.vocab_size - 1
+        raise ConfigError(f"EOS, mask and expand ids {list(ids)} must lie in the vocabulary, 0..{most}")
     if has_budget(resolved):
         num_positions(model, resolved)  # refuses a budget that does not fit the template or the other settings
     return resolved
@@ -161,8 +164,9 @@ def check_request(model: LoadedModel, decoder: str | Decoder, prompt_ids: TokenI
         )
     entry = find_decoder(decoder)
     check_infilling(_name_of(decoder), entry, prompt, lambda: model.tokenizer.fim_ids)
-    fitted(settings, len(span(prompt)))  # refuses settings that do not fit the gap
-    if set(prompt) == {HOLE}:
+    for num_tokens in lengths(prompt):
+        fitted(settings, num_tokens)  # refuses settings that do not fit the gap
+    if set(prompt) <= {HOLE, OPEN}:
         raise ConfigError("the prompt is all gap; give at least one token id before or behind it")
     if len(prompt) + (3 if asks_by_fim(entry) else 0) > model.config.max_positions:
         length = f"a text of {len(prompt)} tokens exceeds the context of {model.config.max_positions}"
@@ -207,7 +211,7 @@ def generate(
     decoder: str | Decoder = "refusion",
     *,
     suffix: TokenIds | str | None = None,
-    gap_tokens: int | None = None,
+    gap_tokens: int | tuple[int, int] | None = None,
     **settings: Any,
 ) -> Decoded:
     """Decodes one prompt, or fills the gap between a prefix and a suffix.
@@ -219,7 +223,10 @@ def generate(
             fields of its settings class.
         suffix: what stands behind the gap, token ids or text; the prompt is then a prefix, and as a text it is encoded
             without a chat template. Token ids may have -1 for each token that is to be found instead, anywhere.
-        gap_tokens: number of tokens between prefix and suffix, >= 1; it takes the place of `gen_length`.
+        gap_tokens: number of tokens between prefix and suffix, >= 1; it takes the place of `gen_length`. With a pair
+            (first, longest) the number is searched, from the first one on, in forwards that count
+            (`refusion_eval.decoders.gap_length`); published are (8, 64). A model that reads from left to right ends by
+            itself, and then `longest` bounds it.
 
     Returns:
         Tokens, why decoding ended, number of forwards, seconds and trace; for a text also the response as text. Those
@@ -235,7 +242,10 @@ def generate(
 
 
 def around_gap(
-    model: LoadedModel, prefix: TokenIds | str, suffix: TokenIds | str | None, gap_tokens: int | None
+    model: LoadedModel,
+    prefix: TokenIds | str,
+    suffix: TokenIds | str | None,
+    gap_tokens: int | tuple[int, int] | None,
 ) -> list[int]:
     """Token ids of a prompt as `generate` takes it: with so many holes between prefix and suffix, if there is one.
 
@@ -246,11 +256,16 @@ def around_gap(
         if gap_tokens is not None:
             raise ConfigError(f"gap_tokens={gap_tokens} without a suffix; give one, or gen_length")
         return _token_ids(model, _ids_of(model, prefix), with_holes=True)
-    if gap_tokens is None or gap_tokens < 1:
-        raise ConfigError(f"gap_tokens={gap_tokens}; give the number of tokens between prefix and suffix, 1 or more")
+    numbers: list[Any] = list(gap_tokens) if isinstance(gap_tokens, tuple | list) else [gap_tokens]
+    are_numbers = all(isinstance(number, int) and number > 0 for number in numbers)
+    if not are_numbers or len(numbers) not in (1, 2) or numbers != sorted(set(numbers)):
+        raise ConfigError(
+            f"gap_tokens={gap_tokens}; give the number of tokens between prefix and suffix, 1 or more, or a pair of "
+            "the first number that a search tries and a larger one, the largest"
+        )
     before = model.tokenizer.encode(prefix, plain=True) if isinstance(prefix, str) else _token_ids(model, prefix)
     behind = model.tokenizer.encode(suffix) if isinstance(suffix, str) else _token_ids(model, suffix)
-    return [*before, *[HOLE] * gap_tokens, *behind]
+    return [*before, *holes(*numbers), *behind]
 
 
 def _ids_of(model: LoadedModel, prompt: TokenIds | str) -> TokenIds:
@@ -320,14 +335,14 @@ def generate_many(
     batch_size: int = 16,
     *,
     suffixes: Sequence[TokenIds | str] | None = None,
-    gap_tokens: int | None = None,
+    gap_tokens: int | tuple[int, int] | None = None,
     **settings: Any,
 ) -> list[Decoded]:
     """Decodes many prompts with continuous batching; returns one result for each prompt, in their order.
 
     Args:
         prompts: token ids or text of each prompt, as in `generate`.
-        suffixes: what stands behind the gap of each prompt; `gap_tokens` is the length of all gaps.
+        suffixes: what stands behind the gap of each prompt; `gap_tokens` is that of all gaps, as in `generate`.
         batch_size: largest number of requests at once, >= 1; in float32 it does not change the tokens.
 
     Raises:
@@ -447,6 +462,6 @@ def _token_ids(model: LoadedModel, given: Any, *, with_holes: bool = False) -> l
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int):
             raise ConfigError(f"token id {token!r} is not an integer; give those that model.tokenizer.encode makes")
-        if not (0 <= token < model.config.vocab_size or (with_holes and token == HOLE)):
+        if not (0 <= token < model.config.vocab_size or (with_holes and token in (HOLE, OPEN))):
             raise ConfigError(f"token {token} lies outside the vocabulary, 0..{model.config.vocab_size - 1}")
     return tokens

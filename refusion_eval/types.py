@@ -40,6 +40,8 @@ ENCODE = "encode"
 
 # Stands in a prompt for a token that is to be found: the places of a gap (see `refusion_eval.decoders.infilling`).
 HOLE = -1
+# Stands behind them for each further token that a gap may have, whose length is then open.
+OPEN = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +321,10 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Positions that became final, and their tokens; a decoder that edits may give a position another token later."""
+    """Positions that became final, and their tokens.
+
+    A decoder that edits may give a position another token later, or the mask, where it masks tokens again.
+    """
 
     tag: ClassVar[str] = "fix"
     forward: int

@@ -19,7 +19,8 @@ from refusion_eval.api import LoadedModel
 from refusion_eval.bench.bench import choose_threads
 from refusion_eval.bench.checkpoints import checkpoint_named
 from refusion_eval.bench.prompts import CHARACTERS_A_TOKEN, Prompt, Workload
-from refusion_eval.benchmarks import Turns, find_task
+from refusion_eval.benchmarks import find_task
+from refusion_eval.benchmarks.rows import Turns
 from refusion_eval.config import field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from refusion_eval.benchmarks.rows import (
     DATA_VARIABLE,
@@ -23,6 +23,7 @@ from refusion_eval.benchmarks.rows import (
     Row,
     Sealing,
     Source,
+    Turns,
     check_rows,
     find_rows,
     read_rows,
@@ -66,15 +67,6 @@ class CodeTest:
     call_s: float = math.inf
 
 
-class Turns(NamedTuple):
-    """The prompt of one item: the user turn, the system turn before it, the beginning of the response, its suffix."""
-
-    user: str
-    system: str = ""
-    opened: str = ""
-    behind: str | None = None  # what stands behind a gap, in front of which `user` stands; None without a gap
-
-
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
     """One way to ask the questions of a benchmark, and the rules that find the answers in the responses.
@@ -92,6 +84,7 @@ class Prompts:
             without control tokens at the ends of lines.
         normalise: turns a published row and its 0-based number into the row that everything else reads; None if
             published rows are read as they are. A row for which it gives None is not asked.
+        arrange: turns the published rows into those that `normalise` gets, where a row needs others; None if none does.
         is_right: compares (right answer, extracted answer); None for the comparison of the benchmark's kind.
         reads_solution: for mathematics, whether the extracted text and the row's whole solution are handed to
             math-verify, which finds the answers in both by itself.
@@ -108,6 +101,7 @@ class Prompts:
     version: str = "1.0"
     clean: Callable[[str], str] | None = None
     normalise: Callable[[Row, int], dict[str, Any] | None] | None = None
+    arrange: Callable[[Sequence[Row]], list[dict[str, Any]]] | None = None
     is_right: Callable[[str, str], bool] | None = None
     reads_solution: bool = False
     test: Callable[[Row], CodeTest] | None = None
@@ -365,7 +359,8 @@ class Task:
             folder = self.benchmark.folder
             rows, origin = find_rows(name, source, directory, split or source.split, folder=folder)
         check_rows(rows, source, origin)
-        normalise = self.benchmark.prompts.normalise
+        normalise, arrange = self.benchmark.prompts.normalise, self.benchmark.prompts.arrange
+        rows = rows if arrange is None else arrange(rows)
         if normalise is None:
             return rows
         asked = [row for row in map(normalise, rows, range(len(rows))) if row is not None]

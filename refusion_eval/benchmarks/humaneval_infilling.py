@@ -4,27 +4,40 @@ A score says nothing without the length of the gap, so the rule of it is part of
 and table: `humaneval_infilling_SET_RULE`, with further parts behind it.
 
 SET: single_line, multi_line, random_span or random_span_light.
-RULE: oracle (as many tokens as the missing text has), fixed_N (N tokens, all of which are the text) or upto_N (N
-    tokens, of which those before the first end token are the text).
+RULE: oracle (as many tokens as the missing text has), fixed_N (N tokens, all of which are the text), upto_N (N
+    tokens, of which those before the first end token are the text) or open_N (as many as the system finds, N at most).
 prefix_only: the suffix is left out, as a control.
+wrong_suffix: the suffix is that of another function (`_with_wrong_suffixes`), as a control; programs have their own.
 inner, last: only the items with a suffix that is not blank, or only the others, to which no suffix can help.
 """
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from refusion_eval.benchmarks import Benchmark, CodeTest, Extraction, Prompts
 from refusion_eval.benchmarks.rows import ID, TEXT, Gap, Row, Source
+from refusion_eval.errors import DataError
 
 _ROWS = {"single_line": 1033, "multi_line": 5815, "random_span": 1640, "random_span_light": 164}
 _NAME = re.compile(
-    rf"humaneval_infilling_({'|'.join(_ROWS)})_(oracle|(?:fixed|upto)_[1-9][0-9]{{0,3}})(_prefix_only)?(_inner|_last)?"
+    rf"humaneval_infilling_({'|'.join(_ROWS)})_(oracle|(?:fixed|upto|open)_[1-9][0-9]{{0,3}})(_prefix_only|_wrong_suffix)?(_inner|_last)?"
 )
 _COMMIT = "88062ff9859c875d04db115b698ed4b0f0395170"
-_SPOKEN = {"oracle": "oracle length", "fixed": "{} tokens", "upto": "up to {} tokens"}
-_PARTS = {"_inner": "suffix not blank", "_last": "suffix blank"}
+_SPOKEN = {
+    "oracle": "oracle length",
+    "fixed": "{} tokens",
+    "upto": "up to {} tokens",
+    "open": "length found by the system, at most {} tokens",
+}
+_FIRST_LENGTH = 8  # at which the published search (CAL) begins
+_PARTS = {
+    "_prefix_only": "prefix only",
+    "_wrong_suffix": "suffix of another function",
+    "_inner": "suffix not blank",
+    "_last": "suffix blank",
+}
 
 
 def _program(text: str, row: Row) -> Extraction:
@@ -45,6 +58,23 @@ def _of_part(part: str, row: Row, _number: int) -> dict[str, Any] | None:
     return dict(row) if not part or is_last == (part == "_last") else None
 
 
+def _with_wrong_suffixes(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows with `wrong_suffix`: that of the next row, from half a set further on, of which the suffix will do."""
+
+    def wrong(number: int, row: Row) -> str:
+        for other in (rows[(number + len(rows) // 2 + step) % len(rows)] for step in range(len(rows))):
+            suffix = str(other["suffix"])
+            if other["entry_point"] != row["entry_point"] and suffix.strip() and suffix != row["suffix"]:
+                return suffix
+        raise DataError(f"item {row['task_id']}: no other function has a suffix; give a file with several functions")
+
+    return [{**row, "wrong_suffix": wrong(number, row)} for number, row in enumerate(rows)]
+
+
+def _suffix(control: str, row: Row) -> str:
+    return "" if control == "_prefix_only" else str(row["wrong_suffix" if control else "suffix"])
+
+
 def _num_gold_tokens(row: Row, num_tokens: Callable[[str], int]) -> int:
     return num_tokens(row["canonical_solution"])
 
@@ -57,11 +87,13 @@ def named(name: str) -> Benchmark | None:
         return None
     of_set, rule, control, part = (part or "" for part in parts.groups())
     kind, _, number = rule.partition("_")
+    first = min(_FIRST_LENGTH, int(number) - 1) if kind == "open" else None
+    if first == 0:  # there is nothing to find
+        return None
     file = f"HumanEval-{of_set.title().replace('_', '').replace('SpanLight', 'Span')}Infilling"
     file += "Light" if of_set.endswith("light") else ""
     told = [f"HumanEval-Infilling {of_set.replace('_', '-')}", _SPOKEN[kind].format(number)]
-    told += ["prefix only"] if control else []
-    told += [_PARTS[part]] if part else []
+    told += [_PARTS[one] for one in (control, part) if one]
     return Benchmark(
         name=name,
         title=", ".join(told),
@@ -83,10 +115,12 @@ def named(name: str) -> Benchmark | None:
             filters={"first": _program},
             clean=str,  # blanks and line ends are part of the program
             normalise=functools.partial(_of_part, part),
+            arrange=_with_wrong_suffixes if control == "_wrong_suffix" else None,
             gap=Gap(
-                suffix=lambda row: "" if control else str(row["suffix"]),
+                suffix=functools.partial(_suffix, control),
                 length=_num_gold_tokens if kind == "oracle" else lambda _row, _num_tokens: int(number),
-                ends_at_eos=kind == "upto",
+                ends_at_eos=kind in ("upto", "open"),
+                first=first,
             ),
         ),
         id_column="task_id",

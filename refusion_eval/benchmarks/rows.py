@@ -102,6 +102,15 @@ class Source:
         return "://" in (self.hub or "")
 
 
+class Turns(NamedTuple):
+    """The prompt of one item: the user turn, the system turn before it, the beginning of the response, its suffix."""
+
+    user: str
+    system: str = ""
+    opened: str = ""
+    behind: str | None = None  # what stands behind a gap, in front of which `user` stands; None without a gap
+
+
 class Gap(NamedTuple):
     """A gap that a response fills, in a plain text without a chat template.
 
@@ -109,11 +118,13 @@ class Gap(NamedTuple):
         suffix: a row -> the text behind the gap.
         length: (a row, what counts the tokens of a text) -> number of tokens of the gap.
         ends_at_eos: whether the text in the gap ends at the first end token; else all its tokens belong to it.
+        first: the length at which the search for one up to `length` begins, which is larger; None searches none.
     """
 
     suffix: Callable[[Row], str]
     length: Callable[[Row, Callable[[str], int]], int]
     ends_at_eos: bool = False
+    first: int | None = None
 
 
 def read_rows(path: Path, longest: int = LONGEST_LINE) -> list[dict[str, Any]]:

@@ -209,6 +209,12 @@ class Canvas:
         if final:
             self._trace.fix(positions, final)
 
+    def mask_again(self, positions: Sequence[int]) -> None:
+        """Makes response positions masks again, and records them if there are any."""
+        self.fix(positions, [self.settings.mask_id] * len(positions))
+        for position in positions:
+            self._is_masked[position] = True
+
     def fill(self, positions: Iterable[int], token: int) -> None:
         """Writes a token to response positions that are no part of the text, which traces do not mention."""
         for position in positions:

@@ -4,7 +4,8 @@ Every forward computes the whole text with full attention; no keys and values ar
 was trained from a causal model and kept the way its logits are read: the row before a position predicts it.
 
 With alg="entropy_threshold" there is no schedule: entropies decide how many positions of a block a forward fills, as in
-dParallel (arXiv 2509.26488).
+dParallel (arXiv 2509.26488). With alg="p2" tokens are masked again where a later forward is less sure, as in P2
+(arXiv 2502.03540).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,13 +35,14 @@ from refusion_eval.decoders.canvas import (
     check_blocks,
     rounded_quotas,
 )
-from refusion_eval.decoders.dllm_cache import FEATURE_INTERVALS, text_forward
+from refusion_eval.decoders.dllm_cache import FEATURE_INTERVALS, reuses_features, text_forward
 from refusion_eval.decoders.drafts import Drafts, check_drafts
+from refusion_eval.decoders.dreamon import fill_open_gap
 from refusion_eval.decoders.filling import Rule, above, fill
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import Confidence, Decoding, ProbArray, Read, Readout, Trace
+from refusion_eval.types import OPEN, Confidence, Decoding, ProbArray, Read, Readout, Trace
 
-Alg = Literal["origin", "maskgit_plus", "topk_margin", "entropy", "entropy_threshold"]
+Alg = Literal["origin", "maskgit_plus", "topk_margin", "entropy", "entropy_threshold", "p2"]
 RANKING_ALGS: tuple[Alg, ...] = ("maskgit_plus", "topk_margin", "entropy")
 
 
@@ -60,7 +62,10 @@ class DreamSettings(MaskedSettings):
         alg: how positions are ranked: by the probability of the token ("maskgit_plus"), by its distance to the second
             best ("topk_margin"), or by low entropy ("entropy"). "origin" picks positions at random. "entropy_threshold"
             fills, block after block, every position whose entropy in nats is below `threshold`, and always the lowest
-            one; entropies are then those of the untempered distribution, and `steps` has no effect.
+            one; entropies are then those of the untempered distribution, and `steps` has no effect. "p2" ranks all
+            positions by the probability of the token that the present forward would put there. After each of `steps`
+            forwards an equal number more of the best ones has tokens, and the others are masks, again or still; a token
+            that stays does not change. As in Open-dLLM.
         alg_temp: above 0, positions are drawn without replacement from softmax(confidence / alg_temp).
         eps: noise level at which the schedule ends.
         confidence_temperature, confidence_top_p: temperature and top_p of the confidences at temperature 0; None is 1
@@ -76,7 +81,11 @@ class DreamSettings(MaskedSettings):
         block_length: with alg="entropy_threshold", positions that are filled before the next ones begin; divides
             gen_length. None is all.
         schedule: how `steps` share the masks: on the noise schedule, as in Dream's release, or in equal shares of what
-            is left, rounded step by step and without steps that fill nothing ("dllm", as the library dllm).
+            is left, rounded step by step and without steps that fill nothing ("dllm", as the library dllm). "dreamon"
+            fills one mask a forward and looks for masks after the forward, so that the last one finds none; a gap of
+            open length then grows and shrinks (see `refusion_eval.decoders.dreamon`), whatever `steps` are.
+        expand_id: the token by which DreamOn makes two masks of one; it is never chosen where no gap may grow. None for
+            models that have none.
     """
 
     decoder: ClassVar[str] = "dream"
@@ -96,7 +105,8 @@ class DreamSettings(MaskedSettings):
     draft_steps: NonNegativeInt = added_setting(0)
     threshold: NonNegativeFloat = added_setting(0.5)
     block_length: PositiveInt | None = added_setting(None)
-    schedule: Literal["release", "dllm"] = added_setting("release")
+    schedule: Literal["release", "dllm", "dreamon"] = added_setting("release")
+    expand_id: NonNegativeInt | None = added_setting(None)
 
     def __post_init__(self) -> None:
         MaskedSettings.__post_init__(self)
@@ -106,15 +116,34 @@ class DreamSettings(MaskedSettings):
         if self.alg_temp > 0 and self.alg not in RANKING_ALGS:
             where = f"{self.decoder}: alg_temp is {self.alg_temp}"
             raise ConfigError(f"{where}, and alg={self.alg} draws nothing by confidence; set alg_temp to 0")
-        if self.schedule == "dllm" and self.alg not in RANKING_ALGS:
-            where = f"{self.decoder}: schedule is dllm"
+        if self.schedule == "dreamon":
+            if self.steps is not None and self.steps < self.gen_length:
+                where = f"{self.decoder}: steps is {self.steps}"
+                raise ConfigError(f"{where} and schedule dreamon, which fills one mask a forward; leave out steps")
+            if reuses_features(self):
+                raise ConfigError(
+                    f"{self.decoder}: schedule is dreamon, which changes the length of a text, with "
+                    "prompt_interval_steps or gen_interval_steps above 1; set both to 1"
+                )
+        if self.schedule != "release" and self.alg not in RANKING_ALGS:
+            where = f"{self.decoder}: schedule is {self.schedule}"
             raise ConfigError(f"{where}, and alg={self.alg} fills no shares of what is left; leave out schedule")
+        if self.alg == "p2" and self.early_stop:
+            raise ConfigError(
+                f"{self.decoder}: alg is p2, which masks tokens again: none is final before the last "
+                "forward; leave out early_stop"
+            )
         if self.alg == "entropy_threshold" and self.block_length is not None:
             check_blocks(self.decoder, self.gen_length, self.block_length, None)
 
     @property
     def draws_order(self) -> bool:
         return self.alg == "origin" or self.alg_temp > 0
+
+    @property
+    def finds_length(self) -> bool:
+        """Whether the decoder itself finds the length of a gap of open length, so that none is searched before."""
+        return self.schedule == "dreamon"
 
     @property
     def num_steps(self) -> int:
@@ -136,6 +165,7 @@ class DreamSettings(MaskedSettings):
             # At temperature 0 top_p shapes the confidences only.
             top_p=self.top_p if self.temperature > 0 or self.confidence_top_p is None else self.confidence_top_p,
             top_k=self.top_k,
+            exclude=() if self.expand_id is None else (self.expand_id,),
             entropy=self.alg in ("entropy", "entropy_threshold"),
             margin=self.alg == "topk_margin",
         )
@@ -157,6 +187,8 @@ class DreamSettings(MaskedSettings):
         steps = self.steps or num_masked
         if self.schedule == "dllm":
             return Rule(quotas=rounded_quotas(num_masked, steps))
+        if self.schedule == "dreamon":
+            return Rule(fewest=min(self.steps or num_masked + 1, num_masked + 1))
         return Rule(quotas=quotas(num_masked, shares(steps, self.eps)))
 
 
@@ -190,9 +222,13 @@ def quotas(num_masked: int, shares: Iterable[np.float32]) -> Iterator[int]:
 
 def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Decoding:
     """Decodes one prompt in `steps` forwards, or fewer with `early_stop`."""
+    if settings.finds_length and OPEN in prompt:
+        return (yield from fill_open_gap(prompt, settings, trace))
     canvas = Canvas(prompt, settings, trace)
     if settings.alg == "origin":
         return (yield from _decode_at_random(canvas, settings, trace))
+    if settings.alg == "p2":
+        return (yield from _decode_with_remasking(canvas, settings, trace))
     length = settings.gen_length
     if settings.alg == "entropy_threshold":
         length = settings.block_length or length
@@ -211,6 +247,23 @@ def _decode_at_random(canvas: Canvas, settings: DreamSettings, trace: Trace) -> 
             canvas.fix(picked, readout.tokens)
         if reason := canvas.settled():
             return canvas.finish(reason)
+    return canvas.finish()
+
+
+def _decode_with_remasking(canvas: Canvas, settings: DreamSettings, trace: Trace) -> Decoding:
+    positions = canvas.masked()
+    steps = settings.steps or len(positions)
+    for step in range(1, steps + 1):
+        masked = set(canvas.masked())
+        if not masked:
+            break
+        (readout,) = yield text_forward(canvas, settings, positions, step - 1)
+        # float32, as released, decides about the last place of the number.
+        num_masks = int(np.float32(len(positions)) * np.float32(1 - step / steps))
+        worst = set(np.argsort(readout.probs, kind="stable")[:num_masks].tolist())
+        filled = [index for index, position in enumerate(positions) if position in masked and index not in worst]
+        canvas.fix_chosen(positions, readout, readout.probs, filled)
+        canvas.mask_again([positions[index] for index in sorted(worst) if positions[index] not in masked])
     return canvas.finish()
 
 

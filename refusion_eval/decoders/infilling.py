@@ -1,9 +1,10 @@
 """Infilling: known text stands on both sides of what is decoded.
 
 A prompt carries it: `HOLE` stands in it for each token that is to be found, and what follows the last hole is the
-suffix. The number of holes is the length of the response, whatever `gen_length` says. Decoders of masked models have
-the suffix in their canvas; ReFusion and Eso-LM read prefix and suffix in front of the masks, at their true positions;
-an autoregressive model has to be asked for the middle by tokens that it was trained with (FIM).
+suffix. The number of holes is the length of the response, whatever `gen_length` says; with `OPEN` behind them it is
+searched (see `refusion_eval.decoders.gap_length`). Decoders of masked models have the suffix in their canvas; ReFusion
+and Eso-LM read prefix and suffix in front of the masks, at their true positions; an autoregressive model has to be
+asked for the middle by tokens that it was trained with (FIM), and ends it by itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +13,24 @@ from typing import Any
 
 from refusion_eval import decoders
 from refusion_eval.decoders import Decoder
+from refusion_eval.decoders.gap_length import PUBLISHED, Search, searched_length
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import HOLE, Decode, Decoding, Stop, Trace
+from refusion_eval.types import HOLE, OPEN, Decode, Decoding, Stop, Trace
 
 FimIds = Callable[[], Sequence[int]]  # the ids of a tokenizer's tokens before prefix, suffix and middle, if it has any
 
 
 def span(prompt: Sequence[int]) -> range:
-    """The places from the first hole to the last one; empty if there is none."""
-    holes = [place for place, token in enumerate(prompt) if token == HOLE]
+    """The places from the first hole to the last one, those of an open length included; empty if there is none."""
+    holes = [place for place, token in enumerate(prompt) if token in (HOLE, OPEN)]
     return range(holes[0], holes[-1] + 1) if holes else range(0)
+
+
+def lengths(prompt: Sequence[int]) -> range:
+    """The lengths that the gap of a prompt may get."""
+    longest = len(span(prompt))
+    return range(1 if OPEN in prompt else longest, longest + 1)
 
 
 def asks_by_fim(entry: Decoder) -> bool:
@@ -34,6 +42,13 @@ def check_infilling(name: str, entry: Decoder, prompt: Sequence[int], fim_ids: F
     places = span(prompt)
     if not places:
         return
+    gap = list(prompt[places.start : places.stop])
+    num_known = sum(token >= 0 for token in gap)
+    if OPEN in gap and (num_known or gap[0] == OPEN or gap != sorted(gap, reverse=True)):
+        raise ConfigError(
+            f"a gap of open length ({OPEN} behind {HOLE}) begins with {HOLE} and is the only one; give the other gaps "
+            "their lengths, or this one"
+        )
     if asks_by_fim(entry):
         if not fim_ids() and places.stop < len(prompt):
             raise ConfigError(
@@ -45,7 +60,7 @@ def check_infilling(name: str, entry: Decoder, prompt: Sequence[int], fim_ids: F
         why = "it writes blocks from left to right, and they see no later text"
         why = why if name in decoders.DECODERS else 'its Decoder does not say infills="gap"'
         raise ConfigError(f"decoder={name} does not infill: {why}; take one of {able}")
-    if entry.infills != "gaps" and any(prompt[place] != HOLE for place in places):
+    if entry.infills != "gaps" and num_known:
         able = ", ".join(other for other, one in decoders.DECODERS.items() if one.infills == "gaps")
         raise ConfigError(f"decoder={name} fills one gap, and the prompt has several; take one of {able}")
 
@@ -109,10 +124,12 @@ def whole_gap(entry: Decoder) -> dict[str, Any]:
     return {field.name: off[field.name] for field in fields(entry.Settings) if field.name in off}
 
 
-def over_gap(entry: Decoder, fim_ids: FimIds, bos_id: Callable[[], int | None] = lambda: None) -> Decode:
+def over_gap(
+    entry: Decoder, fim_ids: FimIds, bos_id: Callable[[], int | None] = lambda: None, search: Search = PUBLISHED
+) -> Decode:
     """The decoder for prompts with holes, which `check_infilling` has let through.
 
-    A beginning-of-text token in front of the prefix stays in front of the FIM tokens.
+    A beginning-of-text token in front of the prefix stays in front of the FIM tokens. `search` finds an open length.
     """
 
     def decode(prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding:
@@ -123,6 +140,10 @@ def over_gap(entry: Decoder, fim_ids: FimIds, bos_id: Callable[[], int | None] =
             if ids := fim_ids():
                 begin = prefix[:1] if prefix and prefix[0] == bos_id() else ()
                 prompt = [*begin, ids[0], *prefix[len(begin) :], ids[1], *suffix, ids[2]]
+        elif OPEN in prompt and not getattr(settings, "finds_length", False):
+            length = yield from searched_length(entry.reads, prompt, places, settings.mask_id, search)
+            prompt = [*prompt[: places.start], *[HOLE] * length, *prompt[places.stop :]]
+            places = span(prompt)
         response = yield from entry.decode(prompt, fitted(settings, len(places)), trace)
         if response.stop != "length":
             return response

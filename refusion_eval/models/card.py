@@ -104,7 +104,7 @@ CARDS: dict[str, Card] = {
                 *("Dream-org/Dream-v0-Instruct-7B", "Dream-org/Dream-v0-Base-7B"),
                 *("Dream-org/Dream-Coder-v0-Instruct-7B", "Dream-org/Dream-Coder-v0-Base-7B"),
                 *("apple/DiffuCoder-7B-Base", "apple/DiffuCoder-7B-Instruct", "apple/DiffuCoder-7B-cpGRPO"),
-                *("Zigeng/dParallel_Dream_7B_Instruct", "d3LLM/d3LLM_Dream"),
+                *("Zigeng/dParallel_Dream_7B_Instruct", "d3LLM/d3LLM_Dream", "Dream-org/DreamOn-v0-7B"),
             )
         ),
         # Its code has the ids of the mask and of <|im_end|>, at which it stops; its config.json has no mask.
@@ -248,7 +248,10 @@ def _sizes(config: Mapping[str, Any], path: Path) -> dict[str, int]:
     for key, size in named.values():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise CheckpointError(f"{path}: {key} is {reprlib.repr(size)}; it must be a positive whole number")
-    return {setting: size for setting, (_, size) in named.items()}
+    sizes = {setting: size for setting, (_, size) in named.items()}
+    if (token := config.get("expand_token_id")) is not None:  # by which DreamOn makes two masks of one
+        (sizes["expand_id"],) = _ids(path, "expand_token_id", [token])
+    return sizes
 
 
 def _mask_id(config: Mapping[str, Any], directory: Path) -> int | None:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from refusion_eval import api
-from refusion_eval.benchmarks import Item, Turns, find_task
-from refusion_eval.benchmarks.rows import Gap, Sealing
+from refusion_eval.benchmarks import Item, find_task
+from refusion_eval.benchmarks.rows import Gap, Sealing, Turns
 from refusion_eval.config import CheckpointOptions, field_types
 from refusion_eval.decoders import DECODERS, find_decoder
+from refusion_eval.decoders.gap_length import holes
 from refusion_eval.decoders.infilling import check_infilling
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.engine.scoring import TokenScore
@@ -30,7 +31,6 @@ from refusion_eval.runs.settings_tables import Resolved, Table, load_tables, res
 from refusion_eval.runs.systems import published_systems
 from refusion_eval.store.manifest import Manifest, git_commit, package_versions
 from refusion_eval.store.records import REFUSED, Sample
-from refusion_eval.types import HOLE
 from refusion_eval.untrusted import read_text
 from refusion_eval.version import __version__
 
@@ -217,7 +217,12 @@ class System:
         tokenizer = self.files.tokenizer
         length = gap.length(item.row, lambda text: len(tokenizer.encode(text)))
         before, behind = self.encode(item.turns.user, plain=True), tokenizer.encode(item.turns.behind or "")
-        prompt = [*before, *[HOLE] * length, *behind]
+        if "expand_id" in self.checkpoint_settings:  # DreamOn has learned whole texts, between these two tokens
+            begin, end = (
+                [] if one is None else [one] for one in (tokenizer.inner.bos_token_id, tokenizer.inner.eos_token_id)
+            )
+            before, behind = begin * (before[:1] != begin) + before, behind + end
+        prompt = [*before, *holes(gap.first or length, length), *behind]
         check_infilling(self.args.decoder, find_decoder(self.args.decoder), prompt, lambda: tokenizer.fim_ids)
         return prompt
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -22,11 +23,12 @@ from refusion_eval.api import (
 )
 from refusion_eval.decoders import DECODERS
 from refusion_eval.decoders.esolm import EsolmSettings
+from refusion_eval.decoders.gap_length import Search, holes
 from refusion_eval.decoders.infilling import check_infilling, fitted, over_gap, span
 from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.tokenizer import FIM_TOKENS
-from refusion_eval.types import HOLE, Decoded, Fix, ForwardDone, Stop, Trace
+from refusion_eval.types import HOLE, OPEN, Decoded, Fix, ForwardDone, Readout, Stop, Trace
 from tests.decoders.baselines import forwards_of, golden_model
 from tests.decoders.oracle import OracleEngine
 from tests.decoders.test_refusion_fused import any_settings
@@ -38,7 +40,14 @@ MODEL, ENGINE = random_transformer(5), random_engine(5)
 PREFIX, SUFFIX = [3, 1, 4, 1, 5], [9, 2, 6]
 MASK_ID = VOCAB_SIZE - 1
 PUBLIC_MASK = 191
-GOLDENS = {"llada_infill": 6, "llada_infill_cal": 6, "dream_infill": 7, "dream_infill_dllm": 6}
+GOLDENS = {
+    "llada_infill": 6,
+    "llada_infill_cal": 6,
+    "dream_infill": 7,
+    "dream_infill_dllm": 6,
+    "dream_infill_p2": 6,
+    "dreamon_fixed": 6,
+}
 NUMBERS = [(name, number) for name, most in GOLDENS.items() for number in range(most)]
 
 
@@ -55,6 +64,9 @@ def settings_of(name: str, case: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if name == "llada_infill_cal":
         block_length = released["block_length"] or released["gen_length"]
         return "llada", {"steps": released["steps"], "block_length": block_length, "confidence_dtype": "float64"}
+    if name == "dreamon_fixed":
+        kept = {setting: released[setting] for setting in ("steps", "alg", "expand_id")}
+        return "dream", {**kept, "schedule": "dreamon"}
     named = {"steps": released["steps"], "alg": released["alg"], "top_k": released["top_k"] or 0}
     return "dream", {**named, **({"schedule": "dllm"} if name.endswith("dllm") else {"eps": released["eps"]})}
 
@@ -68,21 +80,58 @@ def test_tokens_and_forwards_are_those_of_the_public_code(reference_data: Path, 
     lines = path.read_text().splitlines()
     assert len(lines) == GOLDENS[name]
     case = json.loads(lines[number])
-    if case["settings"].get("dstep", -1) >= 0:
-        pytest.skip("the length of this record was searched, which no decoder here does")
     decoder, settings = settings_of(name, case)
+    model, start = golden_model(reference_data, case), case["gap"][0]
     prompt = [HOLE if token == PUBLIC_MASK else token for token in case["canvas_ids"]]
-    out = generate(golden_model(reference_data, case), prompt, decoder, eos_ids=(), **settings)
-    start = case["gap"][0]
     wanted = [
         {"q": one["q"] * one["rows"], "ctx": one["ctx"], "commit": sorted(one["commit"])} for one in case["forwards"]
     ]
+    if (released := case["settings"]).get("dstep", -1) < 0:
+        out = generate(model, prompt, decoder, eos_ids=(), **settings)
+    else:  # the length was searched
+        around = prompt[:start], prompt[case["gap"][-1] + 1 :]
+        prompt = [*around[0], *holes(released["gen_length"], released["max_gen_length"]), *around[1]]
+        search = Search(released["span"], released["dstep"], released["use_bias"])
+        filling = over_gap(DECODERS[decoder], list, search=search)
+        del settings["block_length"]
+        out = model.engine.run(filling, prompt, settings_for(model, decoder, prompt, settings | {"eos_ids": ()}))
+        tried = [{"q": sum(map(len, around)) + length, "ctx": 0, "commit": []} for length, _ in case["search"]]
+        wanted = [*tried, *wanted]
+        prompt = [*around[0], *holes(case["infill_length"]), *around[1]]
     found = forwards_of(out)
     for forward in found:
         forward["commit"] = sorted([start + position, token] for position, token in forward["commit"])
     assert found == wanted
     assert out.num_forwards == case["num_forwards"]
     assert [*prompt[:start], *out.tokens, *prompt[start + len(out.tokens) :]] == case["output_ids"]
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 99))
+@examples(40)
+def test_the_least_sure_positions_are_masked_again_and_the_others_keep_their_tokens(length: int, steps: int, seed: int):
+    drawn, trace = np.random.default_rng(seed), Trace()
+    settings = DECODERS["dream"].Settings(mask_id=MASK_ID, alg="p2", gen_length=length, steps=steps)
+    decoding = DECODERS["dream"].decode(around(length), settings, trace)
+    forward, state, response = next(decoding), [MASK_ID] * length, None
+    for step in range(1, steps + 1):
+        assert list(forward.tokens[5 : 5 + length]) == state
+        probs, tokens = drawn.random(length), drawn.integers(0, MASK_ID, length)
+        worst = sorted(range(length), key=probs.__getitem__)[: length * (steps - step) // steps]
+        kept = [token if old == MASK_ID else old for old, token in zip(state, tokens.tolist(), strict=True)]
+        state = [MASK_ID if place in worst else token for place, token in enumerate(kept)]
+        try:
+            forward = decoding.send((Readout(tokens, probs),))
+        except StopIteration as end:
+            response = end.value
+            break
+    assert MASK_ID not in state
+    assert list(response.tokens) == state
+    assert trace.fixed_tokens() == dict(enumerate(state))
+
+
+def test_nothing_that_may_be_masked_again_ends_a_text_early():
+    with pytest.raises(ConfigError, match="alg is p2, which masks tokens again: none is final"):
+        DECODERS["dream"].Settings(mask_id=MASK_ID, alg="p2", early_stop=True)
 
 
 class Uncached:
@@ -125,7 +174,7 @@ def test_eso_lm_fills_a_gap_as_an_engine_that_caches_nothing(length: int, seed: 
     expected, trace = OracleEngine(Uncached()).run(filling, around(length), settings)
     found = ENGINE.run(filling, around(length), settings)
     assert (found.tokens, found.num_forwards) == (expected.tokens, trace.num_forwards)
-    (first, *_) = forwards_made(around(length), settings, "esolm")
+    (first, *_), _ = forwards_made(around(length), settings, "esolm")
     assert list(first.tokens[:8]) == [*PREFIX, *SUFFIX]
     assert set(first.positions[8:]) <= set(range(5, 5 + length))
 
@@ -139,8 +188,10 @@ def test_fused_or_not_the_tokens_of_a_gap_are_the_same(common: dict[str, Any], l
     assert fused.num_forwards <= plain.num_forwards
 
 
-def forwards_made(prompt: list[int], settings: Any, decoder: str = "refusion") -> list[Any]:
-    """The forwards of a decoding on the random model."""
+def forwards_made(
+    prompt: list[int], settings: Any, decoder: str = "refusion", engine: Any = ENGINE
+) -> tuple[list[Any], Decoded]:
+    """The forwards of a decoding, by default on the random model, and its result."""
     made = []
 
     def watched(prompt, settings, trace):
@@ -153,8 +204,7 @@ def forwards_made(prompt: list[int], settings: Any, decoder: str = "refusion") -
             except StopIteration as stop:
                 return stop.value
 
-    ENGINE.run(watched, prompt, settings)
-    return made
+    return made, engine.run(watched, prompt, settings)
 
 
 @pytest.mark.parametrize("fuse", [False, True])
@@ -163,7 +213,7 @@ def test_known_text_comes_first_at_its_positions_and_the_last_slot_is_short(fuse
     settings = RefusionSettings(
         slot_size=4, block_size=8, mask_id=MASK_ID, fuse=fuse, completion=completion, tau_slot=0.0, tau_token=0.3
     )
-    first, second, *others = forwards_made(around(6), settings)
+    (first, second, *others), _ = forwards_made(around(6), settings)
     assert list(first.tokens) == [*PREFIX, *SUFFIX, *[MASK_ID] * 6]
     assert list(first.positions) == [0, 1, 2, 3, 4, 11, 12, 13, 5, 6, 7, 8, 9, 10]
     assert list(second.commit.rows) == list(range(8))
@@ -188,7 +238,7 @@ def test_a_gap_at_the_end_is_a_response_whose_last_slot_is_short():
 def test_a_bidirectional_decoder_keeps_the_suffix_and_fills_the_gap_alone(decoder: str, prefix: list[int]):
     start, prompt = len(prefix), around(8, prefix)
     settings = fitted(DECODERS[decoder].Settings(mask_id=MASK_ID), 8)
-    made = forwards_made(prompt, settings, decoder)
+    made, _ = forwards_made(prompt, settings, decoder)
     assert list(made[0].tokens) == [*prefix, *[MASK_ID] * 8, *SUFFIX]
     for forward in made:
         pairs = zip(forward.positions, forward.tokens, strict=True)
@@ -292,10 +342,12 @@ def test_many_prompts_and_a_stream_take_gaps_as_one_prompt_does(tmp_path: Path):
         ("llada", {"block_length": 8}),
         ("fast_dllm_llada", {"threshold": 0.1, "block_length": 8}),
         ("d3llm_llada", {"threshold": 2.0}),
+        ("dream", {"alg": "p2", "steps": 4}),
+        ("dream", {"alg": "p2", "temperature": 0.6, "top_p": 0.95}),
     ],
 )
 def test_in_a_batch_a_gap_is_filled_as_alone(tmp_path: Path, decoder: str, settings: dict[str, Any]):
-    tiny.save_checkpoint(tmp_path, family="qwen3" if decoder == "refusion" else "llada")
+    tiny.save_checkpoint(tmp_path, family={"refusion": "qwen3", "dream": "Dream"}.get(decoder, "llada"))
     model = load_model(str(tmp_path), device="cpu", dtype="float32")
     tokens = {"mask_id": tiny.MASK_ID, "eos_ids": ()}
     prompts = [around(6), around(6, suffix=[8]), around(11), PREFIX]
@@ -351,8 +403,14 @@ def test_a_text_has_its_gap_between_prefix_and_suffix(model: Any):
         (around(3), "refusion", {"release_compatible": True}, "the release decodes whole slots and fills no gap"),
         ([HOLE] * 3, "refusion", {}, "the prompt is all gap"),
         (around(2100), "refusion", {}, "exceeds the context of 2048"),
+        ([1, *holes(3, 2100), 2], "refusion", {}, "exceeds the context of 2048"),
+        ([1, HOLE, OPEN, 2, HOLE, 3], "llada", {}, "a gap of open length .* is the only one"),
+        ([1, OPEN, HOLE, 2], "llada", {}, "a gap of open length .* begins with -1"),
+        ("prefix", "refusion", {"suffix": "end", "gap_tokens": (8, 8)}, r"gap_tokens=\(8, 8\); .* a pair of the first"),
         ("prefix", "refusion", {"suffix": "end"}, "gap_tokens=None; give the number of tokens"),
         ("prefix", "refusion", {"suffix": "end", "gap_tokens": 0}, "gap_tokens=0; give the number"),
+        ("prefix", "refusion", {"suffix": "end", "gap_tokens": (2, 3, 4)}, r"gap_tokens=\(2, 3, 4\); .* a pair of"),
+        ("prefix", "refusion", {"suffix": "end", "gap_tokens": "search"}, "gap_tokens=search; give the number"),
         ("prefix", "refusion", {"gap_tokens": 4}, "gap_tokens=4 without a suffix"),
     ],
 )

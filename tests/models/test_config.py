@@ -137,6 +137,17 @@ def test_the_blocks_of_sdar_are_those_that_its_config_says(directory, family, si
     assert checkpoint_card("JetLM/SDAR-4B-Chat", directory).sizes.get("block_length") == size
 
 
+def test_the_expand_token_of_dreamon_is_that_of_its_config(directory):
+    change(directory, model_type="Dream", expand_token_id=31)
+    for name in ("local", "Dream-org/DreamOn-v0-7B"):
+        assert checkpoint_card(name, directory).settings["expand_id"] == 31
+    change(directory, expand_token_id="31")
+    with pytest.raises(CheckpointError, match=r"expand_token_id is .* must be a token id"):
+        checkpoint_card("local", directory)
+    change(directory, expand_token_id=None)
+    assert "expand_id" not in checkpoint_card("local", directory).settings
+
+
 def test_dream_with_blocks_is_dream_reasoner(directory):
     change(directory, model_type="Dream", block_size=32, mask_token_id=33)
     for name in ("/models/copy", "Dream-org/DreamReasoner-8B"):

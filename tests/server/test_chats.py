@@ -7,8 +7,7 @@ import pytest
 from lm_eval.tasks import TaskManager
 from typer.testing import CliRunner
 
-from refusion_eval.benchmarks import Turns
-from refusion_eval.benchmarks.rows import Sealing
+from refusion_eval.benchmarks.rows import Sealing, Turns
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
