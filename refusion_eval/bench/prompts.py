@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 from refusion_eval.bench.bench import PROMPTED, mini_texts
 from refusion_eval.benchmarks import BENCHMARKS, Task
-from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, ColumnType, Source, check_rows, find_rows
+from refusion_eval.benchmarks.rows import ID, TEXTS, ColumnType, Source, check_rows, find_rows
 from refusion_eval.errors import ConfigError, DataError
 
 SPEED_BENCH = "speed_bench"
 SPLITS = ("qualitative", *(f"throughput_{size}k" for size in (1, 2, 8, 16, 32)))
 _FLAG = ColumnType(lambda value: isinstance(value, bool), "true or false")
+_TEXT_OR_NONE = ColumnType(lambda value: isinstance(value, str | None), "text or null")
 _COLUMNS = {
     "question_id": ID,
-    **dict.fromkeys(("category", "sub_category", "source", "src_id", "difficulty"), TEXT),
+    **dict.fromkeys(("category", "sub_category", "source", "src_id", "difficulty"), _TEXT_OR_NONE),
     "turns": TEXTS,
     "multiturn": _FLAG,
 }
@@ -124,7 +125,9 @@ def speed_bench(split: str, data: Path | None, limit: int | None) -> Workload:
     if split not in SPLITS:
         raise ConfigError(f"SPEED-Bench has no split {split!r}; it has {', '.join(SPLITS)}")
     source = Source(hub="nvidia/SPEED-Bench", configs=(split,), split="test", num_rows=0, columns=_COLUMNS)
-    found, origin = find_rows(SPEED_BENCH, source, data, split, folder=SPEED_BENCH)
+    # A file has the name of the configuration; on the hub each of them has one split.
+    name = split if data is not None else source.split
+    found, origin = find_rows(SPEED_BENCH, source, data, name, folder=SPEED_BENCH)
     check_rows(found, source, origin)
     prompts, counts = [], Counter[str]()
     for number, row in enumerate(found):

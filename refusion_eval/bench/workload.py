@@ -6,35 +6,33 @@ that an interrupted measurement goes on where it ended.
 """
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from refusion_eval import metrics
-from refusion_eval.api import LoadedModel
 from refusion_eval.bench.bench import choose_threads
-from refusion_eval.bench.checkpoints import checkpoint_named
+from refusion_eval.bench.checkpoints import SHAPES, checkpoint_named
+from refusion_eval.bench.contestants import SIZES, systems_named, systems_on
 from refusion_eval.bench.prompts import CHARACTERS_A_TOKEN, Prompt, Workload
 from refusion_eval.benchmarks import find_task
 from refusion_eval.benchmarks.rows import Turns
-from refusion_eval.config import field_types
-from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import EMBEDDED
 from refusion_eval.runs.job import Job, sample_key
-from refusion_eval.runs.model_args import entry_arguments, parse_model_args, settings_type
-from refusion_eval.runs.system import ModelCache, System
-from refusion_eval.runs.systems import choose_systems
+from refusion_eval.runs.system import System
 from refusion_eval.store.atomic_write import append_line, prepare_output
 from refusion_eval.store.manifest import git_commit, package_versions
-from refusion_eval.store.records import Sample
+from refusion_eval.store.records import SERVER, Sample
 from refusion_eval.types import ForwardDone, Trace
 
-AUTOREGRESSIVE = "autoregressive"
+_WARM_UP = -1  # stands for a round
 TASK = "gsm8k"  # whose settings systems have that were tuned by task
 
 
@@ -45,9 +43,11 @@ class Answer:
     Attributes:
         system, group, prompt, turn, round: what was asked; turns and rounds count from 0.
         prompt_tokens: of the whole prompt, earlier turns included; 0 where no tokenizer is here.
+        cached_tokens: those of them that a server says it took from a cache.
         tokens, seconds: of the answer.
         first_seconds: from the request to the end of the first forward; of a server, to the first byte of the answer.
-        later_tokens: tokens that did not stand after the first forward, or after the first byte.
+        later_tokens: tokens that did not stand after the first forward; None for a server, whose first bytes may be
+            those of many.
         forwards, rows, cached_rows: forwards, and the sums of their new and of their cached rows.
         joules: energy of the device.
         peak_bytes: the most memory that the device had in use meanwhile; on a CPU, this process.
@@ -60,6 +60,7 @@ class Answer:
     turn: int
     round: int
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     tokens: int | None = None
     seconds: float = 0.0
     first_seconds: float | None = None
@@ -129,6 +130,7 @@ def measure(
         "prompts": workload.source,
         "generated": workload.generated,
         "num_prompts": len(workload.prompts),
+        "asked": hashlib.sha256(json.dumps(workload.prompts).encode()).hexdigest()[:16],
         "num_rounds": num_rounds,
         "versions": package_versions(),
         "commit": git_commit(),
@@ -137,7 +139,8 @@ def measure(
     stored, last = answers.stored(), {(prompt.group, prompt.name): len(prompt.turns) - 1 for prompt in workload.prompts}
     ended = (answer for answer in stored if answer.error or answer.turn == last[answer.group, answer.prompt])
     done = {answer.key for answer in ended}
-    found = [answer for answer in stored if answer.key in done]
+    # Of a conversation that was interrupted and asked again, the later answers count.
+    found = list({(answer.key, answer.turn): answer for answer in stored if answer.key in done}.values())
     groups = list(dict.fromkeys(prompt.group for prompt in workload.prompts))
     with contextlib.ExitStack() as stack:
         for system in systems.values():
@@ -153,7 +156,7 @@ def measure(
                     for prompt in left:
                         if (name, group) not in warm:  # lengths have recordings and buffers of their own
                             warm.add((name, group))
-                            list(_conversation(name, system, prompt, turn))
+                            list(_conversation(name, system, prompt, _WARM_UP))
                         for answer in _conversation(name, system, prompt, turn):
                             found.append(answer)
                             answers.keep(answer)
@@ -181,14 +184,19 @@ def _resolved(system: System) -> Any:
 
 
 def _conversation(name: str, system: System, prompt: Prompt, turn: int) -> Iterator[Answer]:
-    texts = prompt.turns if prompt.length is None else [_cut(system, prompt.turns[0], prompt.length)]
+    first, *others = prompt.turns
+    if system.args.loop == SERVER:  # which might take a prompt that it has seen before from its cache
+        first = f"{prompt.group}, {prompt.name}, {turn}: {first}"
+    texts = [first if prompt.length is None else _cut(system, first, prompt.length), *others]
     messages: list[dict[str, str]] = []
     for number, text in enumerate(texts):
         messages.append({"role": "user", "content": text})
         rendered = _rendered(system, messages)
         ids = system.encode(rendered, plain=not system.has_template)
         resolved = _resolved(system)
-        key = sample_key("workload", "", {"group": prompt.group, "prompt": prompt.name}, rendered, resolved, turn)
+        key = sample_key(
+            "workload", "", {"group": prompt.group, "prompt": prompt.name}, rendered, resolved, max(turn, 0)
+        )
         job = Job(
             key=key, benchmark="", item_id=prompt.name, prompt_ids=ids, prompt=rendered, resolved=resolved, alone=True
         )
@@ -237,7 +245,8 @@ def _answer(asked: Answer, sample: Sample, peak_bytes: int | None) -> Answer:
         joules=sample.joules,
         peak_bytes=None if server else peak_bytes,
         prompt_tokens=asked.prompt_tokens or server.get("prompt_tokens", 0),
-        later_tokens=None if sample.num_tokens is None else max(0, sample.num_tokens - 1),
+        cached_tokens=server.get("cached_tokens", 0),
+        later_tokens=None if server or sample.num_tokens is None else max(0, sample.num_tokens - 1),
     )
     if sample.trace is None or sample.num_tokens is None:
         return known
@@ -282,6 +291,7 @@ class Figure:
     num_answers: int
     errors: Sequence[str]
     prompt_tokens: float | None = None
+    cached_tokens: float = 0.0  # of a prompt in the mean
     first_seconds: tuple[float, float, float] | None = None
     decode_tps: tuple[float, float, float] | None = None
     tps: tuple[float, float, float] | None = None
@@ -319,13 +329,16 @@ def _figure(answers: Sequence[Answer]) -> Figure:
         values = of(name)
         return None if values is None else sum(values) / len(values)
 
-    def interval(statistic: metrics.Statistic) -> tuple[float, float, float]:
-        found = metrics.bootstrap([statistic], rounds=[answer.round for answer in measured])[0].interval()
-        return found.value, *found.bounds
+    numbers = {name: place for place, name in enumerate(dict.fromkeys(answer.prompt for answer in measured))}
+    of_prompt = [numbers[answer.prompt] for answer in measured]
 
-    def ratio(above: str, below: Sequence[float] | None) -> tuple[float, float, float] | None:
-        values = of(above)
-        return interval(metrics.ratio_statistic(values, below)) if values and below and sum(below) else None
+    def ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> tuple[float, float, float] | None:
+        """Sum over sum, resampled by prompt: its turns and its repetitions in other rounds go together."""
+        if not above or not below or not sum(below):
+            return None
+        sums = (np.bincount(of_prompt, weights=column) for column in (above, below))
+        found = metrics.bootstrap([metrics.ratio_statistic(*sums)])[0].interval()
+        return found.value, *found.bounds
 
     seconds, first, tokens, joules = (of(name) for name in ("seconds", "first_seconds", "tokens", "joules"))
     assert seconds is not None
@@ -333,10 +346,11 @@ def _figure(answers: Sequence[Answer]) -> Figure:
     return replace(
         figure,
         prompt_tokens=mean("prompt_tokens") or None,
-        first_seconds=None if first is None else interval(metrics.mean_statistic(first)),
-        decode_tps=ratio("later_tokens", later),
-        tps=ratio("tokens", seconds),
-        tpf=ratio("tokens", of("forwards")),
+        cached_tokens=mean("cached_tokens") or 0.0,
+        first_seconds=ratio(first, [1.0] * len(measured)),
+        decode_tps=ratio(of("later_tokens"), later),
+        tps=ratio(tokens, seconds),
+        tpf=ratio(tokens, of("forwards")),
         forwards=mean("forwards"),
         rows=mean("rows"),
         cached_rows=mean("cached_rows"),
@@ -352,8 +366,10 @@ def to_json(conditions: Mapping[str, Any], figures: Sequence[Figure]) -> dict[st
 
 def table(conditions: Mapping[str, Any], figures: Sequence[Figure]) -> str:
     """The figures as text, and what they rest on."""
-    heading = f"{'prompts':<22} {'system':<22} {'prompt':>7} {'first ms':>20} {'tokens/s after it':>22} {'TPF':>6}"
-    lines = [f"{heading} {'forwards':>8} {'rows':>8} {'cached':>10} {'MB':>6} {'J/token':>8}"]
+    heading = f"{'prompts':<22} {'system':<22} {'prompt':>7} {'first ms':>20} {'tokens/s after it':>22}"
+    lines = [
+        f"{heading} {'tokens/s':>8} {'TPF':>6} {'forwards':>8} {'rows':>8} {'cached':>10} {'MB':>6} {'J/token':>8}"
+    ]
     for figure in figures:
         name = f"{figure.group[:22]:<22} {figure.system[:22]:<22}"
         if not figure.num_answers:
@@ -363,6 +379,7 @@ def table(conditions: Mapping[str, Any], figures: Sequence[Figure]) -> str:
         cells = [
             _cell(figure.prompt_tokens, 7, 0),
             f"{_bounded(first):>20} {_bounded(figure.decode_tps):>22}",
+            _cell(None if figure.tps is None else figure.tps[0], 8, 1),
             _cell(None if figure.tpf is None else figure.tpf[0], 6, 2),
             *(
                 _cell(value, width, 1)
@@ -373,7 +390,8 @@ def table(conditions: Mapping[str, Any], figures: Sequence[Figure]) -> str:
         ]
         failed = f"  {len(figure.errors)} kinds of errors: {'; '.join(figure.errors)}" if figure.errors else ""
         lines.append(f"{name} {' '.join(cells)}{failed}")
-    places = dict.fromkeys(f"{each['device']}, {each['dtype']}" for each in conditions["systems"].values())
+    systems = conditions["systems"].items()
+    places = [f"{name}: {one['checkpoint']}, {one['device']}, {one['dtype']}" for name, one in systems]
     lines += [
         "",
         "In brackets: 95% interval by prompt. First: to the end of the first forward, which reads the prompt;",
@@ -381,6 +399,11 @@ def table(conditions: Mapping[str, Any], figures: Sequence[Figure]) -> str:
         "most that the device had in use, with the weights of all systems; on a CPU, that this process had.",
         f"Prompts: {conditions['prompts']}.",
         f"{'; '.join(places)}; {conditions['num_rounds']} rounds in turns.",
+    ]
+    lines += [
+        f"{figure.system} took {figure.cached_tokens:,.0f} of {figure.prompt_tokens:,.0f} prompt tokens from a cache."
+        for figure in figures
+        if figure.cached_tokens and figure.prompt_tokens
     ]
     if conditions["generated"]:
         lines.append(
@@ -401,45 +424,9 @@ def _bounded(value: Sequence[float] | None) -> str:
     return f"{middle:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def systems_on(checkpoint: str, settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, System]:
-    """Name -> system of a checkpoint: its main decoder, also with fused forwards, and autoregressive decoding.
-
-    `settings` are those that a decoder takes of them; `arguments` are model arguments of all.
-    """
-    cache = ModelCache()
-
-    def system(decoder: str, **more: Any) -> System:
-        names = field_types(DECODERS[decoder].Settings)
-        own = {name: value for name, value in settings.items() if name in names}
-        return System(
-            parse_model_args({"pretrained": checkpoint, "decoder": decoder, **arguments, **own, **more}), cache
-        )
-
-    main = LoadedModel.open(checkpoint, **arguments).decoders[0]
-    systems = {}
-    if main != AUTOREGRESSIVE:
-        fuses = "fuse" in field_types(DECODERS[main].Settings)
-        systems = {main: system(main, **({"fuse": False} if fuses else {}))}
-        systems |= {f"{main}, fused": system(main, fuse=True)} if fuses else {}
-    return systems | {AUTOREGRESSIVE: system(AUTOREGRESSIVE)}
-
-
-def systems_named(
-    names: Sequence[str], model: str, settings: Mapping[str, Any], arguments: Mapping[str, Any]
-) -> dict[str, System]:
-    """Name -> system of `choose_systems`, each with its own weights in memory."""
-    systems = {}
-    for name, chosen in choose_systems(names, model).items():
-        given = {**entry_arguments(chosen, f"--system {name}"), **arguments}
-        types = field_types(settings_type(given["decoder"], given["loop"]))
-        own = {key: value for key, value in settings.items() if key in types}
-        systems[name] = System(parse_model_args(given | own))
-    return systems
-
-
 def run_workload(
     workload: Workload,
-    model: str,
+    model: str | None,
     names: Sequence[str],
     *,
     settings: Mapping[str, Any],
@@ -459,13 +446,14 @@ def run_workload(
     choose_threads(threads)
     with contextlib.ExitStack() as stack:
         if names:
-            systems = systems_named(
-                names, model if model != EMBEDDED or len(names) > 1 else EMBEDDED, settings, arguments
-            )
+            systems = systems_named(names, model or "", settings, arguments)
         else:
+            model = model or EMBEDDED
+            if model in SHAPES:
+                raise ConfigError(f"--model {model} has random weights and no tokenizer; take {model}-inflated")
             dtype = torch.float32 if arguments.get("dtype") == "float32" else torch.bfloat16
             checkpoint = str(stack.enter_context(checkpoint_named(model, dtype, progress)))
-            systems = systems_on(checkpoint, settings, arguments)
+            systems = systems_on(checkpoint, {**SIZES, **settings}, arguments)
         # The folder of a shape has another name each time.
         name = None if names else model
         measured = measure(systems, workload, num_rounds=num_rounds, checkpoint=name, path=path, progress=progress)

@@ -17,8 +17,12 @@ from refusion_eval.store.atomic_write import write_output
 def bench(
     given: dict[str, Any],
     model: Annotated[
-        str, typer.Option(help="Checkpoint folder, hub id, embedded, or a shape: 0.6B, 8B, 0.6B-inflated, 8B-inflated.")
-    ] = "embedded",
+        str | None,
+        typer.Option(
+            help="Checkpoint folder, hub id, embedded (the default without --system), or a shape: 0.6B, 8B, "
+            "0.6B-inflated, 8B-inflated."
+        ),
+    ] = None,
     predict: Annotated[
         Literal["A100", "H100", "H200"] | None,
         typer.Option(help="Measure nothing, and print an estimate of a forward of --model (8B) on this GPU."),
@@ -32,8 +36,12 @@ def bench(
     gen_length: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of a response. The default is 128; 32 for a shape on a CPU.")
     ] = None,
-    slot_size: Annotated[int, typer.Option(min=1, help="Slot size k of ReFusion.")] = 8,
-    block_size: Annotated[int, typer.Option(min=1, help="Block size b of ReFusion.")] = 32,
+    slot_size: Annotated[
+        int | None, typer.Option(min=1, help="Slot size k of ReFusion. The default is 8; its own for --system.")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Block size b of ReFusion. The default is 32; its own for --system.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. The default is torch's choice.")] = None,
     baseline: Annotated[
         bool | None,
@@ -51,7 +59,9 @@ def bench(
         Literal["speed"] | None,
         typer.Option(help="Measure whole systems on SPEED-Bench, by category, and nothing else; --data has its rows."),
     ] = None,
-    split: Annotated[str, typer.Option(help="Of SPEED-Bench: qualitative, or throughput_1k to _32k.")] = "qualitative",
+    split: Annotated[
+        str, typer.Option(help="Of SPEED-Bench: qualitative (the default), or throughput_1k to _32k.")
+    ] = "",
     system: Annotated[
         str, typer.Option(help="Systems for --prompt-lengths and --suite. The default is the decoders of --model.")
     ] = "",
@@ -71,29 +81,32 @@ def bench(
         from refusion_eval.bench.gpu_check import measured_curves
         from refusion_eval.bench.predict import prediction
 
-        name = "8B" if model == "embedded" else model
+        name = "8B" if model is None or model == "embedded" else model
         if name in SHAPES:
             config = config_of(SHAPES[name])
-        elif (opened := LoadedModel.open(model, device="cpu")).is_stock:
-            raise ConfigError(f"--predict is for forwards of this project, and transformers computes {model}")
+        elif (opened := LoadedModel.open(name, device="cpu")).is_stock:
+            raise ConfigError(f"--predict is for forwards of this project, and transformers computes {name}")
         else:
             config = opened.config
         print(prediction(predict, config, name, measured_curves(Path("results"), predict, name)))
         return
     cli.prepare(out)
-    sizes = {"slot_size": slot_size, "block_size": block_size}
+    sizes = {"slot_size": slot_size, "block_size": block_size, "gen_length": gen_length}
+    given_sizes = {name: size for name, size in sizes.items() if size is not None}
     if prompt_lengths and suite:
         raise ConfigError("--prompt-lengths and --suite are two measurements; give one of them")
+    if not (prompt_lengths or suite) and (system or data or split):
+        raise ConfigError("--system, --data and --split are for --prompt-lengths or --suite; give one of them, too")
     if prompt_lengths or suite:
-        from refusion_eval.bench.prompts import long_prompts, parse_lengths, speed_bench
+        from refusion_eval.bench.prompts import SPLITS, long_prompts, parse_lengths, speed_bench
         from refusion_eval.bench.workload import run_workload
 
         lengths = parse_lengths(prompt_lengths) if prompt_lengths else []
         value, text = run_workload(
-            long_prompts(lengths, prompts or 3, data) if lengths else speed_bench(split, data, prompts),
+            long_prompts(lengths, prompts or 3, data) if lengths else speed_bench(split or SPLITS[0], data, prompts),
             model,
             parameters.names_of(system),
-            settings={**sizes, "gen_length": gen_length or 128},
+            settings=given_sizes,
             arguments=given,
             threads=threads,
             num_rounds=rounds or 3,
@@ -103,9 +116,9 @@ def bench(
     else:
         extent = {"num_prompts": prompts, "num_rounds": rounds, "gen_length": gen_length, "with_baseline": baseline}
         report, text = run_bench(
-            model,
+            model or "embedded",
             extent={name: value for name, value in extent.items() if value is not None},
-            settings=sizes,
+            settings={"slot_size": slot_size or 8, "block_size": block_size or 32},
             threads=threads,
             with_profile=profile,
             progress=cli.say,

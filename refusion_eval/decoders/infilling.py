@@ -68,8 +68,8 @@ def check_infilling(name: str, entry: Decoder, prompt: Sequence[int], fim_ids: F
 def fitted(settings: Any, length: int) -> Any:
     """The settings for a gap of so many positions.
 
-    Steps keep their share of the positions, rounded up to a number that the gap allows (`with_steps`). Blocks that do
-    not divide the gap become one; slots end with the gap.
+    Steps keep their share of the positions, and those of `alg=p2` their number, rounded up to a number that the gap
+    allows (`with_steps`). Blocks that do not divide the gap become one; slots end with the gap.
     """
     if has_budget(settings):
         raise ConfigError(f"thought_budget={settings.thought_budget}: a gap holds no thought; leave it out")
@@ -83,6 +83,7 @@ def fitted(settings: Any, length: int) -> Any:
     if getattr(settings, "steps", None) is None or settings.gen_length == length:
         return replace(settings, **changes)
     share = -(-settings.steps * length // settings.gen_length)
+    share = settings.steps if getattr(settings, "alg", None) == "p2" else share  # which masks tokens again
     return with_steps(lambda steps: replace(settings, **changes, steps=steps), share, length)
 
 
@@ -145,7 +146,7 @@ def over_gap(
             prompt = [*prompt[: places.start], *[HOLE] * length, *prompt[places.stop :]]
             places = span(prompt)
         response = yield from entry.decode(prompt, fitted(settings, len(places)), trace)
-        if response.stop != "length":
+        if response.stop != "length" or asks_by_fim(entry):  # which says by its end token that the gap is full
             return response
         # The gap is full, so nothing is cut off.
         trace.events[:] = [replace(event, reason="gap") if isinstance(event, Stop) else event for event in trace.events]

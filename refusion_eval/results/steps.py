@@ -13,7 +13,7 @@ from refusion_eval.results.measurement import RowKey
 from refusion_eval.results.render import Table
 from refusion_eval.store.records import Sample, ScoreRow
 from refusion_eval.store.run_store import Run
-from refusion_eval.types import Draft, Fix, ForwardDone, Trace
+from refusion_eval.types import ENCODE, Draft, Fix, ForwardDone, Trace
 
 # Settings that say how many positions a decoder fills before it goes on, and how many it drafts together.
 _BLOCKS = ("block_size", "block_length", "gen_block_size", "window_size", "canvas_length")
@@ -110,7 +110,8 @@ class Tally:
             if length >= _PARTS:
                 self.parts[:, position * _PARTS // length] += 1, forwards
         self.blocks += [(round(sum(forwards), 6), len(forwards)) for forwards in of_block.values()]
-        if has_tokens:  # of a sealed task all are 0
+        # Tokens of a sealed task are all 0. A model with an encoder replaces what it accepted, and drafts nothing.
+        if has_tokens and ENCODE not in self.kinds:
             self._add_drafts(trace)
 
     def _add_drafts(self, trace: Trace) -> None:

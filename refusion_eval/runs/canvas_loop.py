@@ -64,15 +64,18 @@ class CanvasLoop:
     def run(self, prompt: Sequence[int], settings: ReleaseSettings) -> Decoded:
         """Decodes one prompt; the response is of whole canvases, and what the settings leave open is the release's."""
         given = {name: value for name in CANVAS_ARGUMENTS if (value := getattr(settings, name, None)) is not None}
-        if "entropy_bound" in given:
-            bound = self._parts.EntropyBoundSamplerConfig(entropy_bound=given.pop("entropy_bound"))
-            given["sampler_config"] = bound
-        config = self._parts.DiffusionGemmaGenerationConfig(
-            max_new_tokens=settings.gen_length,
-            eos_token_id=list(settings.eos_ids) or None,
-            pad_token_id=_PAD_ID,
-            **given,
-        )
+        try:
+            if "entropy_bound" in given:
+                bound = self._parts.EntropyBoundSamplerConfig(entropy_bound=given.pop("entropy_bound"))
+                given["sampler_config"] = bound
+            config = self._parts.DiffusionGemmaGenerationConfig(
+                max_new_tokens=settings.gen_length,
+                eos_token_id=list(settings.eos_ids) or None,
+                pad_token_id=_PAD_ID,
+                **given,
+            )
+        except (ValueError, AttributeError) as error:
+            raise DecodeError(f"the release's loop refuses its settings: {error}") from error
         torch.manual_seed(settings.seed)
         self.drawn = Drawn([], [])
         self._model._prepare_sampler = self._recording_sampler

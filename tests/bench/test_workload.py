@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from refusion_eval.bench.contestants import systems_named, systems_on
 from refusion_eval.bench.prompts import Prompt, Workload, long_prompts, parse_lengths, speed_bench
-from refusion_eval.bench.workload import Answer, figures_of, measure, systems_named, systems_on, table, to_json
+from refusion_eval.bench.workload import Answer, figures_of, measure, table, to_json
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, DataError, MissingRowsError
 from refusion_eval.paths import embedded_path
@@ -110,6 +111,40 @@ def test_an_interrupted_measurement_goes_on_where_it_ended(systems, tmp_path):
     assert measure(systems, load, num_rounds=2, path=path)[1] == answers
     with pytest.raises(ConfigError, match="was measured under other num_rounds; name another file"):
         measure(systems, load, num_rounds=3, path=path)
+    with pytest.raises(ConfigError, match="was measured under other asked; name another file"):
+        measure(systems, long_prompts([64, 96], 1, None), num_rounds=2, path=path)
+
+
+def test_a_conversation_that_was_interrupted_counts_once(systems, tmp_path):
+    load, path = (
+        Workload([Prompt("g", "0", ["Add.", "Again."]), Prompt("g", "1", ["Add.", "Again."])], "made"),
+        tmp_path / "a",
+    )
+    only = {"autoregressive": systems["autoregressive"]}
+    measure(only, load, num_rounds=1, path=path)
+    path.write_text("\n".join(path.read_text().split("\n")[:-2]))  # ended before the last turn of the second one
+    for _ in range(2):
+        assert [(one.prompt, one.turn) for one in measure(only, load, num_rounds=1, path=path)[1]] == [
+            ("0", 0), ("0", 1), ("1", 0), ("1", 1),
+        ]  # fmt: skip
+
+
+def test_an_interval_is_by_prompt_however_many_rounds_there_are():
+    answers = [
+        Answer("a", "g", str(prompt), 0, turn, 5, 0, tokens, 2.0, 1.0, tokens - 1, 4)
+        for turn in range(9)
+        for prompt, tokens in enumerate((4, 8, 16, 32))
+    ]
+    one, nine = (figures_of([answer for answer in answers if answer.round < most])[0] for most in (1, 9))
+    assert one.tpf == nine.tpf
+    assert one.tpf[1] < one.tpf[0] < one.tpf[2]
+
+
+def test_systems_by_name_keep_their_own_settings_and_masked_models_are_measured_alone():
+    (system,) = systems_named(["wedlm"], "embedded", {}, {}).values()
+    assert system.args.pretrained == "embedded"
+    assert not system.args.settings
+    assert list(systems_on("embedded:llada", SETTINGS, {"device": "cpu"})) == ["llada"]
 
 
 def test_a_conversation_has_the_systems_own_answers_between_its_turns(systems, tmp_path):
@@ -131,6 +166,8 @@ def test_a_conversation_has_the_systems_own_answers_between_its_turns(systems, t
     file.write_text(json.dumps(unfetched))
     with pytest.raises(DataError, match="its text was not fetched from made"):
         speed_bench("qualitative", tmp_path, None)
+    file.write_text(json.dumps(ROW | {"difficulty": None, "sub_category": None}))
+    assert speed_bench("qualitative", tmp_path, None).prompts[0].group == "coding"
     with pytest.raises(ConfigError, match="SPEED-Bench has no split 'test'"):
         speed_bench("test", tmp_path, None)
 
@@ -145,10 +182,13 @@ def test_a_server_has_its_first_byte_and_no_forwards():
     (figure,) = figures_of(answers)
     assert (figure.forwards, figure.rows, figure.tpf, figure.peak_bytes) == (None, None, None, None)
     assert "Add.\n\n4 and\n\nAgain." in peer.bodies[-1]["prompt"]
+    begins = [body["prompt"].partition(":")[0] for body in peer.bodies if "Add." in body["prompt"]]
+    assert dict.fromkeys(begins) == dict.fromkeys(["short, 0, -1", "short, 0, 0"])  # of the warm-up and the round
+    assert (figure.decode_tps, figure.tps is None) == (None, False)  # its first bytes may be those of several tokens
 
 
 def test_a_figure_that_one_answer_does_not_tell_is_left_out():
-    answer = Answer("a", "g", "0", 0, 0, 5, 10, 2.0, 1.0, 9, 5, 20, 30, 4.0, 2**20)
+    answer = Answer("a", "g", "0", 0, 0, 5, 0, 10, 2.0, 1.0, 9, 5, 20, 30, 4.0, 2**20)
     (figure,) = figures_of([answer, replace(answer, prompt="1", forwards=None, joules=None)])
     assert (figure.tpf, figure.forwards, figure.joules_a_token) == (None, None, None)
     assert figure.decode_tps[0] == 9
@@ -180,3 +220,7 @@ def test_the_command_prints_a_table_and_its_file_is_drawn(tmp_path, monkeypatch)
     assert "The text was generated" in (tmp_path / "x.txt").read_text()
     with pytest.raises(ConfigError, match="give one of them"):
         CliRunner().invoke(app, [*words, "--suite", "speed"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="are for --prompt-lengths or --suite"):
+        CliRunner().invoke(app, ["bench", "--system", "wedlm"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="take 8B-inflated"):
+        CliRunner().invoke(app, [*words, "--model", "8B"], catch_exceptions=False)
