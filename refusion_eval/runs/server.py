@@ -27,7 +27,7 @@ from refusion_eval.runs.server_facts import CANVAS, endpoints, forwards
 from refusion_eval.runs.server_requests import fields_of
 from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.store.manifest import Hardware
-from refusion_eval.store.records import LONGEST_TEXT, REFUSED, SERVER, Sample
+from refusion_eval.store.records import LONGEST_TEXT, REFUSED, SERVER, Sample, dump
 from refusion_eval.types import Decoded, StopReason, Trace
 
 # The text split again here may have more tokens than the server generated, but not so many times as many.
@@ -206,10 +206,9 @@ class Server(Backend):
         return replace(sample, **changes)
 
     def _states(self, job: Job, answer: Answer) -> dict[str, Any]:
-        """The states of the text as records have them; none of texts that are longer together than one may be."""
-        if sum(len(text) for _, text in answer.states) > LONGEST_TEXT:
-            return {}
-        return {"states": [[seconds, redact(text, job.sealed)] for seconds, text in answer.states]}
+        """The states of the text as records have them; none where their JSON is longer than that of one text may be."""
+        states = [[seconds, redact(text, job.sealed)] for seconds, text in answer.states]
+        return {} if len(dump(states)) > LONGEST_TEXT else {"states": states}
 
     def _ids(self, answer: Answer, stop: StopReason, most_tokens: int) -> tuple[tuple[int, ...] | None, str]:
         """The ids of the tokens of an answer, and what their number rests on; None where the server alone counts."""

@@ -215,7 +215,7 @@ class ServerClient(Place):
         # The key may come in parts, too.
         states = tuple((moment, self.clean(text)) for moment, text in answer.states)
         answer = replace(answer, text=self.clean(answer.text), facts=self._cleaned(answer.facts), states=states)
-        check_facts(answer.facts, answer.text, most_tokens, longest)
+        check_facts(answer.facts, (answer.text, answer.reasoning), most_tokens, longest)
         created = next((str(chunk["created"]) for chunk in chunks if chunk.get("created")), "")
         self._earlier.refuse(str(answer.facts["id"]), (created, answer.text, answer.finish_reason))
         return self._noticed(answer, model_of(chunks, headers))

@@ -35,7 +35,7 @@ REFUSED = "refused"
 # Characters of a text in a record, of the texts that are names and the like, entries of a mapping and characters of its
 # JSON, and settings of a sample: what is longer would only make readers slow.
 LONGEST_TEXT, LONGEST_NAME = 16 << 20, 4096
-_LONG_TEXTS = ("text", "error", "extracted", "reason")
+_LONG_TEXTS = ("text", "error", "extracted", "reason", "reasoning")
 _MOST_ENTRIES, _LARGEST_MAPPING, _MOST_SETTINGS = 10_000, 1 << 20, 1000
 _ESCAPED = 12  # characters that JSON writes for one at most: the halves of a surrogate pair
 _LARGEST_NUMBER = 2**64  # of a whole number that is no count, such as a seed
@@ -357,8 +357,9 @@ def from_fields(kind: type[_Kind], fields: Mapping[str, Any], *, length: float =
 
 def _check_size(name: str, value: Any, length: float) -> None:
     """Refuses (ValueError) what is out of the range of every field, or would only make readers slow."""
-    # Writing a mapping anew takes as long as reading the record, so that short records are spared it.
-    may_be_large = _ESCAPED * length > _LARGEST_MAPPING
+    # Writing a mapping anew takes as long as reading the record, so that short records are spared it. What a server
+    # told holds thoughts and states, and is as large as its record may be.
+    may_be_large = name != "server" and _ESCAPED * length > _LARGEST_MAPPING
     if type(value) is str:
         is_wrong = len(value) > (LONGEST_TEXT if name in _LONG_TEXTS else LONGEST_NAME)
     elif type(value) in (int, float):

@@ -13,6 +13,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
+from refusion_eval.runs import server, server_facts
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.server_client import ServerClient
 from refusion_eval.runs.system import System
@@ -96,6 +97,37 @@ def test_states_of_a_text_are_recorded_with_their_times_where_they_are_asked_for
     assert "state 3/3" in shown
     assert "<draft:x y>" in shown
     assert CliRunner().invoke(app, ["replay", str(tmp_path / "a"), "--out", str(tmp_path / "a.gif")]).exit_code == 0
+
+
+def test_long_thoughts_and_many_states_are_recorded_and_read_again(tmp_path):
+    thoughts, texts = "Let me think. " * 400, [f"{number} {'word ' * 900}" for number in range(300)]
+
+    def answer(number, body):
+        states = (event(text, diffusion_meta={"diffusion_content": True}) for text in [*texts, ANSWER])
+        first = event(delta={"reasoning_content": thoughts})
+        return first + b"".join(states) + event("", "stop") + b"data: [DONE]\n\n"
+
+    with serving(served("Inception", answer)) as peer:
+        assert run(peer, tmp_path / "a", "--server-api", "chat", "--diffusing", "--limit", "1").exit_code == 0
+    (sample,) = samples(tmp_path / "a")
+    assert (sample.text, sample.server["reasoning"]) == (ANSWER, thoughts)
+    assert len(sample.server["states"]) == 301
+
+
+def test_thoughts_and_states_that_no_record_may_hold_are_bounded_as_json(tmp_path, monkeypatch):
+    def answer(number, body):
+        if body.get("diffusing"):
+            parts = (event("\u6c49" * 100, diffusion_meta={"diffusion_content": True}) for _ in range(2))
+            return b"".join(parts) + event(ANSWER, "stop", diffusion_meta={"diffusion_content": True})
+        return chat(number, body, reasoning="\u6c49" * 200)
+
+    for module in (server, server_facts):
+        monkeypatch.setattr(module, "LONGEST_TEXT", 1000)
+    with serving(served("Inception", answer)) as peer:
+        run(peer, tmp_path / "a", "--server-api", "chat")
+        run(peer, tmp_path / "b", "--server-api", "chat", "--diffusing")
+    assert {"a text of more than 0 MiB" in sample.error for sample in samples(tmp_path / "a")} == {True}
+    assert {(sample.text, "states" in sample.server) for sample in samples(tmp_path / "b")} == {(ANSWER, False)}
 
 
 def test_fields_that_a_server_takes_and_does_not_follow_are_recorded_and_said(tmp_path):
