@@ -29,7 +29,7 @@ _EVENTS_PER_TOKEN, _MORE_EVENTS = 4, 64
 # tokens that may be generated.
 _WHOLE, _TOKENS_PER_TIMEOUT = 2.0, 1000
 # Words of a refusal of a value, with which the field itself is known.
-_VALUE = re.compile(r"greater|less than|between|range|unsupported value|only the default|at (?:least|most)", re.I)
+_VALUE = re.compile(r"greater|less than|between|range|positive|unsupported value|only the default|at (?:least|most)", re.I)
 # Words of a 400 that is about a field of the request; with a 422 the name of the field suffices.
 _UNKNOWN_FIELD = re.compile(
     r"unrecogni[sz]ed|unknown|unexpected|unsupported|not (support|permitted)|extra", re.IGNORECASE
@@ -87,20 +87,20 @@ class ServerClient(Place):
         if is_alone and self.describe()["name"] in COUNTS_STEPS:
             counters = []
         while True:
-            as_ids, dropped = self._sends_ids(prompt_ids), self.dropped
+            as_ids, dropped, length_name = self._sends_ids(prompt_ids), self.dropped, self._length_name
             kind = "messages" if self.api.takes_messages else "ids" if as_ids else "text"
             kept = {name: value for name, value in fields.items() if name not in dropped}
             ignored = ignored_by(self.describe()["name"], self.api_name, kept)
             sent |= {"prompt": kind, **({"dropped": list(dropped)} if dropped else {})}
             sent |= {"ignored": ignored} if ignored else {}
-            kept = {self._length_name if name == "max_tokens" else name: value for name, value in kept.items()}
+            kept = {length_name if name == "max_tokens" else name: value for name, value in kept.items()}
             asked: Prompt = list(prompt_ids) if as_ids else json.loads(prompt) if kind == "messages" else prompt
             body = self.api.body(model, asked, kept)
             try:
                 attempt = functools.partial(self._once, body, fields["max_tokens"], sent, counters)
                 answer = self._attempts.repeat(attempt, self._patience)
             except Rejected as rejection:
-                if not self._adapt(rejection, as_ids, fields, dropped):
+                if not self._adapt(rejection, as_ids, fields, dropped, length_name):
                     if re.search(rf"['\"`]{re.escape(model)}['\"`]", str(rejection)):  # not about this prompt
                         raise ConfigError(f"{self.root} refuses the model {model}: {rejection}") from None
                     asked_for = f"{len(prompt_ids)} prompt tokens, max_tokens {fields.get('max_tokens')}"
@@ -114,35 +114,46 @@ class ServerClient(Place):
     def _sends_ids(self, prompt_ids: Sequence[int]) -> bool:
         return bool(prompt_ids) and self._takes_ids is not False and not self.api.takes_messages
 
-    def _adapt(self, rejection: Rejected, as_ids: bool, fields: Mapping[str, Any], dropped: Sequence[str]) -> bool:
+    def _adapt(
+        self, rejection: Rejected, as_ids: bool, fields: Mapping[str, Any], dropped: Sequence[str], length_name: str
+    ) -> bool:
         """Whether the request can be sent in another form: with the prompt as text, or without fields.
 
         Args:
-            rejection: of the request with these fields but the dropped ones, and with the prompt as ids or not.
+            rejection: of the request with these fields but the dropped ones, and with the prompt as ids or not. Another
+                request may have shown since then what the server does not take.
+            length_name: by which it had `max_tokens`.
         """
         text = str(rejection)
-        if as_ids and self._takes_ids is None and "prompt" in text and "string" in text:
+        if as_ids and self._takes_ids is not True and "prompt" in text and "string" in text:
             with self._lock:
                 if self._takes_ids is None:
                     log.warning("%s takes no token ids: prompts are sent as text, which it splits itself", self.root)
                 self._takes_ids = False
             return True
-        if re.search(r"\btemperature\b", text) and _VALUE.search(text):
+        is_unknown = rejection.status == 422 or bool(_UNKNOWN_FIELD.search(text))
+        # Only chats have the other name, and a length that is too large is called by both (vLLM).
+        is_wish = "max_completion_tokens" in text and _UNKNOWN_FIELD.search(text) and self.api_name == "chat"
+        if is_wish and length_name == "max_tokens":
+            with self._lock:
+                if self._length_name == length_name:
+                    log.warning("%s wants max_completion_tokens in place of max_tokens", self.root)
+                self._length_name = "max_completion_tokens"
+            return True
+        # Without a temperature these interfaces sample, most of them at 1.
+        needed = ("max_tokens", "stream", *(() if fields.get("temperature") == 1 else ("temperature",)))
+        sent = [name for name in fields if name not in dropped]
+        named = [name for name in sent if name not in needed and re.search(rf"\b(sampling_)?{name}\b", text)]
+        is_refused = _VALUE.search(text) or (is_unknown and not named)
+        if "temperature" in sent and re.search(r"\btemperature\b", text) and is_refused:
             raise ConfigError(
                 f"{self.root} refuses temperature={fields['temperature']}: {text}. Set one that it takes, such as "
                 "--set temperature=1.0, and draw several samples (--samples 4), whose accuracy has an interval"
             )
-        if "max_completion_tokens" in text and self._length_name == "max_tokens":
-            log.warning("%s wants max_completion_tokens in place of max_tokens", self.root)
-            self._length_name = "max_completion_tokens"
-            return True
-        needed = ("max_tokens", "stream")
-        sent = [name for name in fields if name not in dropped]
-        named = [name for name in sent if name not in needed and re.search(rf"\b(sampling_)?{name}\b", text)]
         more = [name for name in sent if name not in BASIC]
         # A chat that refuses one of the fields that not all have would refuse the next one, too.
         unknown = list(dict.fromkeys(named + more)) if self.api.takes_messages and set(named) & set(more) else named
-        if not unknown or not (rejection.status == 422 or _UNKNOWN_FIELD.search(text)):
+        if not unknown or not is_unknown:
             return False
         if "Unexpected fields in the request" in text and fields.get("temperature") and not self.api.takes_messages:
             raise ConfigError(  # the words of transformers
