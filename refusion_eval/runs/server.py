@@ -175,7 +175,8 @@ class Server(Backend):
             return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency)
         except DecodeError as error:
             stop = REFUSED if isinstance(error, Refused) else ""
-            return replace(record_error(job, str(error), batch_size=concurrency, stop=stop), server=sent)
+            said = redact(str(error), job.sealed)
+            return replace(record_error(job, said, batch_size=concurrency, stop=stop), server=sent)
 
     def _record(self, job: Job, answer: Answer, concurrency: int) -> Sample:
         until, most_tokens = job.resolved.until, job.resolved.settings.gen_length
@@ -187,6 +188,7 @@ class Server(Backend):
         tokens = told if ids is None else len(ids)
         facts = {**answer.facts, **({} if tokens is None else {"tokens": counted_by})}
         facts |= {"reasoning": answer.reasoning} if answer.reasoning else {}
+        facts = {name: redact(told, job.sealed) if isinstance(told, str) else told for name, told in facts.items()}
         facts |= self._states(job, answer) if self._args.diffusing else {}
         # llama.cpp counts drafts only in answers that had any.
         are_told = described["name"] == "llama.cpp"

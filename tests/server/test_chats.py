@@ -7,7 +7,7 @@ import pytest
 from lm_eval.tasks import TaskManager
 from typer.testing import CliRunner
 
-from refusion_eval.benchmarks.rows import Sealing, Turns
+from refusion_eval.benchmarks.rows import WITHHELD, Sealing, Turns
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
@@ -171,6 +171,28 @@ def test_sealed_texts_with_quotes_stand_in_a_conversation_as_they_are():
     real, sealed = system.unsealed(prompt, sealing)
     assert (json.loads(real), sealed) == ([{"role": "user", "content": f"Q: {text}"}], (text,))
     assert system.beginning == ""
+
+
+@pytest.mark.parametrize("place", ["reasoning_content", "refusal", "error"])
+def test_a_sealed_question_is_withheld_wherever_a_server_repeats_it(place, tmp_path):
+    question = "A purple quark enters the seventh hidden chamber of the old green reactor: what is its spin?"
+    wrong = {f"Incorrect Answer {number}": str(number) for number in (1, 2, 3)}
+    row = {"Question": question, "Correct Answer": "4", **wrong, "Record ID": "r"}
+    (tmp_path / "data" / "gpqa").mkdir(parents=True)
+    (tmp_path / "data" / "gpqa" / "train.jsonl").write_text(json.dumps(row))
+
+    def answer(number, body):
+        if place == "error":
+            return 400, JSON, json.dumps({"error": {"message": f"no answer to: {question}"}}).encode()
+        return event(delta={place: f"So: {question}"}) + event("The answer is (A).", "stop")
+
+    with serving(served(answer=answer)) as peer:
+        words = ["--tasks", "gpqa", "--limit", "1", "--data", str(tmp_path / "data"), "--server-api", "chat"]
+        run(peer, tmp_path / "a", *words)
+    assert question in json.dumps(peer.bodies)
+    (sample,) = samples(tmp_path / "a")
+    assert WITHHELD in str((sample.server, sample.error))
+    assert "seventh hidden chamber" not in str(sample)
 
 
 def test_without_usage_a_chat_has_tokens_only_where_files_count_them(tmp_path):
