@@ -38,7 +38,7 @@ class Answer:
             a whole answer.
         stopped_by: the stop string or what the server calls it; empty where it does not say.
         seconds: from the request to its last byte.
-        facts: what the server told of it, as `Sample.server` documents it.
+        facts: what the server told of it, as `Sample.server` documents it; a `refusal` of any length.
         states: of a stream whose parts replace each other, all of them, with their seconds since the request.
     """
 
@@ -129,13 +129,13 @@ def assemble(
         thoughts += [part.reasoning] if part.reasoning is not None else []
         ids += part.ids
         finish, stopped_by = str(part.finish or finish), str(part.stopped_by or stopped_by)
-        refusal = str(part.refusal or refusal)
+        refusal = str(part.refusal or refusal) if part.is_whole else refusal + str(part.refusal or "")
     if _ABORTED.search(finish) or not (finish or is_done or not (streamed or needs_reason)):
         raise Passing(BREAKS_OFF)
     _check_texts(texts, thoughts, others if api.text_only else None)
     facts = facts_of(told, headers or {}, diffusion=diffusion)
     facts |= {"id": short(str(told.get("id") or "")), "finish_reason": short(finish), "first_byte_seconds": first_byte}
-    facts |= {"refusal": short(refusal)} if refusal else {}
+    facts |= {"refusal": refusal} if refusal else {}
     facts |= {"from_cache": True} if headers and headers.get(_CACHED) else {}
     are_ids = all(type(token) is int and 0 <= token < MOST_TOKENS for token in ids)
     complete = bool(ids) and are_ids and len(ids) == facts.get("completion_tokens")

@@ -225,7 +225,10 @@ class ServerClient(Place):
         self._gives_reasons = True
         # The key may come in parts, too.
         states = tuple((moment, self.clean(text)) for moment, text in answer.states)
-        answer = replace(answer, text=self.clean(answer.text), facts=self._cleaned(answer.facts), states=states)
+        text, reasoning = self.clean(answer.text), self.clean(answer.reasoning)
+        facts = self._cleaned(answer.facts)
+        facts |= {"refusal": short(facts["refusal"])} if "refusal" in facts else {}  # not before the key is out of it
+        answer = replace(answer, text=text, reasoning=reasoning, facts=facts, states=states)
         check_facts(answer.facts, (answer.text, answer.reasoning), most_tokens, longest)
         created = next((str(chunk["created"]) for chunk in chunks if chunk.get("created")), "")
         self._earlier.refuse(str(answer.facts["id"]), (created, answer.text, answer.finish_reason))

@@ -258,6 +258,13 @@ def test_a_model_that_a_gateway_fell_back_on_is_recorded_though_the_answer_has_t
         assert answer.facts.get("model") == model
 
 
+def test_the_pieces_of_a_refusal_are_one_and_a_whole_one_replaces_them():
+    pieces = [{"choices": [{"delta": {"refusal": piece}}]} for piece in ("I cannot ", "help.")]
+    whole = {"choices": [{"message": {"content": None, "refusal": "I cannot help."}, "finish_reason": "stop"}]}
+    for chunks in ([*pieces, {"choices": [{"delta": {}, "finish_reason": "stop"}]}], [*pieces, whole]):
+        assert assemble(chunks, 1.0, 0.5, api=APIS["chat"]).facts["refusal"] == "I cannot help."
+
+
 @pytest.mark.parametrize(
     ("told", "diffusion", "counted"),
     [
