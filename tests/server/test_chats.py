@@ -210,11 +210,15 @@ def test_without_usage_a_chat_has_tokens_only_where_files_count_them(tmp_path):
     assert not {"server_tps", "tps", "tpf"} & metrics
 
 
-def test_a_count_of_a_canvas_is_no_count_of_an_answer(tmp_path):
-    with serving(served("dlmserve")) as peer:
+@pytest.mark.parametrize("counted", [20, 128])  # of 96 that were asked for
+def test_a_count_of_a_canvas_is_no_count_of_an_answer(counted, tmp_path):
+    def answer(number, body):
+        return chat(number, body, usage={"completion_tokens": counted})
+
+    with serving(served("dlmserve", answer)) as peer:
         assert run(peer, tmp_path / "a").exit_code == 0
-    assert {sample.num_tokens for sample in samples(tmp_path / "a")} == {None}
-    assert samples(tmp_path / "a")[0].server["completion_tokens"] == 20
+    assert {(sample.text, sample.num_tokens) for sample in samples(tmp_path / "a")} == {(ANSWER, None)}
+    assert samples(tmp_path / "a")[0].server["completion_tokens"] == counted
 
 
 def test_what_not_every_chat_knows_is_left_out_after_one_refusal(tmp_path):
