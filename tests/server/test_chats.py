@@ -7,7 +7,8 @@ import pytest
 from lm_eval.tasks import TaskManager
 from typer.testing import CliRunner
 
-from refusion_eval.benchmarks.rows import WITHHELD, Sealing, Turns
+from refusion_eval.benchmarks import Item
+from refusion_eval.benchmarks.rows import WITHHELD, Gap, Sealing, Turns
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import tasks_path
@@ -155,6 +156,33 @@ def test_few_shot_examples_of_lm_eval_are_turns_of_the_conversation(tmp_path):
     (body,) = peer.bodies
     assert [turn["role"] for turn in body["messages"]] == ["system", *["user", "assistant"] * 2, "user"]
     assert body["messages"][0]["content"] == "Be brief."
+
+
+def test_a_chat_fills_no_gap_and_says_so_in_one_line():
+    system = System(parse_model_args({"decoder": "server", "base_url": "http://h", "server_api": "chat"}))
+    item = Item(id="HumanEval/0", number=0, row={}, turns=Turns("def f():\n", behind="return 1"), sealing=Sealing())
+    real, _ = system.unsealed(system.render_turns(item.turns), item.sealing)
+    with pytest.raises(ConfigError, match="item HumanEval/0 has a gap, and a server fills none"):
+        system.encode_item(real, item, Gap(lambda row: "", lambda row, count: 4))
+
+
+def test_lm_eval_has_to_make_conversations_for_a_chat_and_our_command_does(tmp_path):
+    task = {"include": str(tasks_path() / "mini" / "mini_gsm8k.yaml"), "task": "ours"}
+    (tmp_path / "ours.yaml").write_text(json.dumps(task))
+    with serving(served()) as peer:
+        with pytest.raises(ConfigError, match="takes conversations; add --apply_chat_template"):
+            lm_eval.simple_evaluate(
+                model="refusion",
+                model_args=f"decoder=server,base_url={peer.url},server_api=chat,warmup=0",
+                tasks=["ours"],
+                task_manager=TaskManager(include_path=str(tmp_path)),
+                limit=1,
+            )
+        words = ["--server-api", "chat", "--include-path", str(tmp_path), "--tasks", "ours", "--limit", "1"]
+        done = run(peer, tmp_path / "a", *words)
+    assert done.exit_code == 0, done.exception
+    (body,) = peer.bodies
+    assert [turn["role"] for turn in body["messages"]] == ["user"]
 
 
 def test_another_interface_system_prompt_or_effort_is_another_run(tmp_path):
