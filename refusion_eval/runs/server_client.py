@@ -16,7 +16,7 @@ from refusion_eval.runs.server_answers import BREAKS_OFF, Answer, Earlier, assem
 from refusion_eval.runs.server_attempts import Rejected
 from refusion_eval.runs.server_facts import CANVAS, COUNTS_STEPS, check_facts, steps_between
 from refusion_eval.runs.server_place import LARGEST_BODY, Place
-from refusion_eval.runs.server_requests import BASIC, ignored_by
+from refusion_eval.runs.server_requests import BASIC, ignored_by, unwritten_by
 from refusion_eval.runs.server_wire import Passing, asked, body_text, events_of, short
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,8 @@ class ServerClient(Place):
         if is_alone and self.describe()["name"] in COUNTS_STEPS:
             counters = []
         while True:
-            as_ids, dropped, length_name = self._sends_ids(prompt_ids), self.dropped, self._length_name
+            as_ids, length_name = self._sends_ids(prompt_ids), self._length_name
+            dropped = (*self.dropped, *unwritten_by(self.api, fields))
             kind = "messages" if self.api.takes_messages else "ids" if as_ids else "text"
             kept = {name: value for name, value in fields.items() if name not in dropped}
             ignored = ignored_by(self.describe()["name"], self.api_name, kept)

@@ -16,7 +16,9 @@ from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs import server, server_facts
 from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.apis import APIS
 from refusion_eval.runs.server_client import ServerClient
+from refusion_eval.runs.server_requests import fields_of
 from refusion_eval.runs.system import System
 from refusion_eval.store.run_store import RunReader
 from tests.server.peers import Peer, serving
@@ -86,8 +88,8 @@ def test_states_of_a_text_are_recorded_with_their_times_where_they_are_asked_for
     with serving(served("Inception", answer)) as peer:
         assert run(peer, tmp_path / "a", "--server-api", "chat", "--diffusing").exit_code == 0
         assert run(peer, tmp_path / "b", "--server-api", "chat").exit_code == 0
-        refused = run(peer, tmp_path / "c", "--diffusing", "--server-api", "completions")
-    assert "diffusing is for chats only" in str(refused.exception)
+        refused = [run(peer, tmp_path / "c", "--diffusing", "--server-api", api) for api in ("completions", "ollama")]
+    assert {"diffusing is for chats only; add server_api=chat" in str(one.exception) for one in refused} == {True}
     for sample in samples(tmp_path / "a"):
         assert (sample.text, sample.num_tokens) == (ANSWER, None)
         moments, recorded = zip(*sample.server["states"], strict=True)
@@ -138,6 +140,27 @@ def test_fields_that_a_server_takes_and_does_not_follow_are_recorded_and_said(tm
     shown = " ".join(summary_table(summary(run_measurements([tmp_path / "a"]))).markdown().split())
     assert "it takes the fields seed and does not follow them" in shown
     assert "TPF is empty where dlmserve tells no forwards" in shown
+
+
+@pytest.mark.parametrize(
+    ("api", "left_out"),
+    [
+        ("responses", {"seed", "stop", "top_k", "min_p", "repetition_penalty", "presence_penalty"}),
+        ("generate", {"reasoning_effort"}),
+        ("ollama", set()),
+        ("chat", set()),
+    ],
+)
+def test_fields_that_an_interface_has_no_place_for_are_recorded(api, left_out):
+    fields = fields_of(APIS[api], most_tokens=96, temperature=0.0, seed=1, stops=["."], effort="low")
+    sent = {}
+    with serving(served()) as peer:
+        client = ServerClient(peer.url, api=api, timeout=5.0, patience=0.0)
+        client.start()
+        client.complete("[]", (), fields, sent)
+    assert left_out <= set(sent.get("dropped", ()))
+    assert ("dropped" in sent) == bool(left_out)
+    assert not {"stream", "max_tokens", "temperature", "cache_prompt"} & set(sent.get("dropped", ()))
 
 
 def test_few_shot_examples_of_lm_eval_are_turns_of_the_conversation(tmp_path):
