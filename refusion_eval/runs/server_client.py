@@ -12,7 +12,7 @@ from typing import Any
 from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.runs.apis import Prompt
 from refusion_eval.runs.model_args import ModelArgs
-from refusion_eval.runs.server_answers import BREAKS_OFF, Answer, Earlier, assemble, model_of, object_of
+from refusion_eval.runs.server_answers import BREAKS_OFF, Answer, BrokenOff, Earlier, assemble, model_of, object_of
 from refusion_eval.runs.server_attempts import Rejected
 from refusion_eval.runs.server_facts import CANVAS, COUNTS_STEPS, check_facts, steps_between
 from refusion_eval.runs.server_place import LARGEST_BODY, Place
@@ -83,6 +83,7 @@ class ServerClient(Place):
             ConfigError: the server refuses every request: the key, the model, or a redirect.
         """
         model = self.describe()["model"]
+        loops: set[str] = set()
         counters: list[dict[str, float]] | None = None
         if is_alone and self.describe()["name"] in COUNTS_STEPS:
             counters = []
@@ -98,7 +99,7 @@ class ServerClient(Place):
             asked: Prompt = list(prompt_ids) if as_ids else json.loads(prompt) if kind == "messages" else prompt
             body = self.api.body(model, asked, kept)
             try:
-                attempt = functools.partial(self._once, body, fields["max_tokens"], sent, counters)
+                attempt = functools.partial(self._once, body, fields, sent, counters, loops)
                 answer = self._attempts.repeat(attempt, self._patience)
             except Rejected as rejection:
                 if not self._adapt(rejection, as_ids, fields, dropped, length_name):
@@ -167,15 +168,21 @@ class ServerClient(Place):
         return True
 
     def _once(
-        self, body: Mapping[str, Any], most_tokens: int, sent: dict[str, Any], counters: list[dict[str, float]] | None
+        self,
+        body: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        sent: dict[str, Any],
+        counters: list[dict[str, float]] | None,
+        loops: set[str],
     ) -> Answer:
         """One attempt. Its time begins with the request, so that earlier attempts and waiting are not in it.
 
         Args:
             counters: those of the server from before a request that it refused, if there was one, which changed none.
                 None where they are not to be read.
+            loops: texts of earlier attempts that were broken off for their repetition.
         """
-        http = self._http
+        http, most_tokens = self._http, fields["max_tokens"]
         if http is None:
             raise DecodeError("the run was stopped")
         sent["attempts"] = sent.get("attempts", 0) + 1
@@ -208,18 +215,27 @@ class ServerClient(Place):
         chunks = [object_of(data, self._key) for data in events]
         chunks += [] if before is None else [steps_between(before, self.counters())]
         streamed = headers.get("content-type", "").partition(";")[0].strip() != "application/json"
-        answer = assemble(
+        join = functools.partial(
+            assemble,
             chunks,
             seconds,
             next(iter(times), seconds),
             streamed=streamed,
-            is_done=is_done,
             headers=headers,
             times=times,
             api=self.api,
             diffusion=self._diffusion,
         )
-        if streamed and not answer.finish_reason:
+        is_loop = False
+        try:
+            answer = join(is_done=is_done)
+        except BrokenOff as fault:
+            is_loop = fault.loop in loops and fields["temperature"] == 0  # a further attempt would end so again
+            loops.update(filter(None, [fault.loop]))
+            if not is_loop:
+                raise
+            answer = join(is_done=True)
+        if streamed and not (answer.finish_reason or is_loop):
             if not self._gives_reasons:
                 raise DecodeError("the server gives no finish_reason, and without one an answer may lack its end")
             raise Passing(BREAKS_OFF)

@@ -97,8 +97,8 @@ class Sample:
         cut_in_thought: whether the text ends inside a thinking block; None without a block.
         num_forced_tokens: those of `num_tokens` that no forward chose, because a thought had spent its budget and they
             ended it; None, and no key in the record, without a budget. No figure of speed counts them.
-        stop: why decoding ended: eos, length, stop_string, gap (which is full), or content_filter of a server;
-            `REFUSED` for an error that a second attempt would meet again.
+        stop: why decoding ended: eos, length, stop_string, gap (which is full), or content_filter of a server; empty
+            where a server does not tell; `REFUSED` for an error that a second attempt would meet again.
         settings: the decoder settings in force.
         settings_source: origin of the value of each setting.
         trace: events as `Trace.to_json` gives them, or None.
@@ -115,8 +115,8 @@ class Sample:
         prompts: the prompts that the item was asked with: ours, release (those of ReFusion's release) or other.
         server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids",
             "text" or "messages", as it was sent in the last of so many `attempts`; `dropped` lists the fields of the
-            request that it could not read or has no place for, and `ignored` those that it takes and does not follow; an error has
-            these only, and `template`. That is "server" if the server applied its own chat template, and "none" if no
+            request that it could not read or has no place for, and `ignored` those that it takes and does not follow; an
+            error has these only, and `template`. That is "server" if the server applied its own chat template, and "none" if no
             tokenizer is here and none was applied. `tokens` says what `num_tokens` rests on: the server's "ids", the
             kept text split by the "tokenizer" here, or the server's "usage", and is left out where it tells none.
             `first_byte_seconds` is the client's. `model` is the model's name in the answer, where another was asked.

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from refusion_eval.benchmarks import Item
 from refusion_eval.benchmarks.rows import WITHHELD, Gap, Sealing, Turns
 from refusion_eval.cli import app
-from refusion_eval.errors import ConfigError
-from refusion_eval.paths import tasks_path
+from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.models.tokenizer import Tokenizer
+from refusion_eval.paths import embedded_path, tasks_path
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs import server, server_facts
@@ -331,6 +332,44 @@ def test_ollama_gets_its_options_and_streams_a_line_an_object(tmp_path):
     assert "max_tokens" not in body
     sample = samples(tmp_path / "a")[0]
     assert (sample.text, sample.num_tokens, sample.server["reasoning"]) == (ANSWER, 20, "Four.")
+
+
+def test_a_whole_answer_without_a_reason_has_no_end_token(tmp_path):
+    def answer(number, body):
+        said = {"message": {"content": ANSWER}, "done": True, "eval_count": 96}
+        return 200, JSON, json.dumps(said).encode()
+
+    with serving(served("ollada", answer)) as peer:
+        assert run(peer, tmp_path / "a", "--model", MODEL, "--limit", "1").exit_code == 0
+    (sample,) = samples(tmp_path / "a")
+    tokens = Tokenizer(embedded_path("autoregressive_sft")).encode(ANSWER)
+    assert (sample.text, sample.stop, sample.num_tokens) == (ANSWER, "", len(tokens))
+
+
+@pytest.mark.parametrize(("pieces", "temperature"), [(31, 0.0), (31, 0.7), (20, 0.0)])
+def test_an_answer_that_ollama_breaks_off_for_its_repetition_is_taken_where_it_would_be_the_same(pieces, temperature):
+    def lines(*said):
+        kind = {"Content-Type": "application/x-ndjson"}
+        return 200, kind, b"".join(json.dumps(one).encode() + b"\n" for one in said)
+
+    def answer(number, body):
+        if number == 1:
+            return lines({"message": {"content": "4"}, "done": True, "done_reason": "stop"})
+        return lines(*[{"message": {"content": "la "}, "done": False}] * pieces)
+
+    sent = {}
+    with serving(served("library", answer)) as peer:
+        client = ServerClient(peer.url, timeout=5.0, patience=0.0)
+        client.start()
+        fields = fields_of(client.api, most_tokens=96, temperature=temperature, seed=1)
+        assert client.complete("[]", (), fields, {}).finish_reason == "stop"
+        if temperature or pieces < 30:
+            with pytest.raises(DecodeError, match="breaks off"):
+                client.complete("[]", (), fields, sent)
+        else:
+            taken = client.complete("[]", (), fields, sent)
+            assert (taken.text, taken.finish_reason, taken.stopped_by) == ("la " * 31, "", "")
+    assert sent["attempts"] == 2
 
 
 @pytest.mark.parametrize(
