@@ -29,7 +29,9 @@ _EVENTS_PER_TOKEN, _MORE_EVENTS = 4, 64
 # tokens that may be generated.
 _WHOLE, _TOKENS_PER_TIMEOUT = 2.0, 1000
 # Words of a refusal of a value, with which the field itself is known.
-_VALUE = re.compile(r"greater|less than|between|range|positive|unsupported value|only the default|at (?:least|most)", re.I)
+_VALUE = re.compile(
+    r"greater|less than|between|range|positive|unsupported value|only the default|at (?:least|most)", re.I
+)
 # Words of a 400 that is about a field of the request; with a 422 the name of the field suffices.
 _UNKNOWN_FIELD = re.compile(
     r"unrecogni[sz]ed|unknown|unexpected|unsupported|not (support|permitted)|extra", re.IGNORECASE
@@ -239,7 +241,7 @@ class ServerClient(Place):
             if not self._gives_reasons:
                 raise DecodeError("the server gives no finish_reason, and without one an answer may lack its end")
             raise Passing(BREAKS_OFF)
-        self._gives_reasons = True
+        self._gives_reasons |= not is_loop
         # The key may come in parts, too.
         states = tuple((moment, self.clean(text)) for moment, text in answer.states)
         text, reasoning = self.clean(answer.text), self.clean(answer.reasoning)
@@ -256,11 +258,17 @@ class ServerClient(Place):
         return self._noticed(answer, model_of(chunks, headers))
 
     def _noticed(self, answer: Answer, model: Any) -> Answer:
-        """The answer with another model's name than was asked for in its facts; says once which."""
-        if not model or str(model) in self._names:
-            return answer
+        """The answer with another model's name than was asked for in its facts; says once which.
+
+        A deployment of Azure's has a name of its own, so that its first answer tells the model.
+        """
         asked, name = self.describe()["model"], short(str(model))
         with self._lock:
+            if self._deployment and model and "answers_as" not in self.describe()["settings"]:
+                self.describe()["settings"]["answers_as"] = name
+                self._names.add(str(model))
+            if not model or str(model) in self._names:
+                return answer
             is_new = name not in self._told and len(self._told) < _MORE_EVENTS
             self._told.update([name] if is_new else [])
         if is_new:

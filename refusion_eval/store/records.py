@@ -115,10 +115,10 @@ class Sample:
         prompts: the prompts that the item was asked with: ours, release (those of ReFusion's release) or other.
         server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids",
             "text" or "messages", as it was sent in the last of so many `attempts`; `dropped` lists the fields of the
-            request that it could not read or has no place for, and `ignored` those that it takes and does not follow; an
-            error has these only, and `template`. That is "server" if the server applied its own chat template, and "none" if no
-            tokenizer is here and none was applied. `tokens` says what `num_tokens` rests on: the server's "ids", the
-            kept text split by the "tokenizer" here, or the server's "usage", and is left out where it tells none.
+            request that it could not read or has no place for, and `ignored` those that it takes and does not follow;
+            an error has these only, and `template`. That is "server" if the server applied its own chat template, and
+            "none" if no tokenizer is here and none was applied. `tokens` says what `num_tokens` rests on: the server's
+            "ids", the text split by the "tokenizer" here, or the server's "usage", and is left out where it tells none.
             `first_byte_seconds` is the client's. `model` is the model's name in the answer, where another was asked.
             Where the server tells them: `id`, `finish_reason`, `prompt_tokens`, `completion_tokens`, `cached_tokens`
             (of the prompt), `drafted_tokens`, `accepted_tokens`, its own `prefill_seconds`, `generation_seconds`,

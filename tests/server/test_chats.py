@@ -16,8 +16,8 @@ from refusion_eval.paths import embedded_path, tasks_path
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs import server, server_facts
-from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.apis import APIS
+from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.server_client import ServerClient
 from refusion_eval.runs.server_requests import fields_of
 from refusion_eval.runs.system import System
@@ -370,6 +370,23 @@ def test_an_answer_that_ollama_breaks_off_for_its_repetition_is_taken_where_it_w
             taken = client.complete("[]", (), fields, sent)
             assert (taken.text, taken.finish_reason, taken.stopped_by) == ("la " * 31, "", "")
     assert sent["attempts"] == 2
+
+
+def test_the_model_of_a_deployment_is_known_by_its_first_answer_and_a_change_is_said(tmp_path):
+    def answer(number, body):
+        return event(ANSWER, "stop", model="gpt-b" if number == 3 else "gpt-a", id=f"c{number}")
+
+    with serving(Peer(answer, facts={})) as peer:
+        place = f"{peer.url}/openai/deployments/prod?api-version=2024-10-21"
+        for name in ("a", "b"):
+            assert run(peer, tmp_path / name, "--system", "server", "--base-url", place).exit_code == 0
+    told = [[sample.server.get("model") for sample in samples(tmp_path / name)] for name in ("a", "b")]
+    assert told == [[None, None], [None, "gpt-a"]]
+    shown = summary_table(summary(run_measurements([tmp_path / "a"]))).markdown()
+    assert "which was not asked" not in shown
+    with RunReader.open(tmp_path / "a") as reader:
+        (process,) = reader.run.processes.values()
+    assert process["after"]["settings"] == {"answers_as": "gpt-a"}
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_requests_in_flight_are_adapted_each_by_what_it_was_sent_with(api, messa
 @pytest.mark.parametrize("number", [400, 422])
 def test_a_temperature_is_left_out_only_where_it_is_the_one_that_the_interfaces_have_by_themselves(message, number):
     peer = Peer(lambda _, body: refused(message, number) if "temperature" in body else stream(1, ("4", (7,))))
-    with pytest.raises(ConfigError, match="refuses temperature=0.0: .*--set temperature=1.0"):
+    with pytest.raises(ConfigError, match=r"refuses temperature=0\.0: .*--set temperature=1\.0"):
         completed(peer, api="chat", prompt="[]", ids=())
     assert len(peer.bodies) == 1
     if "strictly" not in message:

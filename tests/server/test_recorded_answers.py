@@ -261,7 +261,8 @@ def test_a_model_that_a_gateway_fell_back_on_is_recorded_though_the_answer_has_t
 def test_thoughts_of_a_response_stand_in_its_content_or_else_in_its_summary():
     said = {"type": "message", "content": [{"type": "output_text", "text": "4"}]}
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Four."}]}
-    for thoughts, read in ((summary, "Four."), (summary | {"content": [{"type": "reasoning_text", "text": "2+2"}]}, "2+2")):
+    both = summary | {"content": [{"type": "reasoning_text", "text": "2+2"}]}
+    for thoughts, read in ((summary, "Four."), (both, "2+2")):
         whole = {"id": "r", "status": "completed", "output": [thoughts, said]}
         answer = assemble([{"type": "response.completed", "response": whole}], 1.0, 0.5, api=APIS["responses"])
         assert (answer.text, answer.reasoning) == ("4", read)

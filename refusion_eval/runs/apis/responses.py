@@ -39,7 +39,8 @@ def _part(chunk: Mapping[str, Any]) -> Part:
     ]
     return Part(
         text="".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text"),
-        reasoning="".join(str(part.get("text") or "") for part in thoughts) or None,  # none, where they were streamed alone
+        # None replaces no thoughts that were streamed.
+        reasoning="".join(str(part.get("text") or "") for part in thoughts) or None,
         is_whole=True,
         finish=as_dict(whole.get("incomplete_details")).get("reason") or status,
         told=whole,
