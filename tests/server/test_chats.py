@@ -4,6 +4,7 @@ import json
 
 import lm_eval
 import pytest
+from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from typer.testing import CliRunner
 
@@ -11,6 +12,7 @@ from refusion_eval.benchmarks import Item
 from refusion_eval.benchmarks.rows import WITHHELD, Gap, Sealing, Turns
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.lm_eval_plugin.adapter import RefusionLM
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.paths import embedded_path, tasks_path
 from refusion_eval.results.measured import run_measurements
@@ -207,6 +209,19 @@ def test_lm_eval_has_to_make_conversations_for_a_chat_and_our_command_does(tmp_p
     assert done.exit_code == 0, done.exception
     (body,) = peer.bodies
     assert [turn["role"] for turn in body["messages"]] == ["user"]
+
+
+def test_sealed_texts_with_quotes_stand_in_conversations_of_lm_eval_as_they_are():
+    sealing, text = Sealing(), 'Is "x" so?'
+    with serving(served()) as peer:
+        words = {"decoder": "server", "base_url": peer.url, "server_api": "chat", "warmup": 0, "patience": 0}
+        lm = RefusionLM.create_from_arg_obj(words)
+        lm.begin_evaluation({}, {}, sealing)
+        turns = [{"role": "user", "content": f"Q: {sealing.seal('gpqa/1/question', text)}"}]
+        request = (lm.apply_chat_template(turns), {"max_gen_toks": 96, "until": []})
+        asked = [Instance("generate_until", {"question": turns[0]["content"]}, request, 0, ("refusion_gpqa", 0, 1))]
+        assert lm.generate_until(asked) == [ANSWER]
+    assert peer.bodies[0]["messages"] == [{"role": "user", "content": f"Q: {text}"}]
 
 
 def test_another_interface_system_prompt_or_effort_is_another_run(tmp_path):
