@@ -161,6 +161,8 @@ class RefusionLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Decodes every request and returns its text up to the first stop string."""
+        if not self._chat_applied and self.system.backend.takes_messages:
+            raise ConfigError("the chat of a server takes conversations; add --apply_chat_template")
         if not self._chat_applied and self.tokenizer.chat_template and self.args.chat_template is None:
             log.warning("this checkpoint has a chat template, and it is not applied: pass --apply_chat_template")
         jobs = self._jobs(requests)
@@ -224,7 +226,7 @@ class RefusionLM(TemplateLM):
     def _job(self, request: Instance, task: str, item: int, sample: int, alone: bool) -> Job:
         prompt, generation_kwargs = request.args
         resolved = self.system.resolve(task, generation_kwargs)
-        real_prompt, sealed = self._sealing.unseal(prompt)
+        real_prompt, sealed = self.system.unsealed(prompt, self._sealing)
         if not sealed and is_sealed(task):
             sealed = texts_of(request.doc, real_prompt)
         return Job(

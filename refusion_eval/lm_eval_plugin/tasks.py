@@ -43,7 +43,7 @@ def evaluate_others(run: PlannedRun, names: list[str], model_cache: ModelCache, 
                 limit=run.limit if items is None else None,
                 samples=items,
                 bootstrap_iters=0,
-                apply_chat_template=bool(model.tokenizer.chat_template),
+                apply_chat_template=model.system.backend.takes_messages or bool(model.tokenizer.chat_template),
                 confirm_run_unsafe_code=True,
             )
     except DecodeError:

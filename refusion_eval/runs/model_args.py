@@ -210,8 +210,8 @@ class ModelArgs(CheckpointOptions):
                 "letters, digits, dots, hyphens and underscores"
             )
         of_chats = [name for name in OF_CHATS if getattr(self, name) not in (None, False)]
-        if of_chats and self.server_api not in ("chat", "responses", "ollama"):
-            raise ConfigError(f"model_args: {of_chats[0]} is for chats only; add server_api=chat, or leave it out")
+        if of_chats and self.server_api not in (("chat",) if self.diffusing else ("chat", "responses", "ollama")):
+            raise ConfigError(f"model_args: {of_chats[-1]} is for chats only; add server_api=chat, or leave it out")
         if self.batch_size is None:
             raise ConfigError("model_args: batch_size=auto is for this machine's memory; give a server a number")
         if self.pretrained == NO_FILES and self.chat_template not in (None, "none"):

@@ -27,7 +27,7 @@ from refusion_eval.runs.server_facts import CANVAS, endpoints, forwards
 from refusion_eval.runs.server_requests import fields_of
 from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.store.manifest import Hardware
-from refusion_eval.store.records import LONGEST_TEXT, REFUSED, SERVER, Sample
+from refusion_eval.store.records import LONGEST_TEXT, REFUSED, SERVER, Sample, dump
 from refusion_eval.types import Decoded, StopReason, Trace
 
 # The text split again here may have more tokens than the server generated, but not so many times as many.
@@ -175,11 +175,12 @@ class Server(Backend):
             return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency)
         except DecodeError as error:
             stop = REFUSED if isinstance(error, Refused) else ""
-            return replace(record_error(job, str(error), batch_size=concurrency, stop=stop), server=sent)
+            said = redact(str(error), job.sealed)
+            return replace(record_error(job, said, batch_size=concurrency, stop=stop), server=sent)
 
     def _record(self, job: Job, answer: Answer, concurrency: int) -> Sample:
         until, most_tokens = job.resolved.until, job.resolved.settings.gen_length
-        stop = self._stop(answer, until, most_tokens)
+        stop = self._stop(answer, until)
         ids, counted_by = self._ids(answer, stop, most_tokens)
         described = self.client.describe()
         # What some servers count is their canvas, with what stands there behind the answer.
@@ -187,13 +188,16 @@ class Server(Backend):
         tokens = told if ids is None else len(ids)
         facts = {**answer.facts, **({} if tokens is None else {"tokens": counted_by})}
         facts |= {"reasoning": answer.reasoning} if answer.reasoning else {}
+        facts = {name: redact(told, job.sealed) if isinstance(told, str) else told for name, told in facts.items()}
         facts |= self._states(job, answer) if self._args.diffusing else {}
         # llama.cpp counts drafts only in answers that had any.
         are_told = described["name"] == "llama.cpp"
         num_forwards = forwards(facts, diffusion=bool(self._args.diffusion), drafts_are_told=are_told)
-        decoded = Decoded(tuple(ids or ()), stop, num_forwards, answer.seconds, Trace())
+        decoded = Decoded(tuple(ids or ()), stop or "eos", num_forwards, answer.seconds, Trace())
         sample = record(job, decoded, self.detokenizer, batch_size=concurrency)
         changes: dict[str, Any] = {"trace": None, "server": facts}
+        if stop is None:
+            changes["stop"] = ""
         if answer.token_ids is None:
             changes["tokens"] = None
         if ids is None:
@@ -206,12 +210,11 @@ class Server(Backend):
         return replace(sample, **changes)
 
     def _states(self, job: Job, answer: Answer) -> dict[str, Any]:
-        """The states of the text as records have them; none of texts that are longer together than one may be."""
-        if sum(len(text) for _, text in answer.states) > LONGEST_TEXT:
-            return {}
-        return {"states": [[seconds, redact(text, job.sealed)] for seconds, text in answer.states]}
+        """The states of the text as records have them; none where their JSON is longer than that of one text may be."""
+        states = [[seconds, redact(text, job.sealed)] for seconds, text in answer.states]
+        return {} if len(dump(states)) > LONGEST_TEXT else {"states": states}
 
-    def _ids(self, answer: Answer, stop: StopReason, most_tokens: int) -> tuple[tuple[int, ...] | None, str]:
+    def _ids(self, answer: Answer, stop: StopReason | None, most_tokens: int) -> tuple[tuple[int, ...] | None, str]:
         """The ids of the tokens of an answer, and what their number rests on; None where the server alone counts."""
         if not self._has_files:
             return answer.token_ids, "usage"
@@ -226,11 +229,14 @@ class Server(Backend):
             raise DecodeError(f"the text of the answer has {split}: name the files of the model that the server runs")
         return ids, "tokenizer"
 
-    def _stop(self, answer: Answer, until: tuple[str, ...], most_tokens: int) -> StopReason:
+    def _stop(self, answer: Answer, until: tuple[str, ...]) -> StopReason | None:
+        """Why an answer ended; None where the server does not tell."""
         if answer.finish_reason in _ENDED_BY_SERVER:
             return _ENDED_BY_SERVER[answer.finish_reason]
         text = self.detokenizer.spelled(answer.token_ids or ()) or answer.text
-        return "stop_string" if answer.stopped_by in until or any(stop in text for stop in until) else "eos"
+        if answer.stopped_by in until or any(stop in text for stop in until):
+            return "stop_string"
+        return "eos" if answer.finish_reason else None
 
 
 def _good(outcome: Sample | BaseException) -> Sample:

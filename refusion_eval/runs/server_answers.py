@@ -19,11 +19,20 @@ log = logging.getLogger(__name__)
 
 _ABORTED = re.compile(r"abort|cancel|error|fail|time_?out", re.IGNORECASE)  # reasons of answers that lack their end
 BREAKS_OFF = "the answer breaks off"
+_EQUAL_PIECES = 30  # after so many equal tokens in a row Ollama ends a stream, without a word
 # Where a choice of completions that has no text holds one: forms of chats, and texts that a server takes for thoughts.
 _IN_PLACE_OF_TEXT = ("delta", "message", "content", "reasoning_content", "reasoning")
 # What servers call the two common reasons. Every other word is kept.
 _FINISHES = {"stop_sequence": "stop", "eos_token": "stop", "completed": "stop", "max_output_tokens": "length"}
 _CACHED = "x-litellm-cache-key"  # a header of answers that a proxy had before
+
+
+class BrokenOff(Passing):
+    """An answer without its end; `loop` is its text where it is one that Ollama would end so again, and else empty."""
+
+    def __init__(self, loop: str) -> None:
+        super().__init__(BREAKS_OFF)
+        self.loop = loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ class Answer:
             a whole answer.
         stopped_by: the stop string or what the server calls it; empty where it does not say.
         seconds: from the request to its last byte.
-        facts: what the server told of it, as `Sample.server` documents it.
+        facts: what the server told of it, as `Sample.server` documents it; a `refusal` of any length.
         states: of a stream whose parts replace each other, all of them, with their seconds since the request.
     """
 
@@ -103,7 +112,7 @@ def assemble(
         diffusion: as of `facts_of`.
 
     Raises:
-        Passing: the end of the answer is missing.
+        Passing: the end of the answer is missing; BrokenOff, where nothing says why.
         DecodeError: it has no text, or something else in its place.
     """
     texts: list[Any] = []
@@ -129,13 +138,17 @@ def assemble(
         thoughts += [part.reasoning] if part.reasoning is not None else []
         ids += part.ids
         finish, stopped_by = str(part.finish or finish), str(part.stopped_by or stopped_by)
-        refusal = str(part.refusal or refusal)
-    if _ABORTED.search(finish) or not (finish or is_done or not (streamed or needs_reason)):
+        refusal = str(part.refusal or refusal) if part.is_whole else refusal + str(part.refusal or "")
+    if _ABORTED.search(finish):
         raise Passing(BREAKS_OFF)
+    if not (finish or is_done or not (streamed or needs_reason)):
+        pieces = [str(piece) for piece in texts or thoughts if piece]
+        last = {piece.strip() for piece in pieces[-_EQUAL_PIECES:]}
+        raise BrokenOff("".join(pieces) if len(pieces) >= _EQUAL_PIECES and len(last) == 1 else "")
     _check_texts(texts, thoughts, others if api.text_only else None)
     facts = facts_of(told, headers or {}, diffusion=diffusion)
     facts |= {"id": short(str(told.get("id") or "")), "finish_reason": short(finish), "first_byte_seconds": first_byte}
-    facts |= {"refusal": short(refusal)} if refusal else {}
+    facts |= {"refusal": refusal} if refusal else {}
     facts |= {"from_cache": True} if headers and headers.get(_CACHED) else {}
     are_ids = all(type(token) is int and 0 <= token < MOST_TOKENS for token in ids)
     complete = bool(ids) and are_ids and len(ids) == facts.get("completion_tokens")

@@ -1,10 +1,10 @@
 """What servers tell of an answer beside its text: the table of fields that are read, and what cannot be."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from refusion_eval.errors import DecodeError
-from refusion_eval.store.records import LONGEST_TEXT, MOST
+from refusion_eval.store.records import LONGEST_TEXT, MOST, dump
 
 # No server generates a token in less; and its own clock may differ from the client's by so much, or by a share.
 _SECONDS_PER_TOKEN, _CLOCK_SECONDS, _CLOCK_SHARE = 1e-5, 0.1, 0.1
@@ -163,10 +163,11 @@ def own_seconds(facts: Mapping[str, Any], seconds: float) -> float | None:
     return None if most > seconds * (1 + _CLOCK_SHARE) + _CLOCK_SECONDS else own
 
 
-def check_facts(facts: Mapping[str, Any], text: str, most_tokens: int, longest: float) -> None:
+def check_facts(facts: Mapping[str, Any], texts: Iterable[str], most_tokens: int, longest: float) -> None:
     """Raises DecodeError for what the request makes impossible, so that it becomes no figure.
 
     Args:
+        texts: that a record will hold as JSON: the answer's, and its thoughts.
         longest: seconds that the answer could have taken before the client gave it up.
     """
     tokens, accepted = (facts.get(f"{name}_tokens", 0) for name in ("completion", "accepted"))
@@ -183,7 +184,7 @@ def check_facts(facts: Mapping[str, Any], text: str, most_tokens: int, longest: 
         f"{accepted} accepted drafts among {tokens or most_tokens} tokens": accepted >= (tokens or most_tokens),
         f"{own:.3g} s of its own, where an answer may take {longest:.3g} s": own > longest,
         f"{sum(parts):.3g} s for {tokens} tokens": len(parts) == 2 and sum(parts) < tokens * _SECONDS_PER_TOKEN,
-        f"a text of more than {LONGEST_TEXT >> 20} MiB": len(text) > LONGEST_TEXT,
+        f"a text of more than {LONGEST_TEXT >> 20} MiB": max(len(dump(text)) for text in texts) > LONGEST_TEXT,
     }
     if wrong := [what for what, holds in impossible.items() if holds]:
         raise DecodeError(f"the server says what cannot be: {', '.join(wrong)}")

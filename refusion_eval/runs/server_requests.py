@@ -1,6 +1,6 @@
 """The fields of requests to servers, and the interfaces that known servers have."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from refusion_eval.runs.apis import Api
@@ -59,6 +59,12 @@ def fields_of(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def unwritten_by(api: Api, fields: Iterable[str]) -> list[str]:
+    """Those of the fields that decide a text and have no place in a request of the interface."""
+    about_record = (*ASKED, *ASKED_OF_CHATS, "stream", "stream_options")
+    return [name for name in fields if api.writes is not None and name not in (*api.writes, *about_record)]
 
 
 def ignored_by(server: str, api: str, fields: Mapping[str, Any]) -> list[str]:

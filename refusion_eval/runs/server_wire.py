@@ -88,7 +88,8 @@ def asked(
 def unpacked(response: "httpx2.Response", largest: int) -> Iterator[bytes]:
     coding = response.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity", *_PACKED):
-        raise DecodeError(f"the server packs its answer ({short(coding)}), which was not asked for")
+        # Not by its name, which a server may have made of the key.
+        raise DecodeError("the server packs its answer by a Content-Encoding that was not asked for")
     unpacker = zlib.decompressobj(_PACKED[coding]) if coding in _PACKED else None
     total = 0
     for piece in response.iter_raw():

@@ -188,11 +188,12 @@ class System:
     def render_turns(self, turns: Turns) -> str:
         """The prompt of an item; without a chat template, its texts as lm-eval puts them together.
 
-        Text around a gap is no conversation.
+        Text around a gap is no conversation; as one, for a backend that takes no texts, it is refused with its item.
         """
         user, system, opened, behind = turns
         if behind is not None:
-            return f"{user}{GAP}{behind}"
+            user = f"{user}{GAP}{behind}"
+            return self.render([{"role": "user", "content": user}]) if self.backend.takes_messages else user
         if not (self.backend.takes_messages or self.has_template):
             return f"{system}{user}{opened and ' '}{opened}"
         by_role = {"system": system, "user": user, "assistant": opened}

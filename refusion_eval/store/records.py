@@ -35,7 +35,7 @@ REFUSED = "refused"
 # Characters of a text in a record, of the texts that are names and the like, entries of a mapping and characters of its
 # JSON, and settings of a sample: what is longer would only make readers slow.
 LONGEST_TEXT, LONGEST_NAME = 16 << 20, 4096
-_LONG_TEXTS = ("text", "error", "extracted", "reason")
+_LONG_TEXTS = ("text", "error", "extracted", "reason", "reasoning")
 _MOST_ENTRIES, _LARGEST_MAPPING, _MOST_SETTINGS = 10_000, 1 << 20, 1000
 _ESCAPED = 12  # characters that JSON writes for one at most: the halves of a surrogate pair
 _LARGEST_NUMBER = 2**64  # of a whole number that is no count, such as a seed
@@ -97,8 +97,8 @@ class Sample:
         cut_in_thought: whether the text ends inside a thinking block; None without a block.
         num_forced_tokens: those of `num_tokens` that no forward chose, because a thought had spent its budget and they
             ended it; None, and no key in the record, without a budget. No figure of speed counts them.
-        stop: why decoding ended: eos, length, stop_string, gap (which is full), or content_filter of a server;
-            `REFUSED` for an error that a second attempt would meet again.
+        stop: why decoding ended: eos, length, stop_string, gap (which is full), or content_filter of a server; empty
+            where a server does not tell; `REFUSED` for an error that a second attempt would meet again.
         settings: the decoder settings in force.
         settings_source: origin of the value of each setting.
         trace: events as `Trace.to_json` gives them, or None.
@@ -115,10 +115,10 @@ class Sample:
         prompts: the prompts that the item was asked with: ours, release (those of ReFusion's release) or other.
         server: what a server told of the answer; None, and no key in the record, without a server. `prompt` is "ids",
             "text" or "messages", as it was sent in the last of so many `attempts`; `dropped` lists the fields of the
-            request that it could not read, and `ignored` those that it is known to take and not to follow; an error has
-            these only, and `template`. That is "server" if the server applied its own chat template, and "none" if no
-            tokenizer is here and none was applied. `tokens` says what `num_tokens` rests on: the server's "ids", the
-            kept text split by the "tokenizer" here, or the server's "usage", and is left out where it tells none.
+            request that it could not read or has no place for, and `ignored` those that it takes and does not follow;
+            an error has these only, and `template`. That is "server" if the server applied its own chat template, and
+            "none" if no tokenizer is here and none was applied. `tokens` says what `num_tokens` rests on: the server's
+            "ids", the text split by the "tokenizer" here, or the server's "usage", and is left out where it tells none.
             `first_byte_seconds` is the client's. `model` is the model's name in the answer, where another was asked.
             Where the server tells them: `id`, `finish_reason`, `prompt_tokens`, `completion_tokens`, `cached_tokens`
             (of the prompt), `drafted_tokens`, `accepted_tokens`, its own `prefill_seconds`, `generation_seconds`,
@@ -357,8 +357,9 @@ def from_fields(kind: type[_Kind], fields: Mapping[str, Any], *, length: float =
 
 def _check_size(name: str, value: Any, length: float) -> None:
     """Refuses (ValueError) what is out of the range of every field, or would only make readers slow."""
-    # Writing a mapping anew takes as long as reading the record, so that short records are spared it.
-    may_be_large = _ESCAPED * length > _LARGEST_MAPPING
+    # Writing a mapping anew takes as long as reading the record, so that short records are spared it. What a server
+    # told holds thoughts and states, and is as large as its record may be.
+    may_be_large = name != "server" and _ESCAPED * length > _LARGEST_MAPPING
     if type(value) is str:
         is_wrong = len(value) > (LONGEST_TEXT if name in _LONG_TEXTS else LONGEST_NAME)
     elif type(value) in (int, float):

@@ -4,17 +4,24 @@ import json
 
 import lm_eval
 import pytest
+from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from typer.testing import CliRunner
 
-from refusion_eval.benchmarks.rows import Sealing, Turns
+from refusion_eval.benchmarks import Item
+from refusion_eval.benchmarks.rows import WITHHELD, Gap, Sealing, Turns
 from refusion_eval.cli import app
-from refusion_eval.errors import ConfigError
-from refusion_eval.paths import tasks_path
+from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.lm_eval_plugin.adapter import RefusionLM
+from refusion_eval.models.tokenizer import Tokenizer
+from refusion_eval.paths import embedded_path, tasks_path
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.tables import summary, summary_table
+from refusion_eval.runs import server, server_facts
+from refusion_eval.runs.apis import APIS
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.server_client import ServerClient
+from refusion_eval.runs.server_requests import fields_of
 from refusion_eval.runs.system import System
 from refusion_eval.store.run_store import RunReader
 from tests.server.peers import Peer, serving
@@ -84,8 +91,8 @@ def test_states_of_a_text_are_recorded_with_their_times_where_they_are_asked_for
     with serving(served("Inception", answer)) as peer:
         assert run(peer, tmp_path / "a", "--server-api", "chat", "--diffusing").exit_code == 0
         assert run(peer, tmp_path / "b", "--server-api", "chat").exit_code == 0
-        refused = run(peer, tmp_path / "c", "--diffusing", "--server-api", "completions")
-    assert "diffusing is for chats only" in str(refused.exception)
+        refused = [run(peer, tmp_path / "c", "--diffusing", "--server-api", api) for api in ("completions", "ollama")]
+    assert {"diffusing is for chats only; add server_api=chat" in str(one.exception) for one in refused} == {True}
     for sample in samples(tmp_path / "a"):
         assert (sample.text, sample.num_tokens) == (ANSWER, None)
         moments, recorded = zip(*sample.server["states"], strict=True)
@@ -98,6 +105,37 @@ def test_states_of_a_text_are_recorded_with_their_times_where_they_are_asked_for
     assert CliRunner().invoke(app, ["replay", str(tmp_path / "a"), "--out", str(tmp_path / "a.gif")]).exit_code == 0
 
 
+def test_long_thoughts_and_many_states_are_recorded_and_read_again(tmp_path):
+    thoughts, texts = "Let me think. " * 400, [f"{number} {'word ' * 900}" for number in range(300)]
+
+    def answer(number, body):
+        states = (event(text, diffusion_meta={"diffusion_content": True}) for text in [*texts, ANSWER])
+        first = event(delta={"reasoning_content": thoughts})
+        return first + b"".join(states) + event("", "stop") + b"data: [DONE]\n\n"
+
+    with serving(served("Inception", answer)) as peer:
+        assert run(peer, tmp_path / "a", "--server-api", "chat", "--diffusing", "--limit", "1").exit_code == 0
+    (sample,) = samples(tmp_path / "a")
+    assert (sample.text, sample.server["reasoning"]) == (ANSWER, thoughts)
+    assert len(sample.server["states"]) == 301
+
+
+def test_thoughts_and_states_that_no_record_may_hold_are_bounded_as_json(tmp_path, monkeypatch):
+    def answer(number, body):
+        if body.get("diffusing"):
+            parts = (event("\u6c49" * 100, diffusion_meta={"diffusion_content": True}) for _ in range(2))
+            return b"".join(parts) + event(ANSWER, "stop", diffusion_meta={"diffusion_content": True})
+        return chat(number, body, reasoning="\u6c49" * 200)
+
+    for module in (server, server_facts):
+        monkeypatch.setattr(module, "LONGEST_TEXT", 1000)
+    with serving(served("Inception", answer)) as peer:
+        run(peer, tmp_path / "a", "--server-api", "chat")
+        run(peer, tmp_path / "b", "--server-api", "chat", "--diffusing")
+    assert {"a text of more than 0 MiB" in sample.error for sample in samples(tmp_path / "a")} == {True}
+    assert {(sample.text, "states" in sample.server) for sample in samples(tmp_path / "b")} == {(ANSWER, False)}
+
+
 def test_fields_that_a_server_takes_and_does_not_follow_are_recorded_and_said(tmp_path):
     with serving(served("dlmserve")) as peer:
         assert run(peer, tmp_path / "a").exit_code == 0
@@ -105,6 +143,27 @@ def test_fields_that_a_server_takes_and_does_not_follow_are_recorded_and_said(tm
     shown = " ".join(summary_table(summary(run_measurements([tmp_path / "a"]))).markdown().split())
     assert "it takes the fields seed and does not follow them" in shown
     assert "TPF is empty where dlmserve tells no forwards" in shown
+
+
+@pytest.mark.parametrize(
+    ("api", "left_out"),
+    [
+        ("responses", {"seed", "stop", "top_k", "min_p", "repetition_penalty", "presence_penalty"}),
+        ("generate", {"reasoning_effort"}),
+        ("ollama", set()),
+        ("chat", set()),
+    ],
+)
+def test_fields_that_an_interface_has_no_place_for_are_recorded(api, left_out):
+    fields = fields_of(APIS[api], most_tokens=96, temperature=0.0, seed=1, stops=["."], effort="low")
+    sent = {}
+    with serving(served()) as peer:
+        client = ServerClient(peer.url, api=api, timeout=5.0, patience=0.0)
+        client.start()
+        client.complete("[]", (), fields, sent)
+    assert left_out <= set(sent.get("dropped", ()))
+    assert ("dropped" in sent) == bool(left_out)
+    assert not {"stream", "max_tokens", "temperature", "cache_prompt"} & set(sent.get("dropped", ()))
 
 
 def test_few_shot_examples_of_lm_eval_are_turns_of_the_conversation(tmp_path):
@@ -125,6 +184,46 @@ def test_few_shot_examples_of_lm_eval_are_turns_of_the_conversation(tmp_path):
     assert body["messages"][0]["content"] == "Be brief."
 
 
+def test_a_chat_fills_no_gap_and_says_so_in_one_line():
+    system = System(parse_model_args({"decoder": "server", "base_url": "http://h", "server_api": "chat"}))
+    item = Item(id="HumanEval/0", number=0, row={}, turns=Turns("def f():\n", behind="return 1"), sealing=Sealing())
+    real, _ = system.unsealed(system.render_turns(item.turns), item.sealing)
+    with pytest.raises(ConfigError, match="item HumanEval/0 has a gap, and a server fills none"):
+        system.encode_item(real, item, Gap(lambda row: "", lambda row, count: 4))
+
+
+def test_lm_eval_has_to_make_conversations_for_a_chat_and_our_command_does(tmp_path):
+    task = {"include": str(tasks_path() / "mini" / "mini_gsm8k.yaml"), "task": "ours"}
+    (tmp_path / "ours.yaml").write_text(json.dumps(task))
+    with serving(served()) as peer:
+        with pytest.raises(ConfigError, match="takes conversations; add --apply_chat_template"):
+            lm_eval.simple_evaluate(
+                model="refusion",
+                model_args=f"decoder=server,base_url={peer.url},server_api=chat,warmup=0",
+                tasks=["ours"],
+                task_manager=TaskManager(include_path=str(tmp_path)),
+                limit=1,
+            )
+        words = ["--server-api", "chat", "--include-path", str(tmp_path), "--tasks", "ours", "--limit", "1"]
+        done = run(peer, tmp_path / "a", *words)
+    assert done.exit_code == 0, done.exception
+    (body,) = peer.bodies
+    assert [turn["role"] for turn in body["messages"]] == ["user"]
+
+
+def test_sealed_texts_with_quotes_stand_in_conversations_of_lm_eval_as_they_are():
+    sealing, text = Sealing(), 'Is "x" so?'
+    with serving(served()) as peer:
+        words = {"decoder": "server", "base_url": peer.url, "server_api": "chat", "warmup": 0, "patience": 0}
+        lm = RefusionLM.create_from_arg_obj(words)
+        lm.begin_evaluation({}, {}, sealing)
+        turns = [{"role": "user", "content": f"Q: {sealing.seal('gpqa/1/question', text)}"}]
+        request = (lm.apply_chat_template(turns), {"max_gen_toks": 96, "until": []})
+        asked = [Instance("generate_until", {"question": turns[0]["content"]}, request, 0, ("refusion_gpqa", 0, 1))]
+        assert lm.generate_until(asked) == [ANSWER]
+    assert peer.bodies[0]["messages"] == [{"role": "user", "content": f"Q: {text}"}]
+
+
 def test_another_interface_system_prompt_or_effort_is_another_run(tmp_path):
     with serving(served()) as peer:
         assert run(peer, tmp_path / "a", "--server-api", "chat").exit_code == 0
@@ -139,6 +238,28 @@ def test_sealed_texts_with_quotes_stand_in_a_conversation_as_they_are():
     real, sealed = system.unsealed(prompt, sealing)
     assert (json.loads(real), sealed) == ([{"role": "user", "content": f"Q: {text}"}], (text,))
     assert system.beginning == ""
+
+
+@pytest.mark.parametrize("place", ["reasoning_content", "refusal", "error"])
+def test_a_sealed_question_is_withheld_wherever_a_server_repeats_it(place, tmp_path):
+    question = "A purple quark enters the seventh hidden chamber of the old green reactor: what is its spin?"
+    wrong = {f"Incorrect Answer {number}": str(number) for number in (1, 2, 3)}
+    row = {"Question": question, "Correct Answer": "4", **wrong, "Record ID": "r"}
+    (tmp_path / "data" / "gpqa").mkdir(parents=True)
+    (tmp_path / "data" / "gpqa" / "train.jsonl").write_text(json.dumps(row))
+
+    def answer(number, body):
+        if place == "error":
+            return 400, JSON, json.dumps({"error": {"message": f"no answer to: {question}"}}).encode()
+        return event(delta={place: f"So: {question}"}) + event("The answer is (A).", "stop")
+
+    with serving(served(answer=answer)) as peer:
+        words = ["--tasks", "gpqa", "--limit", "1", "--data", str(tmp_path / "data"), "--server-api", "chat"]
+        run(peer, tmp_path / "a", *words)
+    assert question in json.dumps(peer.bodies)
+    (sample,) = samples(tmp_path / "a")
+    assert WITHHELD in str((sample.server, sample.error))
+    assert "seventh hidden chamber" not in str(sample)
 
 
 def test_without_usage_a_chat_has_tokens_only_where_files_count_them(tmp_path):
@@ -156,11 +277,15 @@ def test_without_usage_a_chat_has_tokens_only_where_files_count_them(tmp_path):
     assert not {"server_tps", "tps", "tpf"} & metrics
 
 
-def test_a_count_of_a_canvas_is_no_count_of_an_answer(tmp_path):
-    with serving(served("dlmserve")) as peer:
+@pytest.mark.parametrize("counted", [20, 128])  # of 96 that were asked for
+def test_a_count_of_a_canvas_is_no_count_of_an_answer(counted, tmp_path):
+    def answer(number, body):
+        return chat(number, body, usage={"completion_tokens": counted})
+
+    with serving(served("dlmserve", answer)) as peer:
         assert run(peer, tmp_path / "a").exit_code == 0
-    assert {sample.num_tokens for sample in samples(tmp_path / "a")} == {None}
-    assert samples(tmp_path / "a")[0].server["completion_tokens"] == 20
+    assert {(sample.text, sample.num_tokens) for sample in samples(tmp_path / "a")} == {(ANSWER, None)}
+    assert samples(tmp_path / "a")[0].server["completion_tokens"] == counted
 
 
 def test_what_not_every_chat_knows_is_left_out_after_one_refusal(tmp_path):
@@ -222,6 +347,61 @@ def test_ollama_gets_its_options_and_streams_a_line_an_object(tmp_path):
     assert "max_tokens" not in body
     sample = samples(tmp_path / "a")[0]
     assert (sample.text, sample.num_tokens, sample.server["reasoning"]) == (ANSWER, 20, "Four.")
+
+
+def test_a_whole_answer_without_a_reason_has_no_end_token(tmp_path):
+    def answer(number, body):
+        said = {"message": {"content": ANSWER}, "done": True, "eval_count": 96}
+        return 200, JSON, json.dumps(said).encode()
+
+    with serving(served("ollada", answer)) as peer:
+        assert run(peer, tmp_path / "a", "--model", MODEL, "--limit", "1").exit_code == 0
+    (sample,) = samples(tmp_path / "a")
+    tokens = Tokenizer(embedded_path("autoregressive_sft")).encode(ANSWER)
+    assert (sample.text, sample.stop, sample.num_tokens) == (ANSWER, "", len(tokens))
+
+
+@pytest.mark.parametrize(("pieces", "temperature"), [(31, 0.0), (31, 0.7), (20, 0.0)])
+def test_an_answer_that_ollama_breaks_off_for_its_repetition_is_taken_where_it_would_be_the_same(pieces, temperature):
+    def lines(*said):
+        kind = {"Content-Type": "application/x-ndjson"}
+        return 200, kind, b"".join(json.dumps(one).encode() + b"\n" for one in said)
+
+    def answer(number, body):
+        if number == 1:
+            return lines({"message": {"content": "4"}, "done": True, "done_reason": "stop"})
+        return lines(*[{"message": {"content": "la "}, "done": False}] * pieces)
+
+    sent = {}
+    with serving(served("library", answer)) as peer:
+        client = ServerClient(peer.url, timeout=5.0, patience=0.0)
+        client.start()
+        fields = fields_of(client.api, most_tokens=96, temperature=temperature, seed=1)
+        assert client.complete("[]", (), fields, {}).finish_reason == "stop"
+        if temperature or pieces < 30:
+            with pytest.raises(DecodeError, match="breaks off"):
+                client.complete("[]", (), fields, sent)
+        else:
+            taken = client.complete("[]", (), fields, sent)
+            assert (taken.text, taken.finish_reason, taken.stopped_by) == ("la " * 31, "", "")
+    assert sent["attempts"] == 2
+
+
+def test_the_model_of_a_deployment_is_known_by_its_first_answer_and_a_change_is_said(tmp_path):
+    def answer(number, body):
+        return event(ANSWER, "stop", model="gpt-b" if number == 3 else "gpt-a", id=f"c{number}")
+
+    with serving(Peer(answer, facts={})) as peer:
+        place = f"{peer.url}/openai/deployments/prod?api-version=2024-10-21"
+        for name in ("a", "b"):
+            assert run(peer, tmp_path / name, "--system", "server", "--base-url", place).exit_code == 0
+    told = [[sample.server.get("model") for sample in samples(tmp_path / name)] for name in ("a", "b")]
+    assert told == [[None, None], [None, "gpt-a"]]
+    shown = summary_table(summary(run_measurements([tmp_path / "a"]))).markdown()
+    assert "which was not asked" not in shown
+    with RunReader.open(tmp_path / "a") as reader:
+        (process,) = reader.run.processes.values()
+    assert process["after"]["settings"] == {"answers_as": "gpt-a"}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import functools
 import json
 import logging
 import sys
+import threading
+from multiprocessing.pool import ThreadPool
 
 import pytest
 
@@ -82,6 +84,65 @@ def test_fields_that_are_refused_are_dropped_said_once_and_recorded(status_code,
     assert len(peer.bodies) == 3
     assert [set(of_one["dropped"]) for of_one in sent] == [{"top_k", "seed"}] * 2
     assert [record.message.count("top_k") for record in caplog.records] == [1]
+
+
+LENGTH = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+
+
+@pytest.mark.parametrize(
+    ("api", "message"),
+    [
+        *((api, "'max_tokens' or 'max_completion_tokens' is too large: 9.") for api in ("completions", "chat")),
+        *((api, LENGTH) for api in ("completions", "generate", "responses")),
+    ],
+)
+def test_a_length_is_named_otherwise_only_for_a_chat_that_does_not_know_its_name(api, message):
+    peer = Peer(lambda number, body: refused(message))
+    with pytest.raises(Refused, match="max_tokens"):
+        completed(peer, prompt="[]", ids=(), fields={"max_tokens": 9, "temperature": 0.0}, api=api)
+    assert len(peer.bodies) == 1
+
+
+def refused(message, number=400):
+    return number, {"Content-Type": "application/json"}, json.dumps({"error": {"message": message}}).encode()
+
+
+@pytest.mark.parametrize(("api", "message"), [("chat", LENGTH), ("completions", "prompt must be a string")])
+def test_requests_in_flight_are_adapted_each_by_what_it_was_sent_with(api, message):
+    in_flight = threading.Barrier(3)
+
+    def refusal(handler, answer):
+        in_flight.wait(5.0)
+        status(400, message)(handler, answer)
+
+    with serving(Peer(faults=[refusal] * 3)) as peer:
+        client = client_of(peer, api=api, timeout=5.0)
+        client.describe()
+        with ThreadPool(3) as pool:
+            answers = pool.map(lambda _: client.complete("[]", (1, 2), FIELDS, {}).text, range(3))
+    assert answers == ["4"] * 3
+    adapted = [body.get("max_completion_tokens") if api == "chat" else body["prompt"] for body in peer.bodies[3:]]
+    assert adapted == [9 if api == "chat" else "[]"] * 3
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Input validation error: `temperature` must be strictly positive",
+        "Unsupported parameter: 'temperature' is not supported with this model.",
+        "Unexpected fields in the request: {'temperature'}",
+    ],
+)
+@pytest.mark.parametrize("number", [400, 422])
+def test_a_temperature_is_left_out_only_where_it_is_the_one_that_the_interfaces_have_by_themselves(message, number):
+    peer = Peer(lambda _, body: refused(message, number) if "temperature" in body else stream(1, ("4", (7,))))
+    with pytest.raises(ConfigError, match=r"refuses temperature=0\.0: .*--set temperature=1\.0"):
+        completed(peer, api="chat", prompt="[]", ids=())
+    assert len(peer.bodies) == 1
+    if "strictly" not in message:
+        sent = {}
+        completed(peer, api="chat", prompt="[]", ids=(), fields={**FIELDS, "temperature": 1.0}, sent=sent)
+        assert sent["dropped"] == ["temperature"]
 
 
 def test_sampling_is_refused_where_a_server_would_be_greedy_without_saying_so():

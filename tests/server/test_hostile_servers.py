@@ -528,6 +528,25 @@ def test_the_key_is_nowhere_by_any_escape(escape, place, monkeypatch, caplog):
     assert KEY not in readable(caplog.text)
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "refusal"])
+def test_the_key_in_parts_of_thoughts_or_of_a_refusal_is_in_no_record(field, monkeypatch):
+    monkeypatch.setenv("MY_KEY", KEY)
+    deltas = [{field: f"Is it {KEY[:4]}"}, {field: KEY[4:]}, {"content": "4"}]
+    parts = [{"choices": [{"delta": delta, "finish_reason": delta.get("content") and "stop"}]} for delta in deltas]
+    content = b"".join(b"data: " + json.dumps(part).encode() + b"\n\n" for part in parts)
+    answer = completed(answering(content), api="chat", prompt="[]", ids=(), key_variable="MY_KEY")
+    assert "Is it [API key]" in (answer.reasoning, answer.facts.get("refusal"))
+    assert KEY[4:] not in str(answer)
+
+
+@pytest.mark.parametrize("coding", [KEY, KEY.lower()])
+def test_a_coding_that_is_the_key_is_not_named(coding, monkeypatch):
+    monkeypatch.setenv("MY_KEY", KEY)
+    with pytest.raises(DecodeError, match="packs its answer") as caught:
+        completed(answering(b"x", {**EVENTS, "Content-Encoding": coding}), key_variable="MY_KEY")
+    assert KEY.lower() not in str(caught.value).lower()
+
+
 def test_an_old_answer_whose_id_is_the_key_is_named_without_it(monkeypatch, caplog):
     monkeypatch.setenv("MY_KEY", KEY)
     numbers = iter((1, 2, 1, 1))

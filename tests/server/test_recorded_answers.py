@@ -183,7 +183,7 @@ def test_the_client_gets_what_a_recorded_exchange_holds(server, line, monkeypatc
     assert expected["error"]["contains"] in str(raised.value)
     may_pass = isinstance(raised.value, DecodeError) and not isinstance(raised.value, Refused)
     assert may_pass == expected["error"]["retry"]
-    is_sent_without = peer.bodies[0].keys() > peer.bodies[-1].keys() or "dropped" in sent  # what it does not know
+    is_sent_without = peer.bodies[0].keys() > peer.bodies[-1].keys() or client.dropped  # what it does not know
     assert sent["attempts"] == (2 if may_pass or (is_sent_without and not peer.num_refused) else 1) + peer.num_refused
 
 
@@ -256,6 +256,23 @@ def test_a_model_that_a_gateway_fell_back_on_is_recorded_though_the_answer_has_t
             client.start()
             answer = client.complete("[]", (), {"max_tokens": 64, "temperature": 0.0, "stream": True}, {})
         assert answer.facts.get("model") == model
+
+
+def test_thoughts_of_a_response_stand_in_its_content_or_else_in_its_summary():
+    said = {"type": "message", "content": [{"type": "output_text", "text": "4"}]}
+    summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Four."}]}
+    both = summary | {"content": [{"type": "reasoning_text", "text": "2+2"}]}
+    for thoughts, read in ((summary, "Four."), (both, "2+2")):
+        whole = {"id": "r", "status": "completed", "output": [thoughts, said]}
+        answer = assemble([{"type": "response.completed", "response": whole}], 1.0, 0.5, api=APIS["responses"])
+        assert (answer.text, answer.reasoning) == ("4", read)
+
+
+def test_the_pieces_of_a_refusal_are_one_and_a_whole_one_replaces_them():
+    pieces = [{"choices": [{"delta": {"refusal": piece}}]} for piece in ("I cannot ", "help.")]
+    whole = {"choices": [{"message": {"content": None, "refusal": "I cannot help."}, "finish_reason": "stop"}]}
+    for chunks in ([*pieces, {"choices": [{"delta": {}, "finish_reason": "stop"}]}], [*pieces, whole]):
+        assert assemble(chunks, 1.0, 0.5, api=APIS["chat"]).facts["refusal"] == "I cannot help."
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class Api(NamedTuple):
         path: where requests go.
         takes_messages: whether the prompt is a conversation, to which the server applies its own template.
         body: (model, prompt, fields) -> the request.
+        writes: fields that have a place in the request; None for all.
         keys: of these an object of an answer has one.
         part: what such an object says. Another interface's answers are read by it, too.
         text_only: whether a choice must have its text in the field `text`.
@@ -38,5 +39,6 @@ class Api(NamedTuple):
     body: Callable[[str, Prompt, Mapping[str, Any]], dict[str, Any]]
     keys: tuple[str, ...]
     part: Callable[[Mapping[str, Any]], Part]
+    writes: Sequence[str] | None = None
     text_only: bool = False
     ends_without_reason: bool = False

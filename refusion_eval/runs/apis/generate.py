@@ -25,4 +25,6 @@ def _part(chunk: Mapping[str, Any]) -> Part:
     return Part(chunk.get("text"), None, True, reason.get("type"), reason.get("matched"), ids)
 
 
-GENERATE = Api("/generate", False, _body, ("meta_info",), _part)
+# A server has one of the two names of a penalty.
+_WRITES = (*_FIELDS, *_PENALTIES, "repeat_penalty", "max_tokens", "seed")
+GENERATE = Api("/generate", False, _body, ("meta_info",), _part, _WRITES)

@@ -26,4 +26,6 @@ def _part(chunk: Mapping[str, Any]) -> Part:
     return Part(text, said.get("thinking") or chunk.get("thinking"), finish=chunk.get("done_reason"))
 
 
-OLLAMA = Api("/api/chat", True, _body, ("done",), _part, ends_without_reason=True)
+# A server has one of the two names of a penalty.
+_WRITES = (*_OPTIONS, "repetition_penalty", "reasoning_effort")
+OLLAMA = Api("/api/chat", True, _body, ("done",), _part, _WRITES, ends_without_reason=True)

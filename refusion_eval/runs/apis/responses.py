@@ -30,12 +30,17 @@ def _part(chunk: Mapping[str, Any]) -> Part:
         return Part()
     items = list(map(as_dict, as_list(whole.get("output"))))
     parts = [as_dict(part) for item in items for part in as_list(item.get("content"))]
+    # A summary stands beside the thoughts themselves, where a server shows both.
     thoughts = [
-        as_dict(part) for item in items if item.get("type") == "reasoning" for part in as_list(item.get("summary"))
+        as_dict(part)
+        for item in items
+        if item.get("type") == "reasoning"
+        for part in as_list(item.get("content")) or as_list(item.get("summary"))
     ]
     return Part(
         text="".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text"),
-        reasoning="".join(str(part.get("text") or "") for part in thoughts),
+        # None replaces no thoughts that were streamed.
+        reasoning="".join(str(part.get("text") or "") for part in thoughts) or None,
         is_whole=True,
         finish=as_dict(whole.get("incomplete_details")).get("reason") or status,
         told=whole,
@@ -43,4 +48,5 @@ def _part(chunk: Mapping[str, Any]) -> Part:
     )
 
 
-RESPONSES = Api("/v1/responses", True, _body, ("output", "type"), _part)
+_WRITES = (*_FIELDS, "max_tokens", "reasoning_effort")
+RESPONSES = Api("/v1/responses", True, _body, ("output", "type"), _part, _WRITES)
