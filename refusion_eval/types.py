@@ -4,7 +4,7 @@ A decoder is a generator. It yields a `Forward`, which says what to compute, rec
 it, and returns a `Response`. The engine runs the decoder and returns a `Decoded`.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -442,6 +442,11 @@ def _check_whole(values: Sequence[int], limit: int) -> None:
 def _values(event: Event) -> list[Any]:
     values = (getattr(event, name) for name in event.__slots__)
     return [list(value) if isinstance(value, tuple) else value for value in values]
+
+
+def num_of_first(fixed_at: Mapping[int, int], num_tokens: int) -> int:
+    """How many of the first tokens of a response became final in the first forward, by `Trace.fixed_at`."""
+    return sum(forward == 0 and position < num_tokens for position, forward in fixed_at.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,20 +21,13 @@ def systems_on(checkpoint: str, settings: Mapping[str, Any], arguments: Mapping[
     model arguments of all.
     """
     cache = ModelCache()
-
-    def system(decoder: str, **more: Any) -> System:
-        names = field_types(DECODERS[decoder].Settings)
-        own = {name: value for name, value in settings.items() if name in names}
-        return System(
-            parse_model_args({"pretrained": checkpoint, "decoder": decoder, **arguments, **own, **more}), cache
-        )
-
     fitting = LoadedModel.open(checkpoint, **arguments).decoders
     systems = {}
     for decoder in dict.fromkeys((fitting[0], *(name for name in fitting if name == AUTOREGRESSIVE))):
+        given = {"pretrained": checkpoint, "decoder": decoder, **arguments}
         fuses = "fuse" in field_types(DECODERS[decoder].Settings)
-        systems[decoder] = system(decoder, **({"fuse": False} if fuses else {}))
-        systems |= {f"{decoder}, fused": system(decoder, fuse=True)} if fuses else {}
+        systems[decoder] = _system(given | ({"fuse": False} if fuses else {}), settings, cache)
+        systems |= {f"{decoder}, fused": _system(given | {"fuse": True}, settings, cache)} if fuses else {}
     return systems
 
 
@@ -42,10 +35,13 @@ def systems_named(
     names: Sequence[str], model: str, settings: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> dict[str, System]:
     """Name -> system of `choose_systems`, each with its own weights in memory."""
-    systems = {}
-    for name, chosen in choose_systems(names, model).items():
-        given = {**entry_arguments(chosen, f"--system {name}"), **arguments}
-        types = field_types(settings_type(given["decoder"], given["loop"]))
-        own = {key: value for key, value in settings.items() if key in types}
-        systems[name] = System(parse_model_args(given | own))
-    return systems
+    chosen = choose_systems(names, model).items()
+    return {
+        name: _system({**entry_arguments(named, f"--system {name}"), **arguments}, settings) for name, named in chosen
+    }
+
+
+def _system(given: Mapping[str, Any], settings: Mapping[str, Any], cache: ModelCache | None = None) -> System:
+    types = field_types(settings_type(given["decoder"], str(given.get("loop"))))
+    own = {name: value for name, value in settings.items() if name in types}
+    return System(parse_model_args({**own, **given}), cache)

@@ -30,7 +30,7 @@ from refusion_eval.runs.system import System
 from refusion_eval.store.atomic_write import append_line, prepare_output
 from refusion_eval.store.manifest import git_commit, package_versions
 from refusion_eval.store.records import SERVER, Sample
-from refusion_eval.types import ForwardDone, Trace
+from refusion_eval.types import ForwardDone, Trace, num_of_first
 
 _WARM_UP = -1  # stands for a round
 TASK = "gsm8k"  # whose settings systems have that were tuned by task
@@ -252,10 +252,9 @@ def _answer(asked: Answer, sample: Sample, peak_bytes: int | None) -> Answer:
         return known
     trace = Trace.from_json(sample.trace)
     forwards = list(trace.of(ForwardDone))
-    first = sum(number == 0 and place < sample.num_tokens for place, number in trace.fixed_at().items())
     return replace(
         known,
-        later_tokens=sample.num_tokens - first,
+        later_tokens=sample.num_tokens - num_of_first(trace.fixed_at(), sample.num_tokens),
         rows=sum(done.rows for done in forwards),
         cached_rows=sum(done.cached for done in forwards),
     )

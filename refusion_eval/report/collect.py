@@ -239,9 +239,7 @@ class _Collector:
         asked, question = self._questions.add(run, sample, sealed)
         places = {"bodies": self._writer.add(whole), "asked": asked, "question": question}
         part.rows.setdefault(row, []).append(list_row(sample, scores, sealed) | places)
-        if trace is not None and sample.error is None:
-            tally = part.tallies.setdefault(row, Tally(sample.settings))
-            tally.add(trace, has_tokens=sample.tokens is not None)
+        part.tallies.setdefault(row, Tally(sample.settings)).add(sample, trace)
 
     def cells(self, facts: RunFacts, measurements: Sequence[Measurement]) -> Iterator[tuple[RowKey, dict[str, Any]]]:
         """The rows of a run whose samples were all taken, and the means over them, as in the index of the page."""
@@ -272,7 +270,7 @@ class _Collector:
                 metrics={entry.metric: encoded(entry) for entry in own},
                 list=chunk,
             )
-            if (tally := part.tallies.get(task.row)) and tally.forwards:
+            if (tally := part.tallies[task.row]).forwards:
                 cell["steps"] = tally.steps(facts.run, task.task).in_words()
             yield task.row, cell
         yield from _means(measurements)

@@ -19,7 +19,7 @@ from refusion_eval.results.measurement import RowKey, hash_of_protocol
 from refusion_eval.runs.server_facts import as_dict, own_seconds
 from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, SERVER, Sample, SampleKey, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
-from refusion_eval.types import ENCODE, ForwardDone, Trace
+from refusion_eval.types import ENCODE, ForwardDone, Trace, num_of_first
 
 log = logging.getLogger(__name__)
 
@@ -448,7 +448,7 @@ def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, floa
     fixed_at, forced = trace.fixed_at(), sample.num_forced_tokens or 0
     facts: dict[str, Any] = {"tokens_canvas": len(fixed_at) - forced}
     if sample.prefill_seconds is not None:
-        first = sum(forward == 0 and position < sample.num_tokens for position, forward in fixed_at.items())
+        first = num_of_first(fixed_at, sample.num_tokens)
         facts["prefill_seconds"] = sample.prefill_seconds
         # A budget of 0 has its tokens before those of the first forward.
         facts["later_tokens"] = sample.num_decoded - first + (0 if sample.settings.get("thought_budget") else forced)

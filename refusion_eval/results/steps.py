@@ -89,7 +89,10 @@ class Tally:
         self.parts = np.zeros((2, _PARTS))  # tokens and forwards
         self.drafted, self.accepted = Counter[int](), Counter[int]()
 
-    def add(self, trace: Trace, *, has_tokens: bool) -> None:
+    def add(self, sample: Sample, trace: Trace | None) -> None:
+        """Counts the steps of an answer, if it has any."""
+        if trace is None or sample.error is not None:
+            return
         fixed: dict[int, list[int]] = {}
         for event in trace.of(Fix):
             fixed.setdefault(event.forward, []).extend(event.positions)
@@ -111,7 +114,7 @@ class Tally:
                 self.parts[:, position * _PARTS // length] += 1, forwards
         self.blocks += [(round(sum(forwards), 6), len(forwards)) for forwards in of_block.values()]
         # Tokens of a sealed task are all 0. A model with an encoder replaces what it accepted, and drafts nothing.
-        if has_tokens and ENCODE not in self.kinds:
+        if sample.tokens is not None and ENCODE not in self.kinds:
             self._add_drafts(trace)
 
     def _add_drafts(self, trace: Trace) -> None:
@@ -155,10 +158,7 @@ def read_steps(run_dirs: Iterable[Path]) -> list[Steps]:
     tallies: dict[tuple[str, RowKey], tuple[Run, Tally]] = {}
 
     def visit(run: Run, row: RowKey, sample: Sample, _: Mapping[str, ScoreRow], trace: Trace | None) -> None:
-        if trace is not None and sample.error is None:
-            tallies.setdefault((run.run_id, row), (run, Tally(sample.settings)))[1].add(
-                trace, has_tokens=sample.tokens is not None
-            )
+        tallies.setdefault((run.run_id, row), (run, Tally(sample.settings)))[1].add(sample, trace)
 
     read_each(places, visit)
     found = [tally.steps(run, row.task) for (_, row), (run, tally) in tallies.items() if tally.forwards]

@@ -3,17 +3,26 @@
 import http.client
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 # A fault gets the handler and the answer's bytes, and sends something else, or nothing.
 Fault = Callable[[BaseHTTPRequestHandler, bytes], None]
 Reply = tuple[int, dict[str, str], bytes]
+
+
+def transformers_serve(model: str, port: int) -> list[str]:
+    """The command of transformers' own server, in float32 on the CPU."""
+    script = Path(sys.executable).with_name("transformers")
+    options = f"--host 127.0.0.1 --port {port} --device cpu --dtype float32"
+    return [str(script), "serve", model, *options.split()]
 
 
 def chunk(text: str = "", ids: tuple[int, ...] = (), finish: str | None = None, **more: Any) -> bytes:

@@ -16,7 +16,7 @@ from refusion_eval.paths import embedded_path
 from refusion_eval.store.run_store import RunReader
 from refusion_eval.training.checkpoints.to_gguf import convert
 from tests.server import ollama_stand_in
-from tests.server.peers import free_port
+from tests.server.peers import free_port, transformers_serve
 from tests.server.test_real_servers import llama_cpp, wait_for
 
 pytest.importorskip("tenacity", reason="needs the extra `server`")
@@ -99,20 +99,7 @@ def test_llama_cpp_through_its_chat(tmp_path, upstream):
 
 def test_transformers_serve_through_its_chat(tmp_path):
     port = free_port()
-    script = str(Path(sys.executable).with_name("transformers"))
-    words = [
-        script,
-        "serve",
-        MODEL,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-    ]
+    words = transformers_serve(MODEL, port)
     found = through_a_kill(
         lambda: started(words, f"http://127.0.0.1:{port}", "/health"),
         f"http://127.0.0.1:{port}",

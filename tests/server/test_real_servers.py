@@ -175,20 +175,7 @@ def save_random(directory: Path, family: str, **rope) -> None:
 @pytest.mark.slow
 def test_transformers_serve_gives_the_same_texts_and_counts(tmp_path, ours):
     model, port = str(embedded_path("autoregressive_sft")), peers.free_port()
-    script = Path(sys.executable).with_name("transformers")
-    words = [
-        script,
-        "serve",
-        model,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-    ]
+    words = peers.transformers_serve(model, port)
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
