@@ -358,7 +358,9 @@ ENDLESS = {
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_answer_has_an_end_whatever_a_server_dribbles(name):
     started = time.monotonic()
-    reason = "the server answers 500" if name == "an error" else r"took more than 0\.4\d* s as a whole"
+    late = r"took more than 0\.4\d* s as a whole"
+    # On a busy machine the time may be over before the first line of the answer is there.
+    reason = rf"(the server answers 500|{late})" if name == "an error" else late
     with pytest.raises(DecodeError, match=rf"{reason} \(2 attempts\)"):
         completed(Peer(faults=[ENDLESS[name]] * 2))
     assert time.monotonic() - started < 10
