@@ -4,13 +4,14 @@
     python -m miniature.equal_start measure --work-dir W --out results/embedded
     python -m miniature.equal_start table --out results/embedded
 
-The start is AR-SFT before its last course. Every system then has the last course: the rows, steps, batch, learning rate
-and optimiser of `miniature.train`, with the objective and the EOS filling of its own configuration, and products in
-float32. No recipe is tuned. Each system is measured with `SYSTEMS`' settings, as many for each, of which one is chosen
-for each task on held-out draws by the rule of `miniature.frontier`.
+The start is the embedded AR-SFT (300,536 samples), whose weights are in the package, so that anyone can repeat a
+course. Every system then has one course more: the same 75,000 samples (`EQUAL_START`), steps, batch, learning rate and
+optimiser, with the objective and the EOS filling of its own configuration, and products in float32. No recipe is tuned.
+Each system is measured with `SYSTEMS`' settings, as many for each, of which one is chosen for each task on held-out
+draws by the rule of `miniature.frontier`.
 
-`train` continues what was interrupted and makes nothing twice. `measure` writes one row for each answer to a committed
-test item into `equal_start.csv`, and what was chosen into `equal_start_settings.csv`; it appends to files that exist.
+`train` continues what was interrupted and makes nothing twice. `measure` writes one row for each answer to a test item
+into `equal_start.csv`, and what was chosen into `equal_start_settings.csv`; it appends to files that exist.
 `table` prints what they say.
 """
 
@@ -27,19 +28,18 @@ from typing import Any
 import pandas
 
 from miniature.data import asked_items
-from miniature.family import EMBEDDED, Family
+from miniature.family import EQUAL_START, Family
 from miniature.frontier import choices, measured
 from miniature.measure import measure
 from miniature.seeds import over_seeds
 from miniature.systems import equally_tuned
-from miniature.train import BACKBONE, COURSE_ROWS, LATER_SETTINGS, STAGES, config_of, runs_of, write_rows
+from miniature.train import BACKBONE, LATER_SETTINGS, STAGES, config_of, write_rows
 from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.paths import embedded_path
 
-FIRST_SEED = 2514  # that of the shipped family, three of whose last courses started here
-START = runs_of("autoregressive_sft")[-2]
-ROWS = COURSE_ROWS[-1]
+START = "autoregressive_sft"
+ROWS = "equal_start.jsonl"
 # Further courses beside those of the stages: the stage, and the settings that differ.
 VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     # As many trained rows as ReFusion's: a noisy copy of the answer beside the clean one doubles them.
@@ -48,8 +48,6 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     # Does the gain of the verifier's token vanish where the state that it avoids was trained?
     "refusion_half_filled": ("refusion", ("objective.half_filled_share=0.5",)),
 }
-# Those of seed `FIRST_SEED` that are shipped: they continued these weights before they were rounded to bfloat16.
-SHIPPED = ("autoregressive_sft", "idlm", "wedlm")
 
 SYSTEMS = equally_tuned(refusion_block=32, llada_blocks=(8, 16))
 ANSWERS, SETTINGS = "equal_start.csv", "equal_start_settings.csv"
@@ -90,18 +88,17 @@ def train(family: Family, name: str, seed: int, start: Path, work_dir: Path) -> 
 
 
 def trained(work_dir: Path) -> dict[tuple[str, int], Path]:
-    """(Stage or variant, seed) -> the folder of the weights, of all courses that are finished, the shipped ones too."""
-    found = {(name, FIRST_SEED): embedded_path(name) for name in SHIPPED}
+    """(Stage or variant, seed) -> the folder of the weights, of all courses that are finished."""
+    found: dict[tuple[str, int], Path] = {}
     for folder in sorted(work_dir.glob("*_*/model")):
         name, _, seed = folder.parent.name.rpartition("_")
         found[name, int(seed)] = folder
     return found
 
 
-def trained_rows(work_dir: Path, name: str, seed: int) -> int | None:
-    """The rows, over all steps, that a course computed for training; None for a shipped checkpoint, without its log."""
-    log = work_dir / f"{name}_{seed}" / "log.csv"
-    return int(pandas.read_csv(log).tokens.sum()) if log.exists() else None
+def trained_rows(work_dir: Path, name: str, seed: int) -> int:
+    """The rows, over all steps, that a course computed for training."""
+    return int(pandas.read_csv(work_dir / f"{name}_{seed}" / "log.csv").tokens.sum())
 
 
 def measure_course(
@@ -171,7 +168,7 @@ def main() -> None:
     parser.add_argument("action", choices=("train", "measure", "table"))
     parser.add_argument("--work-dir", type=Path, help="train, measure: courses and their rows")
     parser.add_argument(
-        "--start", type=Path, help=f"weights that the courses start from (default: those of {START} in --work-dir)"
+        "--start", type=Path, default=embedded_path(START), help="weights that the courses start from (%(default)s)"
     )
     parser.add_argument("--runs", default="", help="train: NAME:SEED of courses, separated by commas")
     parser.add_argument("--items", type=int, default=100, help="measure: draws of each task to choose on")
@@ -183,7 +180,7 @@ def main() -> None:
     if given.work_dir is None:
         parser.error(f"{given.action} needs --work-dir")
     if given.action == "measure":
-        measure_all(EMBEDDED, given.work_dir, given.items, given.out)
+        measure_all(EQUAL_START, given.work_dir, given.items, given.out)
         return
     known = (*(stage for stage in STAGES if stage != BACKBONE), *VARIANTS)
     runs = [run.partition(":")[::2] for run in given.runs.split(",")]
@@ -191,7 +188,7 @@ def main() -> None:
         if name not in known or not seed.isdecimal():
             parser.error(f"--runs: {name}:{seed} is no course; give NAME:SEED with a name of {', '.join(known)}")
     for name, seed in runs:
-        train(EMBEDDED, name, int(seed), given.start or given.work_dir / START / "model", given.work_dir)
+        train(EQUAL_START, name, int(seed), given.start, given.work_dir)
 
 
 if __name__ == "__main__":

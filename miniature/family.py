@@ -1,12 +1,13 @@
 """The embedded family of tiny models: what it is trained and measured on."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from miniature import facts, laws, mathematics, parts, programs, stories
 from miniature.drills import DRILLS
-from miniature.item import Draw, DrillDraw
+from miniature.gaps import GAPS
+from miniature.item import Draw, DrillDraw, Item
 from miniature.steps import GRADES, HARDEST_GRADE
 from miniature.systems import System, systems
 
@@ -85,5 +86,24 @@ EMBEDDED = Family(
     ),
 )
 
-# The same, measured on the grades of training only: what a model has learned, without what goes beyond it.
+
+def _with_calculations(draw: Callable[..., Item]) -> Draw:
+    """The draw of programs of the grades of training whose constants have to be calculated."""
+    return lambda rng, grades: draw(rng, [grade for grade in grades if grade in GRADES], is_calculated=True)
+
+
+# What six systems see last in `miniature.equal_start`: programs that tell a better model from a worse one, where all
+# systems have written those of the courses before with the same few mistakes, and texts for infilling.
+EQUAL_START = replace(
+    EMBEDDED,
+    draws={
+        **EMBEDDED.draws,
+        "humaneval": _with_calculations(programs.draw_humaneval),
+        "mbpp": _with_calculations(programs.draw_mbpp),
+    },
+    drills={**DRILLS, **GAPS},
+    courses=(Course(seed=2516, num_items=5000, num_drills={"calculations": 23_000, **dict.fromkeys(GAPS, 4000)}),),
+)
+
+# The embedded family, measured on the grades of training only: what a model has learned, without what goes beyond it.
 TRAINED_GRADES = replace(EMBEDDED, test_grades=GRADES)

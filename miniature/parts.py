@@ -16,7 +16,7 @@ from refusion_eval.benchmarks.multiple_choice import lettered
 _CAPITALS = tuple(next(relation for relation in RELATIONS if "capital" in relation.statement).facts.values())
 
 # Field of a record -> the sentence of the text that gives it, and its values.
-_FIELDS: dict[str, tuple[str, Sequence[str]]] = {
+FIELDS: dict[str, tuple[str, Sequence[str]]] = {
     "age": ("{name} is {value} years old.", tuple(map(str, range(11, 100)))),
     "city": ("{name} lives in {value}.", _CAPITALS),
     "job": ("{name} works as a {value}.", ("baker", "pilot", "nurse", "farmer", "lawyer", "painter", "singer", "cook")),
@@ -39,10 +39,10 @@ class _Drawn(NamedTuple):
 def _record(rng: random.Random, grade: int) -> _Drawn:
     """A record of one of one to three persons of a text."""
     persons = rng.sample(NAMES, min(grade, GRADES[-1]))
-    values = {person: {field: rng.choice(choices) for field, (_, choices) in _FIELDS.items()} for person in persons}
-    order = rng.sample(list(_FIELDS), len(_FIELDS))
+    values = {person: {field: rng.choice(choices) for field, (_, choices) in FIELDS.items()} for person in persons}
+    order = rng.sample(list(FIELDS), len(FIELDS))
     sentences = [
-        _FIELDS[field][0].format(name=person, value=values[person][field]) for person in persons for field in order
+        FIELDS[field][0].format(name=person, value=values[person][field]) for person in persons for field in order
     ]
     fields = order[:7] if grade == 1 else order
     question = f"{' '.join(sentences)}\n\nFill the record of {persons[0]}: {', '.join(fields)}."

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from miniature.item import Item, key_is_held_out
-from miniature.steps import HARDEST_GRADE, Refused, drawn
+from miniature.parts import draw_step
+from miniature.steps import GRADES, HARDEST_GRADE, LIMITS, Refused, Step, Steps, drawn
 from refusion_eval.benchmarks.extract.programs import fenced
 
-_VERBS = ("make", "get", "find", "build", "compute", "apply", "run", "take", "give", "solve", "form", "pick")
+VERBS = ("make", "get", "find", "build", "compute", "apply", "run", "take", "give", "solve", "form", "pick")
 _NOUNS = ("value", "result", "score", "number", "total", "price", "level", "amount", "point", "size", "weight", "rank")
 _PARAMETERS = {"number": ("x", "n", "value"), "list": ("items", "numbers", "values")}
 _DEFAULT_PARAMETERS = {"number": ("x",), "list": ("items",)}
@@ -144,15 +145,30 @@ def _indented(body: str) -> str:
     return "".join(f"    {line}\n" for line in body.split("\n"))
 
 
-def _helper(rng: random.Random, kind: _Kind, name: str) -> tuple[str, str]:
+def _calculations(rng: random.Random) -> Sequence[Step]:
+    """A calculation for each of two constants."""
+    steps = Steps(LIMITS[GRADES[-1]])
+    for _ in range(2):
+        draw_step(rng, steps, rng.choice("++--*/"))
+    return steps.steps
+
+
+def _helper(rng: random.Random, kind: _Kind, name: str, is_calculated: bool) -> tuple[str, str]:
     """The definition of a helper and a sentence about it."""
-    fields = {"p": "n", "a": rng.randint(2, 9), "b": rng.randint(2, 9)}
-    definition = f"def {name}(n):\n{_indented(kind.body.format(**fields))}"
-    return definition, f"{name}(n) is to {kind.asks.format(**fields)}"
+    constants: Sequence[Step] = [Step(str(value), value) for value in (rng.randint(2, 9), rng.randint(2, 9))]
+    if is_calculated and kind in _CHANGES:
+        constants = drawn(rng, _calculations)
+    asked, written = ({"p": "n", "a": a, "b": b} for a, b in zip(*constants, strict=True))
+    definition = f"def {name}(n):\n{_indented(kind.body.format(**written))}"
+    return definition, f"{name}(n) is to {kind.asks.format(**asked)}"
 
 
 def _program(
-    rng: random.Random, grade: int, helper_names: Sequence[str] | None, parameters: Mapping[str, Sequence[str]]
+    rng: random.Random,
+    grade: int,
+    helper_names: Sequence[str] | None,
+    parameters: Mapping[str, Sequence[str]],
+    is_calculated: bool,
 ) -> _Program:
     """Draws a program whose tests no constant passes; raises Refused if all results are equal.
 
@@ -161,13 +177,15 @@ def _program(
         grade: 1 to 4.
         helper_names: names of f and g; None for drawn ones.
         parameters: names of the main function's parameter, by its type.
+        is_calculated: whether the prompt asks for the constants of changes as calculations, whose results the program
+            has. Those of checks stay numbers: few tests would notice a wrong one.
     """
     number = rng.randrange(len(_MAINS[grade]))
     main = _MAINS[grade][number]
     kinds = rng.sample(_CHANGES, 2) if grade == 1 else [rng.choice(_CHECKS), rng.choice(_CHANGES)]
-    names = helper_names or rng.sample(_VERBS, 2)
-    helpers = [_helper(rng, kind, name) for kind, name in zip(kinds, names, strict=True)]
-    name = f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}"
+    names = helper_names or rng.sample(VERBS, 2)
+    helpers = [_helper(rng, kind, name, is_calculated) for kind, name in zip(kinds, names, strict=True)]
+    name = f"{rng.choice(VERBS)}_{rng.choice(_NOUNS)}"
     parameter = rng.choice(parameters["number" if grade == 1 else "list"])
     fields = {"p": parameter, "f": names[0], "g": names[1]}
     inputs = [rng.randint(1, 20) if grade == 1 else [rng.randint(1, 12) for _ in range(3)] for _ in range(30)]
@@ -191,10 +209,12 @@ def _program(
     return replace(program, inputs=[value for value, _ in chosen], outputs=[output for _, output in chosen])
 
 
-def draw_humaneval(rng: random.Random, grades: Sequence[int]) -> Item:
+def draw_humaneval(rng: random.Random, grades: Sequence[int], is_calculated: bool = False) -> Item:
     """A signature and docstring, which names the helpers, to be completed."""
     grade = rng.choice(grades)
-    program = drawn(rng, lambda rng: _program(rng, grade, helper_names=None, parameters=_PARAMETERS))
+    program = drawn(
+        rng, lambda rng: _program(rng, grade, helper_names=None, parameters=_PARAMETERS, is_calculated=is_calculated)
+    )
     checks = "\n".join(f"    {program.literal_test('candidate', number)}" for number in range(NUM_TESTS))
     row = {
         "prompt": f'{program.head}    """{program.asks[0].upper()}{program.asks[1:]}."""\n',
@@ -206,10 +226,15 @@ def draw_humaneval(rng: random.Random, grades: Sequence[int]) -> Item:
     return Item(held_out=held_out, row=row, prompt_row=row, response=fenced(program.code))
 
 
-def draw_mbpp(rng: random.Random, grades: Sequence[int]) -> Item:
+def draw_mbpp(rng: random.Random, grades: Sequence[int], is_calculated: bool = False) -> Item:
     """A sentence and three asserts, which alone give the name of the main function."""
     grade, names = rng.choice(grades), ("first", "second")
-    program = drawn(rng, lambda rng: _program(rng, grade, helper_names=names, parameters=_DEFAULT_PARAMETERS))
+    program = drawn(
+        rng,
+        lambda rng: _program(
+            rng, grade, helper_names=names, parameters=_DEFAULT_PARAMETERS, is_calculated=is_calculated
+        ),
+    )
     row = {
         "text": f"Write a function to {program.asks}.",
         "code": program.code,

@@ -10,10 +10,8 @@ from miniature import equal_start
 from miniature.equal_start import (
     ANSWER_COLUMNS,
     ANSWERS,
-    FIRST_SEED,
     SETTING_COLUMNS,
     SETTINGS,
-    SHIPPED,
     SYSTEMS,
     VARIANTS,
     main,
@@ -22,7 +20,7 @@ from miniature.equal_start import (
     table,
     trained,
 )
-from miniature.family import EMBEDDED
+from miniature.family import EQUAL_START
 from miniature.measure import Answer, Measured
 from miniature.run import MiniatureConfig
 from miniature.systems import NUM_EQUAL
@@ -33,10 +31,10 @@ from refusion_eval.training.config import RunConfig, read_run_config
 STAGES = ("autoregressive_sft", "refusion", "llada", "bd3lm", "idlm", "wedlm")
 
 
-def config(name: str, seed: int = FIRST_SEED) -> RunConfig:
+def config(name: str, seed: int = 1) -> RunConfig:
     stage, _ = VARIANTS.get(name, (name, ()))
     settings = settings_of(name, seed, Path("start"), Path("work"))
-    return read_run_config(str(config_of(EMBEDDED, stage)), settings, MiniatureConfig)
+    return read_run_config(str(config_of(EQUAL_START, stage)), settings, MiniatureConfig)
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -70,15 +68,14 @@ def test_all_systems_have_as_many_valid_settings() -> None:
         for point in system.grid:
             names = DECODERS[system.decoder].Settings.__dataclass_fields__
             shared = {name: value for name, value in {"mask_id": 0, "eos_ids": (1,)}.items() if name in names}
-            DECODERS[system.decoder].Settings(gen_length=EMBEDDED.gen_length, **shared, **point)
+            DECODERS[system.decoder].Settings(gen_length=EQUAL_START.gen_length, **shared, **point)
 
 
-def test_finished_courses_are_found_beside_the_shipped_ones(tmp_path: Path) -> None:
+def test_finished_courses_are_found(tmp_path: Path) -> None:
     (tmp_path / "refusion_2514" / "model").mkdir(parents=True)
     (tmp_path / "idlm_half_2515" / "model").mkdir(parents=True)
     (tmp_path / "bd3lm_2514").mkdir()  # not finished
-    shipped = {(name, FIRST_SEED) for name in SHIPPED}
-    assert trained(tmp_path).keys() == {*shipped, ("refusion", 2514), ("idlm_half", 2515)}
+    assert trained(tmp_path).keys() == {("refusion", 2514), ("idlm_half", 2515)}
 
 
 def test_each_course_is_measured_once_with_the_settings_chosen_for_it(
@@ -94,11 +91,10 @@ def test_each_course_is_measured_once_with_the_settings_chosen_for_it(
         right = settings["slot_size"] == 16 and settings["tau_token"] == 0.4
         return Measured([Answer(right, 8, 2 if settings["block_size"] == 32 else 4, 30)] * len(chosen))
 
-    monkeypatch.setattr(equal_start, "SHIPPED", ())
     monkeypatch.setattr(equal_start, "measure", measure)
     monkeypatch.setattr("miniature.frontier.measure", measure)
     monkeypatch.setattr("refusion_eval.api.load_model", lambda name: loaded.append(name))
-    family = replace(EMBEDDED, draws={"gsm8k": EMBEDDED.draws["gsm8k"]})
+    family = replace(EQUAL_START, draws={"gsm8k": EQUAL_START.draws["gsm8k"]})
     measure_all(family, work_dir, 3, out)
     answers = pandas.read_csv(out / ANSWERS)
     assert list(answers.columns) == list(ANSWER_COLUMNS)

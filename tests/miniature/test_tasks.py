@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from miniature.data import drill_pairs, items
-from miniature.family import EMBEDDED, TRAINED_GRADES, Family
+from miniature.family import EMBEDDED, EQUAL_START, TRAINED_GRADES, Family
 from miniature.item import Item
 from miniature.knowledge import KINDS, RELATIONS
 from miniature.steps import HARDEST_GRADE
@@ -276,3 +276,19 @@ def named(sentence: str, letters: dict[str, str]) -> list[tuple[str, str]]:
         for option in letters
         for letter in re.findall(rf"\b{re.escape(option)}(?:, found in)? \((\w)\)", sentence)
     ]
+
+
+@pytest.mark.parametrize("task", ["humaneval", "mbpp"])
+def test_programs_with_calculations_need_their_results(task: str) -> None:
+    found = list(islice(items(task, test=True, seed=7, family=EQUAL_START), 60))
+    answers = [(dict(item.prompt_row), item.response) for item in found]
+    assert all(verdict.passed for verdict in judge_texts(BENCHMARKS[task], answers))
+    asked = [re.findall(r"\d+[-+*/]\d+", user(task, item).split(", where ")[1]) for item in found]
+    assert all(asked)
+    is_new = [not any(term in item.response for term in terms) for terms, item in zip(asked, found, strict=True)]
+    assert all(is_new)
+    slips = [(row, re.sub(r"(?<=[+*-] )\d+", lambda number: str(int(number[0]) + 1), text)) for row, text in answers]
+    changed = [slip for slip, answer in zip(slips, answers, strict=True) if slip != answer]
+    assert len(changed) > 30
+    verdicts = judge_texts(BENCHMARKS[task], changed)
+    assert sum(verdict.passed for verdict in verdicts) <= len(changed) / 20
