@@ -98,11 +98,11 @@ def _text(rng: random.Random, grade: int) -> Gapped:
     return _split(query, [*sentences, listed], first, first + grade, listed)
 
 
-_KINDS: Mapping[str, Callable[[random.Random, int], Gapped]] = {"chain": _chain, "program": _program, "text": _text}
+_KINDS: Mapping[str, Callable[[random.Random, int], Gapped]] = {"math": _chain, "program": _program, "text": _text}
 
 
 def draw_gapped(rng: random.Random, kind: str, grade: int, *, test: bool) -> Gapped:
-    """A conversation with a gap of one of the kinds "chain", "program" and "text" and of a grade from 1 to 3.
+    """A conversation with a gap of one of the kinds "math", "program" and "text" and of a grade from 1 to 3.
 
     Args:
         rng: source of all choices.
