@@ -6,9 +6,9 @@
 
 The start is the embedded AR-SFT (300,536 samples), whose weights are in the package, so that anyone can repeat a
 course. Every system then has one course more: the same 75,000 samples (`EQUAL_START`), steps, batch, learning rate and
-optimiser, with the objective and the EOS filling of its own configuration, and products in float32. No recipe is tuned.
-Each system is measured with `SYSTEMS`' settings, as many for each, of which one is chosen for each task on held-out
-draws by the rule of `miniature.frontier`.
+optimiser, with the objective and the EOS filling of its own configuration. No recipe is tuned. Each system is measured
+with `SYSTEMS`' settings, as many for each, of which one is chosen for each task on held-out draws by the rule of
+`miniature.frontier`.
 
 `train` continues what was interrupted and makes nothing twice. `measure` writes one row for each answer to a test item
 into `equal_start.csv`, and what was chosen into `equal_start_settings.csv`; it appends to files that exist.
@@ -71,7 +71,7 @@ def settings_of(name: str, seed: int, start: Path, work_dir: Path) -> list[str]:
         "data.cache_dir": work_dir / "tokens",
         "output.run_dir": work_dir / f"{name}_{seed}",
     }
-    own = ("optimisation.compute_dtype=float32", f"optimisation.seed={seed}", "output.save_every=100", "output.keep=1")
+    own = (f"optimisation.seed={seed}", "output.save_every=100", "output.keep=1")
     return [*LATER_SETTINGS, *own, *changes, "backbone.shape=null", *(f"{key}={path}" for key, path in paths.items())]
 
 

@@ -44,7 +44,6 @@ def test_courses_differ_in_their_objective_alone(name: str) -> None:
     assert other.backbone == one.backbone
     assert (other.data.files, other.data.share) == (one.data.files, None)
     assert (other.objective == one.objective) == (name == "autoregressive_sft")
-    assert other.optimisation.compute_dtype == "float32"
 
 
 def test_a_seed_changes_the_seed_alone_and_has_a_folder_of_its_own() -> None:
