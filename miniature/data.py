@@ -6,12 +6,13 @@
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from miniature.family import EMBEDDED, Family
+from miniature.gaps import KINDS, test_rows
 from miniature.item import Item
 from miniature.steps import GRADES
 from refusion_eval.benchmarks import BENCHMARKS
@@ -96,15 +97,27 @@ def held_out_rows(benchmark: str) -> list[dict[str, Any]]:
 
 def held_out_text(benchmark: str) -> str:
     """The committed test file: one JSON object a line."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out_rows(benchmark))
+    return _as_lines(held_out_rows(benchmark))
+
+
+def gapped_text(kind: str) -> str:
+    """The committed test file of a kind of texts with gaps."""
+    return _as_lines(test_rows(kind, NUM_TEST_ITEMS, TEST_SEED))
+
+
+def _as_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def write_test_files(tasks_dir: Path) -> None:
     """Writes `<tasks_dir>/<benchmark>/test.jsonl` for every mini task."""
-    for benchmark in EMBEDDED.draws:
+    texts = {name: held_out_text(name) for name in EMBEDDED.draws} | {
+        f"infill_{kind}": gapped_text(kind) for kind in KINDS
+    }
+    for benchmark, text in texts.items():
         path = tasks_dir / benchmark / "test.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(held_out_text(benchmark), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Their queries say nothing of what they hold. They are trained on as whole texts 
 """
 
 import random
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -12,11 +11,10 @@ from miniature.item import DrillDraw, key_is_held_out
 from miniature.knowledge import NAMES
 from miniature.parts import FIELDS
 from miniature.programs import VERBS
-from miniature.steps import GRADES, LIMITS, Refused, Steps, apply, between, drawn
+from miniature.steps import GRADES, LIMITS, Refused, Steps, between, drawn
 
 NUM_CALCULATIONS = 5
 _NUM_FIELDS = 4
-_TERM = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +96,7 @@ def _text(rng: random.Random, grade: int) -> Gapped:
     return _split(query, [*sentences, listed], first, first + grade, listed)
 
 
-_KINDS: Mapping[str, Callable[[random.Random, int], Gapped]] = {"math": _chain, "program": _program, "text": _text}
+KINDS: Mapping[str, Callable[[random.Random, int], Gapped]] = {"math": _chain, "program": _program, "text": _text}
 
 
 def draw_gapped(rng: random.Random, kind: str, grade: int, *, test: bool) -> Gapped:
@@ -112,28 +110,12 @@ def draw_gapped(rng: random.Random, kind: str, grade: int, *, test: bool) -> Gap
     """
 
     def make(rng: random.Random) -> Gapped:
-        found = _KINDS[kind](rng, grade)
+        found = KINDS[kind](rng, grade)
         if key_is_held_out(found.key) != test:
             raise Refused
         return found
 
     return drawn(rng, make)
-
-
-def chain_holds(text: str) -> bool:
-    """Whether every calculation of a text is right and begins with the result of the one before it."""
-    terms = _TERM.findall(text)
-    results = [value for *_, value in terms]
-    rest = _TERM.sub("", text.split("The answer is")[0]).strip()
-    return (
-        not rest
-        and len(terms) == NUM_CALCULATIONS
-        and all(
-            apply(operation, int(left), int(right)) == int(value) and (operation != "/" or int(left) % int(right) == 0)
-            for left, operation, right, value in terms
-        )
-        and [left for left, *_ in terms[1:]] == results[:-1]
-    )
 
 
 def _drill(kind: str) -> DrillDraw:
@@ -144,4 +126,16 @@ def _drill(kind: str) -> DrillDraw:
     return draw
 
 
-GAPS: Mapping[str, DrillDraw] = {f"gap_{kind}": _drill(kind) for kind in _KINDS}
+GAPS: Mapping[str, DrillDraw] = {f"gap_{kind}": _drill(kind) for kind in KINDS}
+
+
+def test_rows(kind: str, count: int, seed: int) -> list[dict[str, str]]:
+    """The first rows of the test split with distinct responses, whose grades take turns, as tasks read them."""
+    rng = random.Random(f"infill {kind} test {seed}")
+    found: dict[str, dict[str, str]] = {}
+    while len(found) < count:
+        grade = GRADES[len(found) % len(GRADES)]
+        item = draw_gapped(rng, kind, grade, test=True)
+        texts = {"query": item.query, "prefix": item.prefix, "middle": item.middle, "suffix": item.suffix}
+        found.setdefault(item.response, {**texts, "grade": str(grade)})
+    return list(found.values())

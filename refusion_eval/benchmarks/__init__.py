@@ -273,9 +273,10 @@ class Benchmark:
 
     def turns(self, row: Row) -> Turns:
         """The prompt for a row, which has the form that `normalise` of the prompts gives."""
-        prompts = self.prompts
-        behind = prompts.gap.suffix(row) if prompts.gap else None
-        return Turns(prompts.user(row), prompts.system(row) if prompts.system else "", prompts.opened, behind)
+        prompts, gap = self.prompts, self.prompts.gap
+        system = prompts.system(row) if prompts.system else ""
+        opened = gap.opened(row) if gap and gap.opened else prompts.opened
+        return Turns(prompts.user(row), system, opened, gap and gap.suffix(row), bool(gap and gap.opened))
 
     def extract(self, text: str, row: Row, filter_name: str | None = None) -> Extraction:
         """Finds the answer in one text. Raises DataError if there is no such filter."""
@@ -350,7 +351,7 @@ class Task:
         """
         name, source = self.benchmark.name, self.benchmark.source
         if self.mini:
-            path = tasks_path() / "mini" / name / f"{split or 'test'}.jsonl"
+            path = tasks_path() / "mini" / self.benchmark.folder / f"{split or 'test'}.jsonl"
             if not path.is_file():
                 raise DataError(f"{path} is missing; it is part of the project, reinstall it")
             rows, origin = read_rows(path), str(path)
@@ -411,20 +412,24 @@ _named: list[Callable[[str], Benchmark | None]] = [module.named for module in _m
 class _Benchmarks(dict[str, Benchmark]):
     """Benchmarks by name. It lists some, and finds also those that are made from their names, such as any window."""
 
+    def __init__(self, fits: Callable[[Benchmark], bool]) -> None:
+        super().__init__({one.name: one for one in _benchmarks if fits(one)})
+        self._fits = fits
+
+    def _made(self, name: str) -> Benchmark | None:
+        return next((one for make in _named if (one := make(name)) is not None and self._fits(one)), None)
+
     def __missing__(self, name: str) -> Benchmark:
-        found = next((benchmark for make in _named if (benchmark := make(name)) is not None), None)
-        if found is None:
+        if (found := self._made(name)) is None:
             raise KeyError(name)
         return found
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or any(make(str(name)) is not None for make in _named)
+        return super().__contains__(name) or self._made(str(name)) is not None
 
 
-BENCHMARKS = _Benchmarks({benchmark.name: benchmark for benchmark in _benchmarks})  # in the order of the paper's tables
-
-# Those whose items are not all synthetic.
-PUBLISHED = _Benchmarks({one.name: one for one in _benchmarks if one.source.hub is not None})
+BENCHMARKS = _Benchmarks(lambda _: True)  # in the order of the paper's tables
+PUBLISHED = _Benchmarks(lambda benchmark: benchmark.source.hub is not None)  # whose items are not all synthetic
 
 # Name of a suite -> its benchmarks: those of the paper; and all others, each in its main variant.
 SUITES = {
@@ -455,9 +460,11 @@ def find_task(name: str) -> Task | None:
     Names are `refusion_<benchmark>` and `mini_<benchmark>`, `refusion_<benchmark>_release` for the prompts of the
     release, all also with `_<anything>` after them, and those of lm-eval's own tasks on a benchmark.
     """
-    benchmark = name.removeprefix("refusion_")
-    if benchmark != name and benchmark in PUBLISHED:
+    prefix, _, benchmark = name.partition("_")
+    if prefix == "refusion" and benchmark in PUBLISHED:
         return Task(PUBLISHED[benchmark])
+    if prefix == "mini" and benchmark in BENCHMARKS and BENCHMARKS[benchmark].source.hub is None:
+        return Task(BENCHMARKS[benchmark], mini=True)
     mini = [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values()]
     tasks = [*map(Task, [*BENCHMARKS.values(), *RELEASED.values()]), *mini]
     if named := [task for task in tasks if f"{name}_".startswith(f"{task.name}_")]:

@@ -108,23 +108,26 @@ class Turns(NamedTuple):
     user: str
     system: str = ""
     opened: str = ""
-    behind: str | None = None  # what stands behind a gap, in front of which `user` stands; None without a gap
+    behind: str | None = None  # what stands behind a gap; None without a gap
+    is_gap_in_response: bool = False  # whether the gap follows `opened` in the response, and not `user` in a plain text
 
 
 class Gap(NamedTuple):
-    """A gap that a response fills, in a plain text without a chat template.
+    """A gap that a response fills, in a plain text without a chat template or in a response of a conversation.
 
     Attributes:
         suffix: a row -> the text behind the gap.
         length: (a row, what counts the tokens of a text) -> number of tokens of the gap.
         ends_at_eos: whether the text in the gap ends at the first end token; else all its tokens belong to it.
         first: the length at which the search for one up to `length` begins, which is larger; None searches none.
+        opened: a row -> the response before the gap; None where the gap is in a plain text, behind the user's.
     """
 
     suffix: Callable[[Row], str]
     length: Callable[[Row, Callable[[str], int]], int]
     ends_at_eos: bool = False
     first: int | None = None
+    opened: Callable[[Row], str] | None = None
 
 
 def read_rows(path: Path, longest: int = LONGEST_LINE) -> list[dict[str, Any]]:

@@ -83,9 +83,9 @@ def own_tasks(names: Sequence[str] = ()) -> dict[str, list[Task]]:
         "refusion_suite_release": [Task(benchmark) for benchmark in RELEASED.values()],
         "mini_suite": [Task(benchmark, mini=True) for benchmark in BENCHMARKS.values() if benchmark.has_mini],
     }
-    named = [task for name in names if (task := find_task(name)) and task.name == name and not task.mini]
+    named = [task for name in names if (task := find_task(name)) and task.name == name]
     every = [*map(Task, PUBLISHED.values()), *(task for suite in suites.values() for task in suite)]
-    every += [task for task in named if task.benchmark.name in PUBLISHED]
+    every += [task for task in named if task.mini or task.benchmark.name in PUBLISHED]
     return suites | {task.name: [task] for task in every}
 
 

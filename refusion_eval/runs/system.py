@@ -190,15 +190,18 @@ class System:
 
         Text around a gap is no conversation; as one, for a backend that takes no texts, it is refused with its item.
         """
-        user, system, opened, behind = turns
-        if behind is not None:
-            user = f"{user}{GAP}{behind}"
+        user, system, opened, behind, is_gap_in_response = turns
+        gap = "" if behind is None else f"{GAP}{behind}"
+        if gap and not is_gap_in_response:
+            user += gap
             return self.render([{"role": "user", "content": user}]) if self.backend.takes_messages else user
         if not (self.backend.takes_messages or self.has_template):
-            return f"{system}{user}{opened and ' '}{opened}"
+            return f"{system}{user}{opened and ' '}{opened}{gap}"
+        if self.backend.takes_messages:
+            opened, gap = f"{opened}{gap}", ""
         by_role = {"system": system, "user": user, "assistant": opened}
         messages = [{"role": role, "content": text} for role, text in by_role.items() if text or role == "user"]
-        return self.render(messages, add_generation_prompt=not opened)
+        return f"{self.render(messages, add_generation_prompt=not opened)}{gap}"
 
     def unsealed(self, prompt: str, sealing: Sealing) -> tuple[str, tuple[str, ...]]:
         """As `Sealing.unseal`; in a conversation in each turn, so that the texts do not break the JSON."""
@@ -217,7 +220,14 @@ class System:
             raise ConfigError(f"item {item.id} has a gap, and {by} fills none; decode by the engine")
         tokenizer = self.files.tokenizer
         length = gap.length(item.row, lambda text: len(tokenizer.encode(text)))
-        before, behind = self.encode(item.turns.user, plain=True), tokenizer.encode(item.turns.behind or "")
+        behind_text = item.turns.behind or ""
+        before = self.encode(
+            real_prompt.removesuffix(f"{GAP}{behind_text}"),
+            plain=not (item.turns.is_gap_in_response and self.has_template),
+        )
+        behind = tokenizer.encode(behind_text)
+        if item.turns.is_gap_in_response and behind:  # a response ends where its text does
+            behind = [*behind, *self.checkpoint_settings.get("eos_ids", ())[:1]]
         if "expand_id" in self.checkpoint_settings:  # DreamOn has learned whole texts, between these two tokens
             begin, end = (
                 [] if one is None else [one] for one in (tokenizer.inner.bos_token_id, tokenizer.inner.eos_token_id)

@@ -41,7 +41,7 @@ def test_lm_eval_sends_the_turns_of_the_benchmark(loaded: dict[str, Any], name: 
     )
     messages, add_generation_prompt = json.loads(sent)
     by_role = {message["role"]: message["content"] for message in messages}
-    user, system, opened, _ = released.turns(row)
+    user, system, opened, *_ = released.turns(row)
     assert by_role == {role: text for role, text in (("system", system), ("user", user), ("assistant", opened)) if text}
     assert add_generation_prompt == (not opened)
     assert task.config.generation_kwargs == {"until": list(released.prompts.stop_strings)}

@@ -6,8 +6,9 @@ from itertools import pairwise
 import pytest
 
 from miniature.family import EMBEDDED, EQUAL_START
-from miniature.gaps import GAPS, NUM_CALCULATIONS, Gapped, chain_holds, draw_gapped
+from miniature.gaps import GAPS, NUM_CALCULATIONS, Gapped, draw_gapped
 from miniature.steps import GRADES
+from refusion_eval.benchmarks.infill import chain_holds
 
 
 def drawn(kind: str, grade: int, count: int = 40, *, test: bool = True) -> list[Gapped]:
