@@ -13,7 +13,7 @@ from refusion_eval.results.measurement import RowKey
 from refusion_eval.results.render import Table
 from refusion_eval.store.records import Sample, ScoreRow
 from refusion_eval.store.run_store import Run
-from refusion_eval.types import ENCODE, Draft, Fix, ForwardDone, Trace
+from refusion_eval.types import ENCODE, Draft, Fix, ForwardDone, Select, Trace
 
 # Settings that say how many positions a decoder fills before it goes on, and how many it drafts together.
 _BLOCKS = ("block_size", "block_length", "gen_block_size", "window_size", "canvas_length")
@@ -34,6 +34,7 @@ HEADINGS = {
     "without_gain": "No gain, %",
     "in_few": f"At most {_FEW}, %",
     "tpf_by_part": f"TPF of {_PARTS} parts",
+    "tpf_by_score": "TPF by score",
     "accepted": "Drafts accepted, %",
     "accepted_by_place": "By place, %",
 }
@@ -43,8 +44,10 @@ NOTES = (
     "Block: its positions; 32 for a decoder without blocks. All positions count, also those behind the EOS.",
     "Dearest fifth: the share of all forwards that went to the fifth of the blocks with the most forwards. No gain: "
     f"blocks with as many forwards as positions. At most {_FEW}: blocks with {_FEW} forwards or fewer.",
-    "TPF of parts: tokens a forward in each third of the response. Accepted: drafts that were fixed as they were "
-    f"drafted; by place: in the slot, or in the draft of a decoder without slots, of the first {_MOST_PLACES}.",
+    "TPF of parts: tokens a forward in each third of the response. TPF by score: in each third of the positions, from "
+    "those that were least certain to those that were most certain when the decoder first chose among them.",
+    "Accepted: drafts that were fixed as they were drafted; by place: in the slot, or in the draft of a decoder that "
+    f"has no slots, of the first {_MOST_PLACES}.",
 )
 
 
@@ -63,6 +66,7 @@ class Steps(NamedTuple):
     without_gain: float  # percent of the blocks
     in_few: float  # percent of the blocks
     tpf_by_part: tuple[float, ...]  # empty where no response has as many tokens
+    tpf_by_score: tuple[float, ...]  # from the hardest to the easiest positions; empty for a decoder that has no choice
     accepted: float | None  # percent; None for a decoder without drafts
     accepted_by_place: tuple[float, ...]
 
@@ -87,6 +91,7 @@ class Tally:
         self.kinds = Counter[str]()
         self.blocks: list[tuple[float, int]] = []  # forwards and tokens of each block
         self.parts = np.zeros((2, _PARTS))  # tokens and forwards
+        self.scored: list[tuple[float, float]] = []  # first score of a position, and its forwards
         self.drafted, self.accepted = Counter[int](), Counter[int]()
 
     def add(self, sample: Sample, trace: Trace | None) -> None:
@@ -107,6 +112,8 @@ class Tally:
             served = fixed.get(forward) or served
             for position in served:
                 spent[position] += 1 / len(served)
+        scores = self._first_scores(trace)
+        self.scored += [(scores[position], spent[position]) for position in scores.keys() & spent.keys()]
         length, of_block = max(positions) + 1, dict[int, list[float]]()
         for position, forwards in spent.items():
             of_block.setdefault(position // self.block, []).append(forwards)
@@ -116,6 +123,16 @@ class Tally:
         # Tokens of a sealed task are all 0. A model with an encoder replaces what it accepted, and drafts nothing.
         if sample.tokens is not None and ENCODE not in self.kinds:
             self._add_drafts(trace)
+
+    def _first_scores(self, trace: Trace) -> dict[int, float]:
+        """Position -> its score, or that of its slot, in the first choice among candidates that had it."""
+        scores: dict[int, float] = {}
+        for event in trace.of(Select):
+            width = (self._unit or 1) if event.unit == "slot" else 1
+            for first, score in zip(event.candidates, event.scores, strict=True):
+                for position in range(first, first + width):
+                    scores.setdefault(position, score)
+        return scores
 
     def _add_drafts(self, trace: Trace) -> None:
         waiting: dict[int, tuple[int, int]] = {}  # position -> its place in the draft, and its token
@@ -147,9 +164,16 @@ class Tally:
             without_gain=float(100 * (forwards >= tokens).mean()),
             in_few=float(100 * (forwards <= _FEW).mean()),
             tpf_by_part=tuple((self.parts[0] / self.parts[1]).tolist()) if self.parts.all() else (),
+            tpf_by_score=_by_score(self.scored) if len(self.scored) >= _PARTS else (),
             accepted=100 * self.accepted.total() / self.drafted.total() if places else None,
             accepted_by_place=tuple(100 * self.accepted[place] / self.drafted[place] for place in places),
         )
+
+
+def _by_score(scored: list[tuple[float, float]]) -> tuple[float, ...]:
+    scores, forwards = np.array(scored).T
+    thirds = np.array_split(forwards[np.argsort(scores, kind="stable")], _PARTS)
+    return tuple(float(len(third) / third.sum()) for third in thirds)
 
 
 def read_steps(run_dirs: Iterable[Path]) -> list[Steps]:

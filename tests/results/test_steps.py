@@ -78,6 +78,24 @@ def test_drafts_are_counted_by_their_place_in_the_slot(write_run):
     assert without.accepted_by_place == (100, 100, 0, 0)
 
 
+def test_positions_are_ranked_by_the_first_score_that_they_or_their_slots_had(write_run):
+    trace = Trace()
+    trace.forward("plan", 6, 0)
+    trace.select("slot", [0, 2, 4], [0.9, 0.2, 0.5], [0])
+    trace.fix([0, 1], [7, 7])
+    trace.forward("plan", 4, 0)
+    trace.select("slot", [2, 4], [0.99, 0.6], [4])  # the first score counts
+    trace.fix([4, 5], [7, 7])
+    for position in (2, 3):
+        trace.forward("verify", 2, 0)
+        trace.fix([position], [7])
+    trace.stop("length", 6)
+    (found,) = read_steps([write_run("run", [decoded(0, trace)])])
+    assert found.tpf_by_score == pytest.approx((1, 2, 2))
+    (without,) = read_steps([write_run("other", [decoded(0, by_blocks([4]))])])
+    assert without.tpf_by_score == ()
+
+
 def test_table_and_files_have_a_line_for_each_task_with_steps(write_run):
     samples = [decoded(0, by_blocks([4], [2, 2])), decoded(1, by_blocks([4]), task="mini_math")]
     run = write_run("run", [*samples, sample(2, task="mini_mbpp", trace=None)])
