@@ -205,6 +205,8 @@ def _measurement(
         missing="" if is_mean else tasks[0].extent.missing,
         command=run.command,
         scored=not any(task.num_unscored for task in tasks),
+        counts_encoder=measures[0].metric in ("tpf", "forwards_mean")
+        and any(sample.decoder_forwards is not None for task in tasks for sample in task.samples),
         num_unscored=sum(task.num_unscored for task in tasks),
         num_seeds=max(1, len(by_sample)) if measures[0].metric.startswith(AVG_AT) else 1,
         seed_sd=stdev(by_sample) if by_sample else 0.0,

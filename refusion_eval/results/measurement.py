@@ -159,6 +159,7 @@ class Measurement:
     num_cut: int = 0
     one_answer: str = ""  # as of `TaskFacts`
     collapsed: str = ""  # as of `TaskFacts`
+    counts_encoder: bool = False  # whether the forwards of an encoder are in the number, which its release leaves out
     num_rounds: int = 1
     num_seeds: int = 1
     seed_sd: float = 0.0  # standard deviation over the seeds of a mean, or over the samples of a score
@@ -261,11 +262,6 @@ class Measurement:
     def fused(self) -> bool:
         """Whether fused forwards are in the number. In scores they never are, because fusing changes no token."""
         return self.metric in (*SPEED_METRICS, "tpf", "forwards_mean") and self.decoded_fused
-
-    @property
-    def counts_encoder(self) -> bool:
-        """Whether the forwards of an encoder are in the number, which its release leaves out."""
-        return self.metric in ("tpf", "forwards_mean") and self.decoded_by == "diffusion_gemma"
 
     @property
     def note(self) -> str:

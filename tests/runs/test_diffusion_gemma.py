@@ -82,6 +82,8 @@ def test_the_loop_of_the_release_counts_encoder_and_decoder_apart(checkpoint, tm
     assert [kinds(sample) for sample in samples] == [{"encode": 3, "denoise": 15}] * 2
     first, second, *_ = samples[0].events().of(ForwardDone)
     assert (first.cached, second.rows, second.cached) == (0, tiny.CANVAS, first.rows)
+    told = invoke("table", tmp_path / "run", "--csv", tmp_path / "table.csv")
+    assert "TPF of DiffusionGemma counts the forwards of its encoder too" in " ".join(told.split())
 
 
 @pytest.mark.parametrize(
