@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from refusion_eval.engine.features import check_reuse, check_scores
-from refusion_eval.engine.readout import ReadPlan, hidden_of, read_native, read_out
+from refusion_eval.engine.readout import Collect, ReadPlan, hidden_of, read_native, read_out
 from refusion_eval.engine.recorded import CAPACITY_STEP, Record, RecordedForwards
 from refusion_eval.errors import DecodeError
 from refusion_eval.models import device
@@ -27,6 +27,7 @@ from refusion_eval.types import (
     Decoding,
     FeatureReuse,
     Forward,
+    ForwardDone,
     Readout,
     Response,
     RowScores,
@@ -65,10 +66,11 @@ class _ActiveRequest:
     pending: Forward | None = None
     response: Response | None = None
     error: DecodeError | None = None
+    answers: tuple[Readout, ...] = ()  # of the last forward, until they are checked
 
     def advance(self, readouts: tuple[Readout, ...] | None) -> None:
         """Sends readouts to the decoder (None starts it) and stores its next forward or how it ended."""
-        self.pending = None
+        self.pending, self.answers = None, readouts or ()
         try:
             self.pending = next(self.decoding) if readouts is None else self.decoding.send(readouts)
         except StopIteration as stop:
@@ -78,6 +80,17 @@ class _ActiveRequest:
         except Exception as error:  # noqa: BLE001 - the failure of one request becomes its record; the others go on
             self.error = DecodeError(f"the decoder failed: {type(error).__name__}: {error}")
             self.error.__cause__ = error
+        if self.pending is None:
+            self.check_answers()
+
+    def check_answers(self) -> None:
+        """Refuses answers that are not finite, which the decoder has got already."""
+        # Called once its next forward runs, for which the device need not wait. A sum of squares is finite only if all
+        # probabilities are.
+        if self.answers and not np.isfinite([answer.probs @ answer.probs for answer in self.answers]).all():
+            done = [*self.trace.of(ForwardDone)][-1]
+            self.fail(DecodeError(f"forward {done.forward} ({done.kind}): logits are not finite"))
+        self.answers = ()
 
     def fail(self, error: DecodeError) -> None:
         self.decoding.close()
@@ -193,7 +206,7 @@ class Engine:
         active = self._start(self._cache, 0, 0, Request(decode, prompt, settings))
         while active.pending is not None:
             self._cache.reserve(_rows_needed(self._cache, 0, active))
-            self._step(self._cache, [active], partial(self._compute, self.recorded))
+            self._step(self._cache, [active], partial(self._launch, self.recorded))
             if active.prefilled is None:
                 device.synchronize(self.model.device)  # nothing may be read of a first forward
                 active.prefilled = time.perf_counter()
@@ -254,7 +267,7 @@ class Engine:
                 if recorded is not None:
                     recorded.prepare()
                 if all(request.pending is not None for request in batch):
-                    self._step(cache, batch, partial(self._compute_shared, recorded, shared))
+                    self._step(cache, batch, partial(self._launch_shared, recorded, shared))
             for index in reversed(range(len(batch))):
                 request = batch[index]
                 if request.pending is not None:
@@ -323,45 +336,49 @@ class Engine:
                 check_reuse(forward, forward.approximation, cache, sequence)
         except DecodeError as error:
             request.fail(error)
+            request.check_answers()  # a forward made of answers that are not finite may be impossible for that reason
         else:
             cache.stage(sequence, len(forward.tokens))
 
-    def _step(self, cache: KVCache, batch: Sequence[_ActiveRequest], compute: Callable[..., list[Readout]]) -> None:
+    def _step(self, cache: KVCache, batch: Sequence[_ActiveRequest], launch: Callable[..., Collect]) -> None:
         """Computes the pending forwards of sequences 0 .. len(batch) - 1 in one model call and advances each."""
         forwards = [request.pending for request in batch if request.pending is not None]
-        readouts, end = compute(cache, forwards), 0
+        collect, end = launch(cache, forwards), 0
+        # While the device computes: what the forwards before have left to do, and the traces.
         for sequence, (request, forward) in enumerate(zip(batch, forwards, strict=True)):
+            request.check_answers()
             # All rows that the decoder asked for, also those that were shared: TPF does not depend on the batch.
             request.trace.forward(forward.kind, len(forward.tokens), cache.lengths[sequence])
+        readouts = collect()
+        for sequence, (request, forward) in enumerate(zip(batch, forwards, strict=True)):
             start, end = end, end + len(forward.reads)
-            answers = tuple(readouts[start:end])
-            # A sum of squares is finite only if all probabilities are.
-            if np.isfinite([answer.probs @ answer.probs for answer in answers]).all():
-                self._advance(cache, sequence, request, answers)
-            else:
-                number = request.trace.num_forwards - 1
-                request.fail(DecodeError(f"forward {number} ({forward.kind}): logits are not finite"))
+            if request.pending is not None:
+                self._advance(cache, sequence, request, tuple(readouts[start:end]))
 
-    def _compute_shared(
+    def _launch_shared(
         self, recorded: RecordedForwards | None, shared: _SharedPrefix, cache: KVCache, forwards: Sequence[Forward]
-    ) -> list[Readout]:
-        """As `_compute`, but copies the rows that prompts have in common with the stored prompt."""
+    ) -> Collect:
+        """As `_launch`, but copies the rows that prompts have in common with the stored prompt."""
         filled = [shared.fill(cache, sequence, forward) for sequence, forward in enumerate(forwards)]
         shortened = [_without_first_rows(*pair) for pair in zip(forwards, filled, strict=True)]
-        readouts = self._compute(recorded, cache, shortened)
+        collect = self._launch(recorded, cache, shortened)
         for sequence, num_rows in enumerate(filled):
             cache.lengths[sequence] -= num_rows  # the copied rows counted as committed in this one call
             shared.keep(cache, sequence, forwards[sequence], num_rows)
-        return readouts
+        return collect
 
-    def _compute(self, recorded: RecordedForwards | None, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
-        """Makes one model call, and one more for each forward that reuses features; answers all reads in order."""
-        model = self.model
-        plan = ReadPlan.of(forwards)
+    def _launch(self, recorded: RecordedForwards | None, cache: KVCache, forwards: Sequence[Forward]) -> Collect:
+        """Starts one model call, and one more for each forward that reuses features; the answers come in order."""
         if recorded is not None:
-            answers = recorded.read(forwards, plan, cache.lengths[: len(forwards)])
-            if answers is not None:
-                return answers
+            collect = recorded.launch(forwards, ReadPlan.of(forwards), cache.lengths[: len(forwards)])
+            if collect is not None:
+                return collect
+        readouts = self._compute(cache, forwards)
+        return lambda: readouts
+
+    def _compute(self, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
+        """Makes a model call that is not recorded, and answers all reads."""
+        model, plan = self.model, ReadPlan.of(forwards)
         cache.move_rows()
         with device.cpu_threads(self.num_threads):
             hidden_TC = hidden_of(model, cache, forwards, self.attention)

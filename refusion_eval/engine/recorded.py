@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from refusion_eval.engine.readout import ReadPlan, fetch, hidden_of, read_out
+from refusion_eval.engine.readout import Collect, ReadPlan, fetch, hidden_of, host_buffer, launch_reads, read_out
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.cache import KVCache
@@ -71,7 +71,7 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.zeros(SIZE, dtype=torch.int64, device=device)
-        self._host, self._numbers, self._is_copied = host_buffer(SIZE, device)
+        self._host, self._numbers, self._is_copied = host_buffer((SIZE,), torch.int64, device)
 
     def columns(self, width: int) -> Tensor:
         """The numbers of each row on the device, [10, W]."""
@@ -123,13 +123,6 @@ class Staging:
         return self.device[start:end].view(3, -1) if moves else None
 
 
-def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray, torch.cuda.Event | None]:
-    # Pinned, so that a copy to a CUDA device does not wait for it; the event says when the copy is done.
-    is_cuda = device.type == "cuda"
-    buffer = torch.zeros(size, dtype=torch.int64, pin_memory=is_cuda)
-    return buffer, buffer.numpy(), torch.cuda.Event() if is_cuda else None
-
-
 class RecordedForwards:
     def __init__(self, model: Transformer, cache: KVCache, record: Record) -> None:
         self._model, self.cache, self._record = model, cache, record
@@ -171,7 +164,12 @@ class RecordedForwards:
         self._checked = True
 
     def read(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> list[Readout] | None:
-        """Makes one model call and answers all reads; None, and nothing is done, for forwards that need another way."""
+        """Makes one model call and answers all reads, as `launch` does, and waits for the answers."""
+        collect = self.launch(forwards, plan, lengths)
+        return None if collect is None else collect()
+
+    def launch(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> Collect | None:
+        """Starts one model call; None, and nothing is done, for forwards that need another way."""
         # Forwards that score rows, reuse features or are guided do: their work differs each time.
         if self._keys is not self.cache.keys or plan.guides:
             return None
@@ -196,12 +194,12 @@ class RecordedForwards:
             self._replays[width]()
             if not plan.is_simple:
                 return self._read_out(plan, self._logits[:, : model.config.vocab_size], Tensor.float, width)
-            answers_3W = fetch(self._answers[: 3 * width]).reshape(3, width)
-        return plan.readouts(answers_3W, model.dtype)
+            fetched = fetch(self._answers[: 3 * width])
+        return lambda: plan.readouts(fetched().reshape(3, width), model.dtype)
 
-    def _read_out(self, plan: ReadPlan, x_WX: Tensor, head: Callable[[Tensor], Tensor], width: int) -> list[Readout]:
+    def _read_out(self, plan: ReadPlan, x_WX: Tensor, head: Callable[[Tensor], Tensor], width: int) -> Collect:
         numbers_4W = self._staging.columns(width)[6:]
-        return read_out(plan, x_WX, head, self._model.config.vocab_size, self._model.dtype, numbers_4W)
+        return launch_reads(plan, x_WX, head, self._model.config.vocab_size, self._model.dtype, numbers_4W)
 
     def _hidden(self, width: int, words: int) -> tuple[Tensor, Tensor]:
         # The residual stream of the rows in the staging buffer and its final norm, both [W, C].

@@ -52,7 +52,7 @@ def one_forward(engine, launches, width):
     """Counts one recorded forward of a width."""
     forward = Forward([1] * width, range(90, 90 + width), causal(width), (Read(range(width), suppress=(7,)),))
     plan = ReadPlan([(forward.reads[0], 0)])
-    for counter in (launches.kernels, launches.copies, launches.waits):
+    for counter in (launches.kernels, launches.copies, launches.waits, launches.pageable):
         counter.clear()
     assert engine.recorded.read([forward], plan, [90]) is not None
     return launches.num_kernels
@@ -66,8 +66,11 @@ def test_kernels_of_a_layer_and_copies_of_a_forward(monkeypatch, width, bound):
             engine = Engine(fake_transformer(shape_8b(num_layers)), "sdpa", record=lambda compute: compute)
             engine.recorded.reserve(500)
             engine.recorded.prepare()
+            launches.awaited.clear()
             kernels[num_layers] = one_forward(engine, launches, width)
             assert launches.copies == {"to the device": 1, "to the host": 1}
+            assert not launches.pageable
+            assert launches.awaited[-1] == 3 * width  # the answers, by an event
             assert not launches.waits
     a_layer = (kernels[3] - kernels[1]) / 2
     assert a_layer <= bound
@@ -113,7 +116,7 @@ def test_kernels_of_a_layer_and_copies_of_a_forward_of_a_batch(monkeypatch, size
             forwards.prepare()
             one = [Forward([1] * size, range(90, 90 + size), causal(size), (Read(range(size)),)) for size in sizes]
             plan = ReadPlan([(one[0].reads[0], first) for first in np.cumsum([0, *sizes[:-1]])])
-            for counter in (launches.kernels, launches.copies, launches.waits):
+            for counter in (launches.kernels, launches.copies, launches.waits, launches.pageable):
                 counter.clear()
             for sequence in range(3):
                 cache.moves.append((sequence, 92, 91))  # rows that stay after the forward before

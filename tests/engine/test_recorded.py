@@ -19,7 +19,7 @@ from refusion_eval.decoders import DECODERS, autoregressive
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine import recorded
-from refusion_eval.engine.engine import Engine, Request
+from refusion_eval.engine.engine import Engine, Request, _ActiveRequest
 from refusion_eval.engine.readout import ReadPlan
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.width import time_forwards
@@ -350,8 +350,50 @@ def test_numbers_wait_until_those_before_were_copied(monkeypatch: pytest.MonkeyP
 
     plain = recorded.host_buffer
     monkeypatch.setattr(recorded, "host_buffer", lambda *given: (*plain(*given)[:2], Event()))
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # the first token that is seen
     staging = Staging(torch.device("cpu"))
     for token in (7, 8):
         forward = Forward(tokens=[token], positions=[0], attention=causal(1), reads=())
         staging.send([forward], [0], ReadPlan(()), (1, 1))
     assert seen == [("awaited", 0), ("copied", 7), ("awaited", 7), ("copied", 8)]
+
+
+def test_traces_and_checks_are_made_while_the_device_computes(record, log, monkeypatch):
+    model, events = random_transformer(), log["replayed"]
+    engine = Engine(model, "sdpa", record=record)
+    settings = AutoregressiveSettings(gen_length=3)
+    engine.run(autoregressive.decode, PROMPT, settings)
+    events.clear()
+    forward, check = Trace.forward, _ActiveRequest.check_answers
+    monkeypatch.setattr(Trace, "forward", lambda *args: events.append("trace") or forward(*args))
+    monkeypatch.setattr(_ActiveRequest, "check_answers", lambda active: events.append("check") or check(active))
+    engine.run(autoregressive.decode, PROMPT, settings)
+    assert events == [8, "check", "trace", 1, "check", "trace", 1, "check", "trace", "check"]
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+@pytest.mark.parametrize("chosen", [5, VOCAB_SIZE])
+def test_answers_that_are_not_finite_fail_their_request_alone(engines, monkeypatch, bad, chosen):
+    """Also where the token with them is none of the vocabulary, of which the next forward is impossible."""
+    free, replayed = engines
+    settings = AutoregressiveSettings(gen_length=3)
+    expected = free.run(autoregressive.decode, PROMPT[:3], settings).tokens
+    replayed.run(autoregressive.decode, PROMPT, settings)
+    read, calls = recorded.read_rows, []
+
+    def broken(*args):
+        read(*args)
+        calls.append(1)
+        if len(calls) == bad + 1:
+            args[-1][:, 0] = torch.tensor([float(chosen), float("nan"), 0.5])
+
+    monkeypatch.setattr(RecordedForwards, "_check", lambda self: None)
+    requests = [Request(autoregressive.decode, prompt, settings) for prompt in (PROMPT, PROMPT[:3])]
+
+    def begun():
+        monkeypatch.setattr(recorded, "read_rows", broken)  # all widths are recorded now
+        yield from requests
+
+    outcomes = dict(replayed.run_many(begun(), 2))
+    assert str(outcomes[0]) == f"forward {bad} ({'prefill' if bad == 0 else 'decode'}): logits are not finite"
+    assert outcomes[1].tokens == expected
