@@ -349,10 +349,14 @@ _EVENTS: dict[str, Callable[..., Event]] = {event.tag: event for event in (Forwa
 
 @dataclass(slots=True)
 class Trace:
-    """Events in the order in which they happened; an event carries the number of the last forward before it."""
+    """Events in the order in which they happened; an event carries the number of the last forward before it.
+
+    `num_unrecorded` of the forwards were launched one by one because the request outgrew the buffer of recorded ones.
+    """
 
     events: list[Event] = field(default_factory=list)
     num_forwards: int = 0
+    num_unrecorded: int = field(default=0, compare=False)  # of this machine, not of the decoding
 
     def forward(self, kind: str, rows: int, cached: int) -> None:
         """Counts one model call. Only the engine calls this: it is the one place where forwards are counted."""

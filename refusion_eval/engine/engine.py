@@ -206,6 +206,13 @@ class Engine:
         active = self._start(self._cache, 0, 0, Request(decode, prompt, settings))
         while active.pending is not None:
             self._cache.reserve(_rows_needed(self._cache, 0, active))
+            if self.recorded is not None and self.recorded.is_outgrown:
+                if not active.trace.num_unrecorded:
+                    log.warning(
+                        "a request outgrew the KV buffer of its recorded forwards, because its settings name no length; "
+                        "its other forwards are launched one by one, and its time counts them"
+                    )
+                active.trace.num_unrecorded += 1
             self._step(self._cache, [active], partial(self._launch, self.recorded))
             if active.prefilled is None:
                 device.synchronize(self.model.device)  # nothing may be read of a first forward
@@ -249,7 +256,9 @@ class Engine:
         batch: list[_ActiveRequest] = []
         told = time.monotonic()
         while True:
-            while len(batch) < cache.num_sequences or _grow_back(cache, batch, preempted, batch_size, max_rows):
+            while len(batch) < cache.num_sequences or _grow_back(
+                cache, batch, preempted, (batch_size, capacity), max_rows
+            ):
                 entry = preempted.popleft().entry if preempted else next(waiting, None)
                 if entry is None:
                     break
@@ -265,7 +274,7 @@ class Engine:
             if all(request.pending is not None for request in batch):
                 preempted.extendleft(reversed(self._make_room(cache, batch, max_rows)))
                 if recorded is not None:
-                    recorded.prepare()
+                    recorded.prepare(used_only=True)
                 if all(request.pending is not None for request in batch):
                     self._step(cache, batch, partial(self._launch_shared, recorded, shared))
             for index in reversed(range(len(batch))):
@@ -408,16 +417,21 @@ def _rows_needed(cache: KVCache, sequence: int, request: _ActiveRequest) -> int:
 
 
 def _grow_back(
-    cache: KVCache, batch: Sequence[_ActiveRequest], preempted: Iterable[_Preempted], batch_size: int, max_rows: int
+    cache: KVCache,
+    batch: Sequence[_ActiveRequest],
+    preempted: Iterable[_Preempted],
+    first_size: tuple[int, int],  # sequences and capacity of the buffer at the beginning
+    max_rows: int,
 ) -> bool:
     """Makes places of a buffer that was made for long texts, once its rows fit into a shorter buffer; True if so."""
+    batch_size, first_capacity = first_size
     if cache.num_sequences >= batch_size:
         return False
     needed = [_rows_needed(cache, sequence, request) for sequence, request in enumerate(batch)]
     # A preempted request will need its rows again: with less room it would be preempted again.
     needed += [removed.rows for removed in preempted]
     # Twice the need, so that texts that go on growing do not shrink the batch at once.
-    capacity = max(FIRST_CAPACITY, 2 * max(needed))
+    capacity = max(first_capacity, 2 * max(needed))
     num_sequences = min(batch_size, max_rows // capacity)
     if num_sequences <= cache.num_sequences:
         return False

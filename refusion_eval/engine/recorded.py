@@ -132,6 +132,7 @@ class RecordedForwards:
         self._logits = torch.empty(WIDTHS[-1], len(model.weights.head), dtype=model.dtype, device=model.device)
         self._answers = torch.empty(3 * WIDTHS[-1], device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}
+        self._used: set[int] = set()  # widths of which a forward was replayed
         self._keys: Tensor | None = None
         self._checked = False
 
@@ -141,20 +142,31 @@ class RecordedForwards:
             capacity = -(-max(needed, self.cache.capacity) // step) * step
             self.cache.resize(self.cache.num_sequences, capacity)
 
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether the buffer is another than that for which forwards are recorded."""
+        return self._keys is not self.cache.keys
+
     @torch.inference_mode()
-    def prepare(self) -> None:
-        """Records the forwards of all widths, unless that is done for this buffer; checks them the first time."""
-        if self._keys is self.cache.keys:
+    def prepare(self, *, used_only: bool = False) -> None:
+        """Records the forwards of all widths, unless that is done for this buffer; checks them the first time.
+
+        Args:
+            used_only: whether, after the first time, only widths are recorded that forwards had so far. Others follow
+                when they come: a batch whose buffer changes while time is taken needs few of them.
+        """
+        if not self.is_outgrown:
             return
         self._keys, self._replays = None, {}
         try:
             with _on(self._model.device):
                 for width in reversed(WIDTHS):  # the largest first: the others fit in its memory
-                    self._staging.send((), (), ReadPlan(()), (width, num_words(width)))
-                    self._replays[width] = self._record(partial(self._compute, width))
+                    if not (used_only and self._checked) or width in self._used:
+                        self._record_width(width)
                 self._keys = self.cache.keys
                 if not self._checked:
                     self._check()
+                    self._used.clear()
         except Exception as error:  # Triton has errors of its own, for example where it finds no C compiler
             self._keys = None
             if isinstance(error, ConfigError):
@@ -162,6 +174,10 @@ class RecordedForwards:
             reason = f"{type(error).__name__}: {error}; run with --no-cuda-graphs (cuda_graphs=False)"
             raise ConfigError(f"forwards cannot be recorded on {self._model.device}: {reason}") from error
         self._checked = True
+
+    def _record_width(self, width: int) -> None:
+        self._staging.send((), (), ReadPlan(()), (width, num_words(width)))
+        self._replays[width] = self._record(partial(self._compute, width))
 
     def read(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> list[Readout] | None:
         """Makes one model call and answers all reads, as `launch` does, and waits for the answers."""
@@ -171,7 +187,7 @@ class RecordedForwards:
     def launch(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> Collect | None:
         """Starts one model call; None, and nothing is done, for forwards that need another way."""
         # Forwards that score rows, reuse features or are guided do: their work differs each time.
-        if self._keys is not self.cache.keys or plan.guides:
+        if self.is_outgrown or plan.guides:
             return None
         for forward in forwards:
             if forward.approximation is not None:
@@ -182,6 +198,10 @@ class RecordedForwards:
             return None
         model, moves = self._model, self.cache.moves
         with _on(model.device):
+            if width <= WIDTHS[-1]:
+                self._used.add(width)
+                if width not in self._replays:
+                    self._record_width(width)
             if not self._staging.holds(width, words, len(moves)):  # then two copies instead of one
                 self.cache.move_rows()
                 moves = []
@@ -225,6 +245,8 @@ class RecordedForwards:
             parts = np.array_split(range(width), min(width, num_sequences))
             sizes = [min(len(part), cache.capacity - length) for part, length in zip(parts, lengths, strict=False)]
             forwards = [self._forward(*pair) for pair in zip(lengths, sizes, strict=False)]
+            for sequence, size in enumerate(sizes):
+                cache.stage(sequence, size)
             answers = self.read(forwards, ReadPlan.of(forwards), lengths[: len(forwards)])
             assert answers is not None
             with_margin = [replace(forward, reads=(replace(forward.reads[0], margin=True),)) for forward in forwards]
@@ -232,7 +254,7 @@ class RecordedForwards:
             expected = read_out(plan, hidden_of(model, cache, forwards, "sdpa"), model.logits, model.config.vocab_size)
             _compare(width, answers, expected, TOLERANCES[model.dtype])
         for sequence in range(num_sequences):
-            cache.clear(sequence)
+            cache.wipe(sequence)
 
     def _forward(self, start: int, num_rows: int) -> Forward:
         # Causal or of two groups, so that both kinds of patterns are checked.

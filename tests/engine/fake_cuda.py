@@ -109,6 +109,7 @@ class Launches(TorchDispatchMode):
     waits: Counter = field(default_factory=Counter)
     pageable: Counter = field(default_factory=Counter)  # copies from or to memory that is not pinned
     pinned: dict[int, torch.Tensor] = field(default_factory=dict)
+    zeroed: int = 0  # bytes
     awaited: list[int] = field(default_factory=list)  # sizes of the copies whose end was awaited
 
     def __post_init__(self) -> None:
@@ -124,6 +125,8 @@ class Launches(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.is_view and id(args[0]) in self.pinned:
             self.pinned[id(out)] = out
+        if name == "zero_":
+            self.zeroed += args[0].numel() * args[0].itemsize
         places = {tensor.device.type for tensor in _tensors((args, kwargs, out)) if tensor.numel()}
         if name in WAITS:
             self.waits[name] += 1

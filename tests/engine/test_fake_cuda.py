@@ -154,6 +154,22 @@ def test_every_decoder_in_a_batch_without_recordings(monkeypatch, name):
         assert launches.copies["to the device"] <= 5 * launches.copies["to the host"]
 
 
+def test_a_place_is_zeroed_as_far_as_it_was_used(monkeypatch):
+    with fake_cuda(monkeypatch) as launches:
+        model = fake_transformer(shape_8b(1))
+        engine = Engine(model, "sdpa", kv_budget=2**36, record=lambda compute: compute)
+        requests = [Request(DECODERS["autoregressive"].decode, PROMPT, settings_of("autoregressive"))] * 9
+
+        def begun():
+            launches.zeroed = 0
+            yield from requests
+
+        assert len(dict(engine.run_many(begun(), 3))) == 9
+        # 40 rows of the prompt and 16 of the response, when a place is taken again and when its rows move.
+        used = (40 + 16) * devices.cache_bytes_per_row(model.config, model.dtype)
+        assert 0 < launches.zeroed <= 2 * used * len(requests)
+
+
 def test_a_gpu_takes_the_times_of_copies_itself(monkeypatch):
     class Event:
         """The k-th of the marks is made after k (k + 1) / 2 milliseconds, so each copy takes longer than the last."""

@@ -31,7 +31,7 @@ from tests.decoders.baselines import assert_equals_golden, golden_case, golden_m
 from tests.decoders.goldens import decode_golden, golden_settings
 from tests.decoders.test_d2f import GOLDENS, golden_request
 from tests.engine.random_model import EXPERTS, OF_THIS_TRANSFORMER, VOCAB_SIZE, random_transformer
-from tests.engine.test_engine import wander_requests
+from tests.engine.test_engine import wander, wander_requests
 
 REFUSION = DECODERS["refusion"].decode
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -139,7 +139,23 @@ def test_a_buffer_of_a_batch_that_grows_is_recorded_again_and_keeps_its_rows(eng
     greedy = AutoregressiveSettings(gen_length=30)
     requests = [Request(autoregressive.decode, prompt, greedy) for prompt in (PROMPT, LONG_PROMPT[:500], PROMPT[:3])]
     assert tokens_of(replayed.run_many(requests, 2)) == tokens_of(free.run_many(requests, 2))
-    assert len(log["recorded"]) == 2 * len(WIDTHS)
+    # All widths before the first request, then those that have come already, then one that comes for the first time.
+    again = log["recorded"][len(WIDTHS) :]
+    assert set(again) == set(log["replayed"][len(WIDTHS) :])
+    assert 0 < len(again) < 8
+
+
+@pytest.mark.parametrize("share", [16, 8])
+def test_a_batch_whose_buffer_changes_again_and_again_records_two_rounds_at_most(engines, log, share):
+    """Four long requests among short ones, in the memory of this many short texts."""
+    free, replayed = engines
+    long = {3: 600, 8: 700, 13: 800, 18: 900}
+    requests = [*wander_requests(21)]
+    for index, num_rows in long.items():
+        requests[index] = Request(wander, [row % VOCAB_SIZE for row in range(num_rows)], index)
+    replayed.kv_budget = int(share * 512 * 2 * 2 * 2 * 8 * 4 / 0.8)
+    assert tokens_of(replayed.run_many(requests, 16)) == tokens_of(free.run_many(requests, 16))
+    assert len(WIDTHS) < len(log["recorded"]) <= 2 * len(WIDTHS)
 
 
 def test_batches_of_one_size_are_recorded_once(engines, log) -> None:
@@ -186,15 +202,20 @@ def test_a_buffer_that_grows_is_recorded_again_between_requests(engines, log) ->
     assert len(log["recorded"]) == 2 * len(WIDTHS)
 
 
-def test_a_request_that_outgrows_the_buffer_goes_on_without_recordings(engines, log) -> None:
+def test_a_request_that_outgrows_the_buffer_goes_on_without_recordings(engines, log, caplog) -> None:
     free, replayed = engines
 
     def endless(prompt, settings, trace):
         return (yield from autoregressive.decode(prompt, AutoregressiveSettings(gen_length=settings), trace))
 
     expected = free.run(endless, PROMPT, 1100).tokens  # a number has no num_positions
-    assert replayed.run(endless, PROMPT, 1100).tokens == expected
+    decoded = replayed.run(endless, PROMPT, 1100)
+    assert decoded.tokens == expected
     assert len(log["recorded"]) == len(WIDTHS)
+    assert len(log["replayed"]) - len(WIDTHS) + decoded.trace.num_unrecorded == decoded.num_forwards
+    assert decoded.trace.num_unrecorded > 50
+    assert caplog.text.count("outgrew the KV buffer of its recorded forwards") == 1
+    assert replayed.run(endless, PROMPT, 5).trace.num_unrecorded == 0
 
 
 def test_padding_of_the_output_head_is_neither_chosen_nor_counted(engines, record) -> None:
