@@ -85,8 +85,9 @@ class WatchedEngine(Engine):
         super().__init__(model, "sdpa", record=counter.record)
         self._counter = counter
 
-    def _launch(self, *forwards: Any) -> Collect:
-        collect = super()._launch(*forwards)
+    def _launch(self, *call: Any) -> Collect:
+        collect = super()._launch(*call)
+        assert collect is not None  # nothing is fed
 
         def counted() -> list[Readout]:
             self._counter.go_on()

@@ -27,25 +27,35 @@ Collect = Callable[[], list[Readout]]
 MAX_LOGITS = 1 << 26
 
 
-def hidden_of(model: Transformer, cache: KVCache, forwards: Sequence[Forward], backend: Backend) -> Tensor:
-    """The residual stream of all rows of some forwards before the final norm, in their order, [T, C]."""
+def hidden_of(
+    model: Transformer,
+    cache: KVCache,
+    forwards: Sequence[Forward],
+    backend: Backend,
+    sequences: Sequence[int] | None = None,
+) -> Tensor:
+    """The residual stream of all rows of some forwards before the final norm, in their order, [T, C].
+
+    Their places in the cache ascend; by default they are 0, 1, ...
+    """
+    sequences = range(len(forwards)) if sequences is None else sequences
     # Forwards that reuse features compute other rows in each layer, so they cannot be packed with others.
     parts = {
-        sequence: hidden_with_reuse(model, cache, sequence, forward, forward.approximation)
-        for sequence, forward in enumerate(forwards)
+        index: hidden_with_reuse(model, cache, sequences[index], forward, forward.approximation)
+        for index, forward in enumerate(forwards)
         if isinstance(forward.approximation, FeatureReuse)
     }
-    packed = [sequence for sequence in range(len(forwards)) if sequence not in parts]
+    packed = [index for index in range(len(forwards)) if index not in parts]
     if packed:
-        together_TC = _packed(model, cache, forwards, packed, backend)
+        together = [forwards[index] for index in packed]
+        together_TC = _packed(model, cache, together, [sequences[index] for index in packed], backend)
         parts.update(zip(packed, together_TC.split([len(forwards[index].tokens) for index in packed]), strict=True))
-    return torch.cat([parts[sequence] for sequence in range(len(forwards))]) if len(parts) > 1 else parts[0]
+    return torch.cat([parts[index] for index in range(len(forwards))]) if len(parts) > 1 else parts[0]
 
 
 def _packed(
-    model: Transformer, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int], backend: Backend
+    model: Transformer, cache: KVCache, together: Sequence[Forward], sequences: Sequence[int], backend: Backend
 ) -> Tensor:
-    together = [forwards[sequence] for sequence in sequences]
     tokens = [token for forward in together for token in forward.tokens]
     positions = [position for forward in together for position in forward.positions]
     tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(model.device)
@@ -72,6 +82,11 @@ def _options_of(read: Read) -> tuple[object, ...]:
 
 
 PLAIN_OPTIONS = _options_of(Read(()))
+
+
+def is_plain(read: Read) -> bool:
+    """Whether a read asks for the likeliest token and plain probabilities, of all tokens or of all but one."""
+    return _options_of(read) == PLAIN_OPTIONS and len(read.suppress) <= 1
 
 
 class ReadPlan:
@@ -120,6 +135,10 @@ class ReadPlan:
         first_rows = accumulate([len(forward.tokens) for forward in forwards], initial=0)
         pairs = zip(forwards, first_rows, strict=False)
         return cls([(read, first_row) for forward, first_row in pairs for read in forward.reads])
+
+    def answer_of(self, read: int) -> int:
+        """The number, among all answers, of the first answer of a read."""
+        return self._places[read].start
 
     def readouts(
         self, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype, logits: Mapping[int, Tensor] | None = None

@@ -7,10 +7,11 @@ graph reads on the device where each row belongs, so it serves every forward of 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ from refusion_eval.types import Forward, Read, Readout, causal, groups
 
 # Finer where a wide forward is bound by arithmetic, which padding costs too.
 WIDTHS = (1, 2, 4, *range(8, 65, 8), 80, 96, 128, 160, 192, 224, *range(256, 513, 32))
+# With overlap, where the host has other work than to launch operations one by one.
+OVERLAPPED_WIDTHS = (*WIDTHS, 576, 640, 704, 768, 896, 1024)
+MOST_READ = WIDTHS[-1]  # rows of a recorded forward that are read, if it is wider
 CAPACITY_STEP = {"cpu": 512, "cuda": 4096}  # the KV buffer grows by multiples of so many rows
 NUM_WARM_UPS = 2  # before a recording: libraries choose kernels and allocate workspaces in their first calls
 CHECKED_CONTEXT = 70  # committed rows of the forwards that check a recording
@@ -85,7 +89,7 @@ class Staging:
         return self.device[start : start + width * num_words].view(width, num_words)
 
     def holds(self, width: int, num_words: int, num_moves: int) -> bool:
-        return width * (NUM_COLUMNS + num_words) + 3 * num_moves <= SIZE
+        return width * (NUM_COLUMNS + num_words + 2) + 3 * num_moves <= SIZE
 
     def send(
         self,
@@ -94,8 +98,10 @@ class Staging:
         plan: ReadPlan,
         shape: Shape,
         moves: Sequence[tuple[int, int, int]] = (),
-    ) -> Tensor | None:
-        """Copies the numbers of a forward to the device; returns where the rows to move are there, [3, N], if any."""
+        sequences: Sequence[int] | None = None,
+        fed: Sequence[tuple[int, int]] = (),
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Copies the numbers of a forward to the device; returns where `moves` [3, N] and `fed` [2, F] are, if any."""
         if self._is_copied is not None:  # a forward that nothing is read of leaves its numbers waiting for their copy
             self._is_copied.synchronize()
         (width, words), num_reads = shape, plan.numbers.shape[1]
@@ -106,7 +112,8 @@ class Staging:
         start = columns.size + width * words
         bits_WB = self._numbers[columns.size : start].reshape(width, words)
         row = 0
-        for sequence, (forward, length) in enumerate(zip(forwards, lengths, strict=True)):
+        places = range(len(forwards)) if sequences is None else sequences
+        for sequence, forward, length in zip(places, forwards, lengths, strict=True):
             num_rows = len(forward.tokens)
             here = columns[:, row : row + num_rows]
             here[:2] = forward.tokens, forward.positions
@@ -114,30 +121,35 @@ class Staging:
             here[5] = np.arange(num_rows)
             bits_WB[row : row + num_rows] = pattern_bits(forward.attention, words)
             row += num_rows
-        end = start + 3 * len(moves)
-        if moves:
-            self._numbers[start:end] = np.array(moves).T.ravel()
+        middle = start + 3 * len(moves)
+        end = middle + 2 * len(fed)
+        for pairs, first, last in ((moves, start, middle), (fed, middle, end)):
+            if pairs:
+                self._numbers[first:last] = np.array(pairs).T.ravel()
         self.device[:end].copy_(self._host[:end], non_blocking=True)
         if self._is_copied is not None:
             self._is_copied.record()
-        return self.device[start:end].view(3, -1) if moves else None
+        moves_3N = self.device[start:middle].view(3, -1) if moves else None
+        return moves_3N, self.device[middle:end].view(2, -1) if fed else None
 
 
 class RecordedForwards:
-    def __init__(self, model: Transformer, cache: KVCache, record: Record) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, record: Record, widths: Sequence[int] | None = None) -> None:
         self._model, self.cache, self._record = model, cache, record
+        self._widths = WIDTHS if widths is None else widths
+        self._plan: ReadPlan | None = None  # of the last call, if its answers are in their buffer
         cache.defers_moves = True
         self._staging = Staging(model.device)
         self._tables = model.rotary.grow(model.config.max_positions)
-        self._logits = torch.empty(WIDTHS[-1], len(model.weights.head), dtype=model.dtype, device=model.device)
-        self._answers = torch.empty(3 * WIDTHS[-1], device=model.device)
+        self._logits = torch.empty(MOST_READ, len(model.weights.head), dtype=model.dtype, device=model.device)
+        self._answers = torch.empty(3 * MOST_READ, device=model.device)
+        self._all_rows = torch.arange(MOST_READ, device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}
-        self._used: set[int] = set()  # widths of which a forward was replayed
         self._keys: Tensor | None = None
         self._checked = False
 
     def reserve(self, num_rows: int) -> None:
-        needed, step = max(num_rows, CHECKED_CONTEXT + WIDTHS[-1]), CAPACITY_STEP[self._model.device.type]
+        needed, step = max(num_rows, CHECKED_CONTEXT + self._widths[-1]), CAPACITY_STEP[self._model.device.type]
         if needed > self.cache.capacity or self.cache.capacity % step:
             capacity = -(-max(needed, self.cache.capacity) // step) * step
             self.cache.resize(self.cache.num_sequences, capacity)
@@ -148,25 +160,23 @@ class RecordedForwards:
         return self._keys is not self.cache.keys
 
     @torch.inference_mode()
-    def prepare(self, *, used_only: bool = False) -> None:
+    def prepare(self, *, lazily: bool = False) -> None:
         """Records the forwards of all widths, unless that is done for this buffer; checks them the first time.
 
         Args:
-            used_only: whether, after the first time, only widths are recorded that forwards had so far. Others follow
-                when they come: a batch whose buffer changes while time is taken needs few of them.
+            lazily: whether, after the first time, a width is recorded when a forward has it: a batch whose buffer
+                changes while time is taken needs few of them.
         """
         if not self.is_outgrown:
             return
         self._keys, self._replays = None, {}
         try:
             with _on(self._model.device):
-                for width in reversed(WIDTHS):  # the largest first: the others fit in its memory
-                    if not (used_only and self._checked) or width in self._used:
-                        self._record_width(width)
+                for width in () if lazily and self._checked else reversed(self._widths):
+                    self._record_width(width)  # the largest first: the others fit in its memory
                 self._keys = self.cache.keys
                 if not self._checked:
                     self._check()
-                    self._used.clear()
         except Exception as error:  # Triton has errors of its own, for example where it finds no C compiler
             self._keys = None
             if isinstance(error, ConfigError):
@@ -184,38 +194,73 @@ class RecordedForwards:
         collect = self.launch(forwards, plan, lengths)
         return None if collect is None else collect()
 
-    def launch(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> Collect | None:
-        """Starts one model call; None, and nothing is done, for forwards that need another way."""
+    def launch(
+        self,
+        forwards: Sequence[Forward],
+        plan: ReadPlan,
+        lengths: Sequence[int],
+        sequences: Sequence[int] | None = None,
+        fed: Mapping[int, int] | None = None,
+    ) -> Collect | None:
+        """Starts one model call; None, and nothing is done, for forwards that need another way.
+
+        Args:
+            sequences: places of the forwards in the buffer, ascending; by default 0, 1, ...
+            fed: see `Engine._launch`.
+        """
+        before, self._plan = self._plan, None
         # Forwards that score rows, reuse features or are guided do: their work differs each time.
-        if self.is_outgrown or plan.guides:
+        if self._keys is not self.cache.keys or plan.guides or (fed and before is None):
             return None
         for forward in forwards:
             if forward.approximation is not None:
                 return None
-        width, words = _shape(forwards, plan)
+        (width, words), is_replayed = self._shape(forwards, plan)
         # So does a wide forward of one sequence: attention without a pattern suits a long causal text better.
-        if width > WIDTHS[-1] and not (len(forwards) > 1 and self._staging.holds(width, words, 0)):
+        if not is_replayed and not (len(forwards) > 1 and self._staging.holds(width, words, 0)):
             return None
-        model, moves = self._model, self.cache.moves
+        if fed and width not in self._replays:  # a recording would write over the answers that are fed
+            return None
+        model, moves, pairs = self._model, self.cache.moves, []
+        if fed and before is not None and sequences is not None:
+            first_rows = accumulate([len(forward.tokens) for forward in forwards], initial=0)
+            rows = zip(first_rows, sequences, strict=False)
+            pairs = [(row, before.answer_of(fed[place])) for row, place in rows if place in fed]
         with _on(model.device):
-            if width <= WIDTHS[-1]:
-                self._used.add(width)
-                if width not in self._replays:
-                    self._record_width(width)
+            if is_replayed and width not in self._replays:
+                self._record_width(width)
             if not self._staging.holds(width, words, len(moves)):  # then two copies instead of one
                 self.cache.move_rows()
                 moves = []
-            self.cache.move_rows(self._staging.send(forwards, lengths, plan, (width, words), moves))
-            if width > WIDTHS[-1]:
+            moves_3N, fed_2F = self._staging.send(forwards, lengths, plan, (width, words), moves, sequences, pairs)
+            self.cache.move_rows(moves_3N)
+            if fed_2F is not None:
+                # Whatever the answers are if they are not finite, a token is one of the vocabulary.
+                tokens_F = self._answers[fed_2F[1]].long().clamp_(0, model.config.vocab_size - 1)
+                self._staging.columns(width)[0][fed_2F[0]] = tokens_F
+            if not is_replayed:
                 # Launched one by one and without padding: from 512 rows of a large model on arithmetic takes longer
                 # than launching, and padding would add to it.
                 hidden_WC, _ = self._hidden(width, words)
                 return self._read_out(plan, hidden_WC, model.logits, width)
             self._replays[width]()
+            self._plan = plan
             if not plan.is_simple:
                 return self._read_out(plan, self._logits[:, : model.config.vocab_size], Tensor.float, width)
-            fetched = fetch(self._answers[: 3 * width])
-        return lambda: plan.readouts(fetched().reshape(3, width), model.dtype)
+            num_read = min(width, MOST_READ)
+            fetched = fetch(self._answers[: 3 * num_read])
+        return lambda: plan.readouts(fetched().reshape(3, num_read), model.dtype)
+
+    def _shape(self, forwards: Sequence[Forward], plan: ReadPlan) -> tuple[Shape, bool]:
+        """The shape of a call, and whether there is a recording for it."""
+        sizes = [len(forward.tokens) for forward in forwards]
+        num_rows, num_reads = max(sum(sizes), plan.numbers.shape[1]), plan.numbers.shape[1]
+        # A wider forward is of a batch, and some of its rows are read, simply.
+        can_be_wide = plan.is_simple and num_reads <= MOST_READ and len(forwards) > 1
+        if num_rows > (self._widths[-1] if can_be_wide else min(self._widths[-1], MOST_READ)):
+            return (num_rows, num_words(max(sizes))), False
+        width = self._widths[bisect_left(self._widths, num_rows)]
+        return (width, num_words(width)), True
 
     def _read_out(self, plan: ReadPlan, x_WX: Tensor, head: Callable[[Tensor], Tensor], width: int) -> Collect:
         numbers_4W = self._staging.columns(width)[6:]
@@ -228,10 +273,13 @@ class RecordedForwards:
 
     def _compute(self, width: int) -> None:
         _, normed_WC = self._hidden(width, num_words(width))
-        logits_WV = torch.mm(normed_WC, self._model.weights.head.t(), out=self._logits[:width])
-        logits_WV = logits_WV[:, : self._model.config.vocab_size]
-        rows_W, given_W, _, suppressed_W = self._staging.columns(width)[6:]
-        read_rows(logits_WV, rows_W, given_W, suppressed_W, self._answers[: 3 * width].view(3, width))
+        num_read = min(width, MOST_READ)
+        rows_N, given_N, _, suppressed_N = self._staging.columns(width)[6:, :num_read]
+        if width > MOST_READ:
+            normed_WC, rows_N = normed_WC[rows_N], self._all_rows
+        logits_NV = torch.mm(normed_WC, self._model.weights.head.t(), out=self._logits[:num_read])
+        logits_NV = logits_NV[:, : self._model.config.vocab_size]
+        read_rows(logits_NV, rows_N, given_N, suppressed_N, self._answers[: 3 * num_read].view(3, num_read))
 
     def _check(self) -> None:
         """Compares a forward of every width, and a wider forward of a batch, with the same forwards unrecorded."""
@@ -239,12 +287,13 @@ class RecordedForwards:
         num_sequences = min(cache.num_sequences, CHECKED_SEQUENCES)
         lengths = [CHECKED_CONTEXT - sequence for sequence in range(num_sequences)]
         cache.lengths[:num_sequences] = [0] * num_sequences
-        hidden_of(model, cache, [self._forward(0, length) for length in lengths], "sdpa")
+        hidden_of(model, cache, [self._forward(0, length, length) for length in lengths], "sdpa")
         cache.lengths[:num_sequences] = lengths
-        for width in WIDTHS if num_sequences == 1 else (*WIDTHS, WIDTHS[-1] + 1):
+        for width in self._widths if num_sequences == 1 else (*self._widths, self._widths[-1] + 1):
             parts = np.array_split(range(width), min(width, num_sequences))
             sizes = [min(len(part), cache.capacity - length) for part, length in zip(parts, lengths, strict=False)]
-            forwards = [self._forward(*pair) for pair in zip(lengths, sizes, strict=False)]
+            share = MOST_READ // len(parts) if MOST_READ < width <= self._widths[-1] else width
+            forwards = [self._forward(*pair, share) for pair in zip(lengths, sizes, strict=False)]
             for sequence, size in enumerate(sizes):
                 cache.stage(sequence, size)
             answers = self.read(forwards, ReadPlan.of(forwards), lengths[: len(forwards)])
@@ -256,12 +305,12 @@ class RecordedForwards:
         for sequence in range(num_sequences):
             cache.wipe(sequence)
 
-    def _forward(self, start: int, num_rows: int) -> Forward:
+    def _forward(self, start: int, num_rows: int, most_read: int) -> Forward:
         # Causal or of two groups, so that both kinds of patterns are checked.
         positions = range(start, start + num_rows)
         tokens = [position * 7919 % self._model.config.vocab_size for position in positions]
         attention = causal(num_rows) if num_rows % 16 else groups([num_rows // 2] * 2)
-        read = Read(rows=range(num_rows), given=tokens)
+        read = Read(rows=range(num_rows)[-most_read:], given=tokens[-most_read:])
         return Forward(tokens, positions, attention, (read,))
 
 
@@ -279,15 +328,6 @@ def _compare(width: int, answers: Sequence[Any], expected: Sequence[Any], tolera
             f"a recorded forward of {width} rows differs from the same forward that is not recorded: {size}; the "
             "kernels do not work on this device, so run with --no-cuda-graphs (cuda_graphs=False)"
         )
-
-
-def _shape(forwards: Sequence[Forward], plan: ReadPlan) -> Shape:
-    sizes = [len(forward.tokens) for forward in forwards]
-    num_rows = max(sum(sizes), plan.numbers.shape[1])
-    if num_rows > WIDTHS[-1]:
-        return num_rows, num_words(max(sizes))
-    width = WIDTHS[bisect_left(WIDTHS, num_rows)]
-    return width, num_words(width)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

@@ -106,9 +106,13 @@ class KVCache:
     def stage(self, sequence: int, num_rows: int) -> None:
         """Declares the rows of a sequence's next forward; whatever was staged before is dropped."""
         self.staged[sequence] = num_rows
-        self._written[sequence] = max(self._written[sequence], self.lengths[sequence] + num_rows)
+        self.touch(sequence, self.lengths[sequence] + num_rows)
         if isinstance(self.approximations[sequence], ScoredRows):
             self.approximations[sequence] = None
+
+    def touch(self, sequence: int, num_rows: int) -> None:
+        """Says that rows of a sequence up to this number are written."""
+        self._written[sequence] = max(self._written[sequence], num_rows)
 
     def commit(self, sequence: int, rows: Sequence[int], keep: int | None = None) -> None:
         """Keeps some rows of the last forward and drops the others; arguments as `Commit`, errors are DecodeError."""

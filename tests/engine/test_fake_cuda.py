@@ -142,6 +142,27 @@ def test_every_decoder_in_a_batch(monkeypatch, name):
         assert more <= 1 + len(requests)
 
 
+@pytest.mark.parametrize("name", ["autoregressive", "refusion", "llada"])
+def test_copies_of_a_batch_with_overlap(monkeypatch, name):
+    """Each call takes one copy to the device, which brings also what is fed from the last call, and one back."""
+    with fake_cuda(monkeypatch) as launches:
+        model = fake_transformer(shape_8b(1))
+        engine = Engine(model, "sdpa", kv_budget=2**36, record=lambda compute: compute, overlap=True)
+        requests = [Request(DECODERS[name].decode, PROMPT[:length], settings_of(name)) for length in (20, 30, 40, 25)]
+
+        def begun():
+            for counter in (launches.copies, launches.pageable):
+                counter.clear()
+            yield from requests
+
+        results = dict(engine.run_many(begun(), 4))
+        assert all(isinstance(result, Decoded) for result in results.values()), results
+        assert not launches.waits
+        assert launches.copies["to the host"] == engine.batch_counts.steps
+        assert launches.copies["to the device"] - engine.batch_counts.steps in (0, 1)  # suppressed ids, once
+        assert sum(launches.pageable.values()) <= 1
+
+
 @pytest.mark.parametrize("name", OF_THIS_TRANSFORMER)
 def test_every_decoder_in_a_batch_without_recordings(monkeypatch, name):
     with fake_cuda(monkeypatch) as launches:
