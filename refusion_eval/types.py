@@ -23,8 +23,7 @@ ConfidenceDtype = Literal["float32", "float64", "model"]
 # what the named method asks for.
 CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream", "diffusion_gemma"]
 
-# Weights up to this size are computed fastest by one thread on a CPU: the embedded models of 11 MB make 824 tokens/s
-# with one thread on two cores, 38 with two.
+# Weights up to this size are computed fastest by one thread: the embedded models make 824 tokens/s so, 38 with two.
 ONE_THREAD_BYTES = 64 * 2**20
 
 # The tags of a thinking block, as chat templates and models write them.
@@ -349,14 +348,11 @@ _EVENTS: dict[str, Callable[..., Event]] = {event.tag: event for event in (Forwa
 
 @dataclass(slots=True)
 class Trace:
-    """Events in the order in which they happened; an event carries the number of the last forward before it.
-
-    `num_unrecorded` of the forwards were launched one by one because the request outgrew the buffer of recorded ones.
-    """
+    """Events in the order in which they happened; an event carries the number of the last forward before it."""
 
     events: list[Event] = field(default_factory=list)
     num_forwards: int = 0
-    num_unrecorded: int = field(default=0, compare=False)  # of this machine, not of the decoding
+    num_unrecorded: int = field(default=0, compare=False)  # forwards that outgrew the buffer of recorded ones
 
     def forward(self, kind: str, rows: int, cached: int) -> None:
         """Counts one model call. Only the engine calls this: it is the one place where forwards are counted."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from refusion_eval.engine.prefix import SharedPrefix
 from refusion_eval.engine.readout import Collect, is_plain
@@ -18,9 +18,6 @@ from refusion_eval.models import device
 from refusion_eval.models.attention import is_causal
 from refusion_eval.models.cache import KVCache
 from refusion_eval.types import Commit, Decoded, Forward, causal
-
-if TYPE_CHECKING:
-    from refusion_eval.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +73,7 @@ class Batch:
 
     def __init__(
         self,
-        engine: "Engine",
+        engine: Any,  # an Engine, whose module imports this one
         cache: KVCache,
         recorded: RecordedForwards | None,
         first_size: tuple[int, int],  # the most requests at a time, and the capacity of a buffer for so many
