@@ -170,6 +170,7 @@ class Readout:
             largest minus second largest probability; None if not requested.
         rounded_to: dtype of the weights, such as "bfloat16", if probabilities were rounded to it; else empty.
         logits: copies the logits of one of the rows from the device, [vocabulary]; None if not requested.
+        row_cost: what a further row costs in such a batch (`LoadCurve.row_cost`); None where it does not price rows.
     """
 
     tokens: TokenArray
@@ -179,6 +180,7 @@ class Readout:
     margin: ProbArray | None = None
     rounded_to: str = ""
     logits: Callable[[int], ProbArray] | None = None
+    row_cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

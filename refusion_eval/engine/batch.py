@@ -3,15 +3,14 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from refusion_eval.engine.prefix import SharedPrefix
 from refusion_eval.engine.readout import Collect, is_plain
-from refusion_eval.engine.recorded import RecordedForwards
+from refusion_eval.engine.recorded import NOTHING_FED, RecordedForwards
 from refusion_eval.engine.request import ActiveRequest, Request
 from refusion_eval.errors import DecodeError
 from refusion_eval.models import device
@@ -127,8 +126,21 @@ class Batch:
         if self._overlaps:
             self._overlap()
         elif self._make_room():
-            launch = partial(self._engine._launch_shared, self._recorded, self._shared)
-            self._engine._step(self._cache, self._active, launch, self.counts)
+            self._engine._step(self._cache, self._active, self._launch_call, self.counts)
+
+    def _launch_call(
+        self,
+        cache: KVCache,
+        forwards: Sequence[Forward],
+        sequences: Sequence[int],
+        fed: Mapping[int, int] = NOTHING_FED,
+    ) -> Collect | None:
+        collect = self._engine._launch_shared(self._recorded, self._shared, cache, forwards, sequences, fed)
+        curve = self._engine.load_curve
+        if collect is None or curve is None:
+            return collect
+        cost = curve.row_cost(sum([len(forward.tokens) for forward in forwards]), len(forwards))
+        return lambda: [replace(readout, row_cost=cost) for readout in collect()]
 
     # Without overlap, and whenever the buffer changes: no call is under way.
 
@@ -235,7 +247,7 @@ class Batch:
         forwards, sequences = [flight.forward for flight in flights], [flight.request.sequence for flight in flights]
         if not forwards:
             return None
-        collect = self._engine._launch_shared(self._recorded, self._shared, self._cache, forwards, sequences, fed)
+        collect = self._launch_call(self._cache, forwards, sequences, fed)
         if collect is None:  # then without the guesses
             return self._launch([flight for flight in flights if not flight.is_guess])
         for flight in flights:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,8 +13,9 @@ from refusion_eval.engine.batch import FIRST_CAPACITY, Batch, BatchCounts
 from refusion_eval.engine.features import check_reuse
 from refusion_eval.engine.prefix import SharedPrefix, without_first_rows
 from refusion_eval.engine.readout import Collect, ReadPlan, hidden_of, read_native, read_out
-from refusion_eval.engine.recorded import CAPACITY_STEP, OVERLAPPED_WIDTHS, Record, RecordedForwards
+from refusion_eval.engine.recorded import CAPACITY_STEP, NOTHING_FED, OVERLAPPED_WIDTHS, Record, RecordedForwards
 from refusion_eval.engine.request import ActiveRequest, Request, check_forward
+from refusion_eval.engine.width import LoadCurve
 from refusion_eval.errors import DecodeError
 from refusion_eval.models import device
 from refusion_eval.models.attention import Backend
@@ -26,8 +26,6 @@ from refusion_eval.types import Decode, Decoded, FeatureReuse, Forward, Readout,
 __all__ = ["Engine", "Request"]
 
 log = logging.getLogger(__name__)
-
-NOTHING_FED: Mapping[int, int] = MappingProxyType({})
 
 
 class Engine:
@@ -54,6 +52,8 @@ class Engine:
             _ = model.native  # compiles before any request waits for it and before any time is taken
         self._cache = self._new_cache(1, FIRST_CAPACITY)
         self.recorded = self._recorded(self._cache)
+        # Prices the rows of a batch by its load, in place of what settings say; then TPF depends on the batch.
+        self.load_curve: LoadCurve | None = None
         self.batch_counts = BatchCounts()  # of the last batch
         self._batch: RecordedForwards | None = None  # of the last batch: recording takes longer than many batches
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ CHECKED_SEQUENCES = 3  # of a batch
 TOLERANCES = {torch.float32: 0.01, torch.bfloat16: 0.5, torch.float16: 0.2}
 CLEAR_MARGIN = 0.5  # between the two largest probabilities: no rounding turns their order round
 NUM_COLUMNS = 10
+NOTHING_FED: Mapping[int, int] = MappingProxyType({})
 SIZE = 1 << 21  # 64-bit numbers on the device and in pinned memory, 16 MiB each
 
 IntArray = npt.NDArray[np.int64]
@@ -200,7 +202,7 @@ class RecordedForwards:
         plan: ReadPlan,
         lengths: Sequence[int],
         sequences: Sequence[int] | None = None,
-        fed: Mapping[int, int] | None = None,
+        fed: Mapping[int, int] = NOTHING_FED,
     ) -> Collect | None:
         """Starts one model call; None, and nothing is done, for forwards that need another way.
 
