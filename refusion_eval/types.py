@@ -322,10 +322,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Positions that became final, and their tokens.
-
-    A decoder that edits may give a position another token later, or the mask, where it masks tokens again.
-    """
+    """Positions that became final, and their tokens; a decoder that edits may change them later, or mask them again."""
 
     tag: ClassVar[str] = "fix"
     forward: int
