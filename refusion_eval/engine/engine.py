@@ -75,6 +75,8 @@ class Engine:
         joules_before = None if self._joules is None else self._joules()
         if self._has_experts:
             self.model.num_experts_read.zero_()
+        # In a batch the device is not synchronised: the forwards of other requests may be under way.
+        device.synchronize(self.model.device)
         active = self._start(self._cache, 0, 0, Request(decode, prompt, settings))
         while active.pending is not None:
             self._cache.reserve(active.rows_needed(self._cache))
@@ -91,6 +93,7 @@ class Engine:
                 active.prefilled = time.perf_counter()
         if active.error is not None:
             raise active.error
+        device.synchronize(self.model.device)
         decoded = self._finish(active)
         if self._has_experts:
             decoded = replace(decoded, num_experts_read=int(self.model.num_experts_read))
@@ -138,7 +141,6 @@ class Engine:
 
     def _start(self, cache: KVCache, sequence: int, index: int, request: Request) -> ActiveRequest:
         trace = Trace()
-        device.synchronize(self.model.device)
         started = time.perf_counter()
         decoding = request.decode(request.prompt, request.settings, trace)
         active = ActiveRequest(index, request, sequence, decoding, trace, started)
@@ -245,7 +247,6 @@ class Engine:
             return read_out(plan, hidden_TC, model.logits, model.config.vocab_size, model.dtype)
 
     def _finish(self, request: ActiveRequest) -> Decoded:
-        device.synchronize(self.model.device)
         seconds = time.perf_counter() - request.started
         assert request.response is not None
         response, trace = request.response, request.trace

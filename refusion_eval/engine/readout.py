@@ -229,14 +229,29 @@ def fetch(table: Tensor) -> Callable[[], npt.NDArray[np.floating[Any]]]:
     return wait
 
 
+class CopyMark:
+    """The end of a copy between a CUDA device and pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.Event()
+
+    def record(self) -> None:
+        """Marks the copies that were started so far."""
+        self._event.record(torch.cuda.current_stream(self._device))  # of this device, which may not be the current one
+
+    def synchronize(self) -> None:
+        """Waits for the marked copies."""
+        self._event.synchronize()
+
+
 def host_buffer(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, npt.NDArray[Any], torch.cuda.Event | None]:
-    # Pinned, so that a copy to or from a CUDA device does not wait; the event is to say when it is done. torch keeps
+) -> tuple[Tensor, npt.NDArray[Any], CopyMark | None]:
+    # Pinned, so that a copy to or from a CUDA device does not wait; the mark is to say when it is done. torch keeps
     # pinned memory that is free again for the next buffer.
     is_cuda = device.type == "cuda"
     buffer = torch.empty(shape, dtype=dtype, pin_memory=is_cuda)
-    return buffer, buffer.numpy(), torch.cuda.Event() if is_cuda else None
+    return buffer, buffer.numpy(), CopyMark(device) if is_cuda else None
 
 
 def _fetch_row(rows_NV: Sequence[Tensor], row: int) -> npt.NDArray[np.floating[Any]]:

@@ -459,14 +459,15 @@ def test_traces_and_checks_are_made_while_the_device_computes(record, log, monke
     assert events == [8, "check", "trace", 1, "check", "trace", 1, "check", "trace", "check"]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("bad", [0, 1, 2])
 @pytest.mark.parametrize("chosen", [5, VOCAB_SIZE])
-def test_answers_that_are_not_finite_fail_their_request_alone(engines, monkeypatch, bad, chosen):
+def test_answers_that_are_not_finite_fail_their_request_alone(record, monkeypatch, bad, chosen, overlap):
     """Also where the token with them is none of the vocabulary, of which the next forward is impossible."""
-    free, replayed = engines
+    model = random_transformer()
+    free, replayed = Engine(model, "sdpa"), Engine(model, "sdpa", record=record, overlap=overlap)
     settings = AutoregressiveSettings(gen_length=3)
     expected = free.run(autoregressive.decode, PROMPT[:3], settings).tokens
-    replayed.run(autoregressive.decode, PROMPT, settings)
     read, calls = recorded.read_rows, []
 
     def broken(*args):

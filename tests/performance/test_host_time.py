@@ -12,7 +12,7 @@ SLOTS = {"gen_length": 64, "slot_size": 8, "block_size": 32, "mask_id": VOCAB_SI
 # System -> its settings, and the most calls of Python functions for a forward.
 SYSTEMS = {
     "autoregressive": (AutoregressiveSettings(gen_length=32), 49),
-    "refusion": (RefusionSettings(**SLOTS, tau_token=0.05), 149),
+    "refusion": (RefusionSettings(**SLOTS, tau_token=0.05), 150),
     "refusion, not fused": (RefusionSettings(**SLOTS, tau_token=0.05, fuse=False), 89),
 }
 
