@@ -108,14 +108,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks each test with its groups. Tests that download run where their group is named alone."""
     downloads = pytest.mark.skip(reason="downloads; -m network runs it")
     for item in items:
-        if item.get_closest_marker("network") and "network" not in config.option.markexpr:
+        marks = {mark.name for mark in item.iter_markers()}
+        if "network" in marks and "network" not in config.option.markexpr:
             item.add_marker(downloads)
-        for group in _groups_of(item.path):
-            item.add_marker(group)
+        groups = {*_groups_of(item.path)}
         if GOLDEN_FIXTURES.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker("golden")
-        if not any(item.get_closest_marker(group) for group in GROUPS):
-            item.add_marker("unit")
+            groups.add("golden")
+        if not marks.union(groups).intersection(GROUPS):
+            groups.add("unit")
+        for group in sorted(groups - marks):
+            item.add_marker(group)
     # What starts processes or is slow takes the longest. Files with such tests come first, so that workers which take
     # whole files, with --no-loadscope-reorder, end together.
     dear = {item.path for item in items if item.get_closest_marker("process") or item.get_closest_marker("slow")}
