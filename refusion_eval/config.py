@@ -5,6 +5,7 @@ lm-eval turns a folder called 2025 into an int and "-1" into the float -1.0. `_R
 accepts. A value that has no single meaning as the declared type is refused, never guessed.
 """
 
+import copy
 import difflib
 import functools
 import inspect
@@ -16,7 +17,7 @@ import typing
 from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import Field, field, fields, is_dataclass
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
@@ -380,11 +381,18 @@ class _Loader(yaml.SafeLoader):
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> Any:
+    # Each run of a protocol reads the same tables of settings.
+    content = yaml.load(text, Loader=_Loader)
+    check_depth(content)
+    return content
+
+
 def read_yaml(path: Path, where: str) -> dict[str, Any]:
     """Reads a file that holds one mapping; raises ConfigError for any other."""
     try:
-        content = yaml.load(read_text(path, LARGEST_YAML), Loader=_Loader)
-        check_depth(content)
+        content = copy.deepcopy(_parsed(read_text(path, LARGEST_YAML)))
     except FileNotFoundError as error:
         raise ConfigError(f"{where}: there is no such file; correct the path") from error
     except (OSError, yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:

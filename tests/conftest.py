@@ -1,19 +1,18 @@
 """Groups of tests, and fixtures that all tests share."""
 
-import copy
 import ctypes
 import functools
 import gc
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from refusion_eval.paths import embedded_path
 from refusion_eval.sandbox import probe
+from tests.once import find_out_once
 
 
 def has_gpu() -> bool:
@@ -109,30 +108,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks each test with its groups. Tests that download run where their group is named alone."""
     downloads = pytest.mark.skip(reason="downloads; -m network runs it")
     for item in items:
-        if item.get_closest_marker("network") and "network" not in config.option.markexpr:
+        marks = {mark.name for mark in item.iter_markers()}
+        if "network" in marks and "network" not in config.option.markexpr:
             item.add_marker(downloads)
-        for group in _groups_of(item.path):
-            item.add_marker(group)
+        groups = {*_groups_of(item.path)}
         if GOLDEN_FIXTURES.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker("golden")
-        if not any(item.get_closest_marker(group) for group in GROUPS):
-            item.add_marker("unit")
+            groups.add("golden")
+        if not marks.union(groups).intersection(GROUPS):
+            groups.add("unit")
+        for group in sorted(groups - marks):
+            item.add_marker(group)
     # What starts processes or is slow takes the longest. Files with such tests come first, so that workers which take
     # whole files, with --no-loadscope-reorder, end together.
     dear = {item.path for item in items if item.get_closest_marker("process") or item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in dear)
 
 
-def pytest_collection_finish() -> None:
-    """Has lm-eval's thousands of task files read once, and leaves all that is there out of garbage collections."""
-    if index := sys.modules.get("lm_eval.tasks._index"):
-        read, own = functools.cache(index.load_yaml), Path(index.__file__).parent
-
-        def load(path: Path, **options: Any) -> Any:
-            is_own = Path(path).is_relative_to(own)
-            return copy.deepcopy(read(path, **options)) if is_own else read.__wrapped__(path, **options)
-
-        index.load_yaml = load
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leaves all that is there out of garbage collections, once what all tests would find out alike is kept."""
+    cache = getattr(session.config, "cache", None)  # None under `-p no:cacheprovider`
+    find_out_once(cache and cache.mkdir("lm_eval"))
     gc.collect()
     gc.freeze()
 

@@ -1,6 +1,7 @@
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from refusion_eval.config import (
     check_keys,
     field_types,
     read_values,
+    read_yaml,
     settings_class,
 )
 from refusion_eval.errors import ConfigError
@@ -200,3 +202,12 @@ def test_some_values_are_read_without_the_others():
     assert read_values(Settings, {"share": "0.25"}, "here") == {"share": 0.25}
     with pytest.raises(ConfigError, match="here: share=2; it must be at most 1"):
         read_values(Settings, {"share": 2}, "here")
+
+
+def test_what_is_done_to_the_content_of_a_file_changes_no_later_reading(tmp_path: Path):
+    path = tmp_path / "a.yaml"
+    path.write_text("outer: {inner: [1]}")
+    read_yaml(path, "a")["outer"]["inner"].append(2)
+    assert read_yaml(path, "a") == {"outer": {"inner": [1]}}
+    path.write_text("outer: 3")
+    assert read_yaml(path, "a") == {"outer": 3}

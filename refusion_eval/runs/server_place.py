@@ -17,8 +17,10 @@ from refusion_eval.runs.server_wire import Passing, asked, body_text, short
 from refusion_eval.store.records import LONGEST_TEXT
 from refusion_eval.untrusted import parse_json
 
-if TYPE_CHECKING:  # the extra `server` brings it
-    import httpx2
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx2  # the extra `server` brings it
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,14 @@ _COUNTERS = re.compile(
 # Ends of addresses behind which paths have no /v1: another version (LM Studio), and a deployment of Azure's.
 _DEPLOYMENT = re.compile(r"/openai/deployments/([^/]+)$")
 _OWN_VERSION = re.compile(rf"/v\d+$|{_DEPLOYMENT.pattern}")
+
+
+@functools.cache
+def _certificates() -> "ssl.SSLContext":
+    """The authorities that a server's certificate may be of; reading them takes longer than most requests for facts."""
+    import httpx2
+
+    return httpx2.create_ssl_context(trust_env=False)
 
 
 class Place:
@@ -113,6 +123,7 @@ class Place:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
             follow_redirects=False,
             trust_env=False,
+            verify=_certificates(),
         )
 
     def _at(self, path: str) -> str:

@@ -1,10 +1,7 @@
 """A protocol that is run on the embedded models: its records, its continuation, and what differs from it."""
 
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -43,11 +40,10 @@ def done(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("protocol")
     (folder / "mine.yaml").write_text(FILE)
     command = ["protocol", "run", str(folder / "mine.yaml"), "--out", str(folder / "out")]
-    whole = [sys.executable, "-m", "refusion_eval", *command]
-    first = subprocess.Popen(whole, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    first = server.start(command)
     while not num_recorded(folder / "out" / "runs" / "refusion"):
-        assert first.poll() is None
-    os.killpg(first.pid, signal.SIGKILL)
+        assert first.poll() is None, first.output()
+    first.kill(signal.SIGKILL)
     first.wait()
     (folder / "records").write_text(str(num_recorded(folder / "out" / "runs" / "refusion")))
     status, shown = server.run(command)

@@ -1,6 +1,7 @@
 """Runs against servers with chats: what is sent, what records and tables hold, and how an interface is found."""
 
 import json
+import ssl
 
 import lm_eval
 import pytest
@@ -432,3 +433,12 @@ def test_check_says_by_which_interface_a_server_is_asked():
 def test_arguments_of_chats_need_a_chat(argument):
     with pytest.raises(ConfigError, match="is for chats only; add server_api=chat"):
         parse_model_args({"decoder": "server", "base_url": "http://h", **argument})
+
+
+def test_the_authorities_of_certificates_are_read_once_and_not_for_each_request(tmp_path, monkeypatch):
+    read, seen = ssl.SSLContext.load_verify_locations, []
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *args: seen.append(1) or read(*args))
+    with serving(served()) as peer:
+        assert run(peer, tmp_path / "a", "--server-api", "chat").exit_code == 0
+    assert len(peer.paths) > 2
+    assert len(seen) <= 1
