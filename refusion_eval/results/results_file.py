@@ -86,7 +86,7 @@ _USUAL_FACTS = {
     "missing": _Fact("", "of a task without rows, and so without samples: what to do"),
     "one_answer": _Fact("", "`96 of 100 are C` where nearly all answers to choices are one letter"),
     "collapsed": _Fact("", "`12 of 100: 10 repeating, 3 empty` where answers show signs of collapse"),
-    "counts_encoder": _Fact(False, "whether the forwards of an encoder are in the figure, which its release leaves out"),
+    "counts_encoder": _Fact(False, "whether forwards of an encoder are in the figure, which its release leaves out"),
     "num_seeds": _Fact(1, "seeds, or samples of an item, that the figure is a mean over"),
     "seed_sd": _Fact(0.0, "standard deviation over these seeds or samples"),
     "server_notes": _Fact("", "what a reader must know of a server's answers, sentences joined by a vertical line"),
