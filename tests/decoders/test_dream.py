@@ -153,7 +153,8 @@ def test_shares_are_those_of_torch(steps, eps):
     levels = torch.linspace(1, eps, steps + 1)
     wanted = 1 - levels[1:] / levels[:-1]
     wanted[-1] = 1
-    assert np.array_equal(shares(steps, eps), wanted.numpy())
+    # The last digit of torch depends on the instructions of the processor.
+    np.testing.assert_allclose(shares(steps, eps), wanted.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("gen_length", [1, 7, 32, 256, 500, 1024])

@@ -237,7 +237,8 @@ def test_samples_and_seed_reach_the_estimate(checkpoint):
     model, _, _ = checkpoint
     pair = ([1, 2, 3], list(range(10, 22)))
     few, other = (api.score_tokens(model, *pair, mc_samples=4, seed=seed).log_prob for seed in (0, 1))
-    assert few == api.score_tokens_many(model, [([5], [6]), pair], mc_samples=4)[1].log_prob
+    in_batch = api.score_tokens_many(model, [([5], [6]), pair], mc_samples=4)[1].log_prob
+    assert few == pytest.approx(in_batch, rel=1e-6)  # sums of a batch have another order on some processors
     assert few != pytest.approx(other, abs=1e-3)
 
 
