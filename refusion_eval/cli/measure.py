@@ -78,7 +78,7 @@ def bench(
 
     if predict is not None:
         from refusion_eval.api import LoadedModel
-        from refusion_eval.bench.gpu_check import measured_curves
+        from refusion_eval.bench.gpu_report import measured_curves
         from refusion_eval.bench.predict import prediction
 
         name = "8B" if model is None or model == "embedded" else model
@@ -260,7 +260,8 @@ def gpu_check(
     import torch
 
     from refusion_eval.bench.checkpoints import SHAPES
-    from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, conditions, earlier_checks, write_report
+    from refusion_eval.bench.gpu_check import CHECKS, GpuCheck
+    from refusion_eval.bench.gpu_report import conditions, earlier_checks, write_report
     from refusion_eval.runs.terminal import Interruption
 
     on_cpu = device == "cpu"
@@ -280,9 +281,9 @@ def gpu_check(
     )
     with kept, tempfile.TemporaryDirectory(dir=folder) as scratch:
         check = GpuCheck(device, Path(scratch), timed_shape, prompts, cli.say, None if graphs else False)
-        for found in check.run(names):
+        for found in check.run(names, facts):
             known[found.name] = found
-            name, seconds, result = found
+            name, seconds, result, _ = found
             print(f"{result.verdict:<8}  {name}: {result.text} ({seconds:.0f} s)", flush=True)
             write_report(out, facts, list(known.values()))
     print(f"{out}/checks.md")

@@ -199,6 +199,10 @@ class RecordedForwards:
             answers_3W = fetch(self._answers[: 3 * width]).reshape(3, width)
         return plan.readouts(answers_3W, model.dtype)
 
+    def replay(self, width: int) -> None:
+        """Computes a forward of one of `WIDTHS` once more, from the numbers that the last call sent to the device."""
+        self._replays[width]()
+
     def _read_out(self, plan: ReadPlan, x_WX: Tensor, head: Callable[[Tensor], Tensor], width: int) -> list[Readout]:
         numbers_4W = self._staging.columns(width)[6:]
         return read_out(plan, x_WX, head, self._model.config.vocab_size, self._model.dtype, numbers_4W)

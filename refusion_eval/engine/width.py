@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,14 +11,16 @@ import torch
 
 from refusion_eval.engine.readout import ReadPlan, hidden_of
 from refusion_eval.engine.recorded import RecordedForwards
+from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.device import synchronize
+from refusion_eval.models.device import seconds_of_calls, synchronize
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Forward, Read, causal
 
 WIDTHS = (1, 8, 16, 32, 64, 128, 256)
 RECORDED_WIDTHS = (*WIDTHS, 384, 512)  # where rows cost less, decoders ask for more of them
+NUM_REPLAYS = {"cpu": 1, "cuda": 20}  # in a row: starting and awaiting them is a small part of their time
 WORTH_KEEPING = 1.1  # a forward that takes at most this multiple of the time of one row counts as free
 
 
@@ -66,11 +69,33 @@ def time_forwards(
     return seconds
 
 
+@torch.inference_mode()
+def time_replays(
+    model: Transformer, recorded: RecordedForwards, widths: Sequence[int], context: int, num_rounds: int = 7
+) -> dict[int, float]:
+    """Median seconds of recorded forwards on the device alone, by width; it repeats them without the host between."""
+    recorded.reserve(context + max(widths))
+    recorded.prepare()
+    seconds = {}
+    for width in widths:
+        forward = _forward(model, width, context)
+        if recorded.read([forward], ReadPlan.of([forward]), [context]) is None:
+            raise ConfigError(f"a forward of {width} rows after {context} is not recorded")
+        in_a_row = NUM_REPLAYS[model.device.type]
+        times = seconds_of_calls(partial(recorded.replay, width), model.device, num_rounds, in_a_row)
+        seconds[width] = statistics.median(times)
+    return seconds
+
+
+def _forward(model: Transformer, width: int, context: int) -> Forward:
+    tokens, positions = [row % model.config.vocab_size for row in range(width)], range(context, context + width)
+    return Forward(tokens, positions, causal(width), (Read(range(width)),))
+
+
 def _time_forward(
     model: Transformer, cache: KVCache, attention: Backend, width: int, context: int, recorded: RecordedForwards | None
 ) -> float:
-    tokens, positions = [row % model.config.vocab_size for row in range(width)], range(context, context + width)
-    forward = Forward(tokens, positions, causal(width), (Read(range(width)),))
+    forward = _forward(model, width, context)
     plan = ReadPlan.of([forward])
     started = time.perf_counter()
     if recorded is not None and recorded.read([forward], plan, [context]) is not None:
