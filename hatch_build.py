@@ -1,8 +1,8 @@
 """Build hook: what lies outside the package but belongs into a wheel.
 
 The three start-up files go to the top of site-packages in every kind of wheel. The tasks go into the package in a
-standard wheel only, and so do the published figures: an editable install reads them from the checkout, where a copy
-would go stale.
+standard wheel only, and so do the published figures and the choices of measured cards: an editable install reads them
+from the checkout, where a copy would go stale.
 """
 
 from pathlib import Path
@@ -25,3 +25,5 @@ class RefusionBuildHook(BuildHookInterface):
             build_data["force_include"].update(startup)
             build_data["force_include"][str(root / "tasks")] = "refusion_eval/tasks"
             build_data["force_include"][str(root / "results" / "published")] = "refusion_eval/published"
+            for path in (root / "results" / "gpu").glob("*/choices.json"):  # switches that a measured card decided
+                build_data["force_include"][str(path)] = f"refusion_eval/gpu/{path.parent.name}/{path.name}"

@@ -22,6 +22,7 @@ from refusion_eval.engine.readout import ReadPlan, fetch, hidden_of, read_out
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.cache import KVCache
+from refusion_eval.models.choices import Choices, choices_for
 from refusion_eval.models.fused import fused_hidden, read_rows
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Forward, Read, Readout, causal, groups
@@ -131,8 +132,10 @@ def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray, torc
 
 
 class RecordedForwards:
-    def __init__(self, model: Transformer, cache: KVCache, record: Record) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, record: Record, choices: Choices | None = None) -> None:
         self._model, self.cache, self._record = model, cache, record
+        self.choices = choices_for(model.device, model.config, model.dtype) if choices is None else choices
+        self._widths = tuple(width for width in WIDTHS if width not in self.choices.skipped)
         cache.defers_moves = True
         self._staging = Staging(model.device)
         self._tables = model.rotary.grow(model.config.max_positions)
@@ -156,7 +159,7 @@ class RecordedForwards:
         self._keys, self._replays = None, {}
         try:
             with _on(self._model.device):
-                for width in reversed(WIDTHS):  # the largest first: the others fit in its memory
+                for width in reversed(self._widths):  # the largest first: the others fit in its memory
                     self._staging.send((), (), ReadPlan(()), (width, num_words(width)))
                     self._replays[width] = self._record(partial(self._compute, width))
                 self._keys = self.cache.keys
@@ -178,7 +181,7 @@ class RecordedForwards:
         for forward in forwards:
             if forward.approximation is not None:
                 return None
-        width, words = _shape(forwards, plan)
+        width, words = self._shape(forwards, plan)
         # So does a wide forward of one sequence: attention without a pattern suits a long causal text better.
         if width > WIDTHS[-1] and not (len(forwards) > 1 and self._staging.holds(width, words, 0)):
             return None
@@ -199,9 +202,20 @@ class RecordedForwards:
             answers_3W = fetch(self._answers[: 3 * width]).reshape(3, width)
         return plan.readouts(answers_3W, model.dtype)
 
-    def replay(self, width: int) -> None:
-        """Computes a forward of one of `WIDTHS` once more, from the numbers that the last call sent to the device."""
-        self._replays[width]()
+    def replay(self, num_rows: int) -> None:
+        """Computes a recorded forward of so many rows once more, from the numbers that the last call sent."""
+        self._replays[self._width(num_rows)]()
+
+    def _width(self, num_rows: int) -> int:
+        return self._widths[bisect_left(self._widths, num_rows)]
+
+    def _shape(self, forwards: Sequence[Forward], plan: ReadPlan) -> Shape:
+        sizes = [len(forward.tokens) for forward in forwards]
+        num_rows = max(sum(sizes), plan.numbers.shape[1])
+        if num_rows > WIDTHS[-1]:
+            return num_rows, num_words(max(sizes))
+        width = self._width(num_rows)
+        return width, num_words(width)
 
     def _read_out(self, plan: ReadPlan, x_WX: Tensor, head: Callable[[Tensor], Tensor], width: int) -> list[Readout]:
         numbers_4W = self._staging.columns(width)[6:]
@@ -227,7 +241,7 @@ class RecordedForwards:
         cache.lengths[:num_sequences] = [0] * num_sequences
         hidden_of(model, cache, [self._forward(0, length) for length in lengths], "sdpa")
         cache.lengths[:num_sequences] = lengths
-        for width in WIDTHS if num_sequences == 1 else (*WIDTHS, WIDTHS[-1] + 1):
+        for width in self._widths if num_sequences == 1 else (*self._widths, WIDTHS[-1] + 1):
             parts = np.array_split(range(width), min(width, num_sequences))
             sizes = [min(len(part), cache.capacity - length) for part, length in zip(parts, lengths, strict=False)]
             forwards = [self._forward(*pair) for pair in zip(lengths, sizes, strict=False)]
@@ -263,15 +277,6 @@ def _compare(width: int, answers: Sequence[Any], expected: Sequence[Any], tolera
             f"a recorded forward of {width} rows differs from the same forward that is not recorded: {size}; the "
             "kernels do not work on this device, so run with --no-cuda-graphs (cuda_graphs=False)"
         )
-
-
-def _shape(forwards: Sequence[Forward], plan: ReadPlan) -> Shape:
-    sizes = [len(forward.tokens) for forward in forwards]
-    num_rows = max(sum(sizes), plan.numbers.shape[1])
-    if num_rows > WIDTHS[-1]:
-        return num_rows, num_words(max(sizes))
-    width = WIDTHS[bisect_left(WIDTHS, num_rows)]
-    return width, num_words(width)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

@@ -18,7 +18,12 @@ _NVIDIA_SMI_FIELDS = "name,driver_version,memory.total,clocks.sm,clocks.mem,cloc
 _NVIDIA_SMI_SECONDS = 20
 
 
-def collect_hardware(threads: int, gpu: torch.device | None = None, num_processes: int = 1) -> Hardware:
+def collect_hardware(
+    threads: int,
+    gpu: torch.device | None = None,
+    num_processes: int = 1,
+    choices: str = "",  # name of the table that decides which kernels recorded forwards run
+) -> Hardware:
     facts: dict[str, Any] = {}
     if gpu is not None:
         properties = torch.cuda.get_device_properties(gpu)
@@ -26,7 +31,7 @@ def collect_hardware(threads: int, gpu: torch.device | None = None, num_processe
         detail = read_gpu(f"GPU-{properties.uuid}")
         libraries = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
         facts = {"gpu": detail.get("name", properties.name), "gpu_driver": detail.get("driver_version", "")}
-        facts |= {"gpu_detail": {**detail, **libraries}, "num_gpus": 1}
+        facts |= {"gpu_detail": {**detail, **libraries, **({"choices": choices} if choices else {})}, "num_gpus": 1}
     return Hardware(
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,

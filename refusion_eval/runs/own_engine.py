@@ -20,6 +20,7 @@ from refusion_eval.decoders import name_with_code
 from refusion_eval.engine.engine import Request
 from refusion_eval.engine.width import WidthCost
 from refusion_eval.errors import ConfigError, DecodeError
+from refusion_eval.models.choices import choices_for
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, expert_bytes, weight_bytes
 from refusion_eval.models.weights import count_parameters
 from refusion_eval.runs.backend import TEMPLATE_BEGINS, Backend, Description, GetOrCompute, Opener
@@ -94,8 +95,10 @@ class OwnEngine(Backend):
         return {"adapter": hashed(*(file.read_bytes() for file in files))}
 
     def hardware(self) -> Hardware:
-        gpu = self.model.device if self.device == "cuda" else None
-        return collect_hardware(self.model.num_threads, gpu, self._num_processes)
+        model = self.model
+        gpu = model.device if self.device == "cuda" else None
+        choices = choices_for(model.device, model.config, model.dtype).name if self.cuda_graphs else ""
+        return collect_hardware(model.num_threads, gpu, self._num_processes, choices)
 
     def state(self) -> dict[str, Any]:
         """Threads, load of the last minute, clocks of the processors and the GPU."""

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from refusion_eval.engine import readout, recorded, width
+from refusion_eval.models import choices
 from refusion_eval.models import device as devices
 from refusion_eval.models.checkpoint import ModelConfig
 from refusion_eval.models.transformer import Transformer
@@ -177,6 +178,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Iterator[Launch
         return (made if dtype is None else made.to(dtype)).to(device)
 
     monkeypatch.setattr(torch, "tensor", tensor)
+    monkeypatch.setattr(choices, "card_name", lambda device: "a fake card")
     monkeypatch.setattr(recorded, "_on", lambda device: nullcontext())
     monkeypatch.setattr(recorded.RecordedForwards, "_check", lambda self: None)
     readout._kept_ids.cache_clear()

@@ -120,6 +120,8 @@ def test_a_gpu_is_recorded_by_its_identity(machine, monkeypatch):
     )
     found = collect_hardware(1, gpu)
     assert (found.gpu, found.gpu_driver, found.gpu_detail["power.limit"]) == ("NVIDIA H100", "580.65", "700 W")
+    assert "choices" not in found.gpu_detail
+    assert collect_hardware(1, gpu, choices="NVIDIA H100 0f5c").gpu_detail["choices"] == "NVIDIA H100 0f5c"
 
 
 class Nvml:

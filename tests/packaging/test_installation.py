@@ -85,6 +85,8 @@ def test_wheel_holds_package_tasks_published_figures_and_startup_files(wheel):
     assert licences == {"LICENSE", "refusion_eval/report/page/vendor/LICENSE-chartjs.md"}
     assert published
     assert names >= published
+    choices = {path.parent.name for path in tracked("results/gpu") if path.name == "choices.json"}
+    assert {name.split("/")[2] for name in names if name.startswith("refusion_eval/gpu/")} == choices
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"refusion_eval", *STARTUP_FILES}
 
 
