@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from refusion_eval.bench.profiling import profile, watch
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import Record, recorder
-from refusion_eval.engine.width import NUM_REPLAYS, time_forwards, time_replays
+from refusion_eval.engine.width import NUM_REPLAYS, replayed, time_forwards, time_replays
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import (
     cache_bytes_per_row,
@@ -202,7 +203,8 @@ class GpuCheck:
         found, num_replays = {}, NUM_REPLAYS[self._device.type]
         for width in PROFILED_WIDTHS:
             with torch.inference_mode():
-                watched = watch(lambda width=width: [recorded.replay(width) for _ in range(num_replays)], self._device)
+                replay = replayed(model.transformer, recorded, width, 300)
+                watched = watch(partial(_repeat, replay, num_replays), self._device)
             found[width] = {
                 "calls": {name: count / num_replays for name, count in watched.counts.items()},
                 "microseconds": _each(watched.seconds, watched.counts),
@@ -341,6 +343,11 @@ class GpuCheck:
             inflate(embedded_path(decoder), unfinished, self._shape, torch.bfloat16)
             unfinished.rename(path)
         return path
+
+
+def _repeat(call: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        call()
 
 
 def _each(seconds: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, float]:

@@ -142,6 +142,8 @@ class RecordedForwards:
         self._logits = torch.empty(WIDTHS[-1], len(model.weights.head), dtype=model.dtype, device=model.device)
         self._answers = torch.empty(3 * WIDTHS[-1], device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}
+        # Computes the forward that `read` made last once more, if it was a recorded one.
+        self.replay: Callable[[], None] = lambda: None
         self._keys: Tensor | None = None
         self._checked = False
 
@@ -196,25 +198,19 @@ class RecordedForwards:
                 # than launching, and padding would add to it.
                 hidden_WC, _ = self._hidden(width, words)
                 return self._read_out(plan, hidden_WC, model.logits, width)
-            self._replays[width]()
+            self.replay = self._replays[width]
+            self.replay()
             if not plan.is_simple:
                 return self._read_out(plan, self._logits[:, : model.config.vocab_size], Tensor.float, width)
             answers_3W = fetch(self._answers[: 3 * width]).reshape(3, width)
         return plan.readouts(answers_3W, model.dtype)
-
-    def replay(self, num_rows: int) -> None:
-        """Computes a recorded forward of so many rows once more, from the numbers that the last call sent."""
-        self._replays[self._width(num_rows)]()
-
-    def _width(self, num_rows: int) -> int:
-        return self._widths[bisect_left(self._widths, num_rows)]
 
     def _shape(self, forwards: Sequence[Forward], plan: ReadPlan) -> Shape:
         sizes = [len(forward.tokens) for forward in forwards]
         num_rows = max(sum(sizes), plan.numbers.shape[1])
         if num_rows > WIDTHS[-1]:
             return num_rows, num_words(max(sizes))
-        width = self._width(num_rows)
+        width = self._widths[bisect_left(self._widths, num_rows)]
         return width, num_words(width)
 
     def _read_out(self, plan: ReadPlan, x_WX: Tensor, head: Callable[[Tensor], Tensor], width: int) -> list[Readout]:

@@ -2,8 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,17 +73,23 @@ def time_replays(
     model: Transformer, recorded: RecordedForwards, widths: Sequence[int], context: int, num_rounds: int = 7
 ) -> dict[int, float]:
     """Median seconds of recorded forwards on the device alone, by width; it repeats them without the host between."""
-    recorded.reserve(context + max(widths))
-    recorded.prepare()
     seconds = {}
     for width in widths:
-        forward = _forward(model, width, context)
-        if recorded.read([forward], ReadPlan.of([forward]), [context]) is None:
-            raise ConfigError(f"a forward of {width} rows after {context} is not recorded")
-        in_a_row = NUM_REPLAYS[model.device.type]
-        times = seconds_of_calls(partial(recorded.replay, width), model.device, num_rounds, in_a_row)
-        seconds[width] = statistics.median(times)
+        replay = replayed(model, recorded, width, context)
+        seconds[width] = statistics.median(
+            seconds_of_calls(replay, model.device, num_rounds, NUM_REPLAYS[model.device.type])
+        )
     return seconds
+
+
+def replayed(model: Transformer, recorded: RecordedForwards, width: int, context: int) -> Callable[[], None]:
+    """Makes a recorded forward after `context` rows; returns what repeats it, until another forward is made."""
+    recorded.reserve(context + width)
+    recorded.prepare()
+    forward = _forward(model, width, context)
+    if width > RECORDED_WIDTHS[-1] or recorded.read([forward], ReadPlan.of([forward]), [context]) is None:
+        raise ConfigError(f"a forward of {width} rows is not recorded; those of up to {RECORDED_WIDTHS[-1]} are")
+    return recorded.replay
 
 
 def _forward(model: Transformer, width: int, context: int) -> Forward:
