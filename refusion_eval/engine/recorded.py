@@ -218,14 +218,15 @@ class RecordedForwards:
         return read_out(plan, x_WX, head, self._model.config.vocab_size, self._model.dtype, numbers_4W)
 
     def _hidden(self, width: int, words: int) -> tuple[Tensor, Tensor]:
-        # The residual stream of the rows in the staging buffer and its final norm, both [W, C].
+        # The residual stream of the rows in the staging buffer, [W, C], and its final norm, of at least as many rows.
         rows_6W, bits_WB = self._staging.columns(width)[:6], self._staging.bits(width, words)
-        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, self.cache.keys, self.cache.values)
+        cached = self.cache.keys, self.cache.values
+        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, *cached, self.choices)
 
     def _compute(self, width: int) -> None:
-        _, normed_WC = self._hidden(width, num_words(width))
-        logits_WV = torch.mm(normed_WC, self._model.weights.head.t(), out=self._logits[:width])
-        logits_WV = logits_WV[:, : self._model.config.vocab_size]
+        _, normed_RC = self._hidden(width, num_words(width))
+        logits_RV = torch.mm(normed_RC, self._model.weights.head.t(), out=self._logits[: len(normed_RC)])
+        logits_WV = logits_RV[:width, : self._model.config.vocab_size]
         rows_W, given_W, _, suppressed_W = self._staging.columns(width)[6:]
         read_rows(logits_WV, rows_W, given_W, suppressed_W, self._answers[: 3 * width].view(3, width))
 

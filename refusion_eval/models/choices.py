@@ -30,6 +30,7 @@ Kernel = Literal["library", "row", "dot", "swapped"]
 SPLIT: tuple[Matrix, ...] = ("out", "down")  # whose parts the norm after them sums
 ONE_ORDER = 16  # rows up to which an own product sums in one order, so that a row's result does not depend on the width
 MOST_ROWS = 64  # of an own product
+MOST_PADDED = 512  # rows of the widest recording
 
 T = TypeVar("T")
 _closed = ConfigDict(extra="forbid")
@@ -127,10 +128,10 @@ class Choices:
         for matrix, by_rows in self.products.items():
             for rows, product in by_rows.items():
                 where = f"products of {matrix}, up to {rows} rows"
-                if product.padded_to and product.padded_to < rows:
-                    raise ValueError(f"{where}: padded_to={product.padded_to} is less than the rows; raise it")
-                if product.is_own and rows > MOST_ROWS:
-                    raise ValueError(f"{where}: an own product has at most {MOST_ROWS} rows; choose library")
+                if product.padded_to and not rows <= product.padded_to <= MOST_PADDED:
+                    raise ValueError(f"{where}: padded_to={product.padded_to} is not from {rows} to {MOST_PADDED}")
+                if product.is_own and (rows > MOST_ROWS or matrix == "head"):
+                    raise ValueError(f"{where}: own products have at most {MOST_ROWS} rows and are not of the head")
                 if product.is_own and product.splits > 1 and matrix not in SPLIT:
                     raise ValueError(f"{where}: splits={product.splits} is for {' and '.join(SPLIT)}; give splits=1")
             orders = {

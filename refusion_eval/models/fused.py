@@ -8,7 +8,8 @@ sequence in this forward, and the number of the row among them. The rows of a se
 ascend from 0. A row of sequence -1 is padding: it is neither stored nor attended to, and what it gets means nothing.
 
 Shapes: W rows, C residual width, H query heads, G key-value heads, D head width, I width of the MLP, V vocabulary,
-S sequences, K rows of the KV buffer, L layers, B 64-bit words a row of the visibility pattern, N rows that are read.
+S sequences, K rows of the KV buffer, L layers, B 64-bit words a row of the visibility pattern, N rows that are read,
+R rows of what a product reads: at least W, and as many as it computes fastest. The rows after the first W are anything.
 """
 
 from collections.abc import Callable
@@ -20,15 +21,24 @@ from torch.library import custom_op
 
 from refusion_eval.models import layers
 from refusion_eval.models.attention import BITS, grouped_attention
+from refusion_eval.models.choices import MATRICES, NO_CHOICES, Choices
 from refusion_eval.models.experts import mix_experts
 from refusion_eval.models.layers import linear
 from refusion_eval.models.transformer import Transformer, rms_norm, rotate
 
 
+def _padded(x: Tensor, num_rows: int) -> Tensor:
+    # Not numbers, so that a result that read one of these rows would show it.
+    return torch.cat((x, x.new_full((max(num_rows - len(x), 0), *x.shape[1:]), float("nan"))))
+
+
 @custom_op("refusion_eval::add_rms_norm", mutates_args=())
-def add_rms_norm(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float, num_rows: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The sum, [W, C], and its norm, [R, C] with R = max(W, num_rows)."""
     total_WC = x_WC + added_WC
-    return total_WC, rms_norm(total_WC, weight_C, eps)
+    return total_WC, _padded(rms_norm(total_WC, weight_C, eps), num_rows)
 
 
 @custom_op("refusion_eval::rotate_and_store", mutates_args=("keys_SGKD", "values_SGKD"))
@@ -64,15 +74,20 @@ def rotate_and_store(
 
 
 @custom_op("refusion_eval::swiglu", mutates_args=())
-def swiglu(gate_up_WI: Tensor) -> Tensor:
-    return layers.swiglu(gate_up_WI)
+def swiglu(gate_up_WI: Tensor, num_rows: int = 0) -> Tensor:
+    return _padded(layers.swiglu(gate_up_WI), num_rows)
 
 
 @custom_op("refusion_eval::attend_rows", mutates_args=())
 def attend_rows(
-    queries_WHD: Tensor, keys_SGKD: Tensor, values_SGKD: Tensor, places_4W: Tensor, bits_WB: Tensor
+    queries_WHD: Tensor,
+    keys_SGKD: Tensor,
+    values_SGKD: Tensor,
+    places_4W: Tensor,
+    bits_WB: Tensor,
+    num_rows: int = 0,
 ) -> Tensor:
-    """Attention of each row over the rows of its sequence in the KV buffer, [W, H, D].
+    """Attention of each row over the rows of its sequence in the KV buffer, [R, H, D] with R = max(W, num_rows).
 
     Args:
         keys_SGKD: keys of the layer: for each sequence its committed rows, which all of its rows see, then its rows of
@@ -82,13 +97,13 @@ def attend_rows(
     attended_WHD = torch.zeros_like(queries_WHD)
     for sequence in range(int(places_4W[0].max()) + 1):
         rows_T = (places_4W[0] == sequence).nonzero()[:, 0]
-        num_rows, length = len(rows_T), int(places_4W[1, rows_T[0]])
+        num_own, length = len(rows_T), int(places_4W[1, rows_T[0]])
         bits_TBJ = bits_WB[rows_T, :, None] >> torch.arange(BITS) & 1
-        mask_TK = torch.zeros(num_rows, length + num_rows, dtype=queries_WHD.dtype)
-        mask_TK[:, length:].masked_fill_(bits_TBJ.flatten(1)[:, :num_rows] == 0, float("-inf"))
-        keys_GKD, values_GKD = (buffer[sequence, :, : length + num_rows] for buffer in (keys_SGKD, values_SGKD))
+        mask_TK = torch.zeros(num_own, length + num_own, dtype=queries_WHD.dtype)
+        mask_TK[:, length:].masked_fill_(bits_TBJ.flatten(1)[:, :num_own] == 0, float("-inf"))
+        keys_GKD, values_GKD = (buffer[sequence, :, : length + num_own] for buffer in (keys_SGKD, values_SGKD))
         attended_WHD[rows_T] = grouped_attention(queries_WHD[rows_T], keys_GKD, values_GKD, mask_TK, is_causal=False)
-    return attended_WHD
+    return _padded(attended_WHD, num_rows)
 
 
 @custom_op("refusion_eval::read_rows", mutates_args=("out_3N",))
@@ -110,11 +125,27 @@ def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: 
     out_3N.copy_(torch.cat((tokens_N[None].float(), probs_2N)))
 
 
+def _rows(x: Tensor, num_rows: int, *sizes: int) -> Tensor:
+    return x.new_empty(max(len(x), num_rows), *sizes)
+
+
 # For tensors without storage: a result of the right shape.
-add_rms_norm.register_fake(lambda x_WC, *_: (torch.empty_like(x_WC), torch.empty_like(x_WC)))
-swiglu.register_fake(lambda gate_up_WI: gate_up_WI.new_empty(len(gate_up_WI), gate_up_WI.shape[1] // 2))
-attend_rows.register_fake(lambda queries_WHD, *_: torch.empty_like(queries_WHD))
 read_rows.register_fake(lambda *_: None)
+
+
+@add_rms_norm.register_fake
+def _(x_WC: Tensor, added_WC: Tensor, weight_C: Tensor, eps: float, num_rows: int = 0) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x_WC), x_WC.new_empty(max(len(x_WC), num_rows), x_WC.shape[1])
+
+
+@swiglu.register_fake
+def _(gate_up_WI: Tensor, num_rows: int = 0) -> Tensor:
+    return gate_up_WI.new_empty(max(len(gate_up_WI), num_rows), gate_up_WI.shape[1] // 2)
+
+
+@attend_rows.register_fake
+def _(queries_WHD: Tensor, *rest: Any) -> Tensor:
+    return queries_WHD.new_empty(max((len(queries_WHD), *rest[4:])), *queries_WHD.shape[1:])
 
 
 @rotate_and_store.register_fake
@@ -146,20 +177,33 @@ for _name, _operation in OPERATIONS.items():
 
 
 def fused_hidden(
-    model: Transformer, tables: Tensor, rows_6W: Tensor, bits_WB: Tensor, keys: Tensor, values: Tensor
+    model: Transformer,
+    tables: Tensor,
+    rows_6W: Tensor,
+    bits_WB: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    choices: Choices = NO_CHOICES,
 ) -> tuple[Tensor, Tensor]:
-    """The residual stream of all rows of a forward and its final norm, both [W, C]; keys are [L, S, G, K, D]."""
+    """The residual stream of a forward, [W, C], and its final norm, [R, C]; keys are [L, S, G, K, D]."""
     tokens_W, positions_W, places_4W = rows_6W[0], rows_6W[1], rows_6W[2:]
-    weights, eps = model.weights, model.config.rms_norm_eps
+    num_rows, weights, eps = len(tokens_W), model.weights, model.config.rms_norm_eps
+    of_qkv, of_out, of_gate_up, of_down, of_head = (choices.product(matrix, num_rows).padded_to for matrix in MATRICES)
     x_WC, is_row_W = model.embed(tokens_W), None if model.config.experts is None else places_4W[0] >= 0
-    normed_WC = rms_norm(x_WC, weights.layers[0].input_norm, eps)
+    normed_RC = rms_norm(x_WC, weights.layers[0].input_norm, eps)
     # A sum and the norm after it are one kernel, so the norm of the next layer belongs to the end of this one.
-    next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.final_norm]
-    for layer, next_norm, *cached in zip(weights.layers, next_norms, keys, values, strict=True):
-        qkv_WO = linear(normed_WC, layer.qkv, layer.qkv_bias)
+    next_norms = [(layer.input_norm, of_qkv) for layer in weights.layers[1:]] + [(weights.final_norm, of_head)]
+    for layer, (next_norm, next_rows), *cached in zip(weights.layers, next_norms, keys, values, strict=True):
+        qkv_WO = linear(normed_RC, layer.qkv, layer.qkv_bias)[:num_rows]
         queries_WHD = rotate_and_store(qkv_WO, layer.qk_norm, tables, positions_W, places_4W, *cached, eps)
-        attended_WHD = attend_rows(queries_WHD, *cached, places_4W, bits_WB)
-        x_WC, normed_WC = add_rms_norm(x_WC, linear(attended_WHD.flatten(1), layer.out), layer.mlp_norm, eps)
-        mlp_WC = model.feed_forward(layer, normed_WC, swiglu, is_row_W)
-        x_WC, normed_WC = add_rms_norm(x_WC, mlp_WC, next_norm, eps)
-    return x_WC, normed_WC
+        attended_RHD = attend_rows(queries_WHD, *cached, places_4W, bits_WB, of_out)
+        projected_WC = linear(attended_RHD.flatten(1), layer.out)[:num_rows]
+        if layer.experts is None:
+            x_WC, normed_RC = add_rms_norm(x_WC, projected_WC, layer.mlp_norm, eps, of_gate_up)
+            inner_RI = swiglu(linear(normed_RC, layer.gate_up)[:num_rows], of_down)
+            mlp_WC = linear(inner_RI, layer.down)[:num_rows]
+        else:  # which other rows must not choose
+            x_WC, normed_WC = add_rms_norm(x_WC, projected_WC, layer.mlp_norm, eps)
+            mlp_WC = model.feed_forward(layer, normed_WC, swiglu, is_row_W)
+        x_WC, normed_RC = add_rms_norm(x_WC, mlp_WC, next_norm, eps, next_rows)
+    return x_WC, normed_RC

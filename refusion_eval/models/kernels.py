@@ -394,9 +394,9 @@ def mix_experts(x_TC, ids_TJ, shares_TJ, gate_up_EIC, down_ECI, num_read):
     return out_PC.view(num_rows, num_chosen, width).sum(dim=1).to(x_TC.dtype)
 
 
-def add_rms_norm(x_WC, added_WC, weight_C, eps):
+def add_rms_norm(x_WC, added_WC, weight_C, eps, padded_to=0):
     num_rows, width = x_WC.shape
-    total, normed = torch.empty_like(x_WC), torch.empty_like(x_WC)
+    total, normed = torch.empty_like(x_WC), x_WC.new_empty(max(num_rows, padded_to), width)
     block = triton.next_power_of_2(width)
     tensors, num_warps = (x_WC, added_WC, weight_C, total, normed), max(1, min(16, block // 512))
     add_rms_norm_kernel[(num_rows,)](*tensors, width, eps, BLOCK=block, num_warps=num_warps)
@@ -419,9 +419,9 @@ def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD,
     return queries
 
 
-def swiglu(gate_up_WI):
+def swiglu(gate_up_WI, padded_to=0):
     num_rows, width = gate_up_WI.shape[0], gate_up_WI.shape[1] // 2
-    out = gate_up_WI.new_empty(num_rows, width)
+    out = gate_up_WI.new_empty(max(num_rows, padded_to), width)
     swiglu_kernel[(num_rows, triton.cdiv(width, 1024))](gate_up_WI, out, width, BLOCK=1024)
     return out
 
@@ -433,12 +433,12 @@ def num_splits(num_rows: int, num_heads: int, num_groups: int) -> int:
     return 1 << (splits.bit_length() - 1)
 
 
-def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB):
+def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB, padded_to=0):
     num_rows, num_heads, head = queries_WHD.shape
     num_groups = keys_SGKD.shape[1]
     shared = num_heads // num_groups
     splits = num_splits(num_rows, num_heads, num_groups)
-    out = torch.empty_like(queries_WHD)
+    out = queries_WHD.new_empty(max(num_rows, padded_to), num_heads, head)
     parts = out.new_empty(splits, num_rows, num_heads, head, dtype=torch.float32) if splits > 1 else out
     log_sums = out.new_empty(splits, num_rows, num_heads, dtype=torch.float32)
     block_rows = max(16, min(MAX_FOLDED, triton.next_power_of_2(num_rows * shared)))

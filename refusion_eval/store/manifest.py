@@ -38,8 +38,8 @@ class Hardware:
         memory_gib: main memory in GiB, rounded; not part of the identity.
         gpu: name of the GPU in use, empty on a CPU.
         gpu_driver: driver version.
-        gpu_detail: clocks and limits at the start, and the table that chose kernels (`choices`), if any; not part of the
-            identity, because they vary.
+        gpu_detail: clocks and limits at the start, and the table that chose kernels (`choices`), if any; not part of
+            the identity, because they vary.
         num_gpus: GPUs that share one request.
         num_processes: processes of the run on this machine, which share its processors.
         server: name, version and host of a server that decodes on a machine that is not known; empty for none.

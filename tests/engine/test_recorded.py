@@ -24,6 +24,7 @@ from refusion_eval.engine.readout import ReadPlan
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.choices import MATRICES, Choices, Product
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.paths import tasks_path
 from refusion_eval.types import Forward, Readout, Trace, causal
@@ -184,6 +185,45 @@ def test_a_buffer_that_grows_is_recorded_again_between_requests(engines, log) ->
     assert len(log["recorded"]) == 2 * len(WIDTHS)
     replayed.run(autoregressive.decode, PROMPT, greedy)
     assert len(log["recorded"]) == 2 * len(WIDTHS)
+
+
+def random_choices(seed: int) -> Choices:
+    """A table that pads any matrix at any width, and leaves out some widths."""
+    random = np.random.default_rng(seed)
+    products = {
+        matrix: {
+            int(rows): Product(padded_to=int(random.integers(rows, 513)))
+            for rows in random.choice(WIDTHS, 6, replace=False)
+        }
+        for matrix in MATRICES
+    }
+    return Choices(products=products, skipped=tuple(map(int, random.choice(WIDTHS[:-1], 8, replace=False))))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_are_the_same_for_any_table(engines, record, log, monkeypatch, seed) -> None:
+    """The rows that a product computes for nothing are not numbers here."""
+    free, _ = engines
+    table = random_choices(seed)
+    monkeypatch.setattr(recorded, "choices_for", lambda *of: table)
+    replayed = Engine(free.model, "sdpa", record=record)
+    settings = RefusionSettings(gen_length=40, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0)
+    requests = [Request(REFUSION, PROMPT[:length], settings) for length in (3, 8, 5)]
+    requests.append(Request(autoregressive.decode, LONG_PROMPT[:40], AutoregressiveSettings(gen_length=9)))
+    expected = [free.run(request.decode, request.prompt, request.settings).tokens for request in requests]
+    assert [replayed.run(request.decode, request.prompt, request.settings).tokens for request in requests] == expected
+    assert list(tokens_of(sorted(replayed.run_many(requests, 3))).values()) == expected
+    assert set(log["recorded"]) == set(WIDTHS) - set(table.skipped)
+
+
+def test_experts_are_the_same_for_any_table(record, monkeypatch) -> None:
+    model = random_transformer(experts=EXPERTS)
+    monkeypatch.setattr(recorded, "choices_for", lambda *of: random_choices(3))
+    free, replayed = Engine(model, "sdpa"), Engine(model, "sdpa", record=record)
+    for request in wander_requests(3):
+        expected = free.run(request.decode, request.prompt, request.settings)
+        decoded = replayed.run(request.decode, request.prompt, request.settings)
+        assert (decoded.tokens, decoded.num_experts_read) == (expected.tokens, expected.num_experts_read)
 
 
 def test_a_request_that_outgrows_the_buffer_goes_on_without_recordings(engines, log) -> None:
