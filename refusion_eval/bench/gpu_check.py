@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate
 from refusion_eval.bench.child import in_process
 from refusion_eval.bench.gpu_report import OWN_CONDITIONS, Check, Result, reaches_bounds
 from refusion_eval.bench.predict import CARDS, DRIVER_NAMES, expected
-from refusion_eval.bench.profiling import profile, watch
+from refusion_eval.bench.profiling import kernels_by_width, microseconds_of, profile
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import Record, recorder
-from refusion_eval.engine.width import NUM_REPLAYS, replayed, time_forwards, time_replays
+from refusion_eval.engine.width import time_forwards, time_replays
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import (
     cache_bytes_per_row,
@@ -54,6 +53,7 @@ NUM_TIMED = 5  # prompts where every one takes seconds, and where more show noth
 PRODUCT_WIDTHS = (1, 2, 8, 16, 40, 64)
 MAX_SECONDS = 1800.0  # of all checks together
 PATIENCE = 3  # a check is stopped after so many times its estimate
+TUNE = "tune"  # makes the table of kernels of a card (`refusion_eval.bench.tune`), if it is asked for
 # The checks in their order, methods of `GpuCheck`, with the seconds that each is estimated to take at the shape 8B on
 # an H100. The figures that a GPU is rented for come first; checks on one checkpoint follow each other.
 CHECKS: Mapping[str, float] = {
@@ -80,11 +80,13 @@ class GpuCheck:
         num_prompts: int,
         progress: Callable[[str], None],
         cuda_graphs: bool | None = None,
+        tuning: tuple[Callable[[], Result], float] | None = None,  # and the seconds that it takes at most
     ) -> None:
         self._device = torch.device(device)
         self._folder, self._num_prompts, self._progress = folder, num_prompts, progress
         self._shape = REHEARSAL if shape is None else SHAPES[shape]
         self._on_gpu, self._cuda_graphs = self._device.type == "cuda", cuda_graphs
+        self._tuning = tuning
         self._dtype = "bfloat16" if self._on_gpu else REHEARSED_DTYPE
         self._name = torch.cuda.get_device_name(self._device) if self._on_gpu else "cpu"
 
@@ -97,14 +99,18 @@ class GpuCheck:
         begun = time.perf_counter()
         for number, name in enumerate(names, start=1):
             started, own = time.perf_counter(), own | {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-            left, estimate = MAX_SECONDS - (started - begun), CHECKS[name]
+            tune, most = self._tuning if name == TUNE and self._tuning else (None, 0.0)
+            left, estimate = MAX_SECONDS - (started - begun), CHECKS.get(name, most)
             about = f"about {estimate / 60:.1f} of {left / 60:.0f} minutes"
             self._progress(f"check {number} of {len(names)}: {name}, {about}")
             if estimate > left:
                 yield Check(name, 0.0, Result(None, f"{about}: too little time was left", {}), own)
                 continue
             limit = min(PATIENCE * estimate, left) if self._on_gpu else left
-            result, failure = in_process(getattr(self, name.replace("-", "_")), limit)
+            if tune is not None:  # whose steps have a process each
+                result, failure = tune(), ""
+            else:
+                result, failure = in_process(getattr(self, name.replace("-", "_")), limit)
             yield Check(name, time.perf_counter() - started, result or Result(False, failure, {}), own)
 
     def width_curve(self) -> Result:
@@ -183,35 +189,20 @@ class GpuCheck:
         a_layer = sum(counts.values()) / num_forwards / model.config.num_layers
         text = f"{a_layer:.1f} kernels a layer over {num_forwards} forwards; of cuDNN {len(forbidden)} kernels"
         figures = {"forwards": num_forwards, "a_layer": a_layer, "cudnn": forbidden, "counts": counts}
-        figures |= {"microseconds": _each(measured.seconds, counts)}
+        figures |= {"microseconds": microseconds_of(measured.seconds, counts)}
         if self._cuda_graphs is not False:
-            figures["widths"] = widths = self._kernels_by_width(model)
+            engine = model.engine  # which records nothing in a rehearsal
+            if engine.recorded is None:
+                engine = Engine(engine.model, model.attention, record=recorder(self._device))
+            assert engine.recorded is not None
+            rounds = 7 if self._on_gpu else 1
+            widths = kernels_by_width(engine.model, engine.recorded, PROFILED_WIDTHS, 300, rounds)
+            figures["widths"] = widths
             text += "; " + ", ".join(
                 f"at width {width} {found['sum_ms']:.2f} ms of kernels in {found['device_ms']:.2f} ms"
                 for width, found in widths.items()
             )
         return Result(not forbidden if self._on_gpu else None, text, figures)
-
-    def _kernels_by_width(self, model: api.LoadedModel) -> dict[int, dict[str, Any]]:
-        """Of a recorded forward: kernels by name with calls and microseconds, their sum, and the time that it took."""
-        engine = model.engine  # which records nothing in a rehearsal
-        if engine.recorded is None:
-            engine = Engine(engine.model, model.attention, record=recorder(self._device))
-        recorded = engine.recorded
-        assert recorded is not None
-        alone = time_replays(model.transformer, recorded, PROFILED_WIDTHS, 300, 7 if self._on_gpu else 1)
-        found, num_replays = {}, NUM_REPLAYS[self._device.type]
-        for width in PROFILED_WIDTHS:
-            with torch.inference_mode():
-                replay = replayed(model.transformer, recorded, width, 300)
-                watched = watch(partial(_repeat, replay, num_replays), self._device)
-            found[width] = {
-                "calls": {name: count / num_replays for name, count in watched.counts.items()},
-                "microseconds": _each(watched.seconds, watched.counts),
-                "sum_ms": 1e3 * sum(watched.seconds.values()) / num_replays,
-                "device_ms": 1e3 * alone[width],
-            }
-        return found
 
     def speed(self) -> Result:
         """Measures ReFusion and the autoregressive decoder, recorded and launched one by one."""
@@ -343,16 +334,6 @@ class GpuCheck:
             inflate(embedded_path(decoder), unfinished, self._shape, torch.bfloat16)
             unfinished.rename(path)
         return path
-
-
-def _repeat(call: Callable[[], object], times: int) -> None:
-    for _ in range(times):
-        call()
-
-
-def _each(seconds: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, float]:
-    """Microseconds of a call of each operation."""
-    return {name: 1e6 * taken / counts[name] for name, taken in seconds.items()}
 
 
 def _tokens(engine: Engine, decoder: str, settings: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

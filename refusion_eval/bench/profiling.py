@@ -4,13 +4,17 @@ import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
+from refusion_eval.engine.recorded import RecordedForwards
+from refusion_eval.engine.width import NUM_REPLAYS, replayed, time_replays
 from refusion_eval.models.device import synchronize
+from refusion_eval.models.transformer import Transformer
 
 HOST = "decoder and engine (host)"  # what remains of a profile's time beside the operations
 NUM_SHOWN = 20  # operations of a profile in the table
@@ -51,6 +55,37 @@ def watch(call: Callable[[], Any], device: torch.device) -> Watched:
     events.sort(key=time_of, reverse=True)
     seconds = {event.key: time_of(event) / 1e6 for event in events}
     return Watched(seconds, {event.key: event.count for event in events}, wall, value)
+
+
+@torch.inference_mode()
+def kernels_by_width(
+    model: Transformer, recorded: RecordedForwards, widths: Sequence[int], context: int, num_rounds: int
+) -> dict[int, dict[str, Any]]:
+    """Of recorded forwards: kernels by name with calls and microseconds, their sum, and the time that a forward took.
+
+    What the time of a forward on the device is above the sum of its kernels lies between the kernels.
+    """
+    found = {}
+    num_replays, alone = NUM_REPLAYS[model.device.type], time_replays(model, recorded, widths, context, num_rounds)
+    for width in widths:
+        watched = watch(partial(_repeat, replayed(model, recorded, width, context), num_replays), model.device)
+        found[width] = {
+            "calls": {name: count / num_replays for name, count in watched.counts.items()},
+            "microseconds": microseconds_of(watched.seconds, watched.counts),
+            "sum_ms": 1e3 * sum(watched.seconds.values()) / num_replays,
+            "device_ms": 1e3 * alone[width],
+        }
+    return found
+
+
+def _repeat(call: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        call()
+
+
+def microseconds_of(seconds: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, float]:
+    """Microseconds of one call of each operation."""
+    return {name: 1e6 * taken / counts[name] for name, taken in seconds.items()}
 
 
 def profile(engine: Engine, settings: Any, prompts: Sequence[Sequence[int]]) -> Profile:
