@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import torch
 
 from refusion_eval.bench import bench
-from refusion_eval.bench.bench import HOST, System, _same_text, compare, run_bench
+from refusion_eval.bench.bench import System, _same_text, compare, run_bench
+from refusion_eval.bench.profiling import HOST
 from refusion_eval.types import Decoded, Trace
 
 
