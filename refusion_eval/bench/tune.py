@@ -22,29 +22,30 @@ from refusion_eval.models.device import cpu_threads
 from refusion_eval.store.atomic_write import write_atomically
 
 TUNED = "tune.json"
-DEFAULT_SECONDS = 420.0
 SAME = ("device", "shape")  # of all steps of a file
 CURRENT = ("commit", "torch")  # of a step that is not made again
 LEAST_SHARE = 0.5  # of its estimate that has to be left for a step to begin
+PATIENCE = 2  # a step is stopped after so many times its estimate
 
 
 class Step(NamedTuple):
     seconds: float  # that it is estimated to take at the shape 8B on an H100, with the start of its process
     measure: Callable[[Tuning], dict[str, Any]]
+    needs: tuple[str, ...] = ()  # steps whose figures it reads, of which it needs one at least
 
 
-# In their order: a step reads the figures of those before it.
+# In their order.
 STEPS: Mapping[str, Step] = {
-    "card": Step(20, tune_steps.card),
+    "card": Step(15, tune_steps.card),
     "forward": Step(30, tune_steps.forward),
-    "products": Step(25, tune_steps.products),
-    "products-cublaslt": Step(25, partial(tune_steps.products, way="cublaslt")),
-    "products-unsplit": Step(25, partial(tune_steps.products, way="unsplit")),
-    "products-no-workspace": Step(25, partial(tune_steps.products, way="no workspace")),
+    "products": Step(20, tune_steps.products),
+    "products-cublaslt": Step(20, partial(tune_steps.products, way="cublaslt")),
+    "products-unsplit": Step(20, partial(tune_steps.products, way="unsplit")),
+    "products-no-workspace": Step(20, partial(tune_steps.products, way="no workspace")),
     "sweep": Step(90, tune_kernels.sweep_products),
-    "whole": Step(80, tune_steps.whole),
-    "tokens": Step(40, tune_steps.tokens),
-    "attention": Step(40, tune_kernels.attention_by_case),
+    "whole": Step(80, tune_steps.whole, ("products", "sweep")),
+    "tokens": Step(40, tune_steps.tokens, ("whole",)),
+    "attention": Step(35, tune_kernels.attention_by_case),
     "batches": Step(50, tune_steps.batches),
 }
 
@@ -59,25 +60,32 @@ def tune(
     """
     begun, steps = time.monotonic(), _earlier_steps(out, facts)
     conditions = {name: facts[name] for name in (*CURRENT, *OWN_CONDITIONS)}
-    waiting = []
-    for name, step in STEPS.items():
-        if name in steps and all(steps[name][fact] == facts[fact] for fact in CURRENT):
+    waiting: list[str] = []
+    made: set[str] = set()
+    for place, (name, step) in enumerate(STEPS.items()):
+        is_current = name in steps and all(steps[name][fact] == facts[fact] for fact in CURRENT)
+        if is_current and not made.intersection(step.needs):
             continue
-        steps.pop(name, None)  # what another commit measured decides nothing
-        left = seconds - (time.monotonic() - begun)
-        if left <= 0 or (shape is not None and left < LEAST_SHARE * step.seconds):
+        steps.pop(name, None)  # what another commit measured, or was made from other figures, decides nothing
+        now = time.monotonic()
+        left = begun + seconds - now
+        is_late = left < (0 if shape is None else LEAST_SHARE * step.seconds)
+        if is_late or (step.needs and not steps.keys() & set(step.needs)):
             waiting.append(name)
+            seconds = 0 if is_late else seconds  # a later step that is shorter would lack the figures of this one
             continue
         progress(f"tune: {name}, about {step.seconds:.0f} of {left:.0f} s")
-        started, when = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        done = {other: steps[other]["figures"] for other in steps}
-        tuning = Tuning(device, shape, begun + seconds, done)
-        figures, failure = in_process(partial(_figures_of, step.measure, tuning), left)
+        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        done = {other: steps[other]["figures"] for other in list(STEPS)[:place] if other in steps}
+        span = left if shape is None else min(left, step.seconds)
+        tuning = Tuning(device, shape, now + span, done)
+        figures, failure = in_process(partial(_figures_of, step.measure, tuning), min(left, PATIENCE * span))
         if failure:
             progress(f"tune: {name}: {failure}")
             waiting.append(name)
             continue
-        took = time.monotonic() - started
+        made.add(name)
+        took = time.monotonic() - now
         steps[name] = conditions | {"started": when, "seconds": took, "figures": figures}
         written = {fact: facts[fact] for fact in SAME} | {"steps": steps}
         write_atomically(out / TUNED, json.dumps(written, indent=1) + "\n")

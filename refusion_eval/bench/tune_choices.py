@@ -57,10 +57,13 @@ def own_products(sweep: Mapping[str, Any]) -> dict[Matrix, dict[int, Product]]:
 
 def table_with(changes: Changes, done: Figures) -> Choices:
     """The table with some changes at each width, without a device."""
-    padding = {
-        matrix: Choices(products={matrix: padding_of({int(rows): 1 / time for rows, time in times.items()})})
-        for matrix, times in done.get("products", {}).items()
+    timed = done.get("products", {})
+    padded: dict[Matrix, dict[int, Product]] = {
+        matrix: padding_of({int(rows): 1 / time for rows, time in timed[matrix].items()})
+        for matrix in MATRICES
+        if matrix in timed
     }
+    padding = Choices(products=padded)
     own = own_products(done.get("sweep", {}))
     products: dict[Matrix, dict[int, Product]] = {}
     for matrix in MATRICES:
@@ -69,9 +72,9 @@ def table_with(changes: Changes, done: Figures) -> Choices:
             chosen = own.get(matrix, {}).get(group_of(width))
             if chosen and any(matrix in OWN.get(change, ()) for change in changes[width]):
                 entries[width] = chosen
-            elif "rows" in changes[width] and matrix in padding:
-                rows = {int(rows) for rows in done["products"][matrix]} | {width}
-                entries |= {key: padding[matrix].product(matrix, key) for key in rows if before < key <= width}
+            elif "rows" in changes[width] and matrix in padded:
+                keys = {int(rows) for rows in timed[matrix]} | {width}
+                entries |= {key: padding.product(matrix, key) for key in keys if before < key <= width}
             else:
                 entries[width] = Product()
         last = max((rows for rows, product in entries.items() if product != Product()), default=0)

@@ -38,7 +38,7 @@ FIRST: Mapping[int, Sequence[Product]] = {
     ),
 }
 # Of the fastest so far, one of these is changed at a time.
-VALUES = {
+VALUES: Mapping[str, Sequence[Any]] = {
     "block_n": (8, 16, 32, 64, 128),
     "block_k": (64, 128, 256, 512, 1024),
     "splits": (1, 2, 3, 4),

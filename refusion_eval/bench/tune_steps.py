@@ -315,7 +315,7 @@ def batches(tuning: Tuning) -> dict[str, Any]:
     *_, less, most = widths
     row_cost = max(0.0, (curve[most] - curve[less]) / (most - less) / curve[1])
     prompts = bench.mini_prompts(model, BATCH_PROMPTS if tuning.on_gpu else 1)
-    cases = {
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
         "refusion, priced by the load": ("refusion", {"fuse": True, "free_rows": 0, "row_cost": row_cost}),
         "refusion, as shipped": ("refusion", {"fuse": True}),
         "refusion, not fused": ("refusion", {"fuse": False}),
@@ -325,7 +325,7 @@ def batches(tuning: Tuning) -> dict[str, Any]:
     for name, (decoder, options) in cases.items():
         if speeds and tuning.is_over:
             break
-        given = REFUSION_SETTINGS | options | {"gen_length": 128 if tuning.on_gpu else 8}
+        given = {**REFUSION_SETTINGS, **options, "gen_length": 128 if tuning.on_gpu else 8}
         settings = bench.resolved(model, decoder, given)
         found = bench.batch_speeds(model, decoder, settings, prompts, (BATCH if tuning.on_gpu else 2,))
         (speeds[name],) = (of.tokens_per_second for of in found.values())

@@ -1,15 +1,17 @@
 """The tuning of a card (`refusion_eval.bench.tune`): its steps, run as a rehearsal on the CPU, and what they decide."""
 
+import inspect
 import json
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from refusion_eval.bench import tune as tuning
-from refusion_eval.bench import tune_choices
+from refusion_eval.bench import tune_choices, tune_kernels
 from refusion_eval.bench.gpu_report import conditions
 from refusion_eval.bench.tune import STEPS, Step, tune
 from refusion_eval.bench.tune_choices import (
@@ -26,7 +28,10 @@ from refusion_eval.bench.tune_choices import (
     table_with,
     variants,
 )
+from refusion_eval.bench.tune_kernels import candidates
+from refusion_eval.bench.tune_steps import Tuning
 from refusion_eval.cli import app
+from refusion_eval.cli.measure import gpu_check
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.choices import NO_CHOICES, Product, Switches, read_choices
 
@@ -55,9 +60,10 @@ def call(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "table_of", lambda done, facts: (None, None))
     monkeypatch.setattr(tuning, "summary", lambda done, table: ["the last line"])
 
-    def run(seconds=60.0, steps=None, **facts):
-        monkeypatch.setattr(tuning, "STEPS", {name: Step(1, step) for name, step in steps.items()})
-        return tune(tmp_path, "cpu", None, FACTS | facts, seconds, lambda text: None)
+    def run(seconds=60.0, steps=None, shape=None, **facts):
+        made = {name: step if isinstance(step, Step) else Step(1, step) for name, step in steps.items()}
+        monkeypatch.setattr(tuning, "STEPS", made)
+        return tune(tmp_path, "cpu", shape, FACTS | facts, seconds, lambda text: None)
 
     return run
 
@@ -95,6 +101,20 @@ def test_it_ends_within_its_seconds_and_keeps_what_was_made(call, tmp_path) -> N
     assert "makes the others: sleeps, second" in result.text
 
 
+def test_what_reads_the_figures_of_a_step_is_made_after_it_and_again_if_it_is(call, tmp_path) -> None:
+    reader = Step(1, second, ("first",))
+    result = call(steps={"first": failing, "second": reader})
+    assert result.text.endswith("the others: first, second")  # without a first step there is nothing to read
+    call(steps={"second": second})
+    call(steps={"first": first, "second": reader})
+    assert written(tmp_path)["second"]["figures"] == {"of the first": []}
+
+
+def test_a_step_for_which_too_little_time_is_left_waits_and_those_after_it_wait_too(call) -> None:
+    result = call(steps={"first": Step(200, first), "second": second}, shape="8B")
+    assert result.text.endswith("the others: first, second")
+
+
 def test_steps_of_another_device_are_refused(call) -> None:
     call(steps={"first": first})
     with pytest.raises(ConfigError, match=r"tune\.json is of device cpu, not NVIDIA H100; name another --out"):
@@ -102,7 +122,8 @@ def test_steps_of_another_device_are_refused(call) -> None:
 
 
 def test_the_steps_take_the_seconds_that_the_command_has_by_default() -> None:
-    assert sum(step.seconds for step in STEPS.values()) <= 500
+    default = inspect.signature(gpu_check).parameters["seconds"].default
+    assert sum(step.seconds for step in STEPS.values()) <= default
     assert next(iter(STEPS)) == "card"
     assert list(STEPS).index("sweep") < list(STEPS).index("whole") < list(STEPS).index("tokens")
 
@@ -218,3 +239,82 @@ def test_the_rehearsal_makes_every_step_writes_a_table_and_says_why_in_few_lines
 def test_the_facts_of_a_call_are_those_that_its_steps_keep() -> None:
     assert {*tuning.SAME, *tuning.CURRENT, *tuning.OWN_CONDITIONS} <= set(conditions(torch.device("cpu"), None))
     assert set(tune_choices.OWN) == {"own qkv", "own out, down", "own gate_up"}
+
+
+SIZES = (256, 512)  # columns of a result, and entries of a row
+
+
+def test_the_products_to_try_fit_the_matrix_and_differ_from_the_fastest_in_one_number() -> None:
+    for rows in (16, 40):
+        assert all(product.splits == 1 for product in candidates(None, rows, "qkv", 6144, 4096))
+        assert {product.splits for product in candidates(None, rows, "down", 4096, 12288)} == {2}
+    best = Product(**OWN)
+    tried = candidates(best, 16, "out", *SIZES)
+    assert {product.splits for product in tried} == {1, 2, 4}  # three splits do not divide a row of 512 entries
+    for product in tried:
+        changed = [name for name in vars(best) if getattr(best, name) != getattr(product, name)]
+        assert len(changed) == 1
+        assert SIZES[1] % (product.block_k * product.splits) == 0
+
+
+@pytest.fixture
+def search(monkeypatch):
+    """The search for `out` on the CPU, where a product with more warps is faster and one of 5 stages breaks."""
+
+    def own_product(matrix, product):
+        def compute(x, weight):
+            if product.num_stages == 5:
+                raise RuntimeError("out of resource: shared memory")
+            return x @ weight.t() * (1.1 if product.block_n == 16 else 1)
+
+        compute.product = product
+        return compute
+
+    def seconds_in_turns(tuning, device, replays):
+        product = replays[1].product
+        return [1.0, 1.0 if product is None else 0.9 if product.num_warps == 8 else 0.95]
+
+    def replay_of(matrices, compute):
+        replay = partial(int)
+        replay.product = getattr(compute.func, "product", None)
+        return replay
+
+    monkeypatch.setattr(tune_kernels, "own_product", own_product)
+    monkeypatch.setattr(tune_kernels, "seconds_in_turns", seconds_in_turns)
+    monkeypatch.setattr(tune_kernels, "replay_of", replay_of)
+    given = Tuning("cpu", None, time.monotonic() + 60, {})
+    given = type("OnGpu", (Tuning,), {"on_gpu": True, "dtype": torch.float32})(*given)
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(SIZES, generator=generator)]
+    return tune_kernels.Search(given, "out", matrices, (1, 8, 16))
+
+
+def test_the_search_goes_from_the_fastest_to_what_is_near_it(search) -> None:
+    best = search.run(16, time.monotonic() + 60, *SIZES)
+    assert best.num_warps == 8
+    assert search.gains[best] == pytest.approx(1 / 0.9)
+    assert len(search.gains) > 5
+
+
+def test_a_product_that_is_wrong_or_does_not_run_is_never_timed(search) -> None:
+    search.run(16, time.monotonic() + 60, *SIZES)
+    assert not any(product.block_n == 16 or product.num_stages == 5 for product in search.gains)
+    reasons = " ".join(search.refused.values())
+    assert "differs from float64 by 0.1 of the largest result" in reasons
+    assert "RuntimeError: out of resource: shared memory" in reasons
+
+
+def test_the_search_ends_in_time_with_what_it_has(search) -> None:
+    best = search.run(16, time.monotonic() - 1, *SIZES)
+    assert list(search.gains) == [best]
+
+
+@pytest.mark.parametrize("matrix", ["qkv", "out", "gate_up", "down"])
+def test_own_products_are_compared_with_float64(matrix) -> None:
+    """The definitions that run on a CPU are right, and a change of one weight is seen."""
+    x, weight = (torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)) for rows in (5, 64))
+    product = Product(**OWN | {"splits": 2 if matrix in ("out", "down") else 1})
+    assert tune_kernels.difference(matrix, product, x, weight) < 1e-5
+    expected = tune_kernels.exact(matrix, x, weight)
+    weight[3, 7] += 1
+    assert (tune_kernels.exact(matrix, x, weight) - expected).abs().max() > 1e-3
