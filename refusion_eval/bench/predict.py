@@ -20,10 +20,11 @@ from refusion_eval.types import Decoded
 class Card(NamedTuple):
     memory: float  # bytes per second, by the data sheet
     copy: float  # bytes per second of a large copy, read and written; expected, about 89% of it
+    launches_early: bool = True  # whether a kernel can begin while the one before still runs
 
 
 # NVIDIA's data sheets "A100 80GB" (SXM), "H100" (SXM) and "H200".
-CARDS = {"A100": Card(2.039e12, 1.78e12), "H100": Card(3.35e12, 3.0e12), "H200": Card(4.8e12, 4.3e12)}
+CARDS = {"A100": Card(2.039e12, 1.78e12, False), "H100": Card(3.35e12, 3.0e12), "H200": Card(4.8e12, 4.3e12)}
 # The names that the driver gives to these cards. Others that contain A100, H100 or H200 have another memory: A100 of
 # 40 GB, A100 and H100 for PCIe, H100 NVL, and GH200.
 DRIVER_NAMES = {
@@ -42,6 +43,12 @@ PRODUCT_START, STREAMED = 4e-6, 3.15 / 3.35
 KERNEL, ATTENTION, ENDS = 2.3e-6, 6e-6, 30e-6
 ROUTING_KERNELS = 12  # of a layer with experts: choosing them, sorting rows by expert, and their sum
 NUM_KERNELS = 5  # of a layer beside products and attention: two norms, rotation, the join of attention, SwiGLU
+# The other estimate, of one row: the time of a copy, and a boundary for each kernel. On an H200 a boundary took 2.7 us
+# (results/gpu/h200: 4.80 ms, of which the weights take 3.54, in 438 kernels). Public kernels reach 2.16 us there
+# where they are launched early (msaroufim/megakernels-vs-cuda-graphs, Llama 1B).
+BOUNDARY, EARLY_BOUNDARY = 2.7e-6, 2.16e-6
+KERNELS_OF_ENDS = 6  # embedding, first norm, head, readout, and a copy
+A_LAYER = {"12 kernels a layer, as without a table": 12, "7 kernels a layer, with all switches": 7}
 
 
 def expected(card: Card, config: ModelConfig, width: int, context: int = CONTEXT) -> dict[str, float]:
@@ -111,6 +118,18 @@ def _each(run: Callable[[Sequence[int]], Decoded], prompts: Sequence[Sequence[in
     return [run(prompt) for prompt in prompts]
 
 
+def by_kernels(card: Card, config: ModelConfig) -> dict[str, float]:
+    """Seconds of a forward of one row by the number of kernels of a layer; of models without experts."""
+    weights = weight_bytes(config, torch.bfloat16) / card.copy
+    found = {
+        name: weights + (config.num_layers * a_layer + KERNELS_OF_ENDS) * BOUNDARY for name, a_layer in A_LAYER.items()
+    }
+    if card.launches_early:
+        number = config.num_layers * min(A_LAYER.values()) + KERNELS_OF_ENDS
+        found["the same, launched early"] = weights + number * EARLY_BOUNDARY
+    return found
+
+
 class Measured(NamedTuple):
     seconds: Mapping[int, float]  # of a forward, by width
     copy: float  # bytes per second
@@ -138,10 +157,17 @@ def prediction(name: str, config: ModelConfig, model: str, measured: Mapping[str
     first, last = (f"{sizes[width] / 1e9:.2f} GB of weights" for width in (WIDTHS[0], WIDTHS[-1]))
     read = first if experts is None else f"{first} at width {WIDTHS[0]}, {last} at width {WIDTHS[-1]}"
     decoders = (f"{1e3 * (host[of] - host['no decoder']):.2f} ms for {of}" for of in list(host)[1:])
+    law: list[str] = []
+    if experts is None:
+        law = [f"One row by a copy of the weights and {1e6 * BOUNDARY:.1f} µs for each kernel, as measured on an H200:"]
+        for title, spent in by_kernels(card, config).items():
+            share = f"{sizes[WIDTHS[0]] / spent / card.copy:.0%} of a copy"
+            law.append(f"  {title:<38}{1e3 * spent:>10.2f} ms, {1 / spent:.0f} forwards/s, {share}")
     return "\n".join(
         (
             f"A forward of {model} in bfloat16 on an {name} after {CONTEXT} rows, in ms (an estimate)",
             *(f"  {title:<38}" + "".join(f"{cell:>10}" for cell in cells) for title, *cells in rows),
+            *law,
             f"{read}. A decoder adds its own time to each forward, here {', '.join(decoders)}.",
         )
     )

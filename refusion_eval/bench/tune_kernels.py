@@ -51,7 +51,7 @@ ATTENTION_ROWS, ATTENTION_KEYS = (1, 8, 40, 64), (300, 1200, 4000, 16_000, 32_00
 PATCHES: Mapping[str, Mapping[str, Any]] = {  # of constants of the kernels
     "as it is": {},
     "8 warps": {"NUM_WARPS": 8},
-    "8 splits": {"MAX_SPLITS": 8},
+    "8 splits": {"MAX_SPLITS": 8},  # and twice as many in a long buffer, as in the others
     "32 splits": {"MAX_SPLITS": 32},
     "64 splits": {"MAX_SPLITS": 64, "ENOUGH_PROGRAMS": 512},
 }

@@ -38,8 +38,9 @@ from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import CHECKED_CONTEXT, WIDTHS, RecordedForwards, recorder
 from refusion_eval.engine.width import replayed, time_forwards
 from refusion_eval.errors import ConfigError
+from refusion_eval.models import fused
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.choices import NO_CHOICES, Choices
+from refusion_eval.models.choices import NO_CHOICES, Choices, launches_early
 from refusion_eval.models.device import choose_device, copy_bandwidth, read_bandwidth, seconds_of_calls, synchronize
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.paths import embedded_path
@@ -142,13 +143,15 @@ def card(tuning: Tuning) -> dict[str, Any]:
 
 def boundaries(tuning: Tuning, device: torch.device) -> dict[str, float]:
     """Seconds from one small kernel of a graph to the next."""
-    number, num_kernels = torch.zeros(1, device=device), 500 if tuning.on_gpu else 5
+    rows, num_kernels = torch.zeros(1, 128, device=device, dtype=tuning.dtype), 500 if tuning.on_gpu else 5
 
-    def compute() -> None:
+    def compute(early: bool) -> None:
         for _ in range(num_kernels):
-            number.add_(1)
+            fused.add_rms_norm(rows, rows, rows[0], 1e-6, early=early)
 
-    return {"as usual": statistics.median(seconds_of_calls(recorder(device)(compute), device)) / num_kernels}
+    ways = {"as usual": False, **({"launched early": True} if launches_early(device) else {})}
+    replays = {name: recorder(device)(partial(compute, early)) for name, early in ways.items()}
+    return {name: statistics.median(seconds_of_calls(replay, device)) / num_kernels for name, replay in replays.items()}
 
 
 @torch.inference_mode()

@@ -23,7 +23,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.choices import Choices, choices_for
-from refusion_eval.models.fused import fused_hidden, read_rows
+from refusion_eval.models.fused import NUM_COUNTERS, fused_hidden, read_rows
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Forward, Read, Readout, causal, groups
 
@@ -33,6 +33,9 @@ CAPACITY_STEP = {"cpu": 512, "cuda": 4096}  # the KV buffer grows by multiples o
 NUM_WARM_UPS = 2  # before a recording: libraries choose kernels and allocate workspaces in their first calls
 CHECKED_CONTEXT = 70  # committed rows of the forwards that check a recording
 CHECKED_SEQUENCES = 3  # of a batch
+# A few widths are checked after so many rows too, where the buffer and the model have more than MANY of them: then each
+# program that shares the keys of a row has several steps of them. The widths are of each size of a block of attention.
+LONG_CONTEXT, MANY, LONG_CHECKED = 3000, 1024, (1, 8, 40, 512)
 # The largest mean difference of log-probabilities between a recorded forward and the same forward unrecorded.
 TOLERANCES = {torch.float32: 0.01, torch.bfloat16: 0.5, torch.float16: 0.2}
 CLEAR_MARGIN = 0.5  # between the two largest probabilities: no rounding turns their order round
@@ -141,6 +144,7 @@ class RecordedForwards:
         self._tables = model.rotary.grow(model.config.max_positions)
         self._logits = torch.empty(WIDTHS[-1], len(model.weights.head), dtype=model.dtype, device=model.device)
         self._answers = torch.empty(3 * WIDTHS[-1], device=model.device)
+        self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}
         # Computes the forward that `read` made last once more, if it was a recorded one.
         self.replay: Callable[[], None] = lambda: None
@@ -221,7 +225,7 @@ class RecordedForwards:
         # The residual stream of the rows in the staging buffer, [W, C], and its final norm, of at least as many rows.
         rows_6W, bits_WB = self._staging.columns(width)[:6], self._staging.bits(width, words)
         cached = self.cache.keys, self.cache.values
-        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, *cached, self.choices)
+        return fused_hidden(self._model, self._tables, rows_6W, bits_WB, *cached, self.choices, self._counters)
 
     def _compute(self, width: int) -> None:
         _, normed_RC = self._hidden(width, num_words(width))
@@ -232,13 +236,20 @@ class RecordedForwards:
 
     def _check(self) -> None:
         """Compares a forward of every width, and a wider forward of a batch, with the same forwards unrecorded."""
+        widest = self._widths[-1]
+        self._check_after(CHECKED_CONTEXT, (*self._widths, *([widest + 1] if self.cache.num_sequences > 1 else [])))
+        most = min(self.cache.capacity, self._model.config.max_positions) - widest
+        if most > MANY:
+            self._check_after(min(LONG_CONTEXT, most), LONG_CHECKED)
+
+    def _check_after(self, context: int, widths: Sequence[int]) -> None:
         model, cache = self._model, self.cache
         num_sequences = min(cache.num_sequences, CHECKED_SEQUENCES)
-        lengths = [CHECKED_CONTEXT - sequence for sequence in range(num_sequences)]
+        lengths = [context - sequence for sequence in range(num_sequences)]
         cache.lengths[:num_sequences] = [0] * num_sequences
         hidden_of(model, cache, [self._forward(0, length) for length in lengths], "sdpa")
         cache.lengths[:num_sequences] = lengths
-        for width in self._widths if num_sequences == 1 else (*self._widths, WIDTHS[-1] + 1):
+        for width in widths:
             parts = np.array_split(range(width), min(width, num_sequences))
             sizes = [min(len(part), cache.capacity - length) for part, length in zip(parts, lengths, strict=False)]
             forwards = [self._forward(*pair) for pair in zip(lengths, sizes, strict=False)]
@@ -247,7 +258,7 @@ class RecordedForwards:
             with_margin = [replace(forward, reads=(replace(forward.reads[0], margin=True),)) for forward in forwards]
             plan = ReadPlan.of(with_margin)
             expected = read_out(plan, hidden_of(model, cache, forwards, "sdpa"), model.logits, model.config.vocab_size)
-            _compare(width, answers, expected, TOLERANCES[model.dtype])
+            _compare(f"{width} rows after {context}", answers, expected, TOLERANCES[model.dtype])
         for sequence in range(num_sequences):
             cache.clear(sequence)
 
@@ -260,7 +271,7 @@ class RecordedForwards:
         return Forward(tokens, positions, attention, (read,))
 
 
-def _compare(width: int, answers: Sequence[Any], expected: Sequence[Any], tolerance: float) -> None:
+def _compare(which: str, answers: Sequence[Any], expected: Sequence[Any], tolerance: float) -> None:
     difference, num_clear, num_wrong = 0.0, 0, 0
     for answer, right in zip(answers, expected, strict=True):
         clear = right.margin > CLEAR_MARGIN
@@ -271,7 +282,7 @@ def _compare(width: int, answers: Sequence[Any], expected: Sequence[Any], tolera
     if not difference <= tolerance or num_wrong:
         size = f"{difference:.3g} in log-probability on average, {num_wrong} of {num_clear} clear tokens"
         raise ConfigError(
-            f"a recorded forward of {width} rows differs from the same forward that is not recorded: {size}; the "
+            f"a recorded forward of {which} differs from the same forward that is not recorded: {size}; the "
             "kernels do not work on this device, so run with --no-cuda-graphs (cuda_graphs=False)"
         )
 

@@ -65,6 +65,10 @@ class Product:
     def is_own(self) -> bool:
         return self.kernel != "library"
 
+    @property
+    def tiles(self) -> list[int]:
+        return [self.block_n, self.block_k, self.splits, self.num_warps, self.num_stages]
+
 
 @dataclass(frozen=True, kw_only=True, config=_closed)
 class Switches:
@@ -104,6 +108,16 @@ class Sizes:
             dtype=str(dtype).removeprefix("torch."),
         )
 
+    def of_product(self, matrix: Matrix) -> tuple[int, int]:
+        """Columns of the result of an own product, and the entries of a row that it sums."""
+        queries = self.num_heads * self.head_dim
+        return {
+            "qkv": (queries + 2 * self.num_kv_heads * self.head_dim, self.hidden_size),
+            "out": (self.hidden_size, queries),
+            "gate_up": (self.intermediate_size, self.hidden_size),
+            "down": (self.hidden_size, self.intermediate_size),
+        }[matrix]
+
 
 @dataclass(frozen=True, kw_only=True, config=_closed)
 class Choices:
@@ -132,6 +146,11 @@ class Choices:
                     raise ValueError(f"{where}: padded_to={product.padded_to} is not from {rows} to {MOST_PADDED}")
                 if product.is_own and (rows > MOST_ROWS or matrix == "head"):
                     raise ValueError(f"{where}: own products have at most {MOST_ROWS} rows and are not of the head")
+                if product.is_own and self.sizes is not None:
+                    size, width = self.sizes.of_product(matrix)
+                    if size % product.block_n or width % (product.block_k * product.splits):
+                        shape = f"{size} columns are no multiple of block_n, or {width} entries of block_k times splits"
+                        raise ValueError(f"{where}: {shape}")
                 if product.is_own and product.splits > 1 and matrix not in SPLIT:
                     raise ValueError(f"{where}: splits={product.splits} is for {' and '.join(SPLIT)}; give splits=1")
             orders = {
@@ -190,6 +209,11 @@ def shipped_files() -> list[Path]:
 
 def card_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def launches_early(device: torch.device) -> bool:
+    """Whether kernels of a device can be launched while the one before still runs."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def choices_for(device: torch.device, config: ModelConfig, dtype: torch.dtype) -> Choices:

@@ -1,4 +1,6 @@
-"""Triton kernels of the forward on CUDA. What each computes is written in `refusion_eval.models.fused`, in plain torch.
+"""Triton kernels of the forward on CUDA, and in `attention_kernels` and `product_kernels` those of these parts.
+
+What each computes is written in `refusion_eval.models.fused`, in plain torch.
 
 Matrix products of a forward of few rows read the weights at the speed of the memory. Everything between two products is
 small, so the number of kernels counts: each costs one to two microseconds, whatever it computes. All sums are float32,
@@ -11,30 +13,54 @@ import torch
 import triton
 import triton.language as tl
 
-KEYS_A_STEP = {2: 64, 4: 32}  # by bytes of a number: keys that one step of attention reads into shared memory
-# By bytes of a number and rows of a block of attention. With 4 warps the sums of a block of 64 rows do not all fit in
-# the registers: in bfloat16 up to 48 bytes of a thread lie in memory on an H100, and 264 on a B200. On an H200, 8 warps
-# still took 1.4 to 1.6 times as long, for 40 and 64 rows after 300 and after 1,200 keys. Float32 was not timed there.
-NUM_WARPS = {2: {16: 4, 32: 4, 64: 4}, 4: {16: 4, 32: 4, 64: 8}}
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # of Triton before 3.4, which launches no kernel early
+    gdc_launch_dependents = gdc_wait = None
+
 VOCABULARY_SPLITS = 32  # programs that share the logits of a row
 NUM_PARTS = 4  # numbers that each of them finds
-MAX_FOLDED = 64  # query rows times query heads of a group that one program of attention holds
-MAX_SPLITS = 16  # programs that share the keys of a query row
 MANY_PAIRS = 16  # rows that an expert has on average, above which its blocks have 64 rows instead of 16
 EXPERT_COLUMNS = 32  # of a matrix of an expert in a program
 EXPERT_ENTRIES = {2: 128, 4: 32}  # by bytes of a number: those of a row that one step of a product of experts reads
-ENOUGH_PROGRAMS = 256  # about two for each multiprocessor: with more, splitting gains nothing
 
 
 @triton.jit
-def add_rms_norm_kernel(x, added, weight, total, normed, width, eps, BLOCK: tl.constexpr):
-    # One program a row.
+def await_kernel_before(EARLY: tl.constexpr):
+    # A kernel that was launched early waits here until the one before has finished and its results can be read, and
+    # the one after may be launched, which then waits itself. Before this call only weights may be read.
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def add_rms_norm_kernel(
+    x,
+    added,
+    weight,
+    total,
+    normed,
+    width,
+    part_stride,
+    eps,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    # One program a row. What is added is a tensor like x, or the float32 parts of a sum, in the order of the parts.
     first = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    await_kernel_before(EARLY)
     summed = tl.load(x + first + columns, mask=inside, other=0.0).to(tl.float32)
-    summed += tl.load(added + first + columns, mask=inside, other=0.0).to(tl.float32)
+    addition = tl.load(added + first + columns, mask=inside, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        for part in tl.static_range(1, PARTS):
+            addition += tl.load(added + part * part_stride + first + columns, mask=inside, other=0.0)
+        addition = addition.to(total.dtype.element_ty).to(tl.float32)  # as the result of a product is rounded
+    summed += addition
     rounded = summed.to(total.dtype.element_ty)
     tl.store(total + first + columns, rounded, mask=inside)
     summed = rounded.to(tl.float32)
@@ -42,189 +68,16 @@ def add_rms_norm_kernel(x, added, weight, total, normed, width, eps, BLOCK: tl.c
     tl.store(normed + first + columns, (summed * scale * scales).to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def rotate_and_store_kernel(
-    qkv,
-    norm,
-    tables,
-    positions,
-    places,
-    keys,
-    values,
-    queries,
-    num_rows,
-    sequence_stride,
-    group_stride,
-    eps,
-    NUM_HEADS: tl.constexpr,
-    NUM_GROUPS: tl.constexpr,
-    HEAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-):
-    """One program for each row and head: norm and rotation of queries and keys; keys and values go to the KV buffer."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    entries = tl.arange(0, BLOCK)
-    inside = entries < HEAD
-    partners = (entries + HEAD // 2) % HEAD
-    source = qkv + (row * (NUM_HEADS + 2 * NUM_GROUPS) + head) * HEAD
-    x = tl.load(source + entries, mask=inside, other=0.0).to(tl.float32)
-    sequence = tl.load(places + row)
-    cache_row = tl.load(places + num_rows + row) + tl.load(places + 3 * num_rows + row)
-    place = sequence * sequence_stride + cache_row * HEAD + entries
-    is_stored = entries < tl.where(sequence >= 0, HEAD, 0)
-    if head >= NUM_HEADS + NUM_GROUPS:
-        place += (head - NUM_HEADS - NUM_GROUPS) * group_stride
-        tl.store(values + place, x.to(values.dtype.element_ty), mask=is_stored)
-    else:
-        partner = tl.load(source + partners, mask=inside, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            scale = tl.rsqrt(tl.sum(x * x, axis=0) / HEAD + eps)
-            x *= scale * tl.load(norm + head * HEAD + entries, mask=inside, other=0.0).to(tl.float32)
-            partner *= scale * tl.load(norm + head * HEAD + partners, mask=inside, other=0.0).to(tl.float32)
-        table = tables + tl.load(positions + row) * (2 * HEAD)
-        cos = tl.load(table + entries, mask=inside, other=0.0)
-        sin = tl.load(table + HEAD + entries, mask=inside, other=0.0)
-        rotated = (x * cos + partner * sin).to(queries.dtype.element_ty)
-        if head < NUM_HEADS:
-            tl.store(queries + (row * NUM_HEADS + head) * HEAD + entries, rotated, mask=inside)
-        else:
-            tl.store(keys + place + (head - NUM_HEADS) * group_stride, rotated, mask=is_stored)
-
-
 @triton.jit
-def swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+def swiglu_kernel(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     # One program for each row and block of columns.
+    await_kernel_before(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def attend_step(q, keys, values, places, is_key, is_own, bias, scale, largest, total, attended):
-    # One block of keys for the rows of their sequence: the softmax over the keys so far, rescaled where its maximum
-    # grows. The bias is 0 for keys that are seen, and else -inf.
-    k = tl.load(keys + places, mask=is_key, other=0.0)
-    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale + bias
-    now_largest = tl.maximum(largest, tl.where(is_own, tl.max(scores, axis=1), float("-inf")))
-    reference = tl.where(now_largest == float("-inf"), 0.0, now_largest)  # nothing is seen yet
-    weights = tl.exp(scores - tl.where(is_own, reference, float("inf"))[:, None])
-    shrink = tl.exp(largest - reference)
-    v = tl.load(values + places, mask=is_key, other=0.0)
-    products = tl.dot(weights.to(v.dtype), v, input_precision="tf32x3")
-    return now_largest, total * shrink + tl.sum(weights, axis=1), attended * shrink[:, None] + products
-
-
-# Rows and words differ from width to width: one kernel serves them all.
-@triton.jit(do_not_specialize=["num_rows", "num_words"])
-def attend_kernel(
-    queries,
-    keys,
-    values,
-    places,
-    bits,
-    out,
-    log_sums,
-    num_rows,
-    num_words,
-    sequence_stride,
-    group_stride,
-    scale,
-    NUM_HEADS: tl.constexpr,
-    SHARED: tl.constexpr,
-    HEAD: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """One program for each key-value head, block of query rows, and share of the keys of each sequence in the block."""
-    # The query heads of a group are folded into the rows: row m of a block is query row m // SHARED of head m % SHARED.
-    # A block may hold rows of several sequences: it reads the keys of one after the other, and only the rows of that
-    # sequence count them. Products of float32 run on the tensor cores in three parts each, which together have the
-    # precision of float32.
-    group, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    folded = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    rows, heads = folded // SHARED, group * SHARED + folded % SHARED
-    entries = tl.arange(0, BLOCK_D)
-    out_places = (rows * NUM_HEADS + heads)[:, None] * HEAD + entries[None, :]
-    inside = (rows < num_rows)[:, None] & (entries < HEAD)[None, :]
-    q = tl.load(queries + out_places, mask=inside, other=0.0)
-    sequences = tl.load(places + rows, mask=rows < num_rows, other=-1)  # 64 bits: buffers of a batch are large
-    lengths = tl.load(places + num_rows + rows, mask=rows < num_rows, other=0).to(tl.int32)
-    added = tl.load(places + 2 * num_rows + rows, mask=rows < num_rows, other=0).to(tl.int32)
-
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    columns = tl.arange(0, BLOCK_N)
-    places_in_step = columns[:, None] * HEAD + entries[None, :]
-    first_sequence = tl.maximum(tl.load(places + block * BLOCK_M // SHARED), 0)
-    for sequence in range(first_sequence, tl.max(sequences, axis=0) + 1):
-        is_own = sequences == sequence
-        num_committed = tl.max(tl.where(is_own, lengths, 0), axis=0)
-        num_added = tl.max(tl.where(is_own, added, 0), axis=0)
-        base = sequence * sequence_stride + group * group_stride
-        # The rows of the forward begin a step of their own, so that a step needs one word of the pattern a row.
-        committed_steps = tl.cdiv(num_committed, BLOCK_N)
-        num_steps = committed_steps + tl.cdiv(num_added, BLOCK_N)
-        share = tl.cdiv(num_steps, SPLITS)
-        first_step, end_step = split * share, tl.minimum((split + 1) * share, num_steps)
-        for step in range(first_step, tl.minimum(end_step, committed_steps)):  # every row sees every committed key
-            start = step * BLOCK_N
-            is_column = columns < num_committed - start
-            key_places = base + start * HEAD + places_in_step
-            is_key = is_column[:, None] & (entries < HEAD)[None, :]
-            bias = tl.where(is_column, 0.0, float("-inf"))[None, :]
-            largest, total, attended = attend_step(
-                q, keys, values, key_places, is_key, is_own, bias, scale, largest, total, attended
-            )
-        for step in range(tl.maximum(first_step, committed_steps), end_step):
-            tail = (step - committed_steps) * BLOCK_N
-            is_column = columns < num_added - tail
-            key_places = base + (num_committed + tail) * HEAD + places_in_step
-            is_key = is_column[:, None] & (entries < HEAD)[None, :]
-            words = tl.load(bits + rows * num_words + tail // 64, mask=rows < num_rows, other=0) >> (tail % 64)
-            seen = ((words[:, None] >> columns[None, :]) & 1) == 1
-            bias = tl.where(seen & is_column[None, :], 0.0, float("-inf"))
-            largest, total, attended = attend_step(
-                q, keys, values, key_places, is_key, is_own, bias, scale, largest, total, attended
-            )
-
-    attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
-    if SPLITS == 1:
-        tl.store(out + out_places, attended.to(out.dtype.element_ty), mask=inside)
-    else:
-        tl.store(out + split * num_rows * NUM_HEADS * HEAD + out_places, attended, mask=inside)
-        log_sum = tl.where(total == 0.0, float("-inf"), largest + tl.log(total))
-        tl.store(log_sums + (split * num_rows + rows) * NUM_HEADS + heads, log_sum, mask=rows < num_rows)
-
-
-@triton.jit(do_not_specialize=["num_places"])
-def join_splits_kernel(
-    parts,
-    log_sums,
-    out,
-    num_places,
-    HEAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """One program for each row and head: the mean of the splits, each weighted by its share of the softmax."""
-    place = tl.program_id(0)
-    splits, entries = tl.arange(0, SPLITS), tl.arange(0, BLOCK)
-    log_sum = tl.load(log_sums + splits * num_places + place)
-    largest = tl.max(log_sum, axis=0)
-    weights = tl.exp(log_sum - tl.where(largest == float("-inf"), 0.0, largest))  # a padding row sees nothing
-    total = tl.sum(weights, axis=0)
-    weights = weights / tl.where(total == 0.0, 1.0, total)
-    places = (splits[:, None] * num_places + place) * HEAD + entries[None, :]
-    part = tl.load(parts + places, mask=(entries < HEAD)[None, :], other=0.0)
-    joined = tl.sum(part * weights[:, None], axis=0).to(out.dtype.element_ty)
-    tl.store(out + place * HEAD + entries, joined, mask=entries < HEAD)
 
 
 @triton.jit
@@ -394,70 +247,33 @@ def mix_experts(x_TC, ids_TJ, shares_TJ, gate_up_EIC, down_ECI, num_read):
     return out_PC.view(num_rows, num_chosen, width).sum(dim=1).to(x_TC.dtype)
 
 
-def add_rms_norm(x_WC, added_WC, weight_C, eps, padded_to=0):
+def launch_options(early: bool) -> dict[str, bool]:
+    """Constants and options of a kernel that may begin while the one before still runs, or may not."""
+    # Triton before 3.4 does not know the option.
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+
+
+def add_rms_norm(x_WC, added, weight_C, eps, padded_to=0, early=False):
     num_rows, width = x_WC.shape
     total, normed = torch.empty_like(x_WC), x_WC.new_empty(max(num_rows, padded_to), width)
     block = triton.next_power_of_2(width)
-    tensors, num_warps = (x_WC, added_WC, weight_C, total, normed), max(1, min(16, block // 512))
-    add_rms_norm_kernel[(num_rows,)](*tensors, width, eps, BLOCK=block, num_warps=num_warps)
+    tensors, num_warps = (x_WC, added, weight_C, total, normed), max(1, min(16, block // 512))
+    parts = len(added) if added.ndim == 3 else 0
+    add_rms_norm_kernel[(num_rows,)](
+        *(*tensors, width, num_rows * width, eps),
+        BLOCK=block,
+        PARTS=parts,
+        num_warps=num_warps,
+        **launch_options(early),
+    )
     return total, normed
 
 
-def rotate_and_store(qkv_WO, norm_PD, tables, positions_W, places_4W, keys_SGKD, values_SGKD, eps):
-    _, num_groups, _, head = keys_SGKD.shape
-    num_rows = qkv_WO.shape[0]
-    num_heads = qkv_WO.shape[1] // head - 2 * num_groups
-    queries = qkv_WO.new_empty(num_rows, num_heads, head)
-    inputs = (qkv_WO, qkv_WO if norm_PD is None else norm_PD, tables, positions_W, places_4W)
-    sizes = {"NUM_HEADS": num_heads, "NUM_GROUPS": num_groups, "HEAD": head, "BLOCK": triton.next_power_of_2(head)}
-    rotate_and_store_kernel[(num_rows, num_heads + 2 * num_groups)](
-        *(*inputs, keys_SGKD, values_SGKD, queries, num_rows, *keys_SGKD.stride()[:2], eps),
-        **sizes,
-        HAS_NORM=norm_PD is not None,
-        num_warps=1,
-    )
-    return queries
-
-
-def swiglu(gate_up_WI, padded_to=0):
+def swiglu(gate_up_WI, padded_to=0, early=False):
     num_rows, width = gate_up_WI.shape[0], gate_up_WI.shape[1] // 2
     out = gate_up_WI.new_empty(max(num_rows, padded_to), width)
-    swiglu_kernel[(num_rows, triton.cdiv(width, 1024))](gate_up_WI, out, width, BLOCK=1024)
-    return out
-
-
-def num_splits(num_rows: int, num_heads: int, num_groups: int) -> int:
-    """Programs that share the keys of a query row: a power of two, and 1 where there are programs enough without."""
-    blocks = -(-num_rows * (num_heads // num_groups) // MAX_FOLDED)
-    splits = max(1, min(MAX_SPLITS, ENOUGH_PROGRAMS // (blocks * num_groups)))
-    return 1 << (splits.bit_length() - 1)
-
-
-def attend_rows(queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB, padded_to=0):
-    num_rows, num_heads, head = queries_WHD.shape
-    num_groups = keys_SGKD.shape[1]
-    shared = num_heads // num_groups
-    splits = num_splits(num_rows, num_heads, num_groups)
-    out = queries_WHD.new_empty(max(num_rows, padded_to), num_heads, head)
-    parts = out.new_empty(splits, num_rows, num_heads, head, dtype=torch.float32) if splits > 1 else out
-    log_sums = out.new_empty(splits, num_rows, num_heads, dtype=torch.float32)
-    block_rows = max(16, min(MAX_FOLDED, triton.next_power_of_2(num_rows * shared)))
-    grid = (num_groups, triton.cdiv(num_rows * shared, block_rows), splits)
-    inputs = (queries_WHD, keys_SGKD, values_SGKD, places_4W, bits_WB)
-    sizes = {"NUM_HEADS": num_heads, "SHARED": shared, "HEAD": head, "SPLITS": splits}
-    attend_kernel[grid](
-        *(*inputs, parts, log_sums, num_rows, bits_WB.shape[1], *keys_SGKD.stride()[:2], head**-0.5),
-        **sizes,
-        BLOCK_M=block_rows,
-        BLOCK_N=KEYS_A_STEP[keys_SGKD.itemsize],
-        BLOCK_D=max(16, triton.next_power_of_2(head)),  # the least that a product of blocks takes
-        num_warps=NUM_WARPS[keys_SGKD.itemsize][block_rows],
-        num_stages=2 if keys_SGKD.itemsize == 2 else 1,  # blocks in shared memory at once, of which GPUs have 99 KiB
-    )
-    if splits > 1:
-        sizes = {"HEAD": head, "BLOCK": triton.next_power_of_2(head), "SPLITS": splits}
-        num_places = num_rows * num_heads
-        join_splits_kernel[(num_places,)](parts, log_sums, out, num_places, **sizes, num_warps=1)
+    grid = (num_rows, triton.cdiv(width, 1024))
+    swiglu_kernel[grid](gate_up_WI, out, width, BLOCK=1024, **launch_options(early))
     return out
 
 

@@ -1,6 +1,7 @@
 """The estimate of a forward on a GPU (`refusion_eval.bench.predict`)."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from refusion_eval.errors import CheckpointError
 from refusion_eval.models.checkpoint import model_config
 from refusion_eval.models.device import weight_bytes
 
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = config_of(SHAPES["8B"])
 
 
@@ -39,6 +41,16 @@ def test_without_starts_and_small_kernels_only_the_weights_are_left(monkeypatch)
     assert seconds == pytest.approx((weight_bytes(CONFIG, torch.bfloat16) - norms) / (predict.STREAMED * 1e12))
 
 
+def test_the_estimate_by_kernels_meets_the_h200_and_falls_with_them() -> None:
+    checks = json.loads((ROOT / "results" / "gpu" / "h200" / "checks.json").read_text())["checks"]
+    (curve,) = (check["result"]["figures"]["seconds"] for check in checks if check["name"] == "width-curve")
+    now, fewer, early = predict.by_kernels(CARDS["H200"], CONFIG).values()
+    assert now == pytest.approx(curve["recorded"]["1"], rel=0.03)
+    assert now - fewer == pytest.approx(36 * 5 * predict.BOUNDARY)
+    assert early < fewer
+    assert len(predict.by_kernels(CARDS["A100"], CONFIG)) == 2  # where no kernel is launched early
+
+
 def test_the_command_prints_the_parts_beside_what_was_measured_on_this_card_and_shape(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(predict, "host_seconds", lambda: {"no decoder": 0.001, "refusion": 0.003})
     monkeypatch.chdir(tmp_path)
@@ -55,6 +67,16 @@ def test_the_command_prints_the_parts_beside_what_was_measured_on_this_card_and_
     lines = CliRunner().invoke(app, ["bench", "--predict", "H100"]).stdout.splitlines()
     cells = {line[:40].strip(): line[40:].split() for line in lines}
     assert cells["host, measured here"] == ["1.00"] * 3
+    assert cells["7 kernels a layer, with all switches"] == [
+        "5.74",
+        "ms,",
+        "174",
+        "forwards/s,",
+        "88%",
+        "of",
+        "a",
+        "copy",
+    ]
     parts = [
         cells[part] for part in ("products of 36 layers", "output head", "small kernels", "embedding, readout, copies")
     ]

@@ -9,7 +9,8 @@ from refusion_eval.decoders.autoregressive import AutoregressiveSettings
 from refusion_eval.decoders.refusion import RefusionSettings
 from refusion_eval.engine import recorded
 from refusion_eval.engine.engine import Engine, Request
-from refusion_eval.models import fused, kernels
+from refusion_eval.models import attention_kernels, fused, kernels
+from refusion_eval.models.choices import MATRICES, SPLIT, Choices, Product, Switches
 from tests.engine.random_model import EXPERTS, VOCAB_SIZE, random_transformer
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -25,7 +26,7 @@ def main() -> None:
     recorded.WIDTHS = (1, 8, 24)
     recorded.CHECKED_CONTEXT = 9
     # Programs that share a row; the interpreter runs one after the other, and most have no share of rows this short.
-    kernels.VOCABULARY_SPLITS = kernels.MAX_SPLITS = 4
+    kernels.VOCABULARY_SPLITS = attention_kernels.MAX_SPLITS = 4
     model = random_transformer(num_layers=1)
     free, replayed = Engine(model, "sdpa"), Engine(model, "sdpa", record=recorded.recorder(model.device))
     for name, settings in SETTINGS.items():
@@ -36,6 +37,15 @@ def main() -> None:
         results = [{index: out.tokens for index, out in engine.run_many(requests, 2)} for engine in (free, replayed)]
         assert results[0] == results[1]
         print(name, "same tokens in a batch")
+    own = {"kernel": "dot", "block_n": 8, "block_k": 4, "num_warps": 4, "num_stages": 2}
+    products = {matrix: {24: Product(**own, splits=2 if matrix in SPLIT else 1)} for matrix in MATRICES[:-1]}
+    table = Choices(products=products, switches={24: Switches(joins=True, rotates=True, early=True)})
+    recorded.choices_for = lambda *of: table
+    switched = Engine(model, "sdpa", record=recorded.recorder(model.device))
+    for name, settings in SETTINGS.items():
+        decode = DECODERS[name].decode
+        assert switched.run(decode, PROMPT, settings).tokens == free.run(decode, PROMPT, settings).tokens
+        print(name, "same tokens with all switches")
     model = random_transformer(experts=EXPERTS)
     decode, settings = DECODERS["autoregressive"].decode, SETTINGS["autoregressive"]
     engines = (Engine(model, "sdpa"), Engine(model, "sdpa", record=recorded.recorder(model.device)))

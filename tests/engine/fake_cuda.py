@@ -24,6 +24,7 @@ from refusion_eval.engine import readout, recorded, width
 from refusion_eval.models import choices
 from refusion_eval.models import device as devices
 from refusion_eval.models.checkpoint import ModelConfig
+from refusion_eval.models.choices import MATRICES, SPLIT, Choices, Product, Sizes, Switches
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.models.weights import ExpertWeights, LayerWeights, Weights
 
@@ -99,6 +100,14 @@ def fake_transformer(config: ModelConfig) -> Transformer:
     return Transformer(config, Weights(vocab, (layer,) * config.num_layers, weight(hidden), vocab))
 
 
+def all_switches(config: ModelConfig) -> Choices:
+    """A table with every own product and switch on, for forwards of up to 64 rows."""
+    own = {"kernel": "dot", "block_n": 32, "block_k": 128, "num_warps": 4, "num_stages": 4}
+    products = {matrix: {64: Product(**own, splits=2 if matrix in SPLIT else 1)} for matrix in MATRICES[:-1]}
+    switches = {64: Switches(joins=True, rotates=True, early=True)}
+    return Choices(sizes=Sizes.of(config, torch.bfloat16), products=products, switches=switches)
+
+
 @dataclass
 class Launches(TorchDispatchMode):
     """Counts what operations on fake CUDA tensors would do on a device."""
@@ -135,11 +144,14 @@ class Launches(TorchDispatchMode):
 
 def kernels_of(name: str, args: tuple) -> int:
     """Kernels of one call of an operation."""
-    if name == "attend_rows":
-        from refusion_eval.models.kernels import num_splits  # needs Triton, which exists for Linux alone
+    if name in ("attend_rows", "rotate_and_attend"):
+        from refusion_eval.models.attention_kernels import num_splits  # needs Triton, which exists for Linux alone
 
-        queries, keys = args[:2]
-        return 2 if num_splits(queries.shape[0], queries.shape[1], keys.shape[1]) > 1 else 1
+        rotates = name == "rotate_and_attend"
+        args = (*args, *12 * [None])  # defaults are left out
+        queries, keys, counters = (args[0], args[5], args[10]) if rotates else (args[0], args[1], args[6])
+        num_heads = queries[0].numel() // keys.shape[3] - (2 * keys.shape[1] if rotates else 0)
+        return 2 if num_splits(len(queries), num_heads, *keys.shape[1:3]) > 1 and counters is None else 1
     return 2 if name == "read_rows" else SEVERAL.get(name, 1)
 
 
@@ -179,6 +191,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Iterator[Launch
 
     monkeypatch.setattr(torch, "tensor", tensor)
     monkeypatch.setattr(choices, "card_name", lambda device: "a fake card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(recorded, "_on", lambda device: nullcontext())
     monkeypatch.setattr(recorded.RecordedForwards, "_check", lambda self: None)
     readout._kept_ids.cache_clear()

@@ -24,7 +24,7 @@ from refusion_eval.engine.readout import ReadPlan
 from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.choices import MATRICES, Choices, Product
+from refusion_eval.models.choices import MATRICES, SPLIT, Choices, Product, Switches
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.paths import tasks_path
 from refusion_eval.types import Forward, Readout, Trace, causal
@@ -188,7 +188,7 @@ def test_a_buffer_that_grows_is_recorded_again_between_requests(engines, log) ->
 
 
 def random_choices(seed: int) -> Choices:
-    """A table that pads any matrix at any width, and leaves out some widths."""
+    """A table that pads any matrix at any width, leaves out some widths, and has own products and all switches."""
     random = np.random.default_rng(seed)
     products = {
         matrix: {
@@ -197,7 +197,13 @@ def random_choices(seed: int) -> Choices:
         }
         for matrix in MATRICES
     }
-    return Choices(products=products, skipped=tuple(map(int, random.choice(WIDTHS[:-1], 8, replace=False))))
+    own = {"kernel": "dot", "block_n": 8, "block_k": 4, "num_warps": 4, "num_stages": 2}
+    for matrix in random.choice(MATRICES[:-1], 2, replace=False):
+        products[matrix] = {40: Product(**own, splits=2 if matrix in SPLIT else 1)}
+    switches = {int(random.choice(WIDTHS)): Switches(joins=True, rotates=bool(seed % 2), early=True)}
+    return Choices(
+        products=products, switches=switches, skipped=tuple(map(int, random.choice(WIDTHS[:-1], 8, replace=False)))
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -257,8 +263,28 @@ def test_a_recording_that_computes_something_else_is_refused(engines, monkeypatc
     _, replayed = engines
     monkeypatch.setattr(recorded, "read_rows", lambda *rest: rest[4].fill_(1e-6))
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"recorded forward of 1 rows differs.*--no-cuda-graphs"):
+        with pytest.raises(ConfigError, match=r"recorded forward of 1 rows after 5 differs.*--no-cuda-graphs"):
             replayed.run(autoregressive.decode, PROMPT, AutoregressiveSettings(gen_length=2))
+
+
+def test_a_recording_that_is_wrong_after_many_rows_alone_is_refused(record, log, monkeypatch) -> None:
+    model = random_transformer()
+    model.config = replace(model.config, max_positions=4096)
+    hidden = recorded.fused_hidden
+
+    def forgetful(model, tables, rows_6W, *rest):
+        rows_6W[3].clamp_(max=1024)
+        return hidden(model, tables, rows_6W, *rest)
+
+    monkeypatch.setattr(recorded, "fused_hidden", forgetful)
+    monkeypatch.setattr(recorded, "LONG_CHECKED", (1,))
+    monkeypatch.setattr(recorded, "LONG_CONTEXT", 1500)
+    short, long = (Engine(model, "sdpa", record=record) for _ in range(2))
+    short.recorded.reserve(600)
+    short.recorded.prepare()
+    long.recorded.reserve(2000)
+    with pytest.raises(ConfigError, match="recorded forward of 1 rows after 1500 differs"):
+        long.recorded.prepare()
 
 
 def test_where_nothing_can_be_recorded_the_error_says_how_to_go_on() -> None:
@@ -373,7 +399,7 @@ def test_the_kernels_themselves_decode_the_same_tokens() -> None:
     command = [sys.executable, "-m", "tests.engine.decode_with_kernels"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("same tokens") == 5
+    assert done.stdout.count("same tokens") == 7
 
 
 def test_numbers_wait_until_those_before_were_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,16 @@ from pydantic import ValidationError
 from refusion_eval.errors import ConfigError
 from refusion_eval.models import choices
 from refusion_eval.models.choices import NO_CHOICES, Choices, Product, Sizes, Switches, choices_for, read_choices
-from tests.engine.random_model import random_transformer
+from tests.engine.fake_cuda import shape_8b
 
 OWN = {"kernel": "dot", "block_n": 32, "block_k": 128, "splits": 2}
 
 
 def tables():
-    sizes = Sizes.of(random_transformer().config, torch.bfloat16)
+    sizes = Sizes.of(shape_8b(1), torch.bfloat16)
     products = {"out": {16: Product(**OWN), 40: Product(padded_to=64)}, "gate_up": {8: Product(padded_to=16)}}
     table = Choices(device="NVIDIA H300", sizes=sizes, products=products, switches={16: Switches(joins=True)})
-    return table, replace(table, skipped=(8,), sizes=replace(sizes, hidden_size=1))
+    return table, replace(table, skipped=(8,), sizes=replace(sizes, hidden_size=2048))
 
 
 def test_a_table_is_read_as_it_was_written_and_serves_its_card_and_sizes_alone(tmp_path, monkeypatch):
@@ -28,7 +28,7 @@ def test_a_table_is_read_as_it_was_written_and_serves_its_card_and_sizes_alone(t
     path.write_text(choices.choices_text(tables()))
     assert read_choices(path) == tables()
     monkeypatch.setattr(choices, "shipped_files", lambda: [path])
-    config = random_transformer().config
+    config = shape_8b(1)
     found = {}
     for name in ("NVIDIA H300", "NVIDIA H300 NVL", ""):
         monkeypatch.setattr(choices, "card_name", lambda device, name=name: name)
@@ -36,7 +36,7 @@ def test_a_table_is_read_as_it_was_written_and_serves_its_card_and_sizes_alone(t
     assert found == {"NVIDIA H300": tables()[0], "NVIDIA H300 NVL": NO_CHOICES, "": NO_CHOICES}
     monkeypatch.setattr(choices, "card_name", lambda device: "NVIDIA H300")
     assert choices_for(torch.device("cpu"), config, torch.float16) is NO_CHOICES
-    assert choices_for(torch.device("cpu"), replace(config, hidden_size=1), torch.bfloat16) == tables()[1]
+    assert choices_for(torch.device("cpu"), replace(config, hidden_size=2048), torch.bfloat16) == tables()[1]
 
 
 def test_an_entry_serves_the_rows_up_to_its_own():
@@ -81,6 +81,14 @@ def test_an_own_product_may_have_other_tiles_where_it_sums_in_the_same_order():
     assert Choices(products={"out": {1: Product(**OWN), 16: wide}}).product("out", 2) == wide
     with pytest.raises(ValidationError):
         Choices(products={"out": {1: Product(**OWN), 16: Product(**OWN | {"block_k": 64})}})
+
+
+@pytest.mark.parametrize("tiles", [{"block_n": 96}, {"splits": 5}, {"block_k": 3072}])
+def test_tiles_that_do_not_divide_a_matrix_are_refused(tiles):
+    sizes = Sizes.of(shape_8b(1), torch.bfloat16)
+    Choices(sizes=sizes, products={"out": {16: Product(**OWN)}})
+    with pytest.raises(ValidationError, match="4096 columns are no multiple of block_n, or 4096 entries"):
+        Choices(sizes=sizes, products={"out": {16: Product(**OWN | tiles)}})
 
 
 def test_every_shipped_table_is_of_a_card_that_was_measured():
