@@ -10,6 +10,7 @@ import torch
 from pydantic import TypeAdapter
 
 from refusion_eval.bench.checkpoints import config_of
+from refusion_eval.engine.recorded import WIDTHS
 from refusion_eval.models.choices import MATRICES, ONE_ORDER, SPLIT, Choices, Matrix, Product, Sizes, Switches
 
 LEAST_GAIN = 1.01  # of time, below which a change stays out of a table
@@ -134,6 +135,12 @@ def confirmed(decided: Changes, gains: Mapping[int, float]) -> Changes:
     return kept
 
 
+def skipped_of(seconds: Mapping[int, float]) -> tuple[int, ...]:
+    """Widths that need not be recorded, because a forward of the next one is faster."""
+    after = dict(pairwise(WIDTHS))
+    return tuple(width for width, time in seconds.items() if time >= LEAST_GAIN * seconds.get(after[width], time))
+
+
 def table_of(done: Figures, facts: Mapping[str, Any]) -> tuple[Choices | None, bool | None]:
     """The table of a card, None as long as it is not decided; and whether its tokens were right."""
     if "whole" not in done or "tokens" not in done:
@@ -143,7 +150,9 @@ def table_of(done: Figures, facts: Mapping[str, Any]) -> tuple[Choices | None, b
     changes = {int(width): frozenset(names) for width, names in done["whole"]["changes"].items()}
     sizes = TypeAdapter(Sizes).validate_python(done["whole"]["sizes"])
     origin = f"gpu-check --checks tune, torch {facts['torch']}, commit {str(facts['commit'])[:12]}"
-    return replace(table_with(changes, done), device=facts["device"], sizes=sizes, origin=origin), True
+    skipped = tuple(done["whole"]["skipped"])
+    table = table_with(changes, done)
+    return replace(table, device=facts["device"], sizes=sizes, origin=origin, skipped=skipped), True
 
 
 def is_right(tokens: Mapping[str, Any]) -> bool:
@@ -163,7 +172,9 @@ def summary(done: Figures, table: Choices | None) -> list[str]:
     gains = {int(width): gain for width, gain in done["whole"]["gains"][DECIDED].items()}
     faster = ", ".join(f"{gains[width]:.3f} at width {width}" for width in WHOLE_WIDTHS if width in gains)
     changes = ", ".join(sorted({name for names in done["whole"]["changes"].values() for name in names})) or "nothing"
-    return [*lines[:24], f"decided: {changes}; times as fast: {faster}"]
+    if table.skipped:
+        changes += f", no forwards of {', '.join(map(str, table.skipped))} rows"
+    return [*lines[:24], f"decided: {changes}; what gained alone, together, times as fast: {faster}"]
 
 
 def _of_card(done: Figures) -> Iterator[str]:

@@ -1,9 +1,13 @@
 """The search for the fastest own kernels of a card (`refusion_eval.bench.tune`): products, and attention."""
 
+import math
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -21,6 +25,8 @@ from refusion_eval.models.choices import SPLIT, Matrix, Product
 from refusion_eval.models.device import seconds_of_calls
 from refusion_eval.types import causal
 
+COMPILING_SHARE = 0.5  # of the time of the search, at most
+MOST_COLUMNS = 128  # of a block
 OWN_MATRICES: tuple[Matrix, ...] = ("out", "down", "gate_up", "qkv")  # what gains most comes first
 # Variants that compile without spilled registers for compute capability 9.0, by the most rows that they are for.
 FIRST: Mapping[int, Sequence[Product]] = {
@@ -100,12 +106,57 @@ def difference(matrix: Matrix, product: Product, x: Tensor, weight: Tensor) -> f
     return float((found[: len(x)] - expected).abs().max() / expected.abs().max())
 
 
+def compile_ahead(tuning: Tuning) -> int:
+    """Fills Triton's cache on all processors with what a search may try first; how many processes ended in time.
+
+    A kernel is compiled for a dtype and for tiles, not for the sizes of a matrix, so that small matrices suffice.
+    """
+    number = max(1, (os.cpu_count() or 1) - 1) if tuning.on_gpu else 1
+    end = time.monotonic() + COMPILING_SHARE * (tuning.until - time.monotonic())
+    call = "from refusion_eval.bench.tune_kernels import compile_part; compile_part({!r}, {}, {})"
+    commands = [[sys.executable, "-c", call.format(tuning.device, part, number)] for part in range(number)]
+    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
+    num_ended = 0
+    for process in processes:
+        try:
+            num_ended += process.wait(max(0.0, end - time.monotonic())) == 0
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    return num_ended
+
+
+@torch.inference_mode()
+def compile_part(device: str, part: int, number: int) -> None:
+    """Multiplies once by every one of some own products; those that a card refuses are refused again in the search."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    found = dict.fromkeys(first_and_near() if device != "cpu" else first_and_near()[:1])
+    for matrix, product, rows in list(found)[part::number]:
+        width = 2 * product.block_k * product.splits
+        x, weight = (torch.zeros(size, width, dtype=dtype, device=device) for size in (rows, 2 * MOST_COLUMNS))
+        with suppress(Exception):
+            own_product(matrix, product)(x, weight)
+
+
+def first_and_near() -> list[tuple[Matrix, Product, int]]:
+    """The first products of a search, then those that differ from one of them in one number, with rows to compile for.
+
+    The two matrices whose sums are split have the same kernel.
+    """
+    sizes = (MOST_COLUMNS, math.lcm(*(k * splits for k in VALUES["block_k"] for splits in VALUES["splits"])))
+    groups: list[tuple[Matrix, int]] = [(matrix, rows) for rows in FIRST for matrix in OWN_MATRICES if matrix != "down"]
+    first = [(matrix, of, rows) for matrix, rows in groups for of in candidates(None, rows, matrix, *sizes)]
+    near = [(matrix, of, rows) for matrix, best, rows in first for of in candidates(best, rows, matrix, *sizes)]
+    return first + near
+
+
 @torch.inference_mode()
 def sweep_products(tuning: Tuning) -> dict[str, Any]:
     """Searches the fastest own product by matrix and rows. Each is compared with float64 before it is timed."""
+    compiled = compile_ahead(tuning)
     device, shapes = ready(tuning), matrix_shapes(tuning)
     sizes = sizes_of(tuning.sizes, tuning.dtype)
-    figures: dict[str, Any] = {"best": {}, "tried": {}, "refused": {}}
+    figures: dict[str, Any] = {"compiled_by": compiled, "best": {}, "tried": {}, "refused": {}}
     groups = list(dict.fromkeys(group_of(width) for width in WHOLE_WIDTHS))
     for place, matrix in enumerate(OWN_MATRICES):
         matrices = random_matrices(tuning, device, *shapes[matrix])

@@ -30,6 +30,7 @@ from refusion_eval.bench.tune_choices import (
     decide,
     gains_of,
     sizes_of,
+    skipped_of,
     table_with,
     variants,
 )
@@ -256,11 +257,13 @@ def whole(tuning: Tuning) -> dict[str, Any]:
     again = in_turns(tuning, model, forwards)
     gains = {name: gains_of(times, name) for name in times} | {DECIDED: gains_of(again, DECIDED)}
     kept = confirmed(changes, gains[DECIDED])
+    best = {width: again[DECIDED if kept[width] and DECIDED in again else BASE][width] for width in again[BASE]}
     return {
         "seconds": times | {DECIDED: again.get(DECIDED, {})},
         "gains": gains,
         "refused": refused,
         "changes": {str(width): sorted(names) for width, names in kept.items()},
+        "skipped": skipped_of({width: statistics.median(times) for width, times in best.items()}),
         "sizes": asdict(sizes_of(tuning.sizes, tuning.dtype)),
     }
 

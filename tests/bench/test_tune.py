@@ -5,6 +5,7 @@ import json
 import time
 from dataclasses import replace
 from functools import partial
+from subprocess import Popen
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from refusion_eval.bench.tune_choices import (
     confirmed,
     decide,
     own_products,
+    skipped_of,
     summary,
     table_of,
     table_with,
@@ -195,17 +197,25 @@ def finished(**changes):
     sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
     names = {str(width): changes.get(f"w{width}", []) for width in WHOLE_WIDTHS}
     whole = {"changes": names, "sizes": sizes | {"dtype": "bfloat16"}, "gains": {DECIDED: {"1": 1.04}}}
+    whole["skipped"] = changes.get("skipped", [])
     return DONE | {"whole": whole, "tokens": {"same": {"refusion": 1.0}, "repeated": 1.0}}
 
 
 def test_there_is_no_table_before_the_tokens_are_right() -> None:
-    done = finished(w1=["joins"])
+    done = finished(w1=["joins"], skipped=[8])
     table, passed = table_of(done, FACTS | {"device": "NVIDIA H100"})
     assert (table.device, table.sizes.hidden_size, passed) == ("NVIDIA H100", 4096, True)
-    assert summary(done, table)[-1] == "decided: joins; times as fast: 1.040 at width 1"
+    assert table.skipped == (8,)
+    text = "decided: joins, no forwards of 8 rows; what gained alone, together, times as fast: 1.040 at width 1"
+    assert summary(done, table)[-1] == text
     assert table_of({name: done[name] for name in ("products", "whole")}, FACTS) == (None, None)
     for wrong in ({"same": {"refusion": 0.8}, "repeated": 1.0}, {"same": {"refusion": 1.0}, "repeated": 0.9}):
         assert table_of(done | {"tokens": wrong}, FACTS) == (None, False)
+
+
+def test_a_width_is_not_recorded_where_the_next_one_is_faster() -> None:
+    assert skipped_of({1: 4.80, 8: 5.10, 16: 4.98, 40: 5.34, 64: 5.20}) == (8,)  # 48 rows were not timed
+    assert skipped_of({8: 5.0, 16: 4.98}) == ()
 
 
 def test_a_table_replaces_that_of_its_card_and_sizes_alone(tmp_path) -> None:
@@ -230,6 +240,7 @@ def test_the_rehearsal_makes_every_step_writes_a_table_and_says_why_in_few_lines
     assert len(lines) <= 25
     assert all(line in result.output for line in lines)
     assert found["tokens"]["repeated"] == 1
+    assert found["sweep"]["compiled_by"] == 1
     assert all(by_rows["16"]["gain"] > 0 for by_rows in found["sweep"]["best"].values())
     begun = {name: step["started"] for name, step in written(tmp_path).items()}
     assert CliRunner().invoke(app, command).exit_code == 0
@@ -255,6 +266,27 @@ def test_the_products_to_try_fit_the_matrix_and_differ_from_the_fastest_in_one_n
         changed = [name for name in vars(best) if getattr(best, name) != getattr(product, name)]
         assert len(changed) == 1
         assert SIZES[1] % (product.block_k * product.splits) == 0
+
+
+def test_what_is_compiled_ahead_is_what_a_search_tries(monkeypatch) -> None:
+    ahead = tune_kernels.first_and_near()
+    for matrix, columns, width in (("out", 4096, 4096), ("gate_up", 12288, 4096), ("qkv", 6144, 4096)):
+        for rows in (16, 40):
+            first = candidates(None, rows, matrix, columns, width)
+            near = [product for best in first for product in candidates(best, rows, matrix, columns, width)]
+            assert {(matrix, product, rows) for product in first + near} <= set(ahead)
+    tried = []
+    monkeypatch.setattr(tune_kernels, "own_product", lambda matrix, product: lambda x, weight: tried.append(product))
+    monkeypatch.setattr(tune_kernels, "first_and_near", lambda: ahead[:1])
+    tune_kernels.compile_part("cpu", 0, 1)
+    assert tried == [ahead[0][1]]
+
+
+def test_compiling_ahead_ends_in_time(monkeypatch) -> None:
+    monkeypatch.setattr(tune_kernels.subprocess, "Popen", lambda command, **_: Popen(["sleep", "600"]))
+    begun = time.monotonic()
+    assert tune_kernels.compile_ahead(Tuning("cpu", None, begun + 1, {})) == 0
+    assert time.monotonic() - begun < 60
 
 
 @pytest.fixture
