@@ -46,6 +46,10 @@ def test_the_models_the_checks_and_the_tests_of_a_gpu_are_among_them(tree) -> No
 
 
 def test_the_wheels_of_the_guide_have_one_version_each() -> None:
-    (names,) = re.findall(r"pip download [^`]*-d wheels ([a-z \\\n-]+)", GUIDE.read_text())
+    guide = GUIDE.read_text()
+    (names,), (installed,) = (
+        re.findall(rf"pip {way} .* (?:-d wheels|--target site) (.*)", guide)
+        for way in ("download", "install --no-index")
+    )
     pinned = {line.partition("==")[0].replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    assert set(names.replace("\\", "").split()) <= pinned
+    assert set(names.split()) == set(installed.split()) <= pinned
