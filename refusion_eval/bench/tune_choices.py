@@ -157,7 +157,10 @@ def table_of(done: Figures, facts: Mapping[str, Any]) -> tuple[Choices | None, b
 
 def is_right(tokens: Mapping[str, Any]) -> bool:
     """Two decodings with the table were equal to the bit, and agreed with forwards that were launched one by one."""
-    return tokens["repeated"] == 1 and min(tokens["same"].values()) >= LEAST_SAME
+    num_same, num_prompts = map(sum, zip(*tokens["same"].values(), strict=True))
+    # Rounding may turn one of a few long prompts; kernels that are wrong there turn all.
+    is_half = all(same >= number / 2 for same, number in tokens["same"].values())
+    return tokens["repeated"] == 1 and is_half and num_same >= LEAST_SAME * num_prompts
 
 
 def sizes_of(shape: Any, dtype: torch.dtype) -> Sizes:
@@ -228,7 +231,7 @@ def _of_whole(done: Figures) -> Iterator[str]:
 
 def _of_tokens(done: Figures) -> Iterator[str]:
     tokens = done["tokens"]
-    same = ", ".join(f"{name} {share:.0%}" for name, share in tokens["same"].items())
+    same = ", ".join(f"{name} {same} of {number}" for name, (same, number) in tokens["same"].items())
     yield f"tokens of eager forwards: {same}; the same twice: {tokens['repeated']:.0%}"
 
 

@@ -198,7 +198,7 @@ def finished(**changes):
     names = {str(width): changes.get(f"w{width}", []) for width in WHOLE_WIDTHS}
     whole = {"changes": names, "sizes": sizes | {"dtype": "bfloat16"}, "gains": {DECIDED: {"1": 1.04}}}
     whole["skipped"] = changes.get("skipped", [])
-    return DONE | {"whole": whole, "tokens": {"same": {"refusion": 1.0}, "repeated": 1.0}}
+    return DONE | {"whole": whole, "tokens": {"same": {"refusion": [14, 14], "long": [4, 5]}, "repeated": 1.0}}
 
 
 def test_there_is_no_table_before_the_tokens_are_right() -> None:
@@ -209,8 +209,8 @@ def test_there_is_no_table_before_the_tokens_are_right() -> None:
     text = "decided: joins, no forwards of 8 rows; what gained alone, together, times as fast: 1.040 at width 1"
     assert summary(done, table)[-1] == text
     assert table_of({name: done[name] for name in ("products", "whole")}, FACTS) == (None, None)
-    for wrong in ({"same": {"refusion": 0.8}, "repeated": 1.0}, {"same": {"refusion": 1.0}, "repeated": 0.9}):
-        assert table_of(done | {"tokens": wrong}, FACTS) == (None, False)
+    for same, repeated in (({"a": [12, 14]}, 1.0), ({"a": [14, 14]}, 0.9), ({"a": [40, 40], "long": [2, 5]}, 1.0)):
+        assert table_of(done | {"tokens": {"same": same, "repeated": repeated}}, FACTS) == (None, False)
 
 
 def test_a_width_is_not_recorded_where_the_next_one_is_faster() -> None:
