@@ -24,7 +24,8 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval import api
-from refusion_eval.bench.bench import decode_batch, mini_prompts
+from refusion_eval.bench.batches import decode_batch
+from refusion_eval.bench.bench import mini_prompts
 from refusion_eval.bench.checkpoints import SHAPES, random_checkpoint
 from refusion_eval.bench.plain import PlainEngine
 from refusion_eval.decoders import DECODERS
@@ -106,7 +107,8 @@ def compare_decodings(
     ratio = alone["release's manner"] / alone["compiled"]
     print(f"ReFusion, batch 1: compiled forwards are {ratio:.2f} times as fast as the release's manner ({same})")
     batches: Ways = {
-        name: partial(decode_batch, model, "refusion", settings, prompts, BATCH) for name, model in models.items()
+        name: partial(decode_batch, model.engine, "refusion", settings, prompts, BATCH)
+        for name, model in models.items()
     }
     together = medians(batches, num_rounds, clock)
     print(f"ReFusion, batch {BATCH}: {together['torch'] / together['compiled']:.2f} times as fast as torch's forwards")

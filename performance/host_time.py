@@ -3,8 +3,9 @@
     python performance/host_time.py [--model embedded] [--tokens 128]
 
 A GPU waits while Python reads the answers of a forward, decodes, and sends the numbers of the next one. Here forwards
-are recorded as on CUDA, and replayed on the CPU. What runs outside the replays is counted as calls of Python functions,
-which no other work on the machine changes; `refusion-eval bench --predict` measures its time.
+are recorded as on CUDA, and replayed on the CPU. What runs from the answers of one replay to the start of the next is
+counted as calls of Python functions, which no other work on the machine changes; what runs beside a replay is not.
+`refusion-eval bench --predict` measures its time.
 """
 
 import sys
@@ -20,10 +21,11 @@ from refusion_eval import api
 from refusion_eval.bench.bench import mini_prompts
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
+from refusion_eval.engine.readout import Collect
 from refusion_eval.engine.width import SHIPPED_COSTS
 from refusion_eval.models.device import cpu_threads
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.types import Decode, ForwardDone
+from refusion_eval.types import Decode, ForwardDone, Readout
 
 FREE_ROWS, ROW_COST = SHIPPED_COSTS["cuda"]
 SLOTS = {"slot_size": 8, "block_size": 32}
@@ -35,14 +37,14 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class HostWork(NamedTuple):
-    """Work outside the replays, a forward on average."""
+    """Work for which replays wait, a forward on average."""
 
     calls: float  # of Python functions
     rows: float  # of a forward
 
 
 class CallCounter:
-    """Records forwards so that what runs between their replays can be counted."""
+    """Records forwards so that what runs from one replay's answers to the next replay can be counted."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -54,9 +56,13 @@ class CallCounter:
         def replay() -> None:
             sys.setprofile(None)
             compute()
-            sys.setprofile(self._count if self._counts else None)
 
         return replay
+
+    def go_on(self) -> None:
+        """Counts again, because the answers of a replay are awaited."""
+        if self._counts:
+            sys.setprofile(self._count)
 
     def _count(self, _frame: FrameType, event: str, _argument: object) -> None:
         self.calls += event == "call"
@@ -72,12 +78,30 @@ class CallCounter:
             self._counts = False
 
 
+class WatchedEngine(Engine):
+    """An engine whose calls are counted while no forward runs."""
+
+    def __init__(self, model: Transformer, counter: CallCounter) -> None:
+        super().__init__(model, "sdpa", record=counter.record)
+        self._counter = counter
+
+    def _launch(self, *call: Any) -> Collect:
+        collect = super()._launch(*call)
+        assert collect is not None  # nothing is fed
+
+        def counted() -> list[Readout]:
+            self._counter.go_on()
+            return collect()
+
+        return counted
+
+
 def host_work(
     model: Transformer, systems: Mapping[str, tuple[Decode, Any]], prompts: Sequence[Sequence[int]]
 ) -> dict[str, HostWork]:
     """Decodes prompts with each system, a decoder and its settings, and counts calls."""
     counter = CallCounter()
-    engine = Engine(model, "sdpa", record=counter.record)
+    engine = WatchedEngine(model, counter)
     works = {}
     for name, (decode, settings) in systems.items():
         calls = 0

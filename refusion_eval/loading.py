@@ -227,11 +227,21 @@ def _stock_config(directory: Path) -> ModelConfig:
 
 def _records_graphs(wanted: bool | None, attention: Backend, device: torch.device) -> bool:
     """Whether forwards are recorded as CUDA graphs, which flash-attn's, chosen by length, cannot be."""
+    # Unless asked for, not on a device without the instructions for which their kernels are written: there they take
+    # minutes to compile and keep their registers in memory.
     if wanted and device.type != "cuda":
         raise ConfigError(f"cuda_graphs needs a CUDA device, not {device.type}; leave it out")
     if wanted and attention == "flash":
         raise ConfigError("attention='flash' is not recorded as graphs; leave out one of the two")
+    if wanted is None and device.type == "cuda" and attention != "flash" and _is_old(device):
+        log.info("%s: forwards are not recorded on compute capability below 8.0", torch.cuda.get_device_name(device))
+        return False
     return device.type == "cuda" and attention != "flash" and wanted is not False
+
+
+def _is_old(device: torch.device) -> bool:
+    # Before Ampere, GPUs have no bfloat16, and Triton no matrix instructions for them.
+    return torch.cuda.get_device_capability(device) < (8, 0)
 
 
 def _in_vocabulary(card: Card, vocab_size: int) -> Card:
@@ -259,6 +269,8 @@ def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
         # CPUs compute float32 fastest, and float32 represents the values of the checkpoint exactly. What its matrices
         # are stored in is another question (`LoadedModel.weight_dtype`).
         name = config.dtype if device.type == "cuda" else "float32"
+        if name == "bfloat16" and device.type == "cuda" and _is_old(device):
+            name = "float16"
     if name not in DTYPES:
         raise ConfigError(f"dtype={name!r} of the checkpoint is not supported; choose {', '.join(DTYPES)}")
     return DTYPES[name]

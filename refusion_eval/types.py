@@ -23,8 +23,7 @@ ConfidenceDtype = Literal["float32", "float64", "model"]
 # what the named method asks for.
 CheckpointKind = Literal["causal", "masked", "refusion", "llada", "dream", "diffusion_gemma"]
 
-# Weights up to this size are computed fastest by one thread on a CPU: the embedded models of 11 MB make 824 tokens/s
-# with one thread on two cores, 38 with two.
+# Weights up to this size are computed fastest by one thread: the embedded models make 824 tokens/s so, 38 with two.
 ONE_THREAD_BYTES = 64 * 2**20
 
 # The tags of a thinking block, as chat templates and models write them.
@@ -171,6 +170,7 @@ class Readout:
             largest minus second largest probability; None if not requested.
         rounded_to: dtype of the weights, such as "bfloat16", if probabilities were rounded to it; else empty.
         logits: copies the logits of one of the rows from the device, [vocabulary]; None if not requested.
+        row_cost: what a further row costs in such a batch (`LoadCurve.row_cost`); None where it does not price rows.
     """
 
     tokens: TokenArray
@@ -180,6 +180,7 @@ class Readout:
     margin: ProbArray | None = None
     rounded_to: str = ""
     logits: Callable[[int], ProbArray] | None = None
+    row_cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,10 +322,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Positions that became final, and their tokens.
-
-    A decoder that edits may give a position another token later, or the mask, where it masks tokens again.
-    """
+    """Positions that became final, and their tokens; a decoder that edits may change them later, or mask them again."""
 
     tag: ClassVar[str] = "fix"
     forward: int
@@ -353,6 +351,7 @@ class Trace:
 
     events: list[Event] = field(default_factory=list)
     num_forwards: int = 0
+    num_unrecorded: int = field(default=0, compare=False)  # forwards that outgrew the buffer of recorded ones
 
     def forward(self, kind: str, rows: int, cached: int) -> None:
         """Counts one model call. Only the engine calls this: it is the one place where forwards are counted."""

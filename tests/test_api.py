@@ -420,6 +420,28 @@ def test_graphs_are_refused_where_there_is_no_gpu(checkpoint):
 
 
 @pytest.mark.parametrize(
+    ("capability", "options", "graphs", "dtype"),
+    [
+        ((7, 5), {}, False, torch.float16),
+        ((7, 0), {"dtype": "bfloat16"}, False, torch.bfloat16),
+        ((7, 5), {"dtype": "float32", "cuda_graphs": True}, True, torch.float32),
+        ((8, 0), {}, True, torch.bfloat16),
+        ((9, 0), {"cuda_graphs": False}, False, torch.bfloat16),
+    ],
+)
+def test_old_gpus_record_no_forwards_and_compute_in_float16(monkeypatch, caplog, capability, options, graphs, dtype):
+    monkeypatch.setattr(loading, "choose_device", lambda _name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla T4")
+    with caplog.at_level("INFO"):
+        model = api.LoadedModel.open("embedded", device="cuda", **options)
+    assert (model.cuda_graphs, model.dtype) == (graphs, dtype)
+    is_said = capability < (8, 0) and not options.get("cuda_graphs")
+    lines = [line for line in caplog.messages if "recorded" in line]
+    assert lines == ["Tesla T4: forwards are not recorded on compute capability below 8.0"] * is_said
+
+
+@pytest.mark.parametrize(
     ("checkpoint_name", "decoder", "fits"),
     [
         ("llada_1", "dream", "llada, fast_dllm_llada, d2f_llada"),

@@ -5,8 +5,7 @@ import os
 import platform
 import random
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,15 +14,15 @@ from typing import Any, NamedTuple
 import torch
 
 from refusion_eval import api
+from refusion_eval.bench.batches import BatchSpeed, batch_speeds
 from refusion_eval.bench.checkpoints import SHAPES, checkpoint_named
 from refusion_eval.bench.profiling import Profile, profile, profile_table
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.rows import read_rows
 from refusion_eval.decoders import DECODERS
-from refusion_eval.engine.engine import Engine, Request
+from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.width import time_forwards
-from refusion_eval.errors import DecodeError
-from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, energy_counter, synchronize, weight_bytes
+from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.paths import tasks_path
 from refusion_eval.types import Decoded, ForwardDone
 
@@ -122,12 +121,6 @@ def _mean_joules(joules: Sequence[float | None], num_tokens: int) -> float | Non
     return sum(measured) / num_tokens if num_tokens and len(measured) == len(joules) else None
 
 
-class BatchSpeed(NamedTuple):
-    tokens_per_second: float  # of wall time, over all prompts
-    same: float  # share of the requests with the tokens of the smallest batch size: 1, except where rounding differs
-    joules_per_token: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Report:
     conditions: Mapping[str, Any]
@@ -192,7 +185,9 @@ def measure(
     batch = {}
     for decoder in ("refusion", "autoregressive"):
         progress(f"{decoder} in batches of {', '.join(map(str, batch_sizes))}")
-        batch[decoder] = batch_speeds(model, decoder, resolved(model, decoder, settings), [*prompts] * 2, batch_sizes)
+        batch[decoder] = batch_speeds(
+            model.engine, decoder, resolved(model, decoder, settings), [*prompts] * 2, batch_sizes
+        )
     engine, curves, eager_curves = model.engine, {}, {}
     for context in CONTEXTS:
         if context + max(WIDTHS) <= model.config.max_positions:
@@ -284,59 +279,6 @@ def _count_forwards(
         "free rows": sum(result.num_forwards for result in free),
         "least": len(prompts) + verifications,
     }
-
-
-def decode_batch(
-    model: api.LoadedModel,
-    decoder: str,
-    settings: Any,
-    prompts: Sequence[Sequence[int]],
-    size: int,
-    begin: Callable[[], None] = lambda: None,
-) -> list[tuple[int, ...]]:
-    """The tokens of each prompt, decoded in batches of at most `size` requests; waits until the device has finished."""
-
-    def requests() -> Iterator[Request]:
-        begin()  # the engine has made the buffer of the batch and recorded its forwards
-        for prompt in prompts:
-            yield Request(DECODERS[decoder].decode, prompt, settings)
-
-    tokens: dict[int, tuple[int, ...]] = {}
-    for index, result in model.engine.run_many(requests(), size):
-        if isinstance(result, DecodeError):
-            raise result
-        tokens[index] = result.tokens
-    synchronize(model.device)
-    return [tokens[index] for index in range(len(prompts))]
-
-
-def batch_speeds(
-    model: api.LoadedModel, decoder: str, settings: Any, prompts: Sequence[Sequence[int]], batch_sizes: Sequence[int]
-) -> dict[int, BatchSpeed]:
-    """Measures continuous batching at each batch size, and compares the tokens with the first size."""
-    speeds: dict[int, BatchSpeed] = {}
-    expected: list[tuple[int, ...]] = []
-    read_joules = energy_counter(model.device)
-
-    begun = [0.0, 0.0]
-
-    def now() -> list[float]:
-        synchronize(model.device)
-        return [time.perf_counter(), read_joules() if read_joules else 0.0]
-
-    def begin() -> None:
-        begun[:] = now()
-
-    for size in batch_sizes:
-        tokens = decode_batch(model, decoder, settings, prompts, size, begin)
-        seconds, joules = map(operator.sub, now(), begun)
-        expected = expected or tokens
-        same = sum(map(operator.eq, tokens, expected)) / len(tokens)
-        num_tokens = sum(map(len, tokens))
-        speeds[size] = BatchSpeed(
-            num_tokens / seconds, same, _mean_joules([joules if read_joules else None], num_tokens)
-        )
-    return speeds
 
 
 def _same_text(speed: Speed, dtype: str) -> str:

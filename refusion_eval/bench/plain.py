@@ -34,7 +34,7 @@ class PlainEngine(Engine):
         return _PlainCache(_NO_LAYERS, num_sequences, capacity, self.model.dtype, self.model.device)
 
     @torch.inference_mode()
-    def _compute(self, recorded: Any, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
+    def _compute(self, cache: KVCache, forwards: Sequence[Forward], _sequences: Sequence[int]) -> list[Readout]:
         assert isinstance(cache, _PlainCache)
         (forward,) = forwards
         num_groups, device = _num_groups(forward.attention), self.model.device

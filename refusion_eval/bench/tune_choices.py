@@ -241,7 +241,7 @@ def _of_attention(done: Figures) -> Iterator[str]:
 
 
 def _of_batches(done: Figures) -> Iterator[str]:
-    speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in done["batches"]["tokens_per_second"].items())
+    speeds = ", ".join(f"{name} {speed['tokens_per_second']:.0f}" for name, speed in done["batches"].items())
     yield f"batches, tokens/s: {speeds}"
 
 

@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from refusion_eval import api
 from refusion_eval.bench import bench
+from refusion_eval.bench.batches import speeds_by_way
 from refusion_eval.bench.checkpoints import SHAPES, Shape, inflated_transformer
 from refusion_eval.bench.gpu_check import REFUSION_SETTINGS, REHEARSAL, REHEARSED_DTYPE
 from refusion_eval.bench.profiling import kernels_by_width
@@ -54,8 +55,7 @@ PRODUCT_ROWS = (1, 2, 4, *range(8, 65, 8))
 COLD_BYTES = 400e6  # of matrices that are read in turns: far more than a GPU's cache holds
 NUM_ROUNDS = 10
 MARGIN = 8.0  # seconds before the end of a step at which no round begins
-BATCH, BATCH_PROMPTS = 32, 128
-LOADED_WIDTHS = (512, 1024, 2048)
+BATCH, BATCH_PROMPTS = 32, 64
 
 
 class Tuning(NamedTuple):
@@ -121,8 +121,7 @@ def recorded_forwards(
 ) -> RecordedForwards:
     """Recorded forwards of some widths alone, with a table, whatever table was shipped for the device."""
     cache = KVCache(model.config, 1, CHECKED_CONTEXT + WIDTHS[-1], model.dtype, model.device)
-    skipped = tuple(width for width in WIDTHS if width not in widths)
-    return RecordedForwards(model, cache, recorder(model.device), replace(choices, skipped=skipped))
+    return RecordedForwards(model, cache, recorder(model.device), widths, choices)
 
 
 def card(tuning: Tuning) -> dict[str, Any]:
@@ -314,27 +313,20 @@ def tokens(tuning: Tuning) -> dict[str, Any]:
 
 
 def batches(tuning: Tuning) -> dict[str, Any]:
-    """Forwards of many rows, and tokens per second of batches whose rows are priced in several ways."""
+    """Batches of fused and of other forwards, and of the autoregressive decoder, in every way that is measured."""
     model = loaded(tuning)
-    widths = (1, *LOADED_WIDTHS) if tuning.on_gpu else (1, 8)
-    timed = time_forwards(model.transformer, "sdpa", widths, CONTEXT, 5 if tuning.on_gpu else 1)
-    curve = {width: statistics.median(seconds) for width, seconds in timed.items()}
-    # What a row more costs where a batch already has as many as its forwards have.
-    *_, less, most = widths
-    row_cost = max(0.0, (curve[most] - curve[less]) / (most - less) / curve[1])
     prompts = bench.mini_prompts(model, BATCH_PROMPTS if tuning.on_gpu else 1)
     cases: dict[str, tuple[str, dict[str, Any]]] = {
-        "refusion, priced by the load": ("refusion", {"fuse": True, "free_rows": 0, "row_cost": row_cost}),
-        "refusion, as shipped": ("refusion", {"fuse": True}),
-        "refusion, not fused": ("refusion", {"fuse": False}),
+        "refusion fused": ("refusion", {"fuse": True}),
+        "refusion": ("refusion", {"fuse": False}),
         "autoregressive": ("autoregressive", {}),
     }
-    speeds: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for name, (decoder, options) in cases.items():
-        if speeds and tuning.is_over:
+        if found and tuning.is_over:
             break
         given = {**REFUSION_SETTINGS, **options, "gen_length": 128 if tuning.on_gpu else 8}
         settings = bench.resolved(model, decoder, given)
-        found = bench.batch_speeds(model, decoder, settings, prompts, (BATCH if tuning.on_gpu else 2,))
-        (speeds[name],) = (of.tokens_per_second for of in found.values())
-    return {"seconds": curve, "row_cost": row_cost, "tokens_per_second": speeds}
+        speeds = speeds_by_way(model, decoder, settings, prompts, BATCH if tuning.on_gpu else 2)
+        found |= {f"{name}, {way}": speed._asdict() for way, speed in speeds.items()}
+    return found

@@ -49,6 +49,8 @@ def decode(prompt: Sequence[int], settings: RefusionSettings, trace: Trace) -> D
             if readout is None:
                 (readout,) = yield rules.plan(context, text.masked, start, settings, number, commit)
                 commit = Commit(range(len(context.tokens)))
+                if fusion is not None:
+                    fusion.priced((readout,))
             context = Rows((), ())
             drafts = rules.select_slots(text.masked, readout, settings, trace)
             # All drafts are one sequence. The first one of a slot always passes: its probability is the certainty that

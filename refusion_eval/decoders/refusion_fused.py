@@ -193,7 +193,7 @@ class Fusion:
         """Makes a forward with branches after its rows, and returns its own readouts."""
         self._places, num_own = {}, len(forward.reads)
         if not branches:
-            return (yield forward)
+            return self.priced((yield forward))
         tokens, positions, attention = list(forward.tokens), list(forward.positions), list(forward.attention)
         # One read for all branches that are sampled and one for all others: every read takes time on the host, and most
         # branches are never looked at.
@@ -213,7 +213,13 @@ class Fusion:
             reads.append(Read(own_rows, suppress=self._settings.suppress, temperature=temperature, draws=keys))
         readouts = yield Forward(tokens, positions, tuple(attention), tuple(reads), forward.commit, forward.kind)
         self._readouts = dict(zip(rows, readouts[num_own:], strict=True))
-        return readouts[:num_own]
+        return self.priced(readouts)[:num_own]
+
+    def priced(self, readouts: tuple[Readout, ...]) -> tuple[Readout, ...]:
+        """Takes over what a row costs in this batch, if the readouts say it."""
+        if readouts and (cost := readouts[0].row_cost) is not None:
+            self._cost = ForwardCost(0, cost)
+        return readouts
 
     def _forecasts(self, drafts: Drafts, rows: Sequence[int], valid_S: Sequence[int]) -> list[SlotForecast]:
         accept_SK = acceptance(drafts.probs_SK, self._settings.tau_token)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.readout import ReadPlan, read_out
+from refusion_eval.engine.readout import Collect, ReadPlan, read_out
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.diffusion_gemma import EncoderDecoder
@@ -29,16 +29,18 @@ class EncoderDecoderEngine(Engine):
     def _new_cache(self, num_sequences: int, capacity: int) -> "EncodedCache":
         return EncodedCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
 
-    def _compute_shared(self, recorded: Any, shared: Any, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
+    def _launch_shared(
+        self, recorded: Any, shared: Any, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int], *_: Any
+    ) -> Collect | None:
         # Keys and values of a common beginning are not copied: layers with a window have dropped some of them.
-        return self._compute(recorded, cache, forwards)
+        return self._launch(recorded, cache, forwards, sequences)
 
     @torch.inference_mode()
-    def _compute(self, recorded: Any, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
+    def _compute(self, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int]) -> list[Readout]:
         assert isinstance(cache, EncodedCache)
         return [
             readout
-            for sequence, forward in enumerate(forwards)
+            for sequence, forward in zip(sequences, forwards, strict=True)
             for readout in self._compute_one(cache, sequence, forward)
         ]
 

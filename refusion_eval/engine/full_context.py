@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.readout import ReadPlan, read_out
+from refusion_eval.engine.readout import Collect, ReadPlan, read_out
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import visible
 from refusion_eval.models.cache import KVCache
@@ -25,16 +25,18 @@ class FullContextEngine(Engine):
     def _new_cache(self, num_sequences: int, capacity: int) -> "ContextCache":
         return ContextCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
 
-    def _compute_shared(self, recorded: Any, shared: Any, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
+    def _launch_shared(
+        self, recorded: Any, shared: Any, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int], *_: Any
+    ) -> Collect | None:
         # Nothing can be shared: every forward computes the whole text.
-        return self._compute(recorded, cache, forwards)
+        return self._launch(recorded, cache, forwards, sequences)
 
     @torch.inference_mode()
-    def _compute(self, recorded: Any, cache: KVCache, forwards: Sequence[Forward]) -> list[Readout]:
+    def _compute(self, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int]) -> list[Readout]:
         assert isinstance(cache, ContextCache)
         model: Any = self.model
         logits = []
-        for sequence, forward in enumerate(forwards):
+        for sequence, forward in zip(sequences, forwards, strict=True):
             if forward.approximation is not None:
                 raise _refusal("scores rows or reuses features")
             rows = cache.rows_of(sequence, forward)

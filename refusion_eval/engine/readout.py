@@ -20,29 +20,42 @@ from refusion_eval.models.cache import KVCache
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import PLAIN, FeatureReuse, Forward, Read, Readout
 
+# Waits for the answers of a forward that was launched, and returns them.
+Collect = Callable[[], list[Readout]]
+
 # Logits of at most this many entries are held at once (256 MiB in float32); further rows are read chunk by chunk.
 MAX_LOGITS = 1 << 26
 
 
-def hidden_of(model: Transformer, cache: KVCache, forwards: Sequence[Forward], backend: Backend) -> Tensor:
-    """The residual stream of all rows of some forwards before the final norm, in their order, [T, C]."""
+def hidden_of(
+    model: Transformer,
+    cache: KVCache,
+    forwards: Sequence[Forward],
+    backend: Backend,
+    sequences: Sequence[int] | None = None,
+) -> Tensor:
+    """The residual stream of all rows of some forwards before the final norm, in their order, [T, C].
+
+    Their places in the cache ascend; by default they are 0, 1, ...
+    """
+    sequences = range(len(forwards)) if sequences is None else sequences
     # Forwards that reuse features compute other rows in each layer, so they cannot be packed with others.
     parts = {
-        sequence: hidden_with_reuse(model, cache, sequence, forward, forward.approximation)
-        for sequence, forward in enumerate(forwards)
+        index: hidden_with_reuse(model, cache, sequences[index], forward, forward.approximation)
+        for index, forward in enumerate(forwards)
         if isinstance(forward.approximation, FeatureReuse)
     }
-    packed = [sequence for sequence in range(len(forwards)) if sequence not in parts]
+    packed = [index for index in range(len(forwards)) if index not in parts]
     if packed:
-        together_TC = _packed(model, cache, forwards, packed, backend)
+        together = [forwards[index] for index in packed]
+        together_TC = _packed(model, cache, together, [sequences[index] for index in packed], backend)
         parts.update(zip(packed, together_TC.split([len(forwards[index].tokens) for index in packed]), strict=True))
-    return torch.cat([parts[sequence] for sequence in range(len(forwards))]) if len(parts) > 1 else parts[0]
+    return torch.cat([parts[index] for index in range(len(forwards))]) if len(parts) > 1 else parts[0]
 
 
 def _packed(
-    model: Transformer, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int], backend: Backend
+    model: Transformer, cache: KVCache, together: Sequence[Forward], sequences: Sequence[int], backend: Backend
 ) -> Tensor:
-    together = [forwards[sequence] for sequence in sequences]
     tokens = [token for forward in together for token in forward.tokens]
     positions = [position for forward in together for position in forward.positions]
     tokens_T, positions_T = torch.from_numpy(np.array([tokens, positions], dtype=np.int64)).to(model.device)
@@ -69,6 +82,11 @@ def _options_of(read: Read) -> tuple[object, ...]:
 
 
 PLAIN_OPTIONS = _options_of(Read(()))
+
+
+def is_plain(read: Read) -> bool:
+    """Whether a read asks for the likeliest token and plain probabilities, of all tokens or of all but one."""
+    return _options_of(read) == PLAIN_OPTIONS and len(read.suppress) <= 1
 
 
 class ReadPlan:
@@ -118,6 +136,10 @@ class ReadPlan:
         pairs = zip(forwards, first_rows, strict=False)
         return cls([(read, first_row) for forward, first_row in pairs for read in forward.reads])
 
+    def answer_of(self, read: int) -> int:
+        """The number, among all answers, of the first answer of a read."""
+        return self._places[read].start
+
     def readouts(
         self, table: npt.NDArray[np.floating[Any]], model_dtype: torch.dtype, logits: Mapping[int, Tensor] | None = None
     ) -> list[Readout]:
@@ -153,6 +175,18 @@ def read_out(
     numbers_4N: Tensor | None = None,
 ) -> list[Readout]:
     """Answers all reads of one forward; `head` turns rows of the residual stream into float32 logits."""
+    return launch_reads(plan, hidden_TC, head, vocab_size, model_dtype, numbers_4N)()
+
+
+def launch_reads(
+    plan: ReadPlan,
+    hidden_TC: Tensor,
+    head: Callable[[Tensor], Tensor],
+    vocab_size: int,
+    model_dtype: torch.dtype,
+    numbers_4N: Tensor | None = None,
+) -> Collect:
+    """As `read_out`, but does not wait for the device."""
     if numbers_4N is None:
         numbers_4N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
     columns: list[Tensor] = []
@@ -170,20 +204,43 @@ def read_out(
             columns.append(_statistics(logits_NV, options, given_N, draws_N, model_dtype))
             if options.logits:  # the buffer of a recorded forward is used again
                 logits.update(zip(range(part.start, part.stop), logits_NV.clone(), strict=True))
-    table = fetch(torch.cat(columns, dim=1)) if columns else np.empty((5, 0), dtype=np.float32)
-    return plan.readouts(table, model_dtype, logits)
+    if not columns:
+        return lambda: plan.readouts(np.empty((5, 0), dtype=np.float32), model_dtype, logits)
+    fetched = fetch(torch.cat(columns, dim=1))
+    return lambda: plan.readouts(fetched(), model_dtype, logits)
 
 
 def read_native(plan: ReadPlan, hidden_TC: Tensor, model: Transformer) -> list[Readout]:
     return plan.readouts(model.native.read(hidden_TC, plan.numbers, plan.numbers[3]), model.dtype)
 
 
-def fetch(table: Tensor) -> npt.NDArray[np.floating[Any]]:
-    return table.cpu().numpy()  # the only wait of a forward
+def fetch(table: Tensor) -> Callable[[], npt.NDArray[np.floating[Any]]]:
+    """Starts the copy of a table to the host; the function waits for it, which is the only wait of a forward."""
+    host, numbers, copied = host_buffer(tuple(table.shape), table.dtype, table.device)
+    host.copy_(table, non_blocking=True)
+    if copied is not None:
+        copied.record()
+
+    def wait() -> npt.NDArray[np.floating[Any]]:
+        if copied is not None:
+            copied.synchronize()
+        return numbers
+
+    return wait
+
+
+def host_buffer(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, npt.NDArray[Any], torch.cuda.Event | None]:
+    # Pinned, so that a copy to or from a CUDA device does not wait; the event is to say when it is done. torch keeps
+    # pinned memory that is free again for the next buffer.
+    is_cuda = device.type == "cuda"
+    buffer = torch.empty(shape, dtype=dtype, pin_memory=is_cuda)
+    return buffer, buffer.numpy(), torch.cuda.Event() if is_cuda else None
 
 
 def _fetch_row(rows_NV: Sequence[Tensor], row: int) -> npt.NDArray[np.floating[Any]]:
-    return fetch(rows_NV[row])
+    return fetch(rows_NV[row])()
 
 
 def _rows(hidden_TC: Tensor, rows: npt.NDArray[np.int64], rows_N: Tensor) -> Tensor:

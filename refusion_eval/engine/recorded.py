@@ -7,10 +7,12 @@ graph reads on the device where each row belongs, so it serves every forward of 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from refusion_eval.engine.readout import ReadPlan, fetch, hidden_of, read_out
+from refusion_eval.engine.readout import Collect, ReadPlan, fetch, hidden_of, host_buffer, launch_reads, read_out
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.cache import KVCache
@@ -29,6 +31,9 @@ from refusion_eval.types import Forward, Read, Readout, causal, groups
 
 # Finer where a wide forward is bound by arithmetic, which padding costs too.
 WIDTHS = (1, 2, 4, *range(8, 65, 8), 80, 96, 128, 160, 192, 224, *range(256, 513, 32))
+# With overlap, where the host has other work than to launch operations one by one.
+OVERLAPPED_WIDTHS = (*WIDTHS, 576, 640, 704, 768, 896, 1024)
+MOST_READ = WIDTHS[-1]  # rows of a recorded forward that are read, if it is wider
 CAPACITY_STEP = {"cpu": 512, "cuda": 4096}  # the KV buffer grows by multiples of so many rows
 NUM_WARM_UPS = 2  # before a recording: libraries choose kernels and allocate workspaces in their first calls
 CHECKED_CONTEXT = 70  # committed rows of the forwards that check a recording
@@ -40,6 +45,7 @@ LONG_CONTEXT, MANY, LONG_CHECKED = 3000, 1024, (1, 8, 40, 512)
 TOLERANCES = {torch.float32: 0.01, torch.bfloat16: 0.5, torch.float16: 0.2}
 CLEAR_MARGIN = 0.5  # between the two largest probabilities: no rounding turns their order round
 NUM_COLUMNS = 10
+NOTHING_FED: Mapping[int, int] = MappingProxyType({})
 SIZE = 1 << 21  # 64-bit numbers on the device and in pinned memory, 16 MiB each
 
 IntArray = npt.NDArray[np.int64]
@@ -75,7 +81,7 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.zeros(SIZE, dtype=torch.int64, device=device)
-        self._host, self._numbers, self._is_copied = host_buffer(SIZE, device)
+        self._host, self._numbers, self._is_copied = host_buffer((SIZE,), torch.int64, device)
 
     def columns(self, width: int) -> Tensor:
         """The numbers of each row on the device, [10, W]."""
@@ -89,7 +95,7 @@ class Staging:
         return self.device[start : start + width * num_words].view(width, num_words)
 
     def holds(self, width: int, num_words: int, num_moves: int) -> bool:
-        return width * (NUM_COLUMNS + num_words) + 3 * num_moves <= SIZE
+        return width * (NUM_COLUMNS + num_words + 2) + 3 * num_moves <= SIZE
 
     def send(
         self,
@@ -98,8 +104,10 @@ class Staging:
         plan: ReadPlan,
         shape: Shape,
         moves: Sequence[tuple[int, int, int]] = (),
-    ) -> Tensor | None:
-        """Copies the numbers of a forward to the device; returns where the rows to move are there, [3, N], if any."""
+        sequences: Sequence[int] | None = None,
+        fed: Sequence[tuple[int, int]] = (),
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Copies the numbers of a forward to the device; returns where `moves` [3, N] and `fed` [2, F] are, if any."""
         if self._is_copied is not None:  # a forward that nothing is read of leaves its numbers waiting for their copy
             self._is_copied.synchronize()
         (width, words), num_reads = shape, plan.numbers.shape[1]
@@ -110,7 +118,8 @@ class Staging:
         start = columns.size + width * words
         bits_WB = self._numbers[columns.size : start].reshape(width, words)
         row = 0
-        for sequence, (forward, length) in enumerate(zip(forwards, lengths, strict=True)):
+        places = range(len(forwards)) if sequences is None else sequences
+        for sequence, forward, length in zip(places, forwards, lengths, strict=True):
             num_rows = len(forward.tokens)
             here = columns[:, row : row + num_rows]
             here[:2] = forward.tokens, forward.positions
@@ -118,33 +127,39 @@ class Staging:
             here[5] = np.arange(num_rows)
             bits_WB[row : row + num_rows] = pattern_bits(forward.attention, words)
             row += num_rows
-        end = start + 3 * len(moves)
-        if moves:
-            self._numbers[start:end] = np.array(moves).T.ravel()
+        middle = start + 3 * len(moves)
+        end = middle + 2 * len(fed)
+        for pairs, first, last in ((moves, start, middle), (fed, middle, end)):
+            if pairs:
+                self._numbers[first:last] = np.array(pairs).T.ravel()
         self.device[:end].copy_(self._host[:end], non_blocking=True)
         if self._is_copied is not None:
             self._is_copied.record()
-        return self.device[start:end].view(3, -1) if moves else None
-
-
-def host_buffer(size: int, device: torch.device) -> tuple[Tensor, IntArray, torch.cuda.Event | None]:
-    # Pinned, so that a copy to a CUDA device does not wait for it; the event says when the copy is done.
-    is_cuda = device.type == "cuda"
-    buffer = torch.zeros(size, dtype=torch.int64, pin_memory=is_cuda)
-    return buffer, buffer.numpy(), torch.cuda.Event() if is_cuda else None
+        moves_3N = self.device[start:middle].view(3, -1) if moves else None
+        return moves_3N, self.device[middle:end].view(2, -1) if fed else None
 
 
 class RecordedForwards:
-    def __init__(self, model: Transformer, cache: KVCache, record: Record, choices: Choices | None = None) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        record: Record,
+        widths: Sequence[int] | None = None,
+        choices: Choices | None = None,  # None is the table of the device, if there is one
+    ) -> None:
         self._model, self.cache, self._record = model, cache, record
         self.choices = choices_for(model.device, model.config, model.dtype) if choices is None else choices
-        self._widths = tuple(width for width in WIDTHS if width not in self.choices.skipped)
+        all_widths = WIDTHS if widths is None else widths
+        self._widths = tuple(width for width in all_widths if width not in self.choices.skipped)
+        self._plan: ReadPlan | None = None  # of the last call, if its answers are in their buffer
         cache.defers_moves = True
         self._staging = Staging(model.device)
         self._tables = model.rotary.grow(model.config.max_positions)
-        self._logits = torch.empty(WIDTHS[-1], len(model.weights.head), dtype=model.dtype, device=model.device)
-        self._answers = torch.empty(3 * WIDTHS[-1], device=model.device)
+        self._logits = torch.empty(MOST_READ, len(model.weights.head), dtype=model.dtype, device=model.device)
+        self._answers = torch.empty(3 * MOST_READ, device=model.device)
         self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=model.device)
+        self._all_rows = torch.arange(MOST_READ, device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}
         # Computes the forward that `read` made last once more, if it was a recorded one.
         self.replay: Callable[[], None] = lambda: None
@@ -152,22 +167,31 @@ class RecordedForwards:
         self._checked = False
 
     def reserve(self, num_rows: int) -> None:
-        needed, step = max(num_rows, CHECKED_CONTEXT + WIDTHS[-1]), CAPACITY_STEP[self._model.device.type]
+        needed, step = max(num_rows, CHECKED_CONTEXT + self._widths[-1]), CAPACITY_STEP[self._model.device.type]
         if needed > self.cache.capacity or self.cache.capacity % step:
             capacity = -(-max(needed, self.cache.capacity) // step) * step
             self.cache.resize(self.cache.num_sequences, capacity)
 
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether the buffer is another than that for which forwards are recorded."""
+        return self._keys is not self.cache.keys
+
     @torch.inference_mode()
-    def prepare(self) -> None:
-        """Records the forwards of all widths, unless that is done for this buffer; checks them the first time."""
-        if self._keys is self.cache.keys:
+    def prepare(self, *, lazily: bool = False) -> None:
+        """Records the forwards of all widths, unless that is done for this buffer; checks them the first time.
+
+        Args:
+            lazily: whether, after the first time, a width is recorded when a forward has it: a batch whose buffer
+                changes while time is taken needs few of them.
+        """
+        if not self.is_outgrown:
             return
         self._keys, self._replays = None, {}
         try:
             with _on(self._model.device):
-                for width in reversed(self._widths):  # the largest first: the others fit in its memory
-                    self._staging.send((), (), ReadPlan(()), (width, num_words(width)))
-                    self._replays[width] = self._record(partial(self._compute, width))
+                for width in () if lazily and self._checked else reversed(self._widths):
+                    self._record_width(width)  # the largest first: the others fit in its memory
                 self._keys = self.cache.keys
                 if not self._checked:
                     self._check()
@@ -179,47 +203,87 @@ class RecordedForwards:
             raise ConfigError(f"forwards cannot be recorded on {self._model.device}: {reason}") from error
         self._checked = True
 
+    def _record_width(self, width: int) -> None:
+        self._staging.send((), (), ReadPlan(()), (width, num_words(width)))
+        self._replays[width] = self._record(partial(self._compute, width))
+
     def read(self, forwards: Sequence[Forward], plan: ReadPlan, lengths: Sequence[int]) -> list[Readout] | None:
-        """Makes one model call and answers all reads; None, and nothing is done, for forwards that need another way."""
+        """Makes one model call and answers all reads, as `launch` does, and waits for the answers."""
+        collect = self.launch(forwards, plan, lengths)
+        return None if collect is None else collect()
+
+    def launch(
+        self,
+        forwards: Sequence[Forward],
+        plan: ReadPlan,
+        lengths: Sequence[int],
+        sequences: Sequence[int] | None = None,
+        fed: Mapping[int, int] = NOTHING_FED,
+    ) -> Collect | None:
+        """Starts one model call; None, and nothing is done, for forwards that need another way.
+
+        Args:
+            sequences: places of the forwards in the buffer, ascending; by default 0, 1, ...
+            fed: see `Engine._launch`.
+        """
+        before, self._plan = self._plan, None
         # Forwards that score rows, reuse features or are guided do: their work differs each time.
-        if self._keys is not self.cache.keys or plan.guides:
+        if self._keys is not self.cache.keys or plan.guides or (fed and before is None):
             return None
         for forward in forwards:
             if forward.approximation is not None:
                 return None
-        width, words = self._shape(forwards, plan)
+        (width, words), is_replayed = self._shape(forwards, plan)
         # So does a wide forward of one sequence: attention without a pattern suits a long causal text better.
-        if width > WIDTHS[-1] and not (len(forwards) > 1 and self._staging.holds(width, words, 0)):
+        if not is_replayed and not (len(forwards) > 1 and self._staging.holds(width, words, 0)):
             return None
-        model, moves = self._model, self.cache.moves
+        if fed and width not in self._replays:  # a recording would write over the answers that are fed
+            return None
+        model, moves, pairs = self._model, self.cache.moves, []
+        if fed and before is not None and sequences is not None:
+            first_rows = accumulate([len(forward.tokens) for forward in forwards], initial=0)
+            rows = zip(first_rows, sequences, strict=False)
+            pairs = [(row, before.answer_of(fed[place])) for row, place in rows if place in fed]
         with _on(model.device):
+            if is_replayed and width not in self._replays:
+                self._record_width(width)
             if not self._staging.holds(width, words, len(moves)):  # then two copies instead of one
                 self.cache.move_rows()
                 moves = []
-            self.cache.move_rows(self._staging.send(forwards, lengths, plan, (width, words), moves))
-            if width > WIDTHS[-1]:
+            moves_3N, fed_2F = self._staging.send(forwards, lengths, plan, (width, words), moves, sequences, pairs)
+            self.cache.move_rows(moves_3N)
+            if fed_2F is not None:
+                # Whatever the answers are if they are not finite, a token is one of the vocabulary.
+                tokens_F = self._answers[fed_2F[1]].long().clamp_(0, model.config.vocab_size - 1)
+                self._staging.columns(width)[0][fed_2F[0]] = tokens_F
+            if not is_replayed:
                 # Launched one by one and without padding: from 512 rows of a large model on arithmetic takes longer
                 # than launching, and padding would add to it.
                 hidden_WC, _ = self._hidden(width, words)
                 return self._read_out(plan, hidden_WC, model.logits, width)
             self.replay = self._replays[width]
             self.replay()
+            self._plan = plan
             if not plan.is_simple:
                 return self._read_out(plan, self._logits[:, : model.config.vocab_size], Tensor.float, width)
-            answers_3W = fetch(self._answers[: 3 * width]).reshape(3, width)
-        return plan.readouts(answers_3W, model.dtype)
+            num_read = min(width, MOST_READ)
+            fetched = fetch(self._answers[: 3 * num_read])
+        return lambda: plan.readouts(fetched().reshape(3, num_read), model.dtype)
 
-    def _shape(self, forwards: Sequence[Forward], plan: ReadPlan) -> Shape:
+    def _shape(self, forwards: Sequence[Forward], plan: ReadPlan) -> tuple[Shape, bool]:
+        """The shape of a call, and whether there is a recording for it."""
         sizes = [len(forward.tokens) for forward in forwards]
-        num_rows = max(sum(sizes), plan.numbers.shape[1])
-        if num_rows > WIDTHS[-1]:
-            return num_rows, num_words(max(sizes))
+        num_rows, num_reads = max(sum(sizes), plan.numbers.shape[1]), plan.numbers.shape[1]
+        # A wider forward is of a batch, and some of its rows are read, simply.
+        can_be_wide = plan.is_simple and num_reads <= MOST_READ and len(forwards) > 1
+        if num_rows > (self._widths[-1] if can_be_wide else min(self._widths[-1], MOST_READ)):
+            return (num_rows, num_words(max(sizes))), False
         width = self._widths[bisect_left(self._widths, num_rows)]
-        return width, num_words(width)
+        return (width, num_words(width)), True
 
-    def _read_out(self, plan: ReadPlan, x_WX: Tensor, head: Callable[[Tensor], Tensor], width: int) -> list[Readout]:
+    def _read_out(self, plan: ReadPlan, x_WX: Tensor, head: Callable[[Tensor], Tensor], width: int) -> Collect:
         numbers_4W = self._staging.columns(width)[6:]
-        return read_out(plan, x_WX, head, self._model.config.vocab_size, self._model.dtype, numbers_4W)
+        return launch_reads(plan, x_WX, head, self._model.config.vocab_size, self._model.dtype, numbers_4W)
 
     def _hidden(self, width: int, words: int) -> tuple[Tensor, Tensor]:
         # The residual stream of the rows in the staging buffer, [W, C], and its final norm, of at least as many rows.
@@ -229,10 +293,13 @@ class RecordedForwards:
 
     def _compute(self, width: int) -> None:
         _, normed_RC = self._hidden(width, num_words(width))
+        num_read = min(width, MOST_READ)
+        rows_N, given_N, _, suppressed_N = self._staging.columns(width)[6:, :num_read]
+        if width > MOST_READ:
+            normed_RC, rows_N = normed_RC[rows_N], self._all_rows
         logits_RV = torch.mm(normed_RC, self._model.weights.head.t(), out=self._logits[: len(normed_RC)])
-        logits_WV = logits_RV[:width, : self._model.config.vocab_size]
-        rows_W, given_W, _, suppressed_W = self._staging.columns(width)[6:]
-        read_rows(logits_WV, rows_W, given_W, suppressed_W, self._answers[: 3 * width].view(3, width))
+        logits_NV = logits_RV[:num_read, : self._model.config.vocab_size]
+        read_rows(logits_NV, rows_N, given_N, suppressed_N, self._answers[: 3 * num_read].view(3, num_read))
 
     def _check(self) -> None:
         """Compares a forward of every width, and a wider forward of a batch, with the same forwards unrecorded."""
@@ -240,19 +307,22 @@ class RecordedForwards:
         self._check_after(CHECKED_CONTEXT, (*self._widths, *([widest + 1] if self.cache.num_sequences > 1 else [])))
         most = min(self.cache.capacity, self._model.config.max_positions) - widest
         if most > MANY:
-            self._check_after(min(LONG_CONTEXT, most), LONG_CHECKED)
+            self._check_after(min(LONG_CONTEXT, most), [width for width in LONG_CHECKED if width <= widest])
 
     def _check_after(self, context: int, widths: Sequence[int]) -> None:
         model, cache = self._model, self.cache
         num_sequences = min(cache.num_sequences, CHECKED_SEQUENCES)
         lengths = [context - sequence for sequence in range(num_sequences)]
         cache.lengths[:num_sequences] = [0] * num_sequences
-        hidden_of(model, cache, [self._forward(0, length) for length in lengths], "sdpa")
+        hidden_of(model, cache, [self._forward(0, length, length) for length in lengths], "sdpa")
         cache.lengths[:num_sequences] = lengths
         for width in widths:
             parts = np.array_split(range(width), min(width, num_sequences))
             sizes = [min(len(part), cache.capacity - length) for part, length in zip(parts, lengths, strict=False)]
-            forwards = [self._forward(*pair) for pair in zip(lengths, sizes, strict=False)]
+            share = MOST_READ // len(parts) if MOST_READ < width <= self._widths[-1] else width
+            forwards = [self._forward(*pair, share) for pair in zip(lengths, sizes, strict=False)]
+            for sequence, size in enumerate(sizes):
+                cache.stage(sequence, size)
             answers = self.read(forwards, ReadPlan.of(forwards), lengths[: len(forwards)])
             assert answers is not None
             with_margin = [replace(forward, reads=(replace(forward.reads[0], margin=True),)) for forward in forwards]
@@ -260,14 +330,14 @@ class RecordedForwards:
             expected = read_out(plan, hidden_of(model, cache, forwards, "sdpa"), model.logits, model.config.vocab_size)
             _compare(f"{width} rows after {context}", answers, expected, TOLERANCES[model.dtype])
         for sequence in range(num_sequences):
-            cache.clear(sequence)
+            cache.wipe(sequence)
 
-    def _forward(self, start: int, num_rows: int) -> Forward:
+    def _forward(self, start: int, num_rows: int, most_read: int) -> Forward:
         # Causal or of two groups, so that both kinds of patterns are checked.
         positions = range(start, start + num_rows)
         tokens = [position * 7919 % self._model.config.vocab_size for position in positions]
         attention = causal(num_rows) if num_rows % 16 else groups([num_rows // 2] * 2)
-        read = Read(rows=range(num_rows), given=tokens)
+        read = Read(rows=range(num_rows)[-most_read:], given=tokens[-most_read:])
         return Forward(tokens, positions, attention, (read,))
 
 

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,40 @@ class WidthCost(NamedTuple):
 
     free_rows: int
     row_cost: float
+
+
+class LoadCurve:
+    """Seconds of a model call by its rows, from which rows of a batch are priced by the load of the whole call."""
+
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        rows = sorted(seconds)
+        if len(rows) < 2 or rows[0] != 1:
+            raise ConfigError(f"a curve of {rows} rows; it needs the seconds of 1 row and of more")
+        self._rows = np.array(rows, dtype=float)
+        # A wider call never counts as faster, so that no row has a price below zero.
+        self._seconds = np.maximum.accumulate([seconds[number] for number in rows])
+
+    def seconds(self, num_rows: int) -> float:
+        """Seconds of a call; beyond the curve, as its last two points go on."""
+        return float(
+            self._seconds[self._place(num_rows)]
+            + self._slope(num_rows) * (num_rows - self._rows[self._place(num_rows)])
+        )
+
+    def row_cost(self, num_rows: int, num_requests: int) -> float:
+        """What a further row adds to a call, in units of what one more forward of one of its requests costs at least.
+
+        A forward that one of n requests saves makes its batch 1 / n of a call of one row shorter, not a whole call.
+        """
+        return num_requests * self._slope(num_rows) / float(self._seconds[0])
+
+    def _place(self, num_rows: int) -> int:
+        return min(int(np.searchsorted(self._rows, num_rows, side="right")), len(self._rows) - 1) - 1
+
+    def _slope(self, num_rows: int) -> float:
+        place = self._place(num_rows)
+        (left, right), (first, last) = self._rows[place : place + 2], self._seconds[place : place + 2]
+        return float((last - first) / (right - left))
 
 
 # By kind of device, so that equal settings make equal forwards on every machine. The CPU's is that of the embedded

@@ -46,6 +46,7 @@ class KVCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * num_sequences
         self.staged = [0] * num_sequences
+        self._written = [0] * num_sequences  # rows from the first one on that may differ from zero
         # Scores of staged rows, valid until the next commit, or the features of a text.
         self.approximations: list[ScoredRows | Features | None] = [None] * num_sequences
         # Whether the next `move_rows` moves the rows of a commit, so that their numbers are sent with the next forward.
@@ -73,6 +74,7 @@ class KVCache:
         kept = slice(num_sequences)
         self.lengths = self.lengths[kept] + [0] * num_more
         self.staged = self.staged[kept] + [0] * num_more
+        self._written = self._written[kept] + [0] * num_more
         self.approximations = self.approximations[kept] + [None] * num_more
         self.moves = [move for move in self.moves if move[0] < num_sequences]
 
@@ -83,10 +85,12 @@ class KVCache:
 
     @torch.inference_mode()
     def wipe(self, sequence: int) -> None:
-        """As `clear`, and zeroes the rows: in a batch, padded keys reach beyond the rows of a sequence."""
+        """As `clear`, and zeroes the rows in use: in a batch, padded keys reach beyond the rows of a sequence."""
         self.clear(sequence)
-        self.keys[:, sequence].zero_()
-        self.values[:, sequence].zero_()
+        if num_rows := self._written[sequence]:
+            for buffer in (self.keys, self.values):
+                buffer[:, sequence, :, :num_rows].zero_()
+        self._written[sequence] = 0
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
@@ -96,13 +100,19 @@ class KVCache:
         for buffer in (self.keys, self.values):
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
         self.lengths[target], self.staged[target] = self.lengths[source], self.staged[source]
+        self._written[target] = length + self.staged[target]
         self.approximations[target], self.approximations[source] = self.approximations[source], None
 
     def stage(self, sequence: int, num_rows: int) -> None:
         """Declares the rows of a sequence's next forward; whatever was staged before is dropped."""
         self.staged[sequence] = num_rows
+        self.touch(sequence, self.lengths[sequence] + num_rows)
         if isinstance(self.approximations[sequence], ScoredRows):
             self.approximations[sequence] = None
+
+    def touch(self, sequence: int, num_rows: int) -> None:
+        """Says that rows of a sequence up to this number are written."""
+        self._written[sequence] = max(self._written[sequence], num_rows)
 
     def commit(self, sequence: int, rows: Sequence[int], keep: int | None = None) -> None:
         """Keeps some rows of the last forward and drops the others; arguments as `Commit`, errors are DecodeError."""

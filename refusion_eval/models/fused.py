@@ -6,7 +6,8 @@ begin while the kernel before it still runs. What differs between forwards is re
 
 Where each row belongs is told by four numbers: its sequence, the committed rows of that sequence, the rows of that
 sequence in this forward, and the number of the row among them. The rows of a sequence are neighbours, and the sequences
-ascend from 0. A row of sequence -1 is padding: it is neither stored nor attended to, and what it gets means nothing.
+ascend; some of the buffer may have none. A row of sequence -1 is padding: it is neither stored nor attended to, and
+what it gets means nothing.
 
 Shapes: W rows, C residual width, H query heads, G key-value heads, D head width, I width of the MLP, V vocabulary,
 S sequences, K rows of the KV buffer, L layers, B 64-bit words a row of the visibility pattern, N rows that are read,
@@ -107,6 +108,8 @@ def attend_rows(
     attended_WHD = torch.zeros_like(queries_WHD)
     for sequence in range(int(places_4W[0].max()) + 1):
         rows_T = (places_4W[0] == sequence).nonzero()[:, 0]
+        if not len(rows_T):  # a place of the buffer whose sequence has no row in this forward
+            continue
         num_own, length = len(rows_T), int(places_4W[1, rows_T[0]])
         bits_TBJ = bits_WB[rows_T, :, None] >> torch.arange(BITS) & 1
         mask_TK = torch.zeros(num_own, length + num_own, dtype=queries_WHD.dtype)

@@ -213,7 +213,7 @@ def _without_tokens(trace: Trace) -> Trace:
         replace(event, tokens=(0,) * len(event.tokens)) if isinstance(event, Draft | Fix) else event
         for event in trace.events
     ]
-    return Trace(blanked, trace.num_forwards)
+    return Trace(blanked, trace.num_forwards, trace.num_unrecorded)
 
 
 class WarmUp:

@@ -3,11 +3,14 @@
 import json
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from refusion_eval.bench import bench
+from refusion_eval.bench import batches, bench
+from refusion_eval.bench.batches import BatchSpeed
 from refusion_eval.bench.bench import System, _same_text, compare, run_bench
 from refusion_eval.bench.profiling import HOST
+from refusion_eval.engine.batch import BatchCounts
 from refusion_eval.types import Decoded, Trace
 
 
@@ -74,6 +77,9 @@ def test_a_report_on_the_embedded_checkpoint_puts_ratios_first(monkeypatch):
 class _SlowSetUp:
     """An engine that takes 100 s until it takes a request, and then 2 s for each."""
 
+    model = SimpleNamespace(device=torch.device("cpu"))
+    batch_counts = BatchCounts(steps=4, requests=6, rows=10, waited_seconds=1.5)
+
     def __init__(self):
         self.now = 0.0
 
@@ -86,7 +92,7 @@ class _SlowSetUp:
 
 def test_the_speed_of_a_batch_leaves_out_the_set_up_of_its_buffer(monkeypatch):
     engine = _SlowSetUp()
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: engine.now)
-    model = SimpleNamespace(engine=engine, device=torch.device("cpu"))
-    speeds = bench.batch_speeds(model, "refusion", None, [[0]] * 3, (1, 16))
+    monkeypatch.setattr(batches.time, "perf_counter", lambda: engine.now)
+    speeds = batches.batch_speeds(engine, "refusion", None, [[0]] * 3, (1, 16))
     assert {size: speed.tokens_per_second for size, speed in speeds.items()} == {1: 2.0, 16: 2.0}
+    assert speeds[16] == BatchSpeed(2.0, 1.0, None, 4, 1.5, 2.5, pytest.approx(0.75))

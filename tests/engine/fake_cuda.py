@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from refusion_eval.engine import readout, recorded, width
 from refusion_eval.models import choices
@@ -115,6 +117,10 @@ class Launches(TorchDispatchMode):
     kernels: Counter = field(default_factory=Counter)
     copies: Counter = field(default_factory=Counter)
     waits: Counter = field(default_factory=Counter)
+    pageable: Counter = field(default_factory=Counter)  # copies from or to memory that is not pinned
+    pinned: dict[int, torch.Tensor] = field(default_factory=dict)
+    zeroed: int = 0  # bytes
+    awaited: list[int] = field(default_factory=list)  # sizes of the copies whose end was awaited
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -127,12 +133,21 @@ class Launches(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         out = func(*args, **(kwargs or {}))
+        if func.is_view and id(args[0]) in self.pinned:
+            self.pinned[id(out)] = out
+        if name == "zero_":
+            self.zeroed += args[0].numel() * args[0].itemsize
         places = {tensor.device.type for tensor in _tensors((args, kwargs, out)) if tensor.numel()}
         if name in WAITS:
             self.waits[name] += 1
         elif places == {"cpu", "cuda"} and name in ("copy_", "_to_copy"):
             target = args[0] if name == "copy_" else out
-            self.copies["to the device" if target.device.type == "cuda" else "to the host"] += 1
+            source = args[1] if name == "copy_" else args[0]
+            host = source if target.device.type == "cuda" else target
+            where = "to the device" if target.device.type == "cuda" else "to the host"
+            self.copies[where] += 1
+            if id(host) not in self.pinned:
+                self.pageable[where] += 1
         elif func.namespace != "prim" and "cuda" in places and not func.is_view and name not in NO_KERNEL:
             self.kernels[name] += kernels_of(name, args)
         return out
@@ -170,20 +185,25 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Iterator[Launch
     """In it tensors on "cuda" are fake, and whatever is read of them is random: probabilities from 0.3 to 1."""
     random = np.random.default_rng(seed)
 
-    def fetch(table: torch.Tensor) -> np.ndarray:
-        table.cpu()  # counted
-        answers = random.uniform(0.3, 1, tuple(table.shape)).astype(np.float32)
-        rows = answers.reshape(-1, table.numel() // 3 if table.ndim == 1 else table.shape[-1])
-        rows[0] = random.integers(0, 1000, rows.shape[1])
-        return answers
+    def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: object) -> tuple[torch.Tensor, np.ndarray, Any]:
+        made = np.zeros(shape, dtype=np.int64)
+        if dtype != torch.int64:  # what answers are copied to
+            made = random.uniform(0.3, 1, shape).astype(np.float32)
+            rows = made.reshape(-1, made.size // 3 if made.ndim == 1 else shape[-1])
+            rows[0] = random.integers(0, 1000, rows.shape[1])
+        with _disable_current_modes():
+            buffer = torch.from_numpy(made)  # a true tensor, into which numbers can be written
+        launches.pinned[id(buffer)] = buffer
+        return (
+            buffer,
+            made,
+            SimpleNamespace(record=lambda: None, synchronize=lambda: launches.awaited.append(made.size)),
+        )
 
     for module in (readout, recorded):
-        monkeypatch.setattr(module, "fetch", fetch)
+        monkeypatch.setattr(module, "host_buffer", host_buffer)
     for module in (devices, width):
         monkeypatch.setattr(module, "synchronize", lambda device: None)
-    host = torch.zeros(recorded.SIZE, dtype=torch.int64)  # a true tensor, into which numbers can be written
-    numbers = host.numpy()
-    monkeypatch.setattr(recorded, "host_buffer", lambda size, device: (host, numbers, None))
 
     def tensor(data: object, dtype: torch.dtype | None = None, device: object = "cpu") -> torch.Tensor:
         made = torch.from_numpy(np.array(data))  # a mode of fake tensors would compute a constant, which needs a device

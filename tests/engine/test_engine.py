@@ -160,7 +160,7 @@ def test_a_batch_that_ends_no_request_for_a_while_says_how_far_it_is(monkeypatch
             trace.fix([number], [7])
         return Response([7, 7, 7], "eos")
 
-    monkeypatch.setattr("refusion_eval.engine.engine.SILENT_SECONDS", 0)
+    monkeypatch.setattr("refusion_eval.engine.batch.SILENT_SECONDS", 0)
     with caplog.at_level("INFO", logger="refusion_eval"):
         assert len(list(random_engine().run_many([Request(decode, [1], None)] * 2, 2))) == 2
     assert caplog.messages == [f"2 requests at a time: {count} tokens in the unfinished responses" for count in (2, 4)]

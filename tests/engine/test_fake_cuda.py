@@ -53,7 +53,7 @@ def one_forward(engine, launches, width):
     """Counts one recorded forward of a width."""
     forward = Forward([1] * width, range(90, 90 + width), causal(width), (Read(range(width), suppress=(7,)),))
     plan = ReadPlan([(forward.reads[0], 0)])
-    for counter in (launches.kernels, launches.copies, launches.waits):
+    for counter in (launches.kernels, launches.copies, launches.waits, launches.pageable):
         counter.clear()
     assert engine.recorded.read([forward], plan, [90]) is not None
     return launches.num_kernels
@@ -72,8 +72,11 @@ def test_kernels_of_a_layer_and_copies_of_a_forward(monkeypatch, width, bound, t
             engine = Engine(fake_transformer(shape_8b(num_layers)), "sdpa", record=lambda compute: compute)
             engine.recorded.reserve(500)
             engine.recorded.prepare()
+            launches.awaited.clear()
             kernels[num_layers] = one_forward(engine, launches, width)
             assert launches.copies == {"to the device": 1, "to the host": 1}
+            assert not launches.pageable
+            assert launches.awaited[-1] == 3 * width  # the answers, by an event
             assert not launches.waits
     a_layer = (kernels[3] - kernels[1]) / 2
     assert a_layer == bound
@@ -119,7 +122,7 @@ def test_kernels_of_a_layer_and_copies_of_a_forward_of_a_batch(monkeypatch, size
             forwards.prepare()
             one = [Forward([1] * size, range(90, 90 + size), causal(size), (Read(range(size)),)) for size in sizes]
             plan = ReadPlan([(one[0].reads[0], first) for first in np.cumsum([0, *sizes[:-1]])])
-            for counter in (launches.kernels, launches.copies, launches.waits):
+            for counter in (launches.kernels, launches.copies, launches.waits, launches.pageable):
                 counter.clear()
             for sequence in range(3):
                 cache.moves.append((sequence, 92, 91))  # rows that stay after the forward before
@@ -145,6 +148,27 @@ def test_every_decoder_in_a_batch(monkeypatch, name):
         assert more <= 1 + len(requests)
 
 
+@pytest.mark.parametrize("name", ["autoregressive", "refusion", "llada"])
+def test_copies_of_a_batch_with_overlap(monkeypatch, name):
+    """Each call takes one copy to the device, which brings also what is fed from the last call, and one back."""
+    with fake_cuda(monkeypatch) as launches:
+        model = fake_transformer(shape_8b(1))
+        engine = Engine(model, "sdpa", kv_budget=2**36, record=lambda compute: compute, overlap=True)
+        requests = [Request(DECODERS[name].decode, PROMPT[:length], settings_of(name)) for length in (20, 30, 40, 25)]
+
+        def begun():
+            for counter in (launches.copies, launches.pageable):
+                counter.clear()
+            yield from requests
+
+        results = dict(engine.run_many(begun(), 4))
+        assert all(isinstance(result, Decoded) for result in results.values()), results
+        assert not launches.waits
+        assert launches.copies["to the host"] == engine.batch_counts.steps
+        assert launches.copies["to the device"] - engine.batch_counts.steps in (0, 1)  # suppressed ids, once
+        assert sum(launches.pageable.values()) <= 1
+
+
 @pytest.mark.parametrize("name", OF_THIS_TRANSFORMER)
 def test_every_decoder_in_a_batch_without_recordings(monkeypatch, name):
     with fake_cuda(monkeypatch) as launches:
@@ -155,6 +179,22 @@ def test_every_decoder_in_a_batch_without_recordings(monkeypatch, name):
         assert not launches.waits
         # Tokens and positions, mask or rows of the cache, reads; more where rows move in the cache.
         assert launches.copies["to the device"] <= 5 * launches.copies["to the host"]
+
+
+def test_a_place_is_zeroed_as_far_as_it_was_used(monkeypatch):
+    with fake_cuda(monkeypatch) as launches:
+        model = fake_transformer(shape_8b(1))
+        engine = Engine(model, "sdpa", kv_budget=2**36, record=lambda compute: compute)
+        requests = [Request(DECODERS["autoregressive"].decode, PROMPT, settings_of("autoregressive"))] * 9
+
+        def begun():
+            launches.zeroed = 0
+            yield from requests
+
+        assert len(dict(engine.run_many(begun(), 3))) == 9
+        # 40 rows of the prompt and 16 of the response, when a place is taken again and when its rows move.
+        used = (40 + 16) * devices.cache_bytes_per_row(model.config, model.dtype)
+        assert 0 < launches.zeroed <= 2 * used * len(requests)
 
 
 def test_a_gpu_takes_the_times_of_copies_itself(monkeypatch):

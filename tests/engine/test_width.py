@@ -1,5 +1,7 @@
 """The width curve and its hinge (`refusion_eval.engine.width`)."""
 
+from dataclasses import replace
+
 import pytest
 
 from refusion_eval.decoders.refusion_fused import ForwardCost
@@ -50,6 +52,14 @@ def test_what_is_measured_can_be_used():
     assert cost.row_cost >= 0
 
 
+def test_forwards_of_few_widths_are_checked_after_long_texts_too():
+    model = random_transformer()
+    model.config = replace(model.config, max_positions=4096)
+    cache = KVCache(model.config, 1, 4096, model.dtype, model.device)
+    recorded = RecordedForwards(model, cache, lambda compute: compute, (1, 8))
+    assert set(time_replays(model, recorded, (1, 8), context=5, num_rounds=1)) == {1, 8}
+
+
 def test_replays_repeat_the_forward_of_their_width_and_none_other():
     model, computed = random_transformer(), []
 
@@ -57,9 +67,8 @@ def test_replays_repeat_the_forward_of_their_width_and_none_other():
         width = compute.args[0]
         return lambda: (computed.append(width), compute())
 
-    recorded = RecordedForwards(
-        model, KVCache(model.config, 1, 512, model.dtype, model.device), record, Choices(skipped=WIDTHS[4:-1])
-    )
+    cache = KVCache(model.config, 1, 512, model.dtype, model.device)
+    recorded = RecordedForwards(model, cache, record, WIDTHS, Choices(skipped=WIDTHS[4:-1]))
     recorded.reserve(20)
     recorded.prepare()
     computed.clear()

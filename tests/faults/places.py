@@ -133,11 +133,11 @@ def run_out_of_memory(*, counts=(), above=None):
     """
     compute, number = Engine._compute, Counter()
 
-    def failing(engine, recorded, cache, forwards):
+    def failing(engine, cache, forwards, sequences):
         number["forwards"] += 1
         if number["forwards"] in counts or (above is not None and len(forwards) > above):
             raise torch.OutOfMemoryError("CUDA out of memory, by design")
-        return compute(engine, recorded, cache, forwards)
+        return compute(engine, cache, forwards, sequences)
 
     Engine._compute = failing
 

@@ -97,10 +97,10 @@ def test_in_rounds_so_many_items_of_the_task_are_decoded_alone_and_not_of_each_r
 def test_a_batch_that_runs_out_of_memory_goes_on_with_half_of_it(responses, prompts, tiny, tmp_path, monkeypatch):
     compute = Engine._compute
 
-    def compute_few(self, recorded, cache, forwards):
+    def compute_few(self, cache, forwards, sequences):
         if len(forwards) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory, by design")
-        return compute(self, recorded, cache, forwards)
+        return compute(self, cache, forwards, sequences)
 
     monkeypatch.setattr(Engine, "_compute", compute_few)
     lm = build(tiny, run_dir=str(tmp_path), batch_size=5)

@@ -119,3 +119,30 @@ def test_more_rows_than_there_are_cannot_be_kept():
     stage(cache, 0, [1, 2])
     with pytest.raises(DecodeError, match="keep=1 of 0 committed rows"):
         cache.commit(0, [0], keep=1)
+
+
+@given(st.data())
+@examples(60)
+def test_a_place_that_is_wiped_or_left_has_zeros_alone(data):
+    """Only rows in use are zeroed, however they were written: staged, committed, dropped or moved."""
+    cache = new_cache(num_sequences=3)
+    for mark in range(1, data.draw(st.integers(2, 8))):
+        sequence = data.draw(st.integers(0, 2))
+        width = data.draw(st.integers(1, 5))
+        stage(cache, sequence, [mark] * width)
+        action = data.draw(st.sampled_from(["commit", "drop", "wipe", "move"]))
+        if action == "commit":
+            cache.commit(sequence, data.draw(st.permutations(range(width)))[:2])
+        elif action == "move":
+            target = (sequence + 1) % 3
+            cache.commit(sequence, range(width))
+            cache.move(sequence, target)
+            assert not cache.keys[:, target, :, cache.lengths[target] :].any()
+        elif action == "wipe":
+            cache.wipe(sequence)
+            assert not cache.keys[:, sequence].any()
+            assert not cache.values[:, sequence].any()
+    for sequence in range(3):
+        cache.wipe(sequence)
+    assert not cache.keys.any()
+    assert not cache.values.any()

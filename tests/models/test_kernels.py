@@ -201,6 +201,21 @@ def zeros():
     return torch.zeros(fused.NUM_COUNTERS, dtype=torch.int32, device=DEVICE)
 
 
+def test_attention_of_places_with_gaps():
+    """Of five places of a buffer the first, third and last have rows; the others hold no numbers."""
+    sizes, lengths, attentions = [3, 20, 1], [40, 7, 0], [causal(3), groups([15, 5]), causal(1)]
+    places = places_of(sizes, lengths, 2)
+    places[0] *= 1 + (places[0] > 0).long()
+    queries = random(0, 26, 4, 8)
+    keys, values = random(1, 2, 5, 2, 60, 8)
+    for buffer in (keys, values):
+        buffer[[1, 3]] = float("nan")
+    bits = np.concatenate([*(pattern_bits(one, 1) for one in attentions), np.zeros((2, 1), np.int64)])
+    rest = (queries, keys, values, places, torch.from_numpy(bits).to(DEVICE))
+    assert places[0].unique().tolist() == [-1, 0, 2, 4]
+    assert_close(kernels.attend_rows(*rest), plain(fused.attend_rows, *rest))
+
+
 @settings(max_examples=6, phases=PHASES)
 @given(patterns(), st.integers(0, 7), st.integers(0, 150), st.integers(1, 2), st.integers(1, 4), product_dtypes, seeds)
 def test_attention(attention, padding, length, num_groups, shared, dtype, seed):
@@ -412,7 +427,9 @@ def test_every_kernel_compiles_for_the_gpus_that_it_is_for_and_spills_little(cap
             assert shared <= 101_376, line  # bytes that a block may have there
             continue
         most = 24 if num_rows != "64" else {"80": 128, "90": 64, "100": 320}[capability]
-        assert spilled <= (most if kernel == "attend_kernel" else 0), line
+        if "head 256" in line:
+            most *= 2
+        assert spilled <= (most if kernel == "attend_kernel" else 8), line
         # Of one number, the given token's logit, alone, and of halves of heads that are rotated.
         assert ("loads 2 bytes" in line) == (kernel == "read_whole_kernel" or "rotates" in line), line
         assert ("early)" in line) == ("waits, launches" in line), line

@@ -11,9 +11,9 @@ from tests.engine.random_model import VOCAB_SIZE, random_transformer
 SLOTS = {"gen_length": 64, "slot_size": 8, "block_size": 32, "mask_id": VOCAB_SIZE - 1, "row_cost": 0.002}
 # System -> its settings, and the most calls of Python functions for a forward.
 SYSTEMS = {
-    "autoregressive": (AutoregressiveSettings(gen_length=32), 55),
-    "refusion": (RefusionSettings(**SLOTS, tau_token=0.05), 152),
-    "refusion, not fused": (RefusionSettings(**SLOTS, tau_token=0.05, fuse=False), 92),
+    "autoregressive": (AutoregressiveSettings(gen_length=32), 49),
+    "refusion": (RefusionSettings(**SLOTS, tau_token=0.05), 149),
+    "refusion, not fused": (RefusionSettings(**SLOTS, tau_token=0.05, fuse=False), 89),
 }
 
 

@@ -1,0 +1,33 @@
+"""Batches are measured as they are, with overlap, and with rows priced by load (`refusion_eval.bench.batches`)."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from refusion_eval import api
+from refusion_eval.bench.batches import speeds_by_way
+from refusion_eval.bench.bench import mini_prompts
+from refusion_eval.engine.engine import Engine
+from refusion_eval.engine.recorded import RecordedForwards, recorder
+
+
+@pytest.mark.parametrize("decoder", ["autoregressive", "refusion"])
+def test_every_way_of_a_batch_is_measured_with_the_same_tokens(monkeypatch, decoder):
+    monkeypatch.setattr(RecordedForwards, "_check", lambda self: None)
+    model = api.load_model("embedded", device="cpu", dtype="float32", attention="sdpa")
+    engine = Engine(model.transformer, "sdpa", record=recorder(model.device))
+    loaded = SimpleNamespace(engine=engine, attention="sdpa", cuda_graphs=True, device=model.device)
+    more = {"slot_size": 8, "block_size": 16, "fuse": True, "row_cost": 0.002} if decoder == "refusion" else {}
+    settings = api.decoder_settings(model, decoder, gen_length=16, **more)
+    speeds = speeds_by_way(loaded, decoder, settings, mini_prompts(model, 6), 3)
+    ways = ["batch 1", "batch 3", "batch 3, overlap"]
+    if decoder == "refusion":
+        ways += [f"{way}, rows priced by load" for way in ways[1:]]
+    assert list(speeds) == ways
+    assert all(speed.same == 1 for speed in speeds.values())
+    assert speeds["batch 1"].requests_a_step == 1
+    assert all(1 < speeds[way].requests_a_step <= 3 for way in ways[1:])
+    assert all(speed.rows_a_step >= speed.requests_a_step for speed in speeds.values())
+    assert all(0 <= speed.host_share <= 1 for speed in speeds.values())
+    assert speeds["batch 3"].steps < speeds["batch 1"].steps
+    assert engine.load_curve is None
