@@ -155,6 +155,9 @@ def inspect(cubin):
             for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
         )
     deeds = [deed for deed, instruction in INSTRUCTIONS.items() if re.search(instruction, code)]
+    before, wait, _ = code.partition("ACQBULK")  # for the kernel before
+    if wait:
+        deeds.append(f"{len(re.findall(r'LDG|STG', before))} accesses before it waits")
     return *re.search(r"REG:(\d+) STACK:(\d+)", usage).groups(), deeds
 
 

@@ -433,5 +433,8 @@ def test_every_kernel_compiles_for_the_gpus_that_it_is_for_and_spills_little(cap
         # Of one number, the given token's logit, alone, and of halves of heads that are rotated.
         assert ("loads 2 bytes" in line) == (kernel == "read_whole_kernel" or "rotates" in line), line
         assert ("early)" in line) == ("waits, launches" in line), line
+        # Only scales and, by prefetches, weights: no kernel writes them.
+        allowed = "2 accesses" if kernel == "add_rms_norm_kernel" else "0 accesses"
+        assert "early)" not in line or f"{allowed} before it waits" in line, line
         if kernel == "product_kernel" and "row" not in line.partition("(")[2]:
             assert ("wgmma" in line) == (capability == "90" and "swapped" in line), line
