@@ -20,7 +20,8 @@ from generated_pairs import PAIRED, front
 from generated_text import FAMILY, means_of
 
 from refusion_eval.bench.checkpoints import SHAPES, config_of
-from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, results_rows
+from refusion_eval.bench.gpu_check import CHECKS, GpuCheck
+from refusion_eval.bench.gpu_report import results_rows
 from refusion_eval.bench.predict import CARDS, WIDTHS, expected
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.extract import answers, formulas, frames, letters, words

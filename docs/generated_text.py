@@ -255,7 +255,7 @@ def gpu_speed(words: Sequence[str]) -> str:
 
 
 def gpu_variants(words: Sequence[str]) -> str:
-    """What other ways to compute a forward gained on a GPU; rows are those of `LEAST_MBU`."""
+    """What other ways to compute a forward gained on a GPU; of 1 and 40 rows."""
     (folder,) = words
     gains = _figures(folder)["overlap"]["gains"]
     slower = {width: 100 / gain - 100 for width, gain in gains.items()}

@@ -15,24 +15,9 @@ from typing import Any
 import torch
 
 from refusion_eval.bench.checkpoints import SHAPES, config_of
-from refusion_eval.models.choices import CHOICES, MATRICES, Choices, Product, Sizes, choices_text
+from refusion_eval.bench.tune_choices import padding_of
+from refusion_eval.models.choices import CHOICES, MATRICES, Choices, Sizes, choices_text
 from refusion_eval.store.atomic_write import write_atomically
-
-LEAST_GAIN = 1.01  # of a product, below which its rows stay as they are
-
-
-def padding_of(speeds: Mapping[int, float]) -> dict[int, Product]:
-    """From bytes of weights per second by rows, products by the number of rows up to which they serve."""
-    found: dict[int, Product] = {}
-    padded: list[int] = []
-    for place, rows in enumerate(timed := sorted(speeds)):
-        if place and rows - 1 > timed[place - 1]:
-            found[rows - 1] = Product()  # rows between two that were timed stay as they are
-        best = max(timed[place:], key=speeds.__getitem__)
-        is_better = speeds[best] >= LEAST_GAIN * speeds[rows]
-        found[rows] = Product(padded_to=best) if is_better else Product()
-        padded += [rows] * is_better
-    return {rows: product for rows, product in found.items() if rows <= max(padded, default=0)}
 
 
 def choices_of(report: Mapping[str, Any]) -> Choices:

@@ -5,7 +5,6 @@ import os
 import platform
 import random
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,12 +16,13 @@ import torch
 from refusion_eval import api
 from refusion_eval.bench.batches import BatchSpeed, batch_speeds
 from refusion_eval.bench.checkpoints import SHAPES, checkpoint_named
+from refusion_eval.bench.profiling import Profile, profile, profile_table
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.rows import read_rows
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.width import time_forwards
-from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, synchronize, weight_bytes
+from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, weight_bytes
 from refusion_eval.paths import tasks_path
 from refusion_eval.types import Decoded, ForwardDone
 
@@ -41,8 +41,6 @@ RATIOS = {
     "our autoregressive / model.generate": ("autoregressive", "model.generate"),
     "our autoregressive / plain baseline": ("autoregressive", "autoregressive baseline"),
 }
-HOST = "decoder and engine (host)"  # what remains of a profile's time beside the operations
-NUM_SHOWN = 20  # operations of a profile in the table
 PROMPTED = ("gsm8k", "math", "humaneval", "mbpp", "mmlu_pro", "arc_challenge")
 RANDOM_PROMPT_LENGTH = 64
 
@@ -121,17 +119,6 @@ def ratios_of(speeds: Mapping[str, Speed]) -> dict[str, float]:
 def _mean_joules(joules: Sequence[float | None], num_tokens: int) -> float | None:
     measured = [energy for energy in joules if energy is not None]
     return sum(measured) / num_tokens if num_tokens and len(measured) == len(joules) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Operations of a decoding: kernels of a GPU, or operations of torch on a CPU."""
-
-    seconds: Mapping[str, float]  # of each operation without those that it calls, longest first
-    counts: Mapping[str, int]
-    num_forwards: int
-    watched: float  # seconds of the decodings under the profiler
-    unwatched: float  # seconds of the same decodings without it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,25 +231,6 @@ def _profile_by_operation(
     return profile(engine, resolved(model, "refusion", {**settings, "fuse": True}), prompts)
 
 
-def profile(engine: Engine, settings: Any, prompts: Sequence[Sequence[int]]) -> Profile:
-    """Decodes token ids with ReFusion at batch size 1, first without the profiler and then with it."""
-    decode, on_gpu = DECODERS["refusion"].decode, engine.model.device.type == "cuda"
-    engine.run(decode, prompts[0], settings)
-    unwatched = sum(engine.run(decode, prompt, settings).seconds for prompt in prompts)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    activities += [torch.profiler.ProfilerActivity.CUDA] if on_gpu else []
-    with torch.profiler.profile(activities=activities) as profiled:
-        started = time.perf_counter()
-        num_forwards = sum(engine.run(decode, prompt, settings).num_forwards for prompt in prompts)
-        synchronize(engine.model.device)
-        watched = time.perf_counter() - started
-    events = [event for event in profiled.key_averages() if (event.device_type.name == "CUDA") == on_gpu]
-    time_of = operator.attrgetter("self_device_time_total" if on_gpu else "self_cpu_time_total")
-    events.sort(key=time_of, reverse=True)
-    seconds = {event.key: time_of(event) / 1e6 for event in events}
-    return Profile(seconds, {event.key: event.count for event in events}, num_forwards, watched, unwatched)
-
-
 def systems_of(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, System]:
     """The systems of the comparison, with those on transformers' own model if `baseline` is its checkpoint."""
     unfused = resolved(model, "refusion", {**settings, "fuse": False})
@@ -324,21 +292,6 @@ def _same_text(speed: Speed, dtype: str) -> str:
 
 def _energy_text(speed: Speed | BatchSpeed) -> str:
     return "" if speed.joules_per_token is None else f"  {speed.joules_per_token:.3g} J/token"
-
-
-def profile_table(measured: Profile) -> str:
-    shown = dict(list(measured.seconds.items())[:NUM_SHOWN])
-    shown[HOST] = max(0.0, measured.watched - sum(measured.seconds.values()))
-    lines = [f"{'Operation of a batch-1 decode':<50} {'share':>7} {'ms a forward':>13}"]
-    lines += [
-        f"  {name[:48]:<48} {seconds / measured.watched:7.1%} {1e3 * seconds / measured.num_forwards:13.3f}"
-        for name, seconds in shown.items()
-    ]
-    lines.append(
-        f"{measured.num_forwards} forwards, {1e3 * measured.watched / measured.num_forwards:.3f} ms each under the "
-        f"profiler, {1e3 * measured.unwatched / measured.num_forwards:.3f} ms without"
-    )
-    return "\n".join(lines)
 
 
 def table(report: Report) -> str:

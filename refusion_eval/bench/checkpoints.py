@@ -9,11 +9,13 @@ influence are random, because multiplying zeros can be too fast.
 import contextlib
 import json
 import math
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,6 +23,8 @@ from torch import Tensor
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.checkpoint import ModelConfig, model_config, parse_model_config, read_json
+from refusion_eval.models.transformer import Transformer
+from refusion_eval.models.weights import arrange, padded_rows
 from refusion_eval.paths import embedded_path
 
 NOISE = 0.02  # standard deviation of weights without influence
@@ -98,6 +102,43 @@ def random_checkpoint(shape: Shape, directory: Path, dtype: torch.dtype) -> None
 
 def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> None:
     """Writes a checkpoint of a larger shape that computes the same tokens as a smaller one."""
+    build, weight_map, total = _builder(source, shape, dtype, torch.device("cpu")), dict[str, str](), 0
+    target.mkdir(parents=True)
+    for number in range(-1, shape.num_hidden_layers):
+        tensors = build.ends() if number < 0 else build.layer(number)
+        name = f"model-{number + 2:05d}-of-{shape.num_hidden_layers + 1:05d}.safetensors"
+        save_file(tensors, target / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    (target / "config.json").write_text(json.dumps(_inflated_config(source, shape, dtype), indent=2))
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copy(source / name, target / name)
+
+
+def inflated_transformer(source: Path, shape: Shape, dtype: torch.dtype, device: torch.device) -> Transformer:
+    """The model of the checkpoint that `inflate` writes, made in the memory of a device without a file."""
+    config = parse_model_config(_inflated_config(source, shape, dtype), source / "config.json")
+    build = _builder(source, shape, dtype, device)
+    tensors: dict[str, Tensor] = {}
+
+    def stack(sizes: tuple[int, ...], num_rows_of: Mapping[str, int], *, head: bool = False, **_: bool) -> Tensor:
+        with device:
+            for name in num_rows_of:
+                if name not in tensors:  # of the next layer: the tensors of the one before were taken
+                    number = re.search(r"layers\.(\d+)\.", name)
+                    tensors.update(build.ends() if number is None else build.layer(int(number[1])))
+            rows = torch.zeros(padded_rows(sizes[0], device) if head else sizes[0], *sizes[1:], dtype=dtype)
+            rows[: sizes[0]] = torch.cat([tensors.pop(name) for name in num_rows_of])
+        return rows
+
+    return Transformer(config, arrange(config, stack))
+
+
+def _builder(source: Path, shape: Shape, dtype: torch.dtype, device: torch.device) -> "_Builder":
+    """What makes the tensors of the large model; ConfigError if the small one does not fit into it."""
     config = model_config(source)
     if config.family != "qwen3":
         raise ConfigError(f"inflate: the checkpoint's model_type is {config.family!r}; only 'qwen3' can be inflated")
@@ -115,27 +156,19 @@ def inflate(source: Path, target: Path, shape: Shape, dtype: torch.dtype) -> Non
     for name, (needed, given) in needs.items():
         if given < needed:
             raise ConfigError(f"inflate: {name} is {given}, the checkpoint needs at least {needed}")
-    weights = load_file(source / "model.safetensors")
-    target.mkdir(parents=True)
-    build, weight_map, total = _Builder(config, shape, weights, dtype), dict[str, str](), 0
-    for number in range(-1, shape.num_hidden_layers):
-        tensors = build.ends() if number < 0 else build.layer(number)
-        name = f"model-{number + 2:05d}-of-{shape.num_hidden_layers + 1:05d}.safetensors"
-        save_file(tensors, target / name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, name)
-        total += sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights = load_file(source / "model.safetensors", device=str(device))
+    return _Builder(config, shape, weights, dtype, device)
+
+
+def _inflated_config(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
+    config = model_config(source)
     written = json.loads((source / "config.json").read_text()) | asdict(shape)
     # The surplus features are zero, so that the mean square of a row shrinks by this ratio of the widths.
     written["rms_norm_eps"] = config.rms_norm_eps * config.hidden_size / shape.hidden_size
     written |= {"tie_word_embeddings": False, "dtype": str(dtype).removeprefix("torch.")}
     for key in ("layer_types", "max_window_layers"):  # these follow the number of layers of the source
         written.pop(key, None)
-    (target / "config.json").write_text(json.dumps(written, indent=2))
-    for name in _TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copy(source / name, target / name)
+    return written
 
 
 def _groups(config: ModelConfig, shape: Shape) -> tuple[int, int]:
@@ -146,10 +179,12 @@ def _groups(config: ModelConfig, shape: Shape) -> tuple[int, int]:
 class _Builder:
     """The tensors of the large model, whose rows are the features of the small model, the constant, and zeros."""
 
-    def __init__(self, config: ModelConfig, shape: Shape, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, shape: Shape, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._config, self._shape, self._weights, self._dtype = config, shape, weights, dtype
         # Random weights are cut from one pool, because drawing billions of new ones would take minutes.
-        self._pool = (torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(0)) * NOISE).to(dtype)
+        self._pool = (torch.randn(_POOL_SIZE, generator=torch.Generator().manual_seed(0)) * NOISE).to(device, dtype)
         self._width = config.hidden_size
         self._scale = math.sqrt(config.hidden_size / shape.hidden_size)  # of residual norms; see rms_norm_eps
         # The features of a small head in a wide head: those that position ids rotate by the same angles.

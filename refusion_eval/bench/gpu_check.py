@@ -3,17 +3,15 @@
 The trained part of every model is an embedded checkpoint, by itself or inflated, so that nothing has to be downloaded.
 """
 
-import json
 import math
 import operator
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,17 +21,22 @@ from refusion_eval.bench import bench
 from refusion_eval.bench.batches import decode_batch, speeds_by_way
 from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate
 from refusion_eval.bench.child import in_process
-from refusion_eval.bench.predict import CARDS, Card, Measured, expected
+from refusion_eval.bench.gpu_report import OWN_CONDITIONS, Check, Result, reaches_bounds
+from refusion_eval.bench.predict import CARDS, DRIVER_NAMES, expected
+from refusion_eval.bench.profiling import kernels_by_width, microseconds_of, profile
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import Record, recorder
-from refusion_eval.engine.width import time_forwards
+from refusion_eval.engine.width import time_forwards, time_replays
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, synchronize, weight_bytes
+from refusion_eval.models.device import (
+    cache_bytes_per_row,
+    copy_bandwidth,
+    read_bandwidth,
+    seconds_of_calls,
+    weight_bytes,
+)
 from refusion_eval.paths import embedded_decoders, embedded_path
-from refusion_eval.runs.hardware import collect_hardware
-from refusion_eval.store.atomic_write import write_atomically
-from refusion_eval.store.manifest import git_commit
 
 REHEARSAL = Shape(256, 6, 4, 2, 512, 2300)
 REFUSION_SETTINGS = {"gen_length": 128, "slot_size": 8, "block_size": 32}
@@ -41,18 +44,18 @@ REFUSION_SETTINGS = {"gen_length": 128, "slot_size": 8, "block_size": 32}
 # of tokens in bfloat16 still does.
 REHEARSED_LENGTH, REHEARSED_DTYPE = 32, "float32"  # tokens of a response at most
 WIDTHS = (1, 8, 16, 32, 40, 64, 128, 256)
-# Targets at an H100, as shares of the measured copy bandwidth, and as ratios of systems in one run.
-LEAST_MBU = {1: 0.75, 40: 0.70}
+SHOWN_WIDTHS = (1, 40)
+PROFILED_WIDTHS = (1, 8, 40)
+# Targets as ratios of systems in one run.
 LEAST_SPEED_UP = 5.0
 LEAST_BATCH_GAIN = 12.0
 LEAST_SAME = 0.9  # share of the prompts whose tokens must agree in bfloat16, where rounding may tell two paths apart
 BATCH_SIZE = 32
 NUM_TIMED = 5  # prompts where every one takes seconds, and where more show nothing new
 PRODUCT_WIDTHS = (1, 2, 8, 16, 40, 64)
-NUM_REPLAYS = 5  # in a row, so that starting and awaiting them is a small part of their time
 MAX_SECONDS = 1800.0  # of all checks together
 PATIENCE = 3  # a check is stopped after so many times its estimate
-RESULTS = "checks.json"
+TUNE = "tune"  # makes the table of kernels of a card (`refusion_eval.bench.tune`), if it is asked for
 # The checks in their order, methods of `GpuCheck`, with the seconds that each is estimated to take at the shape 8B on
 # an H100. The figures that a GPU is rented for come first; checks on one checkpoint follow each other.
 CHECKS: Mapping[str, float] = {
@@ -68,24 +71,6 @@ CHECKS: Mapping[str, float] = {
 }
 
 
-class Result(NamedTuple):
-    """The outcome of a check; the text of one that raised an error is the error."""
-
-    passed: bool | None  # None without a bound, in a rehearsal of a bound for GPUs, or where nothing was checked
-    text: str
-    figures: Mapping[str, Any]
-
-    @property
-    def verdict(self) -> str:
-        return {True: "passed", False: "FAILED", None: "measured" if self.figures else "left out"}[self.passed]
-
-
-class Check(NamedTuple):
-    name: str
-    seconds: float
-    result: Result
-
-
 class GpuCheck:
     """The checks on one device. The folder takes inflated checkpoints, of 16 GB at the shape 8B, one at a time."""
 
@@ -97,58 +82,76 @@ class GpuCheck:
         num_prompts: int,
         progress: Callable[[str], None],
         cuda_graphs: bool | None = None,
+        tuning: tuple[Callable[[], Result], float] | None = None,  # and the seconds that it takes at most
     ) -> None:
         self._device = torch.device(device)
         self._folder, self._num_prompts, self._progress = folder, num_prompts, progress
         self._shape = REHEARSAL if shape is None else SHAPES[shape]
         self._on_gpu, self._cuda_graphs = self._device.type == "cuda", cuda_graphs
+        self._tuning = tuning
         self._dtype = "bfloat16" if self._on_gpu else REHEARSED_DTYPE
+        self._name = torch.cuda.get_device_name(self._device) if self._on_gpu else "cpu"
 
-    def run(self, names: Sequence[str] = tuple(CHECKS)) -> Iterator[Check]:
-        """Runs the checks for which there is time, each in a process of its own and with a limit of its own."""
+    def run(self, names: Sequence[str] = tuple(CHECKS), facts: Mapping[str, Any] | None = None) -> Iterator[Check]:
+        """Runs the checks for which there is time, each in a process of its own and with a limit of its own.
+
+        Each keeps those of the facts about this call (`gpu_report.conditions`) that may be others in the next one.
+        """
+        own = {name: value for name, value in (facts or {}).items() if name in OWN_CONDITIONS}
         begun = time.perf_counter()
         for number, name in enumerate(names, start=1):
-            started = time.perf_counter()
-            left, estimate = MAX_SECONDS - (started - begun), CHECKS[name]
+            started, own = time.perf_counter(), own | {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            tune, most = self._tuning if name == TUNE and self._tuning else (None, 0.0)
+            left, estimate = MAX_SECONDS - (started - begun), CHECKS.get(name, most)
             about = f"about {estimate / 60:.1f} of {left / 60:.0f} minutes"
             self._progress(f"check {number} of {len(names)}: {name}, {about}")
             if estimate > left:
-                yield Check(name, 0.0, Result(None, f"{about}: too little time was left", {}))
+                yield Check(name, 0.0, Result(None, f"{about}: too little time was left", {}), own)
                 continue
             limit = min(PATIENCE * estimate, left) if self._on_gpu else left
-            result, failure = in_process(getattr(self, name.replace("-", "_")), limit)
-            yield Check(name, time.perf_counter() - started, result or Result(False, failure, {}))
+            if tune is not None:  # whose steps have a process each
+                result, failure = tune(), ""
+            else:
+                result, failure = in_process(getattr(self, name.replace("-", "_")), limit)
+            yield Check(name, time.perf_counter() - started, result or Result(False, failure, {}), own)
 
     def width_curve(self) -> Result:
         """Times forwards by width, launched one by one and recorded, and compares them with the measured bandwidth."""
         model = self._model(self._inflated("refusion"), self._dtype)
-        bandwidth, weights = copy_bandwidth(self._device), weight_bytes(model.config, model.dtype)
+        bandwidth, read = copy_bandwidth(self._device), read_bandwidth(self._device)
+        weights = weight_bytes(model.config, model.dtype)
         ways = {"eager": None} | ({} if self._cuda_graphs is False else {"recorded": recorder(self._device)})
         curves: dict[str, dict[int, float]] = {}
+        alone: dict[int, float] = {}
         failure = ""
         for way, record in ways.items():
             try:
-                curves[way] = self._curve(model, record)
+                curves[way], alone = self._curve(model, record)
             except ConfigError as error:  # of forwards that cannot be recorded; those launched one by one are known
                 failure = f"{error}; "
         best = curves.get("recorded", curves["eager"])
         mbu = {width: weights / seconds / bandwidth for width, seconds in best.items()}
-        text = failure + ", ".join(f"{mbu[width]:.0%} at width {width}" for width in LEAST_MBU)
-        text += f" of the copy bandwidth of {bandwidth / 1e12:.2f} TB/s; "
+        text = failure + ", ".join(f"{mbu[width]:.0%} at width {width}" for width in SHOWN_WIDTHS)
+        text += f" of the copy bandwidth of {bandwidth / 1e12:.2f} TB/s (reading alone {read / 1e12:.2f}); "
+        if alone:
+            of_host = ", ".join(f"{1e3 * (best[width] - alone[width]):.2f}" for width in SHOWN_WIDTHS)
+            text += f"{of_host} ms of them are the host's; "
         text += f"{1 / best[1]:.1f} of at most {bandwidth / weights:.1f} forwards/s"
-        if (card := self._card) is not None:
+        if (card := CARDS.get(DRIVER_NAMES.get(self._name, ""))) is not None:
             text += f" ({1 / sum(expected(card, model.config, 1, 300).values()):.0f} expected without the host); "
             text += f"{weights / best[1] / card.memory:.0%} of the data sheet's bandwidth at width 1"
         figures = {
             "seconds": curves,
+            "device_seconds": alone,
             "mbu": mbu,
             "copy_bytes_per_second": bandwidth,
+            "read_bytes_per_second": read,
             "weight_bytes": weights,
             "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
             "flops_per_row": 2 * weights / model.dtype.itemsize,
         }
-        passed = not failure and all(mbu[width] >= least for width, least in LEAST_MBU.items())
-        return Result(passed if self._on_gpu else None, text, figures)
+        passed = reaches_bounds(self._name, mbu) if "recorded" in curves else None
+        return Result(False if failure else passed, text, figures)
 
     def products(self) -> Result:
         """Times the matrix products of all layers and of the head by rows, recorded, as bytes of weights per second."""
@@ -168,25 +171,39 @@ class GpuCheck:
                         torch.mm(rows, weight.t(), out=target)
 
                 with torch.inference_mode():
-                    seconds = self._seconds_of(recorder(self._device)(compute))
+                    times = seconds_of_calls(recorder(self._device)(compute), self._device, 16, 5)
+                    seconds = statistics.median(times)
                 figures[name][width] = sum(weight.nbytes for weight in of_layers) / seconds
         text = "; ".join(
-            f"{name} {', '.join(f'{speeds[width] / 1e12:.2f}' for width in LEAST_MBU)}"
+            f"{name} {', '.join(f'{speeds[width] / 1e12:.2f}' for width in SHOWN_WIDTHS)}"
             for name, speeds in figures.items()
         )
-        return Result(None, f"TB/s of weights at widths {', '.join(map(str, LEAST_MBU))}: {text}", figures)
+        return Result(None, f"TB/s of weights at widths {', '.join(map(str, SHOWN_WIDTHS))}: {text}", figures)
 
     def kernels(self) -> Result:
-        """Profiles decodings, counts their kernels by name, and refuses those of cuDNN."""
+        """Profiles decodings and recorded forwards, counts and times their kernels by name, and refuses cuDNN's."""
         model = self._model(self._inflated("refusion"), self._dtype)
         # Five prompts show every kernel; profiles of more take minutes to sum up.
         prompts = bench.mini_prompts(model, NUM_TIMED if self._on_gpu else 1)
-        measured = bench.profile(model.engine, self._settings(model, "refusion"), prompts)
+        measured = profile(model.engine, self._settings(model, "refusion"), prompts)
         counts, num_forwards = measured.counts, measured.num_forwards
         forbidden = [name for name in counts if "cudnn" in name.lower()]
         a_layer = sum(counts.values()) / num_forwards / model.config.num_layers
         text = f"{a_layer:.1f} kernels a layer over {num_forwards} forwards; of cuDNN {len(forbidden)} kernels"
         figures = {"forwards": num_forwards, "a_layer": a_layer, "cudnn": forbidden, "counts": counts}
+        figures |= {"microseconds": microseconds_of(measured.seconds, counts)}
+        if self._cuda_graphs is not False:
+            engine = model.engine  # which records nothing in a rehearsal
+            if engine.recorded is None:
+                engine = Engine(engine.model, model.attention, record=recorder(self._device))
+            assert engine.recorded is not None
+            rounds = 7 if self._on_gpu else 1
+            widths = kernels_by_width(engine.model, engine.recorded, PROFILED_WIDTHS, 300, rounds)
+            figures["widths"] = widths
+            text += "; " + ", ".join(
+                f"at width {width} {found['sum_ms']:.2f} ms of kernels in {found['device_ms']:.2f} ms"
+                for width, found in widths.items()
+            )
         return Result(not forbidden if self._on_gpu else None, text, figures)
 
     def speed(self) -> Result:
@@ -284,28 +301,17 @@ class GpuCheck:
         text = f"{compared - len(different)} of {compared} decodings have the tokens of the CPU"
         return Result(not different, text, {"compared": compared, "different": different})
 
-    def _curve(self, model: api.LoadedModel, record: Record | None) -> dict[int, float]:
-        """Median seconds of forwards by width after 300 rows; ConfigError if they cannot be recorded."""
+    def _curve(self, model: api.LoadedModel, record: Record | None) -> tuple[dict[int, float], dict[int, float]]:
+        """Median seconds of forwards by width after 300 rows, and of those that are recorded on the device alone.
+
+        Raises:
+            ConfigError: they cannot be recorded.
+        """
         engine = Engine(model.engine.model, model.attention, record=record)
         rounds = 30 if self._on_gpu else 2
         timed = time_forwards(engine.model, model.attention, WIDTHS, 300, rounds, math.inf, engine.recorded)
-        return {width: statistics.median(seconds) for width, seconds in timed.items()}
-
-    def _seconds_of(self, replay: Callable[[], None]) -> float:
-        times = []
-        for _ in range(16):
-            synchronize(self._device)
-            started = time.perf_counter()
-            for _ in range(NUM_REPLAYS):
-                replay()
-            synchronize(self._device)
-            times.append((time.perf_counter() - started) / NUM_REPLAYS)
-        return statistics.median(times)
-
-    @property
-    def _card(self) -> Card | None:
-        name = torch.cuda.get_device_name(self._device) if self._on_gpu else ""
-        return next((card for key, card in CARDS.items() if key in name), None)
+        alone = {} if engine.recorded is None else time_replays(engine.model, engine.recorded, WIDTHS, 300)
+        return {width: statistics.median(seconds) for width, seconds in timed.items()}, alone
 
     def _model(self, path: Path, dtype: str, device: str | None = None) -> api.LoadedModel:
         if self._on_gpu:
@@ -341,94 +347,3 @@ class GpuCheck:
 
 def _tokens(engine: Engine, decoder: str, settings: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     return [engine.run(DECODERS[decoder].decode, prompt, settings).tokens for prompt in prompts]
-
-
-def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
-    hardware = asdict(collect_hardware(torch.get_num_threads(), device if device.type == "cuda" else None))
-    return {
-        "device": hardware["gpu"] or "cpu",
-        "shape": shape or "small, a rehearsal on the CPU",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "driver": hardware["gpu_driver"],
-        "commit": git_commit(),
-        "hardware": hardware,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-
-
-def read_report(path: Path) -> tuple[dict[str, Any], list[Check]]:
-    report = json.loads(path.read_text(encoding="utf-8"))
-    checks = [Check(check["name"], check["seconds"], Result(**check["result"])) for check in report["checks"]]
-    return report["conditions"], checks
-
-
-def earlier_checks(out: Path, facts: Mapping[str, Any]) -> list[Check]:
-    """The checks that an earlier call wrote to this folder on the same device; ConfigError if it was another one."""
-    if not (out / RESULTS).exists():
-        return []
-    before, checks = read_report(out / RESULTS)
-    for name in ("device", "shape", "torch"):
-        if before[name] != facts[name]:
-            raise ConfigError(f"{out / RESULTS} is of {name} {before[name]}, not {facts[name]}; name another --out")
-    return checks
-
-
-def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -> None:
-    """Writes what is known so far: `checks.json`, `checks.md`, and `roofline.png` once forwards were timed by width."""
-    results = [check._asdict() | {"result": check.result._asdict()} for check in checks]
-    write_atomically(out / RESULTS, json.dumps({"conditions": dict(facts), "checks": results}, indent=1) + "\n")
-    lines = [
-        f"# GPU check: {facts['device']}, {facts['shape']}",
-        "",
-        f"torch {facts['torch']}, CUDA {facts['cuda']}, driver {facts['driver']}, {facts['started']}.",
-        "",
-        "| check | verdict | what was found | seconds |",
-        "|---|---|---|--:|",
-        *(f"| {name} | {result.verdict} | {result.text} | {seconds:.0f} |" for name, seconds, result in checks),
-    ]
-    write_atomically(out / "checks.md", "\n".join(lines) + "\n")
-    for check in checks:
-        if "mbu" in check.result.figures:
-            with suppress(ImportError):  # without matplotlib, the figures are in the other files
-                _draw_roofline(out / "roofline.png", facts["device"], check.result.figures)
-
-
-def results_rows(folder: Path) -> list[list[str]]:
-    """Folder, GPU, check, verdict and text of every check in a subfolder; rehearsals on a CPU are left out."""
-    reports = {path.parent.name: read_report(path) for path in sorted(folder.glob(f"*/{RESULTS}"))}
-    return [
-        [where, facts["device"], check.name, check.result.verdict, check.result.text]
-        for where, (facts, checks) in reports.items()
-        for check in (checks if facts["device"] != "cpu" else ())
-    ]
-
-
-def measured_curves(results: Path, card: str, shape: str) -> dict[str, Measured]:
-    """Seconds of recorded forwards that `gpu-check` measured on such a card, by the folder of results that has them."""
-    found = {}
-    for path in sorted([*results.glob(f"gpu/*/{RESULTS}"), *results.glob(f"local/gpu/{RESULTS}")]):
-        facts, checks = read_report(path)
-        for check in checks if card in facts["device"] and facts["shape"] == shape else ():
-            if curve := check.result.figures.get("seconds", {}).get("recorded"):
-                seconds = {int(width): time for width, time in curve.items()}
-                found[f"measured, {path.parent}"] = Measured(seconds, check.result.figures["copy_bytes_per_second"])
-    return found
-
-
-def _draw_roofline(path: Path, device: str, figures: Mapping[str, Any]) -> None:
-    """Draws forwards by width as points under the measured memory bandwidth."""
-    from matplotlib.figure import Figure
-
-    weights, bandwidth, flops = figures["weight_bytes"], figures["copy_bytes_per_second"], figures["flops_per_row"]
-    drawing = Figure(figsize=(5, 3.4), layout="constrained")
-    axes = drawing.subplots()
-    for (way, curve), marker in zip(figures["seconds"].items(), "os", strict=False):
-        achieved = [flops * int(width) / seconds / 1e12 for width, seconds in curve.items()]
-        axes.plot(list(map(int, curve)), achieved, marker, label=f"{way} forwards")
-    widths = [min(map(int, figures["mbu"])), max(map(int, figures["mbu"]))]
-    bound = [flops * width / (weights / bandwidth) / 1e12 for width in widths]
-    axes.plot(widths, bound, color="black", linewidth=1, label=f"copy bandwidth, {bandwidth / 1e12:.2f} TB/s")
-    axes.set(xscale="log", yscale="log", xlabel="rows of a forward", ylabel="TFLOP/s", title=device)
-    axes.legend(frameon=False)
-    drawing.savefig(path, dpi=200)

@@ -25,6 +25,14 @@ class Card(NamedTuple):
 
 # NVIDIA's data sheets "A100 80GB" (SXM), "H100" (SXM) and "H200".
 CARDS = {"A100": Card(2.039e12, 1.78e12, False), "H100": Card(3.35e12, 3.0e12), "H200": Card(4.8e12, 4.3e12)}
+# The names that the driver gives to these cards. Others that contain A100, H100 or H200 have another memory: A100 of
+# 40 GB, A100 and H100 for PCIe, H100 NVL, and GH200.
+DRIVER_NAMES = {
+    "NVIDIA A100-SXM4-80GB": "A100",
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H200": "H200",
+    "NVIDIA H200 NVL": "H200",
+}
 WIDTHS = (1, 8, 40)
 ITEM_SIZE = torch.bfloat16.itemsize
 CONTEXT = 500

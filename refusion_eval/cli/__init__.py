@@ -183,10 +183,10 @@ def _in_one_line(call: Callable[[], int | None]) -> int | None:
     try:
         return call()
     except Exception as error:
-        is_expected = isinstance(error, RefusionEvalError)
-        if LOGGER.isEnabledFor(logging.DEBUG) or not (is_expected or _is_out_of_memory(error)):
+        told = str(error) if isinstance(error, RefusionEvalError) else _out_of_memory(error)
+        if LOGGER.isEnabledFor(logging.DEBUG) or not told:
             raise
-        print(f"error: {error if is_expected else OUT_OF_MEMORY}", file=sys.stderr)
+        print(f"error: {told}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -215,6 +215,13 @@ OUT_OF_MEMORY = (
     "there is not enough memory for this process; raise the limit (`ulimit -v`), end other programs or decode fewer "
     "requests at a time, and run the same command again: nothing recorded is lost"
 )
+OUT_OF_GPU_MEMORY = (
+    "there is not enough memory on the GPU; keep less of it for keys and values (`kv_budget_gib`), take a dtype of 16 "
+    "bits, a smaller gen_length or fewer requests at a time, or end other programs on the GPU, and run the same "
+    "command again: nothing recorded is lost"
+)
+# What torch and the libraries of CUDA say.
+_OUT_OF_GPU_MEMORY = re.compile(r"(CUDA|HIP)( error:)? out of memory|CU(BLAS|DNN|SOLVER)_STATUS_ALLOC_FAILED")
 # What libraries say when the system refuses them memory, a thread or the mapping of a file.
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can(no|')t allocate memory|not enough memory|can't start new thread|failed to map segment|"
@@ -223,11 +230,16 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
-def _is_out_of_memory(error: BaseException | None) -> bool:
+def _out_of_memory(error: BaseException | None) -> str:
+    """What to do about an error that, or whose cause, is a lack of memory; "" for another error."""
     if error is None:
-        return False
+        return ""
+    if _OUT_OF_GPU_MEMORY.search(str(error)):
+        return OUT_OF_GPU_MEMORY
     is_one = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    return is_one or bool(_OUT_OF_MEMORY.search(str(error))) or _is_out_of_memory(error.__cause__ or error.__context__)
+    if is_one or _OUT_OF_MEMORY.search(str(error)):
+        return OUT_OF_MEMORY
+    return _out_of_memory(error.__cause__ or error.__context__)
 
 
 Cells = tuple[Sequence[str], Iterable[Iterable[Any]]]  # columns and rows

@@ -1,5 +1,6 @@
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,7 +79,7 @@ def bench(
 
     if predict is not None:
         from refusion_eval.api import LoadedModel
-        from refusion_eval.bench.gpu_check import measured_curves
+        from refusion_eval.bench.gpu_report import measured_curves
         from refusion_eval.bench.predict import prediction
 
         name = "8B" if model is None or model == "embedded" else model
@@ -235,18 +236,22 @@ def locality(
 
 
 def gpu_check(
-    out: Annotated[Path, typer.Option(help="Folder for checks.json, checks.md and roofline.png.")] = Path(
-        "results/local/gpu"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for checks.json, checks.md, roofline.png, tune.json, choices.json."),
+    ] = Path("results/local/gpu"),
     device: Annotated[str, typer.Option(help="cuda, cuda:1, ...; cpu runs the checks at a small shape.")] = "cuda",
     shape: Annotated[str, typer.Option(help="Shape of the timed models: 8B (16 GB on the disk) or 0.6B.")] = "8B",
     checks: Annotated[
         str | None,
         typer.Option(
-            help="Checks to make, in this order, separated by commas; the default is all. Those that an earlier call "
-            "wrote to --out are kept."
+            help="Checks to make, in this order, separated by commas; the default is all but tune, which makes the "
+            "table of kernels of this GPU. Those that an earlier call wrote to --out are kept."
         ),
     ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, help="Seconds for --checks tune; a later call goes on where this one ended.")
+    ] = 420.0,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of the mini tasks in each check.")] = 14,
     folder: Annotated[
         Path | None,
@@ -260,7 +265,9 @@ def gpu_check(
     import torch
 
     from refusion_eval.bench.checkpoints import SHAPES
-    from refusion_eval.bench.gpu_check import CHECKS, GpuCheck, conditions, earlier_checks, write_report
+    from refusion_eval.bench.gpu_check import CHECKS, TUNE, GpuCheck
+    from refusion_eval.bench.gpu_report import conditions, earlier_checks, write_report
+    from refusion_eval.bench.tune import tune
     from refusion_eval.runs.terminal import Interruption
 
     on_cpu = device == "cpu"
@@ -269,8 +276,8 @@ def gpu_check(
     if shape not in SHAPES:
         raise ConfigError(f"--shape {shape} is unknown; choose {' or '.join(SHAPES)}")
     names = parameters.names_of(checks) if checks is not None else list(CHECKS)
-    if not names or not CHECKS.keys() >= set(names):
-        raise ConfigError(f"--checks {checks}: choose among {', '.join(CHECKS)}")
+    if not names or not {*CHECKS, TUNE} >= set(names):
+        raise ConfigError(f"--checks {checks}: choose among {', '.join([*CHECKS, TUNE])}")
     timed_shape = None if on_cpu else shape
     out.mkdir(parents=True, exist_ok=True)
     facts = conditions(torch.device(device), timed_shape)
@@ -279,10 +286,12 @@ def gpu_check(
         lambda: f"{out}/checks.md has the checks that ended; --checks makes the others", finish_first=False
     )
     with kept, tempfile.TemporaryDirectory(dir=folder) as scratch:
-        check = GpuCheck(device, Path(scratch), timed_shape, prompts, cli.say, None if graphs else False)
-        for found in check.run(names):
+        with_graphs = None if graphs else False
+        tuning = partial(tune, out, device, timed_shape, facts, seconds, cli.say)
+        check = GpuCheck(device, Path(scratch), timed_shape, prompts, cli.say, with_graphs, (tuning, seconds))
+        for found in check.run(names, facts):
             known[found.name] = found
-            name, seconds, result = found
+            name, seconds, result, _ = found
             print(f"{result.verdict:<8}  {name}: {result.text} ({seconds:.0f} s)", flush=True)
             write_report(out, facts, list(known.values()))
     print(f"{out}/checks.md")

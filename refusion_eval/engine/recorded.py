@@ -161,6 +161,8 @@ class RecordedForwards:
         self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=model.device)
         self._all_rows = torch.arange(MOST_READ, device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}
+        # Computes the forward that `read` made last once more, if it was a recorded one.
+        self.replay: Callable[[], None] = lambda: None
         self._keys: Tensor | None = None
         self._checked = False
 
@@ -259,7 +261,8 @@ class RecordedForwards:
                 # than launching, and padding would add to it.
                 hidden_WC, _ = self._hidden(width, words)
                 return self._read_out(plan, hidden_WC, model.logits, width)
-            self._replays[width]()
+            self.replay = self._replays[width]
+            self.replay()
             self._plan = plan
             if not plan.is_simple:
                 return self._read_out(plan, self._logits[:, : model.config.vocab_size], Tensor.float, width)
@@ -304,7 +307,7 @@ class RecordedForwards:
         self._check_after(CHECKED_CONTEXT, (*self._widths, *([widest + 1] if self.cache.num_sequences > 1 else [])))
         most = min(self.cache.capacity, self._model.config.max_positions) - widest
         if most > MANY:
-            self._check_after(min(LONG_CONTEXT, most), LONG_CHECKED)
+            self._check_after(min(LONG_CONTEXT, most), [width for width in LONG_CHECKED if width <= widest])
 
     def _check_after(self, context: int, widths: Sequence[int]) -> None:
         model, cache = self._model, self.cache

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +13,13 @@ from refusion_eval.engine.recorded import RecordedForwards
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import Backend
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.device import synchronize
+from refusion_eval.models.device import seconds_of_calls, synchronize
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Forward, Read, causal
 
 WIDTHS = (1, 8, 16, 32, 64, 128, 256)
 RECORDED_WIDTHS = (*WIDTHS, 384, 512)  # where rows cost less, decoders ask for more of them
+NUM_REPLAYS = {"cpu": 1, "cuda": 20}  # in a row: starting and awaiting them is a small part of their time
 WORTH_KEEPING = 1.1  # a forward that takes at most this multiple of the time of one row counts as free
 
 
@@ -101,11 +102,39 @@ def time_forwards(
     return seconds
 
 
+@torch.inference_mode()
+def time_replays(
+    model: Transformer, recorded: RecordedForwards, widths: Sequence[int], context: int, num_rounds: int = 7
+) -> dict[int, float]:
+    """Median seconds of recorded forwards on the device alone, by width; it repeats them without the host between."""
+    seconds = {}
+    for width in widths:
+        replay = replayed(model, recorded, width, context)
+        seconds[width] = statistics.median(
+            seconds_of_calls(replay, model.device, num_rounds, NUM_REPLAYS[model.device.type])
+        )
+    return seconds
+
+
+def replayed(model: Transformer, recorded: RecordedForwards, width: int, context: int) -> Callable[[], None]:
+    """Makes a recorded forward after `context` rows; returns what repeats it, until another forward is made."""
+    recorded.reserve(context + width)
+    recorded.prepare()
+    forward = _forward(model, width, context)
+    if width > RECORDED_WIDTHS[-1] or recorded.read([forward], ReadPlan.of([forward]), [context]) is None:
+        raise ConfigError(f"a forward of {width} rows is not recorded; those of up to {RECORDED_WIDTHS[-1]} are")
+    return recorded.replay
+
+
+def _forward(model: Transformer, width: int, context: int) -> Forward:
+    tokens, positions = [row % model.config.vocab_size for row in range(width)], range(context, context + width)
+    return Forward(tokens, positions, causal(width), (Read(range(width)),))
+
+
 def _time_forward(
     model: Transformer, cache: KVCache, attention: Backend, width: int, context: int, recorded: RecordedForwards | None
 ) -> float:
-    tokens, positions = [row % model.config.vocab_size for row in range(width)], range(context, context + width)
-    forward = Forward(tokens, positions, causal(width), (Read(range(width)),))
+    forward = _forward(model, width, context)
     plan = ReadPlan.of([forward])
     started = time.perf_counter()
     if recorded is not None and recorded.read([forward], plan, [context]) is not None:

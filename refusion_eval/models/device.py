@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 
@@ -174,23 +174,41 @@ def cache_bytes_per_row(config: ModelConfig, dtype: torch.dtype) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
+def seconds_of_calls(
+    call: Callable[[], Any], device: torch.device, num_times: int = 7, calls_a_time: int = 1
+) -> list[float]:
+    """Seconds of a call, as often as asked for; each is the mean of so many calls in a row."""
+    # A GPU takes the times itself: for the host, starting and awaiting a copy takes 2% of its time.
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_times + 1)] if device.type == "cuda" else []
+    times = []
+    for number in range(num_times + 1):
+        if marks:
+            marks[number].record(torch.cuda.current_stream(device))
+        times.append(time.perf_counter())
+        for _ in range(calls_a_time if number < num_times else 0):
+            call()
+    synchronize(device)
+    seconds = [a.elapsed_time(b) / 1000 for a, b in pairwise(marks)] or [b - a for a, b in pairwise(times)]
+    return [taken / calls_a_time for taken in seconds]
+
+
 def copy_bandwidth(device: torch.device) -> float:
     """Measured bytes per second of a large copy on this device, bytes read plus bytes written; the best of a few."""
     # Far more bytes than any cache holds.
     num_bytes = COPY_BYTES[device.type]
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    # A GPU takes the times itself: for the host, starting and awaiting a copy takes 2% of its time.
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(7)] if device.type == "cuda" else []
-    times = []
-    for number in range(7):
-        if marks:
-            marks[number].record(torch.cuda.current_stream(device))
-        times.append(time.perf_counter())
-        target.copy_(source)
-    synchronize(device)
-    seconds = [a.elapsed_time(b) / 1000 for a, b in pairwise(marks)] or [b - a for a, b in pairwise(times)]
-    return 2 * num_bytes / min(seconds[1:])  # the first copy allocates the pages of the target
+    # The first copy allocates the pages of the target.
+    return 2 * num_bytes / min(seconds_of_calls(lambda: target.copy_(source), device)[1:])
+
+
+def read_bandwidth(device: torch.device) -> float:
+    """Measured bytes per second of reading alone: of a sum, or of a matrix times a vector if that reads faster."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    matrix = torch.ones(COPY_BYTES[device.type] // (4096 * dtype.itemsize), 4096, dtype=dtype, device=device)
+    vector, numbers = matrix[0].clone(), matrix.view(torch.float32)
+    best = (min(seconds_of_calls(call, device)[1:]) for call in (numbers.sum, lambda: torch.mv(matrix, vector)))
+    return matrix.nbytes / min(best)
 
 
 def default_budget(device: torch.device, config: ModelConfig, dtype: torch.dtype) -> int:

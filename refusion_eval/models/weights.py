@@ -222,7 +222,7 @@ def load_weights(
             start += num_rows
         return target
 
-    weights = _arrange(with_saved_experts(with_saved_head(config, files.find, str(directory)), files), stack)
+    weights = arrange(with_saved_experts(with_saved_head(config, files.find, str(directory)), files), stack)
     if files.unread:
         log.warning("%s: %d tensors are not used: %s", directory, len(files.unread), ", ".join(files.unread[:3]))
     return weights
@@ -251,7 +251,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         # The first operation on the device "meta" loads torch's compiler for seconds; only arranged weights need it.
         return torch.empty(1).expand(shape) if config.rotary_dim is None else torch.empty(shape, device="meta")
 
-    _arrange(config, stack)
+    arrange(config, stack)
     return shapes
 
 
@@ -305,7 +305,7 @@ def matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     return {module: (rows, num_columns.get(module, width)) for module, rows in num_rows.items()}
 
 
-def _arrange(config: ModelConfig, stack: Callable[..., Tensor]) -> Weights:
+def arrange(config: ModelConfig, stack: Callable[..., Tensor]) -> Weights:
     """Arranges the tensors of a checkpoint of any family; `stack` stacks them (name -> rows) along their first axis."""
     names, shapes = config.family_layout.tensors, matrix_shapes(config)
     width, head_dim = config.hidden_size, config.head_dim

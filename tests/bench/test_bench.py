@@ -8,7 +8,8 @@ import torch
 
 from refusion_eval.bench import batches, bench
 from refusion_eval.bench.batches import BatchSpeed
-from refusion_eval.bench.bench import HOST, System, _same_text, compare, run_bench
+from refusion_eval.bench.bench import System, _same_text, compare, run_bench
+from refusion_eval.bench.profiling import HOST
 from refusion_eval.engine.batch import BatchCounts
 from refusion_eval.types import Decoded, Trace
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import refusion_eval
-from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate
+from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate, inflated_transformer
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import side_by_side
 from refusion_eval.models.device import weight_bytes
@@ -55,6 +55,19 @@ def test_all_probabilities_agree(models) -> None:
     num_tokens = small.shape[1]
     torch.testing.assert_close(large[:, :num_tokens], small, atol=1e-4, rtol=0)
     assert large[:, num_tokens:].max() == 0
+
+
+def test_a_model_that_is_made_in_memory_is_that_of_the_files(checkpoint, inflated, tmp_path) -> None:
+    loaded = refusion_eval.load_model(str(inflated), dtype="bfloat16", device="cpu", attention="sdpa").transformer
+    dtype = load_file(next(inflated.glob("model-00002*")))["model.layers.0.mlp.up_proj.weight"].dtype
+    made = inflated_transformer(Path(checkpoint), SHAPE, dtype, torch.device("cpu"))
+    assert replace(made.config, dtype=loaded.config.dtype) == loaded.config
+    parts = [vars(made.weights), vars(loaded.weights)]
+    layers = [[tensor for layer in part["layers"] for tensor in vars(layer).values()] for part in parts]
+    ends = [[part[name] for name in ("embedding", "final_norm", "head")] for part in parts]
+    for ours, theirs in zip(layers[0] + ends[0], layers[1] + ends[1], strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.equal(ours.to(torch.bfloat16), theirs)
 
 
 @pytest.mark.parametrize("decoder", ["refusion", "autoregressive"])

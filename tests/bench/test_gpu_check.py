@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,17 +16,21 @@ import torch
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from refusion_eval.bench import gpu_check
+from refusion_eval.bench import gpu_check, gpu_report
 from refusion_eval.bench.child import in_process
-from refusion_eval.bench.gpu_check import (
-    CHECKS,
+from refusion_eval.bench.gpu_check import CHECKS, GpuCheck
+from refusion_eval.bench.gpu_report import (
+    LEAST_MBU,
     Check,
-    GpuCheck,
     Result,
     conditions,
+    measured_curves,
+    reaches_bounds,
+    read_report,
     results_rows,
     write_report,
 )
+from refusion_eval.bench.predict import CARDS, DRIVER_NAMES
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 
@@ -47,7 +52,9 @@ def test_the_width_curve_has_both_ways_and_the_share_of_the_bandwidth(rehearsal,
         "recorded": {1, 40},
     }
     assert 0 < result.figures["mbu"][40] < result.figures["mbu"][1]
-    write_report(tmp_path, conditions(torch.device("cpu"), None), [Check("width", 1.0, result)])
+    assert set(result.figures["device_seconds"]) == {1, 40}
+    assert result.figures["read_bytes_per_second"] > 0
+    write_report(tmp_path, conditions(torch.device("cpu"), None), [Check("width", 1.0, result, {})])
     assert (tmp_path / "roofline.png").stat().st_size > 10_000
 
 
@@ -61,7 +68,7 @@ def test_the_curve_that_was_measured_stays_where_forwards_cannot_be_recorded(reh
     result = rehearsal.width_curve()
     assert result.figures["seconds"] == {"eager": {1: 0.5, 40: 0.5}}
     assert result.text.startswith("a recorded forward of 40 rows differs; ")
-    write_report(tmp_path, conditions(torch.device("cpu"), None), [Check("width-curve", 1.0, result)])
+    write_report(tmp_path, conditions(torch.device("cpu"), None), [Check("width-curve", 1.0, result, {})])
     assert (tmp_path / "roofline.png").exists()
 
 
@@ -90,7 +97,7 @@ def test_a_check_that_ended_without_a_result_has_failed_and_the_others_still_run
 def test_without_matplotlib_the_figures_are_written(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     write_report(
-        tmp_path, conditions(torch.device("cpu"), None), [Check("width-curve", 1.0, Result(None, "", {"mbu": {}}))]
+        tmp_path, conditions(torch.device("cpu"), None), [Check("width-curve", 1.0, Result(None, "", {"mbu": {}}), {})]
     )
     assert {path.name for path in tmp_path.iterdir()} == {"checks.json", "checks.md"}
 
@@ -135,6 +142,88 @@ def test_a_later_call_keeps_the_checks_of_an_earlier_one_on_the_same_device(tmp_
     assert "choose among width-curve, speed" in str(CliRunner().invoke(app, [*command, "speeds"]).exception)
 
 
+def test_a_check_that_is_made_again_gives_the_others_neither_its_commit_nor_its_time(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(gpu_check, "in_process", lambda check, seconds: (Result(True, "", {}), ""))
+    command = ["gpu-check", "--device", "cpu", "--out", str(tmp_path), "--checks"]
+    for commit, begun, names in (("aaaa", "yesterday", "speed,kernels"), ("bbbb", "today", "kernels")):
+        monkeypatch.setattr(gpu_report, "git_commit", lambda commit=commit: commit)
+        monkeypatch.setattr(gpu_check.time, "strftime", lambda _, begun=begun: begun)
+        assert CliRunner().invoke(app, [*command, names]).exit_code == 0
+    facts, checks = read_report(tmp_path / "checks.json")
+    found = {check.name: (check.conditions["commit"], check.conditions["started"]) for check in checks}
+    assert found == {"speed": ("aaaa", "yesterday"), "kernels": ("bbbb", "today")}
+    assert not set(facts) & {"commit", "started", "driver"}  # of the last call, which would speak for all checks
+    text = (tmp_path / "checks.md").read_text()
+    assert re.search(r"\| speed .* aaaa .* yesterday \|", text)
+    assert re.search(r"\| kernels .* bbbb .* today \|", text)
+
+
+def test_a_file_of_an_earlier_version_gives_its_conditions_to_each_check(tmp_path) -> None:
+    check = {"name": "speed", "seconds": 1.0, "result": {"passed": None, "text": "", "figures": {}}}
+    facts = {"device": "NVIDIA H200", "shape": "8B", "torch": "2", "commit": "aaaa", "driver": "580", "started": "then"}
+    (tmp_path / "checks.json").write_text(json.dumps({"conditions": facts, "checks": [check]}))
+    (found,) = read_report(tmp_path / "checks.json")[1]
+    assert found.conditions == {"commit": "aaaa", "driver": "580", "started": "then"}
+
+
+NAMES = {
+    "NVIDIA H200": "H200",
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA A100-SXM4-80GB": "A100",
+    "NVIDIA GH200 480GB": None,
+    "NVIDIA H100 PCIe": None,
+    "NVIDIA H100 NVL": None,
+    "NVIDIA A100-SXM4-40GB": None,
+}
+
+
+@pytest.mark.parametrize(("name", "card"), NAMES.items())
+def test_a_card_is_known_by_its_whole_name(name, card, tmp_path, monkeypatch) -> None:
+    """Cards whose names only contain that of another have another memory."""
+    monkeypatch.setattr(gpu_report, "_draw_roofline", lambda *_: None)
+    assert DRIVER_NAMES.get(name) == card
+    assert card is None or card in CARDS
+    figures = {"seconds": {"recorded": {1: 0.01}}, "mbu": {1: 0.9, 40: 0.9}, "copy_bytes_per_second": 3e12}
+    facts = conditions(torch.device("cpu"), "8B") | {"device": name}
+    (tmp_path / "gpu" / "here").mkdir(parents=True)
+    write_report(tmp_path / "gpu" / "here", facts, [Check("width-curve", 1.0, Result(None, "", figures), {})])
+    assert [other for other in CARDS if measured_curves(tmp_path, other, "8B")] == ([] if card is None else [card])
+
+
+def test_the_bounds_of_a_card_judge_its_forwards_by_width_whenever_they_are_read(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(gpu_report, "_draw_roofline", lambda *_: None)
+    assert LEAST_MBU["H100"][1] > LEAST_MBU["H200"][1]  # the faster memory waits longer for small kernels
+    for device, mbu, passed in (
+        ("NVIDIA H200", {1: 0.74, 40: 0.67}, True),
+        ("NVIDIA H100 80GB HBM3", {1: 0.74, 40: 0.67}, False),
+        ("NVIDIA H200", {1: 0.74, 40: 0.65}, False),
+        ("NVIDIA L40S", {1: 0.1, 40: 0.1}, None),
+    ):
+        assert reaches_bounds(device, mbu) is passed
+        figures = {"seconds": {"recorded": {}}, "mbu": mbu}
+        facts = conditions(torch.device("cpu"), "8B") | {"device": device}
+        write_report(tmp_path, facts, [Check("width-curve", 1.0, Result(not passed, "", figures), {})])
+        assert [check.result.passed for check in read_report(tmp_path / "checks.json")[1]] == [passed]
+
+
+@pytest.mark.parametrize("graphs", [None, False])
+def test_kernels_have_their_time_by_width_and_their_sum_beside_that_of_the_forward(
+    rehearsal, tmp_path, monkeypatch, graphs
+) -> None:
+    monkeypatch.setattr(gpu_check, "PROFILED_WIDTHS", (1, 8))
+    result = GpuCheck("cpu", tmp_path, None, 2, print, graphs).kernels()
+    counts, microseconds = result.figures["counts"], result.figures["microseconds"]
+    assert set(microseconds) == set(counts)
+    if graphs is False:
+        assert "widths" not in result.figures
+        return
+    for found in result.figures["widths"].values():
+        total = sum(found["calls"][name] * found["microseconds"][name] for name in found["calls"])
+        assert found["sum_ms"] == pytest.approx(total / 1e3)
+        assert found["device_ms"] > 0
+    assert "at width 8" in result.text
+
+
 def test_every_result_is_written_before_the_next_check_begins(tmp_path, monkeypatch) -> None:
     written = []
 
@@ -149,7 +238,7 @@ def test_every_result_is_written_before_the_next_check_begins(tmp_path, monkeypa
 
 
 def test_the_table_of_results_has_gpus_and_no_rehearsal(tmp_path) -> None:
-    check = Check("kernels", 1.0, Result(True, "9.0 kernels a layer", {"a_layer": 9.0}))
+    check = Check("kernels", 1.0, Result(True, "9.0 kernels a layer", {"a_layer": 9.0}), {})
     facts = conditions(torch.device("cpu"), None)
     write = {"here": facts, "h100": facts | {"device": "NVIDIA H100"}}
     (tmp_path / "here").mkdir()
@@ -231,4 +320,5 @@ def test_the_rehearsal_passes_with_few_packages(few_packages, tmp_path, checks) 
     assert [check["name"] for check in report["checks"]] == checks.split(",")
     assert all(check["result"]["figures"] for check in report["checks"])
     assert not (tmp_path / "roofline.png").exists()  # matplotlib is not among them
-    assert {"commit", "hardware", "torch"} < set(report["conditions"])
+    assert {"hardware", "torch"} < set(report["conditions"])
+    assert all({"commit", "driver", "started"} == set(check["conditions"]) for check in report["checks"])

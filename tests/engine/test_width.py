@@ -1,9 +1,15 @@
 """The width curve and its hinge (`refusion_eval.engine.width`)."""
 
+from dataclasses import replace
+
 import pytest
 
 from refusion_eval.decoders.refusion_fused import ForwardCost
-from refusion_eval.engine.width import WidthCost, fit, measure, time_forwards
+from refusion_eval.engine.recorded import WIDTHS, RecordedForwards
+from refusion_eval.engine.width import WidthCost, fit, measure, replayed, time_forwards, time_replays
+from refusion_eval.errors import ConfigError
+from refusion_eval.models.cache import KVCache
+from refusion_eval.models.choices import Choices
 from tests.engine.random_model import random_transformer
 
 
@@ -44,3 +50,30 @@ def test_what_is_measured_can_be_used():
     cost = measure(random_transformer(), "sdpa")
     assert cost.free_rows >= 0
     assert cost.row_cost >= 0
+
+
+def test_forwards_of_few_widths_are_checked_after_long_texts_too():
+    model = random_transformer()
+    model.config = replace(model.config, max_positions=4096)
+    cache = KVCache(model.config, 1, 4096, model.dtype, model.device)
+    recorded = RecordedForwards(model, cache, lambda compute: compute, (1, 8))
+    assert set(time_replays(model, recorded, (1, 8), context=5, num_rounds=1)) == {1, 8}
+
+
+def test_replays_repeat_the_forward_of_their_width_and_none_other():
+    model, computed = random_transformer(), []
+
+    def record(compute):
+        width = compute.args[0]
+        return lambda: (computed.append(width), compute())
+
+    cache = KVCache(model.config, 1, 512, model.dtype, model.device)
+    recorded = RecordedForwards(model, cache, record, WIDTHS, Choices(skipped=WIDTHS[4:-1]))
+    recorded.reserve(20)
+    recorded.prepare()
+    computed.clear()
+    assert set(time_replays(model, recorded, (1, 8, 9), context=5, num_rounds=3)) == {1, 8, 9}
+    # One forward, and what repeats it; the width of 9 rows is not recorded, but a larger one.
+    assert computed == [1] * 4 + [8] * 4 + [WIDTHS[-1]] * 4
+    with pytest.raises(ConfigError, match="a forward of 600 rows is not recorded; those of up to 512 are"):
+        replayed(model, recorded, 600, context=5)

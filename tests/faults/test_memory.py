@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from refusion_eval import cli
 from tests.faults.front_end import error_of
 from tests.faults.runs import records
 
@@ -53,3 +55,26 @@ def test_a_reader_without_memory_is_one_line(words, calm, tmp_path):
     figure = rest[:1] if name == "plot" else []
     status, text = started((name, *figure, calm, *rest[len(figure) :]), int(1.5 * GIB))
     assert status == 0 or "not enough memory" in error_of(text), text
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "kv_budget_gib"),
+        (RuntimeError("CUDA error: out of memory"), "gen_length"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "dtype"),
+        (MemoryError(), "ulimit -v"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "ulimit -v"),
+    ],
+)
+def test_what_helps_depends_on_whose_memory_has_ended(error, advice, capsys):
+    def call():
+        try:
+            raise error
+        finally:
+            raise ValueError("while the batch ended")
+
+    assert cli.status_of("run", call) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert advice in line
+    assert ("GPU" in line) == ("ulimit" not in line)

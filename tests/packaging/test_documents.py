@@ -14,7 +14,7 @@ import typer
 from packaging.requirements import InvalidRequirement, Requirement
 from typer.main import get_command
 
-from refusion_eval.bench.gpu_check import Check, Result, write_report
+from refusion_eval.bench.gpu_report import Check, Result, write_report
 from refusion_eval.cli import COMMANDS, TAKES_ALL_ARGUMENTS, app
 from refusion_eval.cli.evaluate import with_system
 from refusion_eval.cli.parameters import names_of
@@ -372,7 +372,7 @@ def test_a_marker_that_names_no_table_is_an_error(tables) -> None:
 def test_the_table_of_gpus_is_made_of_their_results(tables, tmp_path: Path, monkeypatch) -> None:
     facts = {"device": "NVIDIA H100", "shape": "8B", "torch": "2", "cuda": "13", "driver": "580", "started": "now"}
     (tmp_path / "h100").mkdir()
-    write_report(tmp_path / "h100", facts, [Check("kernels", 1.0, Result(True, "9.0 kernels a layer", {}))])
+    write_report(tmp_path / "h100", facts, [Check("kernels", 1.0, Result(True, "9.0 kernels a layer", {}), {})])
     block = "<!-- gpu:begin -->\n<!-- gpu:end -->\n"
     monkeypatch.setattr(tables, "GPU_RESULTS", tmp_path)
     assert "| h100 | NVIDIA H100 | kernels | passed | 9.0 kernels a layer |" in tables.regenerated(block)

@@ -1,0 +1,352 @@
+"""The tuning of a card (`refusion_eval.bench.tune`): its steps, run as a rehearsal on the CPU, and what they decide."""
+
+import inspect
+import json
+import time
+from dataclasses import replace
+from functools import partial
+from subprocess import Popen
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from refusion_eval.bench import tune as tuning
+from refusion_eval.bench import tune_choices, tune_kernels
+from refusion_eval.bench.gpu_report import conditions
+from refusion_eval.bench.tune import STEPS, Step, tune
+from refusion_eval.bench.tune_choices import (
+    BASE,
+    DECIDED,
+    EARLY,
+    TOGETHER,
+    WHOLE_WIDTHS,
+    confirmed,
+    decide,
+    own_products,
+    skipped_of,
+    summary,
+    table_of,
+    table_with,
+    variants,
+)
+from refusion_eval.bench.tune_kernels import candidates
+from refusion_eval.bench.tune_steps import Tuning
+from refusion_eval.cli import app
+from refusion_eval.cli.measure import gpu_check
+from refusion_eval.errors import ConfigError
+from refusion_eval.models.choices import NO_CHOICES, Product, Switches, read_choices
+
+FACTS = {"device": "cpu", "shape": "small", "torch": "2", "commit": "aaaa", "driver": "", "started": "now"}
+OWN = {"kernel": "dot", "block_n": 32, "block_k": 128, "splits": 2, "num_stages": 6}
+
+
+def first(given):
+    return {"until": given.until, "done": list(given.done)}
+
+
+def second(given):
+    return {"of the first": given.done.get("first", {}).get("done")}
+
+
+def sleeping(given):
+    time.sleep(600)
+
+
+def failing(given):
+    raise ValueError("no such instruction")
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "table_of", lambda done, facts: (None, None))
+    monkeypatch.setattr(tuning, "summary", lambda done, table: ["the last line"])
+
+    def run(seconds=60.0, steps=None, shape=None, **facts):
+        made = {name: step if isinstance(step, Step) else Step(1, step) for name, step in steps.items()}
+        monkeypatch.setattr(tuning, "STEPS", made)
+        return tune(tmp_path, "cpu", shape, FACTS | facts, seconds, lambda text: None)
+
+    return run
+
+
+def written(tmp_path):
+    return json.loads((tmp_path / "tune.json").read_text())["steps"]
+
+
+def test_a_step_sees_those_before_it_and_a_later_call_makes_only_those_that_are_missing(call, tmp_path) -> None:
+    result = call(steps={"first": first, "second": failing})
+    assert result.text == "1 of 2 steps; the last line; the same command makes the others: second"
+    made = written(tmp_path)["first"]
+    assert made["figures"]["done"] == []
+    assert (made["commit"], made["torch"]) == ("aaaa", "2")
+    call(steps={"first": failing, "second": second})  # the first is not made again
+    assert written(tmp_path)["first"] == made
+    assert written(tmp_path)["second"]["figures"] == {"of the first": []}
+
+
+def test_a_step_of_another_commit_or_torch_is_made_again(call, tmp_path) -> None:
+    call(steps={"first": first})
+    before = written(tmp_path)["first"]["figures"]
+    for change in ({"commit": "bbbb"}, {"commit": "bbbb", "torch": "3"}):
+        call(steps={"first": first}, **change)
+        after = written(tmp_path)["first"]["figures"]
+        assert after != before
+        before = after
+
+
+def test_it_ends_within_its_seconds_and_keeps_what_was_made(call, tmp_path) -> None:
+    begun = time.monotonic()
+    result = call(20.0, {"first": first, "sleeps": sleeping, "second": second})
+    assert time.monotonic() - begun < 60
+    assert list(written(tmp_path)) == ["first"]
+    assert "makes the others: sleeps, second" in result.text
+
+
+def test_what_reads_the_figures_of_a_step_is_made_after_it_and_again_if_it_is(call, tmp_path) -> None:
+    reader = Step(1, second, ("first",))
+    result = call(steps={"first": failing, "second": reader})
+    assert result.text.endswith("the others: first, second")  # without a first step there is nothing to read
+    call(steps={"second": second})
+    call(steps={"first": first, "second": reader})
+    assert written(tmp_path)["second"]["figures"] == {"of the first": []}
+
+
+def test_a_step_for_which_too_little_time_is_left_waits_and_those_after_it_wait_too(call) -> None:
+    result = call(steps={"first": Step(200, first), "second": second}, shape="8B")
+    assert result.text.endswith("the others: first, second")
+
+
+def test_steps_of_another_device_are_refused(call) -> None:
+    call(steps={"first": first})
+    with pytest.raises(ConfigError, match=r"tune\.json is of device cpu, not NVIDIA H100; name another --out"):
+        call(steps={"first": first}, device="NVIDIA H100")
+
+
+def test_the_steps_take_the_seconds_that_the_command_has_by_default() -> None:
+    default = inspect.signature(gpu_check).parameters["seconds"].default
+    assert sum(step.seconds for step in STEPS.values()) <= default
+    assert next(iter(STEPS)) == "card"
+    assert list(STEPS).index("sweep") < list(STEPS).index("whole") < list(STEPS).index("tokens")
+
+
+TIMES = {"1": 30e-6, "8": 31e-6, "16": 29e-6, "40": 28e-6, "64": 27e-6}
+BEST = {"product": OWN, "name": "dot", "gain": 1.1}
+DONE = {
+    "products": {"out": TIMES, "down": dict.fromkeys(TIMES, 50e-6)},
+    "sweep": {"best": {"down": {"16": BEST, "40": BEST | {"gain": 1.005}}, "out": {"16": BEST}}},
+}
+
+
+def seconds(**gains):
+    """Times of three rounds by variant and width; a variant is so many times as fast as the base."""
+    found = {BASE: {width: [1.0, 2.0, 4.0] for width in WHOLE_WIDTHS}}
+    for name, gain in gains.items():
+        by_width = gain if isinstance(gain, dict) else dict.fromkeys(WHOLE_WIDTHS, gain)
+        found[name.replace("_", " ")] = {
+            width: [time / by_width.get(width, 1.0) for time in found[BASE][width]] for width in WHOLE_WIDTHS
+        }
+    return found
+
+
+def test_own_products_that_gain_too_little_are_left_out() -> None:
+    assert own_products(DONE["sweep"]) == {"down": {16: Product(**OWN)}, "out": {16: Product(**OWN)}}
+
+
+def test_changes_are_measured_alone_and_together() -> None:
+    found = variants(DONE)
+    assert list(found) == [BASE, "rows", "own out, down", "joins", "rotates", TOGETHER, EARLY]
+    assert table_with(found[BASE], DONE) == NO_CHOICES
+    alone = table_with(found["own out, down"], DONE)
+    assert alone.product("out", 16) == alone.product("down", 1) == Product(**OWN)
+    assert alone.product("out", 40) == Product()
+    assert not alone.switches
+    together = table_with(found[EARLY], DONE)
+    assert together.switches_of(64) == Switches(joins=True, rotates=True, early=True)
+    assert together.product("out", 40) == Product(padded_to=64)  # no own product has so many rows
+
+
+def test_a_change_is_on_at_the_widths_where_it_gained() -> None:
+    decided = decide(DONE, seconds(joins={1: 1.02, 8: 1.005}, rows={40: 1.03}, rotates=0.9))
+    assert decided == {1: {"joins"}, 8: set(), 16: set(), 40: {"rows"}, 64: set()}
+    table = table_with(decided, DONE)
+    assert [table.switches_of(rows).joins for rows in (1, 8, 64)] == [True, False, False]
+    assert [table.product("out", rows).padded_to for rows in (16, 40, 64)] == [0, 64, 0]
+
+
+def test_an_own_product_is_the_same_up_to_sixteen_rows_or_nowhere_there() -> None:
+    name = "own out, down"
+    times = {BASE: seconds()[BASE], name: seconds(x={1: 1.1, 8: 1.05, 16: 0.95})["x"]}
+    assert {width for width, names in decide(DONE, times).items() if names} == {1, 8, 16}
+    times[name] = seconds(x={1: 1.1, 8: 0.95, 16: 0.95})["x"]
+    assert not any(decide(DONE, times).values())
+
+
+def test_early_launches_count_on_top_of_all_others() -> None:
+    times = {BASE: seconds()[BASE], TOGETHER: seconds(x=1.1)["x"], EARLY: seconds(x={1: 1.2, 8: 1.105})["x"]}
+    assert {width for width, names in decide(DONE, times).items() if "early" in names} == {1}
+
+
+def test_what_is_not_faster_together_is_left_out_again() -> None:
+    decided = {width: frozenset({"joins"}) for width in WHOLE_WIDTHS}
+    kept = confirmed(decided, {1: 1.05, 8: 1.0, 16: 1.0, 40: 1.0, 64: 1.02})
+    assert [bool(kept[width]) for width in WHOLE_WIDTHS] == [True, True, True, False, True]
+
+
+def finished(**changes):
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    names = {str(width): changes.get(f"w{width}", []) for width in WHOLE_WIDTHS}
+    whole = {"changes": names, "sizes": sizes | {"dtype": "bfloat16"}, "gains": {DECIDED: {"1": 1.04}}}
+    whole["skipped"] = changes.get("skipped", [])
+    return DONE | {"whole": whole, "tokens": {"same": {"refusion": [14, 14], "long": [4, 5]}, "repeated": 1.0}}
+
+
+def test_there_is_no_table_before_the_tokens_are_right() -> None:
+    done = finished(w1=["joins"], skipped=[8])
+    table, passed = table_of(done, FACTS | {"device": "NVIDIA H100"})
+    assert (table.device, table.sizes.hidden_size, passed) == ("NVIDIA H100", 4096, True)
+    assert table.skipped == (8,)
+    text = "decided: joins, no forwards of 8 rows; what gained alone, together, times as fast: 1.040 at width 1"
+    assert summary(done, table)[-1] == text
+    assert table_of({name: done[name] for name in ("products", "whole")}, FACTS) == (None, None)
+    for same, repeated in (({"a": [12, 14]}, 1.0), ({"a": [14, 14]}, 0.9), ({"a": [40, 40], "long": [2, 5]}, 1.0)):
+        assert table_of(done | {"tokens": {"same": same, "repeated": repeated}}, FACTS) == (None, False)
+
+
+def test_a_width_is_not_recorded_where_the_next_one_is_faster() -> None:
+    assert skipped_of({1: 4.80, 8: 5.10, 16: 4.98, 40: 5.34, 64: 5.20}) == (8,)  # 48 rows were not timed
+    assert skipped_of({8: 5.0, 16: 4.98}) == ()
+
+
+def test_a_table_replaces_that_of_its_card_and_sizes_alone(tmp_path) -> None:
+    table, _ = table_of(finished(w1=["joins"]), FACTS)
+    other = replace(table, sizes=replace(table.sizes, hidden_size=1024))
+    path = tmp_path / "choices.json"
+    for given in (other, table, replace(table, switches={})):
+        tuning._write_table(path, given)
+    assert read_choices(path) == (other, replace(table, switches={}))
+
+
+@pytest.mark.slow
+def test_the_rehearsal_makes_every_step_writes_a_table_and_says_why_in_few_lines(tmp_path) -> None:
+    command = ["gpu-check", "--device", "cpu", "--out", str(tmp_path), "--checks", "tune", "--seconds", "900"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert list(written(tmp_path)) == list(STEPS)
+    (table,) = read_choices(tmp_path / "choices.json")
+    assert table.device == "cpu"
+    found = {name: step["figures"] for name, step in written(tmp_path).items()}
+    lines = summary(found, table)
+    assert len(lines) <= 25
+    assert all(line in result.output for line in lines)
+    assert found["tokens"]["repeated"] == 1
+    assert found["sweep"]["compiled_by"] == 1
+    assert all(by_rows["16"]["gain"] > 0 for by_rows in found["sweep"]["best"].values())
+    begun = {name: step["started"] for name, step in written(tmp_path).items()}
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert begun == {name: step["started"] for name, step in written(tmp_path).items()}  # nothing is made again
+
+
+def test_the_facts_of_a_call_are_those_that_its_steps_keep() -> None:
+    assert {*tuning.SAME, *tuning.CURRENT, *tuning.OWN_CONDITIONS} <= set(conditions(torch.device("cpu"), None))
+    assert set(tune_choices.OWN) == {"own qkv", "own out, down", "own gate_up"}
+
+
+SIZES = (256, 512)  # columns of a result, and entries of a row
+
+
+def test_the_products_to_try_fit_the_matrix_and_differ_from_the_fastest_in_one_number() -> None:
+    for rows in (16, 40):
+        assert all(product.splits == 1 for product in candidates(None, rows, "qkv", 6144, 4096))
+        assert {product.splits for product in candidates(None, rows, "down", 4096, 12288)} == {2}
+    best = Product(**OWN)
+    tried = candidates(best, 16, "out", *SIZES)
+    assert {product.splits for product in tried} == {1, 2, 4}  # three splits do not divide a row of 512 entries
+    for product in tried:
+        changed = [name for name in vars(best) if getattr(best, name) != getattr(product, name)]
+        assert len(changed) == 1
+        assert SIZES[1] % (product.block_k * product.splits) == 0
+
+
+def test_what_is_compiled_ahead_is_what_a_search_tries(monkeypatch) -> None:
+    ahead = tune_kernels.first_and_near()
+    for matrix, columns, width in (("out", 4096, 4096), ("gate_up", 12288, 4096), ("qkv", 6144, 4096)):
+        for rows in (16, 40):
+            first = candidates(None, rows, matrix, columns, width)
+            near = [product for best in first for product in candidates(best, rows, matrix, columns, width)]
+            assert {(matrix, product, rows) for product in first + near} <= set(ahead)
+    tried = []
+    monkeypatch.setattr(tune_kernels, "own_product", lambda matrix, product: lambda x, weight: tried.append(product))
+    monkeypatch.setattr(tune_kernels, "first_and_near", lambda: ahead[:1])
+    tune_kernels.compile_part("cpu", 0, 1)
+    assert tried == [ahead[0][1]]
+
+
+def test_compiling_ahead_ends_in_time(monkeypatch) -> None:
+    monkeypatch.setattr(tune_kernels.subprocess, "Popen", lambda command, **_: Popen(["sleep", "600"]))
+    begun = time.monotonic()
+    assert tune_kernels.compile_ahead(Tuning("cpu", None, begun + 1, {})) == 0
+    assert time.monotonic() - begun < 60
+
+
+@pytest.fixture
+def search(monkeypatch):
+    """The search for `out` on the CPU, where a product with more warps is faster and one of 5 stages breaks."""
+
+    def own_product(matrix, product):
+        def compute(x, weight):
+            if product.num_stages == 5:
+                raise RuntimeError("out of resource: shared memory")
+            return x @ weight.t() * (1.1 if product.block_n == 16 else 1)
+
+        compute.product = product
+        return compute
+
+    def seconds_in_turns(tuning, device, replays):
+        product = replays[1].product
+        return [1.0, 1.0 if product is None else 0.9 if product.num_warps == 8 else 0.95]
+
+    def replay_of(matrices, compute):
+        replay = partial(int)
+        replay.product = getattr(compute.func, "product", None)
+        return replay
+
+    monkeypatch.setattr(tune_kernels, "own_product", own_product)
+    monkeypatch.setattr(tune_kernels, "seconds_in_turns", seconds_in_turns)
+    monkeypatch.setattr(tune_kernels, "replay_of", replay_of)
+    given = Tuning("cpu", None, time.monotonic() + 60, {})
+    given = type("OnGpu", (Tuning,), {"on_gpu": True, "dtype": torch.float32})(*given)
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(SIZES, generator=generator)]
+    return tune_kernels.Search(given, "out", matrices, (1, 8, 16))
+
+
+def test_the_search_goes_from_the_fastest_to_what_is_near_it(search) -> None:
+    best = search.run(16, time.monotonic() + 60, *SIZES)
+    assert best.num_warps == 8
+    assert search.gains[best] == pytest.approx(1 / 0.9)
+    assert len(search.gains) > 5
+
+
+def test_a_product_that_is_wrong_or_does_not_run_is_never_timed(search) -> None:
+    search.run(16, time.monotonic() + 60, *SIZES)
+    assert not any(product.block_n == 16 or product.num_stages == 5 for product in search.gains)
+    reasons = " ".join(search.refused.values())
+    assert "differs from float64 by 0.1 of the largest result" in reasons
+    assert "RuntimeError: out of resource: shared memory" in reasons
+
+
+def test_the_search_ends_in_time_with_what_it_has(search) -> None:
+    best = search.run(16, time.monotonic() - 1, *SIZES)
+    assert list(search.gains) == [best]
+
+
+@pytest.mark.parametrize("matrix", ["qkv", "out", "gate_up", "down"])
+def test_own_products_are_compared_with_float64(matrix) -> None:
+    """The definitions that run on a CPU are right, and a change of one weight is seen."""
+    x, weight = (torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)) for rows in (5, 64))
+    product = Product(**OWN | {"splits": 2 if matrix in ("out", "down") else 1})
+    assert tune_kernels.difference(matrix, product, x, weight) < 1e-5
+    expected = tune_kernels.exact(matrix, x, weight)
+    weight[3, 7] += 1
+    assert (tune_kernels.exact(matrix, x, weight) - expected).abs().max() > 1e-3
