@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "refusion_eval"
 LINES = {
     "bench": 3367,  # wanted: 1,050; experts; 617: prompts without right answers; ways of a batch; 1,170: tuning a card
     "benchmarks": 4629,  # wanted: 3,450; labels, ranges, tables, words, IFEval; 295: infilling, with gaps of its own
-    "cli": 3240,  # wanted: 1,900; `check` prints prompts; recipes; JUnit XML; speed --steps; releases; workloads; memory
+    "cli": 3240,  # wanted: 1,900; `check` prints prompts; recipes; JUnit XML; steps; releases; workloads; memory
     "decoders": 4816,  # wanted: 3,650; 11: prices by load; 462: gaps, p2, DreamOn; LLaDA2's rules; 219: DiffusionGemma
     "embedded": 1,
     "engine": 2218,  # wanted: 1,520; experts; 113: encoder and decoder; 460: launches, overlap, fed tokens, load
