@@ -213,7 +213,7 @@ def test_attention_of_places_with_gaps():
     bits = np.concatenate([*(pattern_bits(one, 1) for one in attentions), np.zeros((2, 1), np.int64)])
     rest = (queries, keys, values, places, torch.from_numpy(bits).to(DEVICE))
     assert places[0].unique().tolist() == [-1, 0, 2, 4]
-    assert_close(kernels.attend_rows(*rest), plain(fused.attend_rows, *rest))
+    assert_close(attention_kernels.attend_rows(*rest), plain(fused.attend_rows, *rest))
 
 
 @settings(max_examples=6, phases=PHASES)
