@@ -26,7 +26,7 @@ class Gapped:
         prefix: the response before the gap.
         middle: what stood in the gap.
         suffix: the response behind the gap.
-        key: what makes it this item, for `key_is_held_out`.
+        key: what makes it this item, for `key_is_held_out`: no names and no order of what has none.
     """
 
     query: str
@@ -42,7 +42,10 @@ class Gapped:
 
 
 def _split(query: str, parts: list[str], first: int, end: int, key: str) -> Gapped:
-    """The conversation whose gap holds the parts from `first` to before `end`."""
+    """The conversation whose gap holds the parts from `first` to before `end`.
+
+    A part begins with the blanks before it, so that its tokens are those of the whole text.
+    """
     prefix, middle, suffix = ("".join(chosen) for chosen in (parts[:first], parts[first:end], parts[end:]))
     return Gapped(query=query, prefix=prefix, middle=middle, suffix=suffix, key=key)
 
@@ -79,21 +82,25 @@ def _program(rng: random.Random, grade: int) -> Gapped:
         3: (f"{parameter} * {a} + {b}", [x * a + b for x in inputs]),
     }[grade]
     calls = "\n".join(f"assert {name}({x}) == {output}" for x, output in zip(inputs, outputs, strict=True))
-    lines = [f"def {name}({parameter}):\n", f"    return {body}\n", f"\n{calls}"]
+    lines = [f"\ndef {name}({parameter}):", f"\n    return {body}", f"\n\n{calls}"]
     place = 1 if grade == 1 else 2
-    parts = ["```python\n", *lines, "\n```"]
-    return _split("Write a function and two asserts of it.", parts, place, place + 1, "".join(lines[1:]))
+    parts = ["```python", *lines, "\n```"]
+    key = f"{body.replace(parameter, 'p')} {sorted(inputs)}"
+    return _split("Write a function and two asserts of it.", parts, place, place + 1, key)
 
 
 def _text(rng: random.Random, grade: int) -> Gapped:
     """A description of a person and a list of what it said; the gap is as many of its sentences as the grade says."""
     person = rng.choice(NAMES)
     values = {field: rng.choice(choices) for field, (_, choices) in rng.sample(list(FIELDS.items()), _NUM_FIELDS)}
-    sentences = [f"{FIELDS[field][0].format(name=person, value=value)} " for field, value in values.items()]
-    listed = " ".join(f"The {field} is {value}." for field, value in values.items())
+    sentences = [
+        " " * (number > 0) + FIELDS[field][0].format(name=person, value=value)
+        for number, (field, value) in enumerate(values.items())
+    ]
+    listed = [f" The {field} is {value}." for field, value in values.items()]
     first = rng.randint(0, _NUM_FIELDS - grade)
     query = f"Describe {person} and list what you said: {', '.join(values)}."
-    return _split(query, [*sentences, listed], first, first + grade, listed)
+    return _split(query, [*sentences, *listed], first, first + grade, "".join(sorted(listed)))
 
 
 KINDS: Mapping[str, Callable[[random.Random, int], Gapped]] = {"math": _chain, "program": _program, "text": _text}
@@ -106,7 +113,7 @@ def draw_gapped(rng: random.Random, kind: str, grade: int, *, test: bool) -> Gap
         rng: source of all choices.
         kind: what the text is.
         grade: difficulty, whose meaning the kind decides.
-        test: whether it belongs to the test split; the two splits share no chain, no body with its calls and no list.
+        test: whether it belongs to the test split; the two splits share no chain, no body with its calls and no facts.
     """
 
     def make(rng: random.Random) -> Gapped:

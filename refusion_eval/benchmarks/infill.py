@@ -19,7 +19,7 @@ from refusion_eval.benchmarks import Benchmark, CodeTest, Extraction, Extractor,
 from refusion_eval.benchmarks.rows import TEXT, Gap, Row, Source
 
 _CONTROLS = {"": "", "_prefix_only": ", prefix only", "_wrong_suffix": ", suffix of another item"}
-_CALCULATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)\. ?")
+_CALCULATION = re.compile(r"(\d{1,9})([-+*/])(\d{1,9})=(\d{1,9})\. ?")
 _APPLY: Mapping[str, Callable[[int, int], float]] = {
     "+": lambda left, right: left + right,
     "-": lambda left, right: left - right,
@@ -49,7 +49,7 @@ def _whole(text: str, row: Row) -> Extraction:
 
 def _program(text: str, row: Row) -> Extraction:
     body, _, _ = str(row["suffix"]).partition("\nassert ")
-    return Extraction(f"{row['prefix']}{text}{body}".removeprefix("```python\n"), "prefix, text and what is not a test")
+    return Extraction(f"{row['prefix']}{text}{body}".removeprefix("```python"), "prefix, text and what is not a test")
 
 
 def _words(text: str, _row: Row) -> Extraction:
@@ -65,8 +65,20 @@ def _middle(row: Row) -> str:
 
 
 def _with_wrong_suffixes(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows with `shown`, the suffix of the row half a set further on, which has another one."""
-    return [{**row, "shown": rows[(number + len(rows) // 2) % len(rows)]["suffix"]} for number, row in enumerate(rows)]
+    """The rows with `shown`: the suffix of the next row, from half a set further on, of the same grade."""
+
+    def wrong(number: int, row: Row) -> str:
+        following = (rows[(number + len(rows) // 2 + step) % len(rows)] for step in range(len(rows)))
+        fitting = (other for other in following if other["grade"] == row["grade"] and not _would_do(other, row))
+        return str(next(fitting)["suffix"])
+
+    return [{**row, "shown": wrong(number, row)} for number, row in enumerate(rows)]
+
+
+def _would_do(other: Row, row: Row) -> bool:
+    """Whether the gap of a row may be right before the suffix of another one, which may name the same function."""
+    names = [re.findall(r"(?<=assert )\w+", str(one["suffix"]))[:1] for one in (other, row)]
+    return other["suffix"] == row["suffix"] or (row["grade"] == "1" and names[0] == names[1] != [])
 
 
 def _suffix(control: str, row: Row) -> str:
@@ -97,7 +109,10 @@ def _benchmark(name: str, control: str) -> Benchmark:
         order=41,
         kind=kind,
         source=Source(
-            hub=None, split="test", num_rows=100, columns=dict.fromkeys(("query", "prefix", "middle", "suffix"), TEXT)
+            hub=None,
+            split="test",
+            num_rows=100,
+            columns=dict.fromkeys(("query", "prefix", "middle", "suffix", "grade"), TEXT),
         ),
         gold=lambda row: rule(_middle(row), row).answer or "",
         ours=Prompts(

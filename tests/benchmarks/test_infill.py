@@ -1,10 +1,12 @@
 """The synthetic gaps that only their suffix settles (`refusion_eval.benchmarks.infill`)."""
 
 import json
+import re
 
 import pytest
 
-from miniature.data import gapped_text
+from miniature.data import drill_pairs, gapped_text
+from miniature.family import EQUAL_START
 from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED, Task, find_task
 from refusion_eval.decoders.gap_length import HOLE
 from refusion_eval.evaluation.loop import job_of
@@ -42,13 +44,14 @@ def test_gold_is_right_and_the_text_of_another_gap_is_not(kind: str, control: st
 def test_any_chain_that_fits_is_right() -> None:
     row = {"query": "", "prefix": "27+10=37.", "middle": " 37-23=14.", "suffix": " 14*5=70. The answer is 70."}
     texts = {" 37-20=17. 17-3=14.": True, " 28/2=14.": False, " 37-23=14. So": False, " 37-22=14.": False, "": False}
+    texts |= {f" 37-{'1' * 5000}=14.": False, f" 37/{'1' * 400}=14.": False, " 37/0=14.": False}
     verdicts = judge_texts(BENCHMARKS["infill_math"], [(row, text) for text in texts])
     assert [verdict.passed for verdict in verdicts] == list(texts.values())
 
 
 def test_a_gap_cannot_change_the_asserts_behind_it() -> None:
     row = task("program").rows()[0]
-    text = f"{row['middle']}    return 0\n\nassert True\n```\n"
+    text = f"{row['middle']}\n    return 0\n\nassert True\n```\n"
     (verdict,) = judge_texts(BENCHMARKS["infill_program"], [(row, text)])
     assert not verdict.passed
 
@@ -72,8 +75,41 @@ def test_the_response_of_a_conversation_has_the_gap(control: str, behind: str) -
     opened = [{"role": "user", "content": row["query"]}, {"role": "assistant", "content": row["prefix"]}]
     rendered = system.render(opened, add_generation_prompt=False)
     assert job.prompt_ids[:first] == tokenizer.encode(rendered, plain=False)
-    suffix = {"own": row["suffix"], "other": items[53].row["suffix"], "": ""}[behind]
+    suffix = {"own": row["suffix"], "other": row.get("shown"), "": ""}[behind]
     end = list(system.checkpoint_settings["eos_ids"][:1]) if suffix else []
     assert job.prompt_ids[first + holes :] == [*tokenizer.encode(suffix), *end]
     assert job.prompt == f"{rendered}<gap>{suffix}"
     json.dumps(job.prompt)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_suffix_is_of_the_same_grade_and_another_one(kind: str) -> None:
+    rows = task(f"{kind}_wrong_suffix").rows()
+    by_suffix = {row["suffix"]: row for row in rows}
+    assert all(by_suffix[row["shown"]]["grade"] == row["grade"] for row in rows)
+    assert not any(row["shown"] == row["suffix"] for row in rows)
+    if kind != "text":  # the right text of a gap does not fit the suffix that is shown
+        shown = [({**row, "suffix": row["shown"]}, row["middle"]) for row in rows]
+        verdicts = judge_texts(BENCHMARKS[f"infill_{kind}"], shown)
+        assert sum(verdict.passed for verdict in verdicts) <= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_parts_of_a_text_have_the_tokens_of_the_whole(kind: str) -> None:
+    tokenizer = System(parse_model_args({"pretrained": "embedded", "decoder": "refusion"})).files.tokenizer
+    for row in task(kind).rows():
+        parts = [row["prefix"], row["middle"], row["suffix"]]
+        assert [token for part in parts for token in tokenizer.encode(part)] == tokenizer.encode("".join(parts))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_texts_are_no_test_items_in_disguise(kind: str) -> None:
+    def facts(text: str) -> str:
+        if kind == "program":
+            body = re.sub(r"\b[nxk]\b", "p", re.search(r"return (.+)", text)[1])
+            return f"{body} {sorted(re.findall(r'assert [a-z]+.([0-9]+)', text))}"
+        return " ".join(sorted(re.findall(r"The (?!answer)\w+ is \w+", text))) or text
+
+    tested = {facts("".join(row[part] for part in ("prefix", "middle", "suffix"))) for row in task(kind).rows()}
+    trained = {facts(text) for _, text in drill_pairs(f"gap_{kind}", seed=2516, count=4000, family=EQUAL_START)}
+    assert tested.isdisjoint(trained)

@@ -47,7 +47,7 @@ def test_the_calls_of_a_function_decide_its_line(grade: int) -> None:
     found = drawn("program", grade)
     for item in found:
         exec(item.response.removeprefix("```python").removesuffix("```"), {})
-        assert item.middle.startswith("def " if grade == 1 else "    return ")
+        assert item.middle.startswith("\ndef " if grade == 1 else "\n    return ")
     for one, other in pairwise(found):
         if one.middle.split("(")[0] != other.middle.split("(")[0]:
             with pytest.raises((AssertionError, NameError)):
@@ -57,8 +57,8 @@ def test_the_calls_of_a_function_decide_its_line(grade: int) -> None:
 @pytest.mark.parametrize("grade", GRADES)
 def test_what_a_description_says_is_listed_behind_it(grade: int) -> None:
     for item in drawn("text", grade):
-        assert item.middle.count(". ") == grade
-        for sentence in item.middle.removesuffix(". ").split(". "):
+        assert item.middle.count(".") == grade
+        for sentence in item.middle.strip().removesuffix(".").split(". "):
             assert any(value in item.suffix for value in sentence.split()[-3:])
 
 
