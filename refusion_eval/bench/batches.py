@@ -61,7 +61,7 @@ def batch_speeds(
     batch_sizes: Sequence[int],
 ) -> dict[int, BatchSpeed]:
     """Measures continuous batching at each batch size, and compares the tokens with the first size."""
-    return _measure({size: (engine, size) for size in batch_sizes}, decoder, settings, prompts)
+    return _measure({size: (engine, size) for size in batch_sizes}, decoder, settings, prompts, expected=[])
 
 
 def speeds_by_way(
@@ -77,7 +77,8 @@ def speeds_by_way(
     if model.cuda_graphs:
         overlapped = [Engine(engine.model, model.attention, record=recorder(model.device), overlap=True)]
         ways[f"batch {size}, overlap"] = (overlapped[0], size)
-    speeds = _measure(ways, decoder, settings, prompts)
+    expected: list[tuple[int, ...]] = []
+    speeds = _measure(ways, decoder, settings, prompts, expected)
     if getattr(settings, "fused", False):
         timed = time_forwards(engine.model, model.attention, LOAD_WIDTHS, recorded=engine.recorded)
         curve = LoadCurve({width: statistics.median(seconds) for width, seconds in timed.items()})
@@ -85,7 +86,7 @@ def speeds_by_way(
         for one in (engine, *overlapped):
             one.load_curve = curve
         try:
-            found = _measure(priced, decoder, settings, prompts)
+            found = _measure(priced, decoder, settings, prompts, expected)
         finally:
             engine.load_curve = None
         speeds |= {f"{name}, rows priced by load": speed for name, speed in found.items()}
@@ -93,13 +94,17 @@ def speeds_by_way(
 
 
 def _measure(
-    ways: Mapping[K, tuple[Engine, int]], decoder: str, settings: Any, prompts: Sequence[Sequence[int]]
+    ways: Mapping[K, tuple[Engine, int]],
+    decoder: str,
+    settings: Any,
+    prompts: Sequence[Sequence[int]],
+    expected: list[tuple[int, ...]],  # the right tokens; an empty list gets those of the first way
 ) -> dict[K, BatchSpeed]:
     speeds: dict[K, BatchSpeed] = {}
-    expected: list[tuple[int, ...]] = []
     for name, (engine, size) in ways.items():
         tokens, seconds, joules = _timed(engine, decoder, settings, prompts, size)
-        expected = expected or tokens
+        if not expected:
+            expected += tokens
         num_tokens, counts = sum(map(len, tokens)), engine.batch_counts
         speeds[name] = BatchSpeed(
             num_tokens / seconds,

@@ -200,6 +200,7 @@ class Benchmark:
         stock_tasks: patterns of the names of lm-eval's own tasks on this benchmark; the longest that fits decides.
         sealed_columns: columns that must not be written anywhere, each with its name in markers.
         prompts_name: which of the prompts are asked, `OURS` or `RELEASE`.
+        is_control: whether it is asked for comparison with another one, so that no mean over tasks has it.
     """
 
     name: str
@@ -219,6 +220,7 @@ class Benchmark:
     stock_tasks: Sequence[str] = ()
     sealed_columns: Mapping[str, str] = field(default_factory=dict)
     prompts_name: str = OURS
+    is_control: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _benchmark_named, (self.name, self.prompts_name)
@@ -404,8 +406,7 @@ def _as_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
 _modules = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
 _benchmarks: list[Benchmark] = [module.BENCHMARK for module in _modules if hasattr(module, "BENCHMARK")]
 _variants = [variant for module in _modules for variant in getattr(module, "VARIANTS", ())]
-_benchmarks += _variants
-_benchmarks.sort(key=lambda benchmark: (benchmark.order, benchmark.name))
+_benchmarks = sorted([*_benchmarks, *_variants], key=lambda benchmark: (benchmark.order, benchmark.name))
 _named: list[Callable[[str], Benchmark | None]] = [module.named for module in _modules if hasattr(module, "named")]
 
 
@@ -436,11 +437,10 @@ SUITES = {
     "paper": [benchmark for benchmark in PUBLISHED.values() if benchmark.in_paper],
     "2026": [benchmark for benchmark in PUBLISHED.values() if not benchmark.in_paper and benchmark not in _variants],
 }
+SUITE_TASKS = {"paper": "refusion_suite", "2026": "refusion_suite_2026"}  # their names as tasks
 
 # Folder of several benchmarks -> the name of its main one, which the name of the folder stands for.
 _FAMILIES = {one.folder: one.name for one in SUITES["2026"] if one.folder not in BENCHMARKS}
-
-SUITE_TASKS = {"paper": "refusion_suite", "2026": "refusion_suite_2026"}  # their names as tasks
 
 # Those that the public release asks, with its prompts.
 RELEASED = {

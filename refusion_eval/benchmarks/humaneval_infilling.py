@@ -127,4 +127,5 @@ def named(name: str) -> Benchmark | None:
         test=_test,
         rows_of="humaneval_infilling",
         settings_of="humaneval",
+        is_control=bool(control),
     )

@@ -130,6 +130,7 @@ def _benchmark(name: str, control: str) -> Benchmark:
         ),
         test=_asserts if kind == "code" else None,
         rows_of=f"infill_{name}",
+        is_control=bool(control),
     )
 
 

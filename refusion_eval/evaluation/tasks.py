@@ -40,6 +40,8 @@ def task_names(
     # A real checkpoint gets the prompts of the release where it has any: the paper's figures were measured with them.
     if not mini and prompts != OURS:
         tasks |= {name: Task(benchmark) for name, benchmark in RELEASED.items()}
+    unlisted = [name for name in names if name not in tasks and name in BENCHMARKS and name not in PUBLISHED]
+    tasks |= {name: Task(BENCHMARKS[name], mini=True) for name in unlisted}
     looks_alike = (name for name in names if name in tasks and tasks[name].mini)
     meant = next(looks_alike, None if names else "the default")
     if mini and meant is not None:

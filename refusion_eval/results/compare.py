@@ -126,7 +126,10 @@ def compare_runs(
             raise StoreError(f"{both} have no scores by the filter {filter_name} in common; {advice}")
     tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items, metric) for name in names]
     kinds = [(tasks_a[name].row.kind, tasks_b[name].row.kind) for name in names]
-    of_kinds = ([task for task, of in zip(tasks, kinds, strict=True) if of == kind] for kind in dict.fromkeys(kinds))
+    of_kinds = (
+        [task for task, of in zip(tasks, kinds, strict=True) if of == kind and not tasks_a[task.task].is_control]
+        for kind in dict.fromkeys(kinds)
+    )
     return Comparison(
         before=run_a.run.run_id,
         after=run_b.run.run_id,

@@ -165,6 +165,11 @@ class TaskFacts:
         return self.kind == "code"
 
     @property
+    def is_control(self) -> bool:
+        """Whether it is asked for comparison with another task alone."""
+        return (named := find_task(self.task)) is not None and named.benchmark.is_control
+
+    @property
     def score_name(self) -> str:
         return "pass@1" if self.is_code else "accuracy"
 

@@ -131,7 +131,7 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
         measured_tasks.append((task, measures))
         for measure in measures:
             yield _measurement(facts.run, [task], [measure], [*notes, measure.note])
-    asked = [part for part in measured_tasks if not part[0].extent.missing]
+    asked = [part for part in measured_tasks if not (part[0].extent.missing or part[0].is_control)]
     for kind in dict.fromkeys(task.row.kind for task, _ in asked):
         others = [task for task, _ in asked if task.row.kind != kind]
         waiting = [task for task in others if not task.asked and task.mini == kind[0]]

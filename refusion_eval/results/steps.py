@@ -87,6 +87,8 @@ class Tally:
         self.block = next((size for size in sizes if isinstance(size, int) and size > 0), _WITHOUT_BLOCKS)
         units = [settings.get(name) for name in _UNITS]
         self._unit = next((size for size in units if isinstance(size, int) and size > 0), None)
+        # Then positions are chosen at random, and their scores say nothing of how certain the model is.
+        self._draws = settings.get("remasking") == "random" or settings.get("alg") == "origin"
         self.forwards: list[int] = []
         self.kinds = Counter[str]()
         self.blocks: list[tuple[float, int]] = []  # forwards and tokens of each block
@@ -112,7 +114,7 @@ class Tally:
             served = fixed.get(forward) or served
             for position in served:
                 spent[position] += 1 / len(served)
-        scores = self._first_scores(trace)
+        scores = {} if self._draws else self._first_scores(trace)
         self.scored += [(scores[position], spent[position]) for position in scores.keys() & spent.keys()]
         length, of_block = max(positions) + 1, dict[int, list[float]]()
         for position, forwards in spent.items():

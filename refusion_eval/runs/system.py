@@ -196,7 +196,7 @@ class System:
             user += gap
             return self.render([{"role": "user", "content": user}]) if self.backend.takes_messages else user
         if not (self.backend.takes_messages or self.has_template):
-            return f"{system}{user}{opened and ' '}{opened}{gap}"
+            return f"{system}{user}{' ' * bool(opened or gap)}{opened}{gap}"
         if self.backend.takes_messages:
             opened, gap = f"{opened}{gap}", ""
         by_role = {"system": system, "user": user, "assistant": opened}

@@ -31,10 +31,15 @@ class AnswerFilter(NamedTuple):
     reads: Literal["text", "canvas"] = "text"  # the canvas has every token that was fixed, also behind the end token
 
     def rule_of(self, benchmark: str) -> Rule | None:
-        """The rule for a benchmark, if there is one. What is not listed, as a window, has that of a listed one."""
+        """The rule for a benchmark, if there is one.
+
+        What is not listed, as a window, has that of a listed one; a benchmark that is like none has its own rule alone.
+        """
         listed, folder = BENCHMARKS.keys(), BENCHMARKS[benchmark].folder
         names = [benchmark] if benchmark in listed else [name for name in listed if BENCHMARKS[name].folder == folder]
-        return self.rules.get(names[0])
+        if names:
+            return self.rules.get(names[0])
+        return per_text_rule(BENCHMARKS[benchmark].extract) if self.name == OURS else None
 
 
 def per_text_rule(rule: Extractor) -> Rule:

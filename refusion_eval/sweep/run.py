@@ -185,7 +185,7 @@ class _SharedRuns:
             raise ConfigError(f"{job.system.name}, point {job.point.name}: {error}") from error
         # A task of lm-eval has generation arguments, over which the settings of a point count even where they are equal
         # to those of the table.
-        is_own = own_tasks().keys() >= set(names)
+        is_own = own_tasks(names).keys() >= set(names)
         digests = [of_task.digest for of_task in resolved] if is_own else [job.point.name]
         first = self._first.setdefault((job.system.name, *digests), job)
         if first.run_dir != job.run_dir:

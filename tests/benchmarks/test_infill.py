@@ -4,14 +4,18 @@ import json
 import re
 
 import pytest
+from typer.testing import CliRunner
 
 from miniature.data import drill_pairs, gapped_text
 from miniature.family import EQUAL_START
 from refusion_eval.benchmarks import BENCHMARKS, PUBLISHED, Task, find_task
+from refusion_eval.cli import app
 from refusion_eval.decoders.gap_length import HOLE
+from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.loop import job_of
-from refusion_eval.evaluation.tasks import find_tasks
+from refusion_eval.evaluation.tasks import find_tasks, task_names
 from refusion_eval.paths import tasks_path
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
 from refusion_eval.scoring.judge import judge_texts
@@ -113,3 +117,20 @@ def test_training_texts_are_no_test_items_in_disguise(kind: str) -> None:
     tested = {facts("".join(row[part] for part in ("prefix", "middle", "suffix"))) for row in task(kind).rows()}
     trained = {facts(text) for _, text in drill_pairs(f"gap_{kind}", seed=2516, count=4000, family=EQUAL_START)}
     assert tested.isdisjoint(trained)
+
+
+def test_plain_names_are_the_tasks_and_go_with_no_rows_of_others(tmp_path) -> None:
+    assert task_names(["infill_text_wrong_suffix"], "embedded") == ["mini_infill_text_wrong_suffix"]
+    with pytest.raises(ConfigError, match="infill_math means synthetic mini tasks, which do not read --data"):
+        task_names(["infill_math"], "embedded", data=tmp_path)
+
+
+def test_controls_are_in_no_mean_and_runs_are_rescored(tmp_path) -> None:
+    names = ["mini_infill_text", "mini_infill_text_prefix_only", "mini_infill_math", "mini_gsm8k"]
+    run_dir = str(tmp_path / "run")
+    words = ["run", "--model", "embedded", "--decoder", "refusion", "--tasks", ",".join(names), "--limit", "1"]
+    done = CliRunner().invoke(app, [*words, "--run-dir", run_dir, "--batch-size", "4"])
+    assert done.exit_code == 0, done.output
+    means = [one for one in run_measurements([run_dir]) if one.is_mean and one.metric.startswith("acc")]
+    assert [one.num_tasks for one in means] == [3]
+    assert CliRunner().invoke(app, ["rescore", run_dir]).exit_code == 0

@@ -94,6 +94,8 @@ def test_positions_are_ranked_by_the_first_score_that_they_or_their_slots_had(wr
     assert found.tpf_by_score == pytest.approx((1, 2, 2))
     (without,) = read_steps([write_run("other", [decoded(0, by_blocks([4]))])])
     assert without.tpf_by_score == ()
+    at_random = decoded(0, trace, settings=SETTINGS | {"remasking": "random"})
+    assert read_steps([write_run("random", [at_random])])[0].tpf_by_score == ()
 
 
 def test_table_and_files_have_a_line_for_each_task_with_steps(write_run):
