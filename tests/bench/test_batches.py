@@ -31,3 +31,21 @@ def test_every_way_of_a_batch_is_measured_with_the_same_tokens(monkeypatch, deco
     assert all(0 <= speed.host_share <= 1 for speed in speeds.values())
     assert speeds["batch 3"].steps < speeds["batch 1"].steps
     assert engine.load_curve is None
+
+
+def test_rows_priced_by_load_are_compared_with_single_requests(monkeypatch):
+    model = api.load_model("embedded", device="cpu", dtype="float32", attention="sdpa")
+    settings = api.decoder_settings(model, "refusion", gen_length=8, slot_size=8, block_size=8, fuse=True)
+    loaded = SimpleNamespace(engine=model.engine, attention="sdpa", cuda_graphs=False, device=model.device)
+
+    def timed(engine, decoder, settings, prompts, size):
+        return [(1 if engine.load_curve is None else 2,)] * len(prompts), 1.0, None
+
+    monkeypatch.setattr("refusion_eval.bench.batches._timed", timed)
+    monkeypatch.setattr("refusion_eval.bench.batches.time_forwards", lambda *args, **more: {1: [1.0], 2: [2.0]})
+    speeds = speeds_by_way(loaded, "refusion", settings, mini_prompts(model, 2), 2)
+    assert {name: speed.same for name, speed in speeds.items()} == {
+        "batch 1": 1,
+        "batch 2": 1,
+        "batch 2, rows priced by load": 0,
+    }
