@@ -31,6 +31,7 @@ SPLIT: tuple[Matrix, ...] = ("out", "down")  # whose parts the norm after them s
 ONE_ORDER = 16  # rows up to which an own product sums in one order, so that a row's result does not depend on the width
 MOST_ROWS = 64  # of an own product
 MOST_PADDED = 512  # rows of the widest recording
+LAUNCHES_EARLY = (3, 4)  # the first release of Triton that knows the option
 
 T = TypeVar("T")
 _closed = ConfigDict(extra="forbid")
@@ -78,7 +79,7 @@ class Switches:
         joins: the last program of attention joins the parts, instead of a kernel of its own.
         rotates: attention rotates queries and keys and stores keys and values, instead of a kernel of its own.
         early: kernels are launched while the one before still runs (programmatic dependent launch). It has no effect
-            on devices before compute capability 9.0.
+            on devices before compute capability 9.0, or with Triton before 3.4.
     """
 
     joins: bool = False
@@ -212,8 +213,12 @@ def card_name(device: torch.device) -> str:
 
 
 def launches_early(device: torch.device) -> bool:
-    """Whether kernels of a device can be launched while the one before still runs."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether kernels of a device can be launched while the one before still runs, and this Triton knows how."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    import triton  # builds of torch for CPUs have none
+
+    return tuple(map(int, triton.__version__.split(".")[:2])) >= LAUNCHES_EARLY
 
 
 def choices_for(device: torch.device, config: ModelConfig, dtype: torch.dtype) -> Choices:

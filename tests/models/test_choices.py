@@ -1,7 +1,9 @@
 """Tables of kernels that were measured to be faster (`refusion_eval.models.choices`)."""
 
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,6 +91,16 @@ def test_tiles_that_do_not_divide_a_matrix_are_refused(tiles):
     Choices(sizes=sizes, products={"out": {16: Product(**OWN)}})
     with pytest.raises(ValidationError, match="4096 columns are no multiple of block_n, or 4096 entries"):
         Choices(sizes=sizes, products={"out": {16: Product(**OWN | tiles)}})
+
+
+@pytest.mark.parametrize(
+    ("capability", "triton", "early"),
+    [((9, 0), "3.7.0", True), ((9, 0), "3.3.1", False), ((10, 0), "3.10.0+git1", True), ((8, 9), "3.7.0", False)],
+)
+def test_kernels_are_launched_early_where_the_device_and_triton_can(monkeypatch, capability, triton, early):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=triton))
+    assert choices.launches_early(torch.device("cuda")) is early
 
 
 def test_every_shipped_table_is_of_a_card_that_was_measured():
