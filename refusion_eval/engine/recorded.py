@@ -197,7 +197,10 @@ class RecordedForwards:
                     self._check()
         except Exception as error:  # Triton has errors of its own, for example where it finds no C compiler
             self._keys = None
-            if isinstance(error, ConfigError):
+            # A recording that memory ended may raise another error while it is closed.
+            if isinstance(error, ConfigError) or any(
+                isinstance(one, torch.OutOfMemoryError) for one in (error, error.__context__)
+            ):
                 raise
             reason = f"{type(error).__name__}: {error}; run with --no-cuda-graphs (cuda_graphs=False)"
             raise ConfigError(f"forwards cannot be recorded on {self._model.device}: {reason}") from error

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from refusion_eval import cli
 from refusion_eval.api import load_model
 from refusion_eval.decoders import DECODERS, autoregressive
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
@@ -316,6 +317,22 @@ def test_where_nothing_can_be_recorded_the_error_says_how_to_go_on() -> None:
     model = random_transformer()
     with pytest.raises(ConfigError, match=r"RuntimeError: Failed to find C compiler; run with --no-cuda-graphs"):
         Engine(model, "sdpa", record=record).run(autoregressive.decode, PROMPT, AutoregressiveSettings(gen_length=2))
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_memory_that_ends_while_forwards_are_recorded_keeps_its_advice(capsys, closes) -> None:
+    def record(compute):
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        finally:
+            if closes:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    engine = Engine(random_transformer(), "sdpa", record=record)
+    assert cli.status_of("run", lambda: engine.run(autoregressive.decode, PROMPT, AutoregressiveSettings())) == 1
+    text = capsys.readouterr().err
+    assert "kv_budget_gib" in text
+    assert "--no-cuda-graphs" not in text
 
 
 def test_widths_are_timed_on_the_recorded_path(engines, log) -> None:
