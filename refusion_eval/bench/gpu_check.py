@@ -88,7 +88,7 @@ class GpuCheck:
     ) -> None:
         self._device = torch.device(device)
         self._folder, self._num_prompts, self._progress = folder, num_prompts, progress
-        self._shape = REHEARSAL if shape is None else SHAPES[shape]
+        self._shape_name, self._shape = shape, REHEARSAL if shape is None else SHAPES[shape]
         self._on_gpu, self._cuda_graphs = self._device.type == "cuda", cuda_graphs
         self._tuning = tuning
         self._dtype = "bfloat16" if self._on_gpu else REHEARSED_DTYPE
@@ -163,7 +163,7 @@ class GpuCheck:
             "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
             "flops_per_row": 2 * weights / model.dtype.itemsize,
         }
-        passed = reaches_bounds(self._name, mbu) if "recorded" in curves else None
+        passed = reaches_bounds(self._name, self._shape_name, mbu) if "recorded" in curves else None
         return Result(False if failure else passed, text, figures)
 
     def products(self) -> Result:

@@ -214,15 +214,16 @@ def test_a_card_is_known_by_its_whole_name(name, card, tmp_path, monkeypatch) ->
 def test_the_bounds_of_a_card_judge_its_forwards_by_width_whenever_they_are_read(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(gpu_report, "_draw_roofline", lambda *_: None)
     assert LEAST_MBU["H100"][1] > LEAST_MBU["H200"][1]  # the faster memory waits longer for small kernels
-    for device, mbu, passed in (
-        ("NVIDIA H200", {1: 0.74, 40: 0.67}, True),
-        ("NVIDIA H100 80GB HBM3", {1: 0.74, 40: 0.67}, False),
-        ("NVIDIA H200", {1: 0.74, 40: 0.65}, False),
-        ("NVIDIA L40S", {1: 0.1, 40: 0.1}, None),
+    for device, shape, mbu, passed in (
+        ("NVIDIA H200", "8B", {1: 0.74, 40: 0.67}, True),
+        ("NVIDIA H100 80GB HBM3", "8B", {1: 0.74, 40: 0.67}, False),
+        ("NVIDIA H200", "8B", {1: 0.74, 40: 0.65}, False),
+        ("NVIDIA H200", "0.6B", {1: 0.74, 40: 0.65}, None),  # whose forwards are mostly boundaries of kernels
+        ("NVIDIA L40S", "8B", {1: 0.1, 40: 0.1}, None),
     ):
-        assert reaches_bounds(device, mbu) is passed
+        assert reaches_bounds(device, shape, mbu) is passed
         figures = {"seconds": {"recorded": {}}, "mbu": mbu}
-        facts = conditions(torch.device("cpu"), "8B") | {"device": device}
+        facts = conditions(torch.device("cpu"), shape) | {"device": device}
         write_report(tmp_path, facts, [Check("width-curve", 1.0, Result(not passed, "", figures), {})])
         assert [check.result.passed for check in read_report(tmp_path / "checks.json")[1]] == [passed]
 
