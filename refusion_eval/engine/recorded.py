@@ -151,7 +151,8 @@ class RecordedForwards:
         self._model, self.cache, self._record = model, cache, record
         self.choices = choices_for(model.device, model.config, model.dtype) if choices is None else choices
         all_widths = WIDTHS if widths is None else widths
-        self._widths = tuple(width for width in all_widths if width not in self.choices.skipped)
+        skipped = set(self.choices.skipped) - {all_widths[-1]}  # nothing wider could take its place
+        self._widths = tuple(width for width in all_widths if width not in skipped)
         self._plan: ReadPlan | None = None  # of the last call, if its answers are in their buffer
         cache.defers_moves = True
         self._staging = Staging(model.device)

@@ -61,10 +61,20 @@ class Product:
         sizes = (self.block_n, self.block_k, self.splits, self.num_warps, self.num_stages)
         if self.kernel != "library" and (min(sizes) < 1 or self.padded_to):
             raise ValueError("an own product needs block_n, block_k, splits, num_warps and num_stages, not padded_to")
+        if self.kernel != "library" and any(size & size - 1 for size in (self.block_n, self.block_k, self.num_warps)):
+            sizes = f"block_n={self.block_n}, block_k={self.block_k} and num_warps={self.num_warps}"
+            raise ValueError(f"{sizes} of an own product must be powers of two")
 
     @property
     def is_own(self) -> bool:
         return self.kernel != "library"
+
+    @property
+    def order(self) -> tuple[str, int, int, int] | None:
+        """What decides the order of the terms of a sum; None for torch's products, whose order is not known."""
+        # The warps of "row" each sum a part of a step.
+        num_warps = self.num_warps if self.kernel == "row" else 0
+        return (self.kernel, self.block_k, self.splits, num_warps) if self.is_own else None
 
     @property
     def tiles(self) -> list[int]:
@@ -129,7 +139,7 @@ class Choices:
         origin: what the table was made from, for readers.
         products: by matrix and rows.
         switches: by rows.
-        skipped: widths that are not recorded, because the next one is faster.
+        skipped: widths that are not recorded, because the next one is faster; the last one always is.
     """
 
     device: str = ""
@@ -154,12 +164,9 @@ class Choices:
                         raise ValueError(f"{where}: {shape}")
                 if product.is_own and product.splits > 1 and matrix not in SPLIT:
                     raise ValueError(f"{where}: splits={product.splits} is for {' and '.join(SPLIT)}; give splits=1")
-            orders = {
-                (of.kernel, of.block_k, of.splits) if of.is_own else None
-                for of in (self.product(matrix, rows) for rows in range(1, ONE_ORDER + 1))
-            }
+            orders = {self.product(matrix, rows).order for rows in range(1, ONE_ORDER + 1)}
             if len(orders) > 1:
-                kept = f"kernel, block_k and splits must be the same for 1 to {ONE_ORDER} rows"
+                kept = f"kernel, block_k, splits and num_warps of row must be the same for 1 to {ONE_ORDER} rows"
                 raise ValueError(f"products of {matrix}: {kept}, so that no row's sum depends on the width")
 
     @cached_property

@@ -26,6 +26,7 @@ from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.request import ActiveRequest
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.cache import KVCache
 from refusion_eval.models.choices import MATRICES, SPLIT, Choices, Product, Switches
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.paths import tasks_path
@@ -238,6 +239,14 @@ def test_tokens_are_the_same_for_any_table(engines, record, log, monkeypatch, se
     assert [replayed.run(request.decode, request.prompt, request.settings).tokens for request in requests] == expected
     assert list(tokens_of(sorted(replayed.run_many(requests, 3))).values()) == expected
     assert set(log["recorded"]) == set(WIDTHS) - set(table.skipped)
+
+
+def test_a_table_cannot_skip_the_last_width(engines, record) -> None:
+    model, cache = engines[0].model, KVCache(engines[0].model.config, 1, 64, torch.float32, torch.device("cpu"))
+    forwards = RecordedForwards(model, cache, record, (1, 8, 40), Choices(skipped=(1, 8, 40)))
+    forwards.reserve(3)
+    forwards.prepare()
+    assert forwards.cache.capacity == 512
 
 
 def test_experts_are_the_same_for_any_table(record, monkeypatch) -> None:
