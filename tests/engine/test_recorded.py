@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from refusion_eval import cli
 from refusion_eval.api import load_model
@@ -26,6 +27,7 @@ from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.request import ActiveRequest
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
+from refusion_eval.models import fused
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.choices import MATRICES, SPLIT, Choices, Product, Switches
 from refusion_eval.models.transformer import Transformer
@@ -241,6 +243,25 @@ def test_tokens_are_the_same_for_any_table(engines, record, log, monkeypatch, se
     assert set(log["recorded"]) == set(WIDTHS) - set(table.skipped)
 
 
+@pytest.mark.parametrize("experts", [None, EXPERTS])
+def test_every_own_kernel_of_a_layer_is_launched_early_if_the_table_says_so(monkeypatch, experts) -> None:
+    found = set()
+
+    class Early(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names = [argument.name for argument in func._schema.arguments]
+            if "early" in names:
+                found.add((func.overloadpacket.__name__, (dict(zip(names, args)) | (kwargs or {})).get("early", False)))
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(fused, "launches_early", lambda device: True)
+    monkeypatch.setattr(recorded, "choices_for", lambda *of: Choices(switches={512: Switches(early=True)}))
+    engine = Engine(random_transformer(experts=experts), "sdpa", record=lambda compute: compute)
+    with Early():
+        engine.run(autoregressive.decode, PROMPT, AutoregressiveSettings(gen_length=2))
+    assert found == {(name, True) for name in ("add_rms_norm", "rotate_and_store", "attend_rows", "swiglu")}
+
+
 def test_a_table_cannot_skip_the_last_width(engines, record) -> None:
     model, cache = engines[0].model, KVCache(engines[0].model.config, 1, 64, torch.float32, torch.device("cpu"))
     forwards = RecordedForwards(model, cache, record, (1, 8, 40), Choices(skipped=(1, 8, 40)))
@@ -317,6 +338,29 @@ def test_a_recording_that_is_wrong_after_many_rows_alone_is_refused(record, log,
     long.recorded.reserve(2000)
     with pytest.raises(ConfigError, match="recorded forward of 1 rows after 1500 differs"):
         long.recorded.prepare()
+
+
+def test_recordings_of_a_long_buffer_are_checked_once_too(engines, monkeypatch) -> None:
+    """But not in the middle of a batch, whose rows a check would write over."""
+    checked = []
+    monkeypatch.setattr(recorded, "LONG", 1024)
+    monkeypatch.setattr(RecordedForwards, "_check", lambda self: checked.append(self.cache.capacity))
+    forwards = engines[1].recorded
+    for num_rows, lazily in ((600, False), (700, False), (1100, True), (1100, False), (1600, True), (2100, False)):
+        forwards.reserve(num_rows)
+        forwards.prepare(lazily=lazily)
+    assert checked == [1024, 1536]
+
+
+def test_a_check_of_a_long_buffer_comes_after_any_decoding(engines, log, monkeypatch) -> None:
+    free, replayed = engines
+    monkeypatch.setattr(recorded, "LONG", 1024)
+    settings = RefusionSettings(gen_length=40, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0)
+    assert replayed.run(REFUSION, PROMPT, settings).tokens == free.run(REFUSION, PROMPT, settings).tokens
+    greedy = AutoregressiveSettings(gen_length=5)
+    expected = free.run(autoregressive.decode, LONG_PROMPT, greedy).tokens
+    assert replayed.run(autoregressive.decode, LONG_PROMPT, greedy).tokens == expected
+    assert log["replayed"].count(WIDTHS[-1]) >= 2  # each width is checked twice
 
 
 def test_where_nothing_can_be_recorded_the_error_says_how_to_go_on() -> None:
