@@ -62,8 +62,8 @@ class Product:
         if self.kernel != "library" and (min(sizes) < 1 or self.padded_to):
             raise ValueError("an own product needs block_n, block_k, splits, num_warps and num_stages, not padded_to")
         if self.kernel != "library" and any(size & size - 1 for size in (self.block_n, self.block_k, self.num_warps)):
-            sizes = f"block_n={self.block_n}, block_k={self.block_k} and num_warps={self.num_warps}"
-            raise ValueError(f"{sizes} of an own product must be powers of two")
+            given = f"block_n={self.block_n}, block_k={self.block_k} and num_warps={self.num_warps}"
+            raise ValueError(f"{given} of an own product must be powers of two")
 
     @property
     def is_own(self) -> bool:

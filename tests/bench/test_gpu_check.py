@@ -153,7 +153,8 @@ def test_a_check_that_is_made_again_gives_the_others_neither_its_commit_nor_its_
     facts, checks = read_report(tmp_path / "checks.json")
     found = {check.name: (check.conditions["commit"], check.conditions["started"]) for check in checks}
     assert found == {"speed": ("aaaa", "yesterday"), "kernels": ("bbbb", "today")}
-    assert not set(facts) & {"commit", "started", "driver", "hardware"}  # of the last call, which would speak for all checks
+    of_a_check = {"commit", "started", "driver", "hardware"}  # those of the last call would speak for all checks
+    assert not set(facts) & of_a_check
     text = (tmp_path / "checks.md").read_text()
     assert re.search(r"\| speed .* aaaa .* yesterday \|", text)
     assert re.search(r"\| kernels .* bbbb .* today \|", text)
