@@ -29,6 +29,7 @@ from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import Record, recorder
 from refusion_eval.engine.width import time_forwards, time_replays
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.choices import choices_for
 from refusion_eval.models.device import (
     cache_bytes_per_row,
     copy_bandwidth,
@@ -69,6 +70,7 @@ CHECKS: Mapping[str, float] = {
     "float32-tokens": 140,
     "masked-diffusion": 300,
 }
+TOKEN_CHECKS = ("bfloat16-tokens", "float32-tokens")  # on the embedded checkpoints as they are
 
 
 class GpuCheck:
@@ -86,7 +88,7 @@ class GpuCheck:
     ) -> None:
         self._device = torch.device(device)
         self._folder, self._num_prompts, self._progress = folder, num_prompts, progress
-        self._shape = REHEARSAL if shape is None else SHAPES[shape]
+        self._shape_name, self._shape = shape, REHEARSAL if shape is None else SHAPES[shape]
         self._on_gpu, self._cuda_graphs = self._device.type == "cuda", cuda_graphs
         self._tuning = tuning
         self._dtype = "bfloat16" if self._on_gpu else REHEARSED_DTYPE
@@ -95,12 +97,17 @@ class GpuCheck:
     def run(self, names: Sequence[str] = tuple(CHECKS), facts: Mapping[str, Any] | None = None) -> Iterator[Check]:
         """Runs the checks for which there is time, each in a process of its own and with a limit of its own.
 
-        Each keeps those of the facts about this call (`gpu_report.conditions`) that may be others in the next one.
+        Each keeps those of the facts about this call (`gpu_report.conditions`) that may be others in the next one, and
+        the name of the table of kernels at its start, which a check before it may have made.
+
+        Raises:
+            ConfigError: the table of this device cannot be read.
         """
         own = {name: value for name, value in (facts or {}).items() if name in OWN_CONDITIONS}
         begun = time.perf_counter()
         for number, name in enumerate(names, start=1):
-            started, own = time.perf_counter(), own | {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            started, when = time.perf_counter(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            own = own | {"started": when, "choices": self._table_of(name)}
             tune, most = self._tuning if name == TUNE and self._tuning else (None, 0.0)
             left, estimate = MAX_SECONDS - (started - begun), CHECKS.get(name, most)
             about = f"about {estimate / 60:.1f} of {left / 60:.0f} minutes"
@@ -114,6 +121,12 @@ class GpuCheck:
             else:
                 result, failure = in_process(getattr(self, name.replace("-", "_")), limit)
             yield Check(name, time.perf_counter() - started, result or Result(False, failure, {}), own)
+
+    def _table_of(self, check: str) -> str:
+        # Tables are of recorded forwards. The embedded models, whose tokens are compared, have no table.
+        if self._cuda_graphs is False or check in TOKEN_CHECKS:
+            return ""
+        return choices_for(self._device, config_of(self._shape), getattr(torch, self._dtype)).name
 
     def width_curve(self) -> Result:
         """Times forwards by width, launched one by one and recorded, and compares them with the measured bandwidth."""
@@ -150,7 +163,7 @@ class GpuCheck:
             "cache_bytes_per_row": cache_bytes_per_row(model.config, model.dtype),
             "flops_per_row": 2 * weights / model.dtype.itemsize,
         }
-        passed = reaches_bounds(self._name, mbu) if "recorded" in curves else None
+        passed = reaches_bounds(self._name, self._shape_name, mbu) if "recorded" in curves else None
         return Result(False if failure else passed, text, figures)
 
     def products(self) -> Result:

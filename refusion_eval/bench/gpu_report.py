@@ -18,8 +18,9 @@ from refusion_eval.store.manifest import git_commit
 
 RESULTS = "checks.json"
 # What a check keeps of the call that made it; the rest of `conditions` is the same for all checks of a folder.
-OWN_CONDITIONS = ("commit", "driver", "started")
-# The least shares of the measured copy bandwidth that recorded forwards reach, by card and width.
+OWN_CONDITIONS = ("commit", "driver", "hardware", "started")
+# The least shares of the measured copy bandwidth that recorded forwards of the shape reach, by card and width.
+BOUNDED_SHAPE = "8B"
 LEAST_MBU = {"H100": {1: 0.80, 40: 0.74}, "H200": {1: 0.73, 40: 0.66}}
 
 
@@ -39,7 +40,7 @@ class Check(NamedTuple):
     name: str
     seconds: float
     result: Result
-    conditions: Mapping[str, Any]  # `OWN_CONDITIONS`
+    conditions: Mapping[str, Any]  # `OWN_CONDITIONS`, and `choices`, the name of the table of kernels, "" for none
 
 
 def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
@@ -63,16 +64,16 @@ def read_report(path: Path) -> tuple[dict[str, Any], list[Check]]:
     for check in report["checks"]:
         result = Result(**check["result"])
         if "recorded" in result.figures.get("seconds", {}) and (mbu := result.figures.get("mbu")):
-            result = result._replace(passed=reaches_bounds(facts["device"], mbu))
-        # Files of earlier versions have the conditions of their last call only.
-        own = check.get("conditions") or {name: facts.get(name) for name in OWN_CONDITIONS}
+            result = result._replace(passed=reaches_bounds(facts["device"], facts["shape"], mbu))
+        # Files of earlier versions have some conditions of their last call only, and name no table.
+        own = {name: facts.get(name) for name in OWN_CONDITIONS} | check.get("conditions", {})
         checks.append(Check(check["name"], check["seconds"], result, own))
     return facts, checks
 
 
-def reaches_bounds(device: str, mbu: Mapping[Any, float]) -> bool | None:
-    """Whether shares of a copy, by width, are at least those of `LEAST_MBU`; None for a device that has none there."""
-    bounds = LEAST_MBU.get(DRIVER_NAMES.get(device, ""))
+def reaches_bounds(device: str, shape: str | None, mbu: Mapping[Any, float]) -> bool | None:
+    """Whether shares of a copy, by width, are at least those of `LEAST_MBU`; None for a device or shape without any."""
+    bounds = LEAST_MBU.get(DRIVER_NAMES.get(device, "")) if shape == BOUNDED_SHAPE else None
     reached = {int(width): share for width, share in mbu.items()}
     return None if bounds is None else all(reached[width] >= least for width, least in bounds.items())
 
@@ -98,11 +99,11 @@ def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -
         "",
         f"torch {facts['torch']}, CUDA {facts['cuda']}.",
         "",
-        "| check | verdict | what was found | seconds | commit | driver | began |",
-        "|---|---|---|--:|---|---|---|",
+        "| check | verdict | what was found | seconds | commit | driver | table of kernels | began |",
+        "|---|---|---|--:|---|---|---|---|",
         *(
             f"| {name} | {result.verdict} | {result.text} | {seconds:.0f} | {str(own.get('commit'))[:12]} | "
-            f"{own.get('driver')} | {own.get('started')} |"
+            f"{own.get('driver')} | {own.get('choices', 'not known') or 'none'} | {own.get('started')} |"
             for name, seconds, result, own in checks
         ),
     ]

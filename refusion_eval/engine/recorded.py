@@ -25,7 +25,7 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.choices import Choices, choices_for
-from refusion_eval.models.fused import NUM_COUNTERS, fused_hidden, read_rows
+from refusion_eval.models.fused import LONG, NUM_COUNTERS, fused_hidden, read_rows
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.types import Forward, Read, Readout, causal, groups
 
@@ -151,7 +151,8 @@ class RecordedForwards:
         self._model, self.cache, self._record = model, cache, record
         self.choices = choices_for(model.device, model.config, model.dtype) if choices is None else choices
         all_widths = WIDTHS if widths is None else widths
-        self._widths = tuple(width for width in all_widths if width not in self.choices.skipped)
+        skipped = set(self.choices.skipped) - {all_widths[-1]}  # nothing wider could take its place
+        self._widths = tuple(width for width in all_widths if width not in skipped)
         self._plan: ReadPlan | None = None  # of the last call, if its answers are in their buffer
         cache.defers_moves = True
         self._staging = Staging(model.device)
@@ -164,7 +165,7 @@ class RecordedForwards:
         # Computes the forward that `read` made last once more, if it was a recorded one.
         self.replay: Callable[[], None] = lambda: None
         self._keys: Tensor | None = None
-        self._checked = False
+        self._checked: set[bool] = set()  # whether the buffers were long whose recordings were checked
 
     def reserve(self, num_rows: int) -> None:
         needed, step = max(num_rows, CHECKED_CONTEXT + self._widths[-1]), CAPACITY_STEP[self._model.device.type]
@@ -179,29 +180,37 @@ class RecordedForwards:
 
     @torch.inference_mode()
     def prepare(self, *, lazily: bool = False) -> None:
-        """Records the forwards of all widths, unless that is done for this buffer; checks them the first time.
+        """Records the forwards of all widths, unless that is done for this buffer.
+
+        Checks them the first time, and the first time in a long buffer, whose attention has kernels of its own.
 
         Args:
             lazily: whether, after the first time, a width is recorded when a forward has it: a batch whose buffer
-                changes while time is taken needs few of them.
+                changes while time is taken needs few of them. Nothing is checked then, because a check writes over the
+                rows of the batch.
         """
-        if not self.is_outgrown:
+        lazily, is_long = lazily and bool(self._checked), self.cache.capacity > LONG
+        is_checked = lazily or is_long in self._checked
+        if is_checked and not self.is_outgrown:
             return
         self._keys, self._replays = None, {}
         try:
             with _on(self._model.device):
-                for width in () if lazily and self._checked else reversed(self._widths):
+                for width in () if lazily else reversed(self._widths):
                     self._record_width(width)  # the largest first: the others fit in its memory
                 self._keys = self.cache.keys
-                if not self._checked:
+                if not is_checked:
                     self._check()
+                    self._checked.add(is_long)
         except Exception as error:  # Triton has errors of its own, for example where it finds no C compiler
             self._keys = None
-            if isinstance(error, ConfigError):
+            # A recording that memory ended may raise another error while it is closed.
+            if isinstance(error, ConfigError) or any(
+                isinstance(one, torch.OutOfMemoryError) for one in (error, error.__context__)
+            ):
                 raise
             reason = f"{type(error).__name__}: {error}; run with --no-cuda-graphs (cuda_graphs=False)"
             raise ConfigError(f"forwards cannot be recorded on {self._model.device}: {reason}") from error
-        self._checked = True
 
     def _record_width(self, width: int) -> None:
         self._staging.send((), (), ReadPlan(()), (width, num_words(width)))
@@ -313,7 +322,8 @@ class RecordedForwards:
         model, cache = self._model, self.cache
         num_sequences = min(cache.num_sequences, CHECKED_SEQUENCES)
         lengths = [context - sequence for sequence in range(num_sequences)]
-        cache.lengths[:num_sequences] = [0] * num_sequences
+        for sequence in range(num_sequences):  # of rows and moves of earlier requests
+            cache.wipe(sequence)
         hidden_of(model, cache, [self._forward(0, length, length) for length in lengths], "sdpa")
         cache.lengths[:num_sequences] = lengths
         for width in widths:

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from refusion_eval.models.fused import LONG
 from refusion_eval.models.kernels import await_kernel_before, launch_options
 
 KEYS_A_STEP = {2: 64, 4: 32}  # by bytes of a number: keys that one step of attention reads into shared memory
@@ -17,7 +18,6 @@ WIDE_HEAD = 128  # entries of a head above which a step reads half as many
 NUM_WARPS = {2: {16: 4, 32: 4, 64: 4}, 4: {16: 4, 32: 4, 64: 8}}
 MAX_FOLDED = 64  # query rows times query heads of a group that one program of attention holds
 MAX_SPLITS = 16  # programs that share the keys of a query row, and twice as many in a long buffer
-LONG = 8192  # rows of a buffer that is not long yet
 ROWS_AT_ONCE = tl.constexpr(16)  # of a forward, whose keys a program rotates
 ENOUGH_PROGRAMS = 256  # about two for each multiprocessor: with more, splitting gains nothing
 

@@ -31,6 +31,7 @@ SPLIT: tuple[Matrix, ...] = ("out", "down")  # whose parts the norm after them s
 ONE_ORDER = 16  # rows up to which an own product sums in one order, so that a row's result does not depend on the width
 MOST_ROWS = 64  # of an own product
 MOST_PADDED = 512  # rows of the widest recording
+LAUNCHES_EARLY = (3, 4)  # the first release of Triton that knows the option
 
 T = TypeVar("T")
 _closed = ConfigDict(extra="forbid")
@@ -60,10 +61,20 @@ class Product:
         sizes = (self.block_n, self.block_k, self.splits, self.num_warps, self.num_stages)
         if self.kernel != "library" and (min(sizes) < 1 or self.padded_to):
             raise ValueError("an own product needs block_n, block_k, splits, num_warps and num_stages, not padded_to")
+        if self.kernel != "library" and any(size & size - 1 for size in (self.block_n, self.block_k, self.num_warps)):
+            given = f"block_n={self.block_n}, block_k={self.block_k} and num_warps={self.num_warps}"
+            raise ValueError(f"{given} of an own product must be powers of two")
 
     @property
     def is_own(self) -> bool:
         return self.kernel != "library"
+
+    @property
+    def order(self) -> tuple[str, int, int, int] | None:
+        """What decides the order of the terms of a sum; None for torch's products, whose order is not known."""
+        # The warps of "row" each sum a part of a step.
+        num_warps = self.num_warps if self.kernel == "row" else 0
+        return (self.kernel, self.block_k, self.splits, num_warps) if self.is_own else None
 
     @property
     def tiles(self) -> list[int]:
@@ -78,7 +89,7 @@ class Switches:
         joins: the last program of attention joins the parts, instead of a kernel of its own.
         rotates: attention rotates queries and keys and stores keys and values, instead of a kernel of its own.
         early: kernels are launched while the one before still runs (programmatic dependent launch). It has no effect
-            on devices before compute capability 9.0.
+            on devices before compute capability 9.0, or with Triton before 3.4.
     """
 
     joins: bool = False
@@ -128,7 +139,7 @@ class Choices:
         origin: what the table was made from, for readers.
         products: by matrix and rows.
         switches: by rows.
-        skipped: widths that are not recorded, because the next one is faster.
+        skipped: widths that are not recorded, because the next one is faster; the last one always is.
     """
 
     device: str = ""
@@ -153,12 +164,9 @@ class Choices:
                         raise ValueError(f"{where}: {shape}")
                 if product.is_own and product.splits > 1 and matrix not in SPLIT:
                     raise ValueError(f"{where}: splits={product.splits} is for {' and '.join(SPLIT)}; give splits=1")
-            orders = {
-                (of.kernel, of.block_k, of.splits) if of.is_own else None
-                for of in (self.product(matrix, rows) for rows in range(1, ONE_ORDER + 1))
-            }
+            orders = {self.product(matrix, rows).order for rows in range(1, ONE_ORDER + 1)}
             if len(orders) > 1:
-                kept = f"kernel, block_k and splits must be the same for 1 to {ONE_ORDER} rows"
+                kept = f"kernel, block_k, splits and num_warps of row must be the same for 1 to {ONE_ORDER} rows"
                 raise ValueError(f"products of {matrix}: {kept}, so that no row's sum depends on the width")
 
     @cached_property
@@ -212,8 +220,12 @@ def card_name(device: torch.device) -> str:
 
 
 def launches_early(device: torch.device) -> bool:
-    """Whether kernels of a device can be launched while the one before still runs."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether kernels of a device can be launched while the one before still runs, and this Triton knows how."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    import triton  # builds of torch for CPUs have none
+
+    return tuple(map(int, triton.__version__.split(".")[:2])) >= LAUNCHES_EARLY
 
 
 def choices_for(device: torch.device, config: ModelConfig, dtype: torch.dtype) -> Choices:

@@ -16,7 +16,7 @@ R = max(W, num_rows) rows of what a product reads, of which those after the firs
 
 import importlib
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -261,6 +261,7 @@ MODULES = {
     **dict.fromkeys(("rotate_and_store", "attend_rows", "rotate_and_attend"), "attention_kernels"),
     **dict.fromkeys(("product", "product_parts", "gated_product"), "product_kernels"),
 }
+LONG = 8192  # rows of a KV buffer that is not long yet; in a long one attention has other stages and splits
 NUM_COUNTERS = 256  # blocks of attention whose keys several programs share are fewer
 
 
@@ -327,7 +328,7 @@ def fused_hidden(
                 inner_RI = swiglu(linear(normed_RC, layer.gate_up)[:num_rows], rows["down"], early)
             mlp = multiply(inner_RI, layer.down, "down")
         else:  # of which rows of padding choose none
-            x_WC, normed_WC = add_rms_norm(x_WC, projected, layer.mlp_norm, eps)
-            mlp = model.feed_forward(layer, normed_WC, swiglu, is_row_W)
+            x_WC, normed_WC = add_rms_norm(x_WC, projected, layer.mlp_norm, eps, 0, early)
+            mlp = model.feed_forward(layer, normed_WC, partial(swiglu, early=early), is_row_W)
         x_WC, normed_RC = add_rms_norm(x_WC, mlp, next_norm, eps, next_rows, early)
     return x_WC, normed_RC

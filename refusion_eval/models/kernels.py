@@ -249,7 +249,7 @@ def mix_experts(x_TC, ids_TJ, shares_TJ, gate_up_EIC, down_ECI, num_read):
 
 def launch_options(early: bool) -> dict[str, bool]:
     """Constants and options of a kernel that may begin while the one before still runs, or may not."""
-    # Triton before 3.4 does not know the option.
+    # Triton refuses an option that it does not know (`choices.launches_early`).
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 

@@ -33,6 +33,7 @@ from refusion_eval.bench.gpu_report import (
 from refusion_eval.bench.predict import CARDS, DRIVER_NAMES
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.choices import NO_CHOICES, Choices
 
 FEW_PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "tokenizers", "typer", "rich", "pydantic")
 
@@ -152,7 +153,8 @@ def test_a_check_that_is_made_again_gives_the_others_neither_its_commit_nor_its_
     facts, checks = read_report(tmp_path / "checks.json")
     found = {check.name: (check.conditions["commit"], check.conditions["started"]) for check in checks}
     assert found == {"speed": ("aaaa", "yesterday"), "kernels": ("bbbb", "today")}
-    assert not set(facts) & {"commit", "started", "driver"}  # of the last call, which would speak for all checks
+    of_a_check = {"commit", "started", "driver", "hardware"}  # those of the last call would speak for all checks
+    assert not set(facts) & of_a_check
     text = (tmp_path / "checks.md").read_text()
     assert re.search(r"\| speed .* aaaa .* yesterday \|", text)
     assert re.search(r"\| kernels .* bbbb .* today \|", text)
@@ -160,10 +162,30 @@ def test_a_check_that_is_made_again_gives_the_others_neither_its_commit_nor_its_
 
 def test_a_file_of_an_earlier_version_gives_its_conditions_to_each_check(tmp_path) -> None:
     check = {"name": "speed", "seconds": 1.0, "result": {"passed": None, "text": "", "figures": {}}}
-    facts = {"device": "NVIDIA H200", "shape": "8B", "torch": "2", "commit": "aaaa", "driver": "580", "started": "then"}
-    (tmp_path / "checks.json").write_text(json.dumps({"conditions": facts, "checks": [check]}))
+    facts = {"device": "NVIDIA H200", "shape": "8B", "torch": "2", "cuda": "13"}
+    own = {"commit": "aaaa", "driver": "580", "started": "then", "hardware": {"gpu_detail": {"clocks.sm": "345 MHz"}}}
+    (tmp_path / "checks.json").write_text(json.dumps({"conditions": facts | own, "checks": [check]}))
     (found,) = read_report(tmp_path / "checks.json")[1]
-    assert found.conditions == {"commit": "aaaa", "driver": "580", "started": "then"}
+    assert found.conditions == own
+    write_report(tmp_path, facts, [found])
+    assert read_report(tmp_path / "checks.json")[1] == [found]
+    assert "| aaaa | 580 | not known | then |" in (tmp_path / "checks.md").read_text()
+
+
+def test_a_check_names_the_table_with_which_its_forwards_ran(tmp_path, monkeypatch) -> None:
+    """A check before it may have made the table, and neither the embedded models nor eager forwards have one."""
+    decided = iter([NO_CHOICES, Choices(device="NVIDIA H300")])
+    monkeypatch.setattr(gpu_check, "in_process", lambda check, seconds: (Result(True, "", {}), ""))
+    monkeypatch.setattr(gpu_check, "choices_for", lambda device, config, dtype: next(decided))
+    facts = conditions(torch.device("cpu"), None)
+    checks = list(GpuCheck("cpu", tmp_path, None, 2, print).run(["speed", "kernels", "float32-tokens"], facts))
+    tables = ["", Choices(device="NVIDIA H300").name, ""]
+    assert [check.conditions["choices"] for check in checks] == tables
+    assert all(check.conditions["hardware"] == facts["hardware"] for check in checks)
+    write_report(tmp_path, facts, checks)
+    assert f"| {tables[1]} |" in (tmp_path / "checks.md").read_text()
+    (eager,) = GpuCheck("cpu", tmp_path, None, 2, print, False).run(["speed"], facts)
+    assert eager.conditions["choices"] == ""
 
 
 NAMES = {
@@ -193,15 +215,16 @@ def test_a_card_is_known_by_its_whole_name(name, card, tmp_path, monkeypatch) ->
 def test_the_bounds_of_a_card_judge_its_forwards_by_width_whenever_they_are_read(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(gpu_report, "_draw_roofline", lambda *_: None)
     assert LEAST_MBU["H100"][1] > LEAST_MBU["H200"][1]  # the faster memory waits longer for small kernels
-    for device, mbu, passed in (
-        ("NVIDIA H200", {1: 0.74, 40: 0.67}, True),
-        ("NVIDIA H100 80GB HBM3", {1: 0.74, 40: 0.67}, False),
-        ("NVIDIA H200", {1: 0.74, 40: 0.65}, False),
-        ("NVIDIA L40S", {1: 0.1, 40: 0.1}, None),
+    for device, shape, mbu, passed in (
+        ("NVIDIA H200", "8B", {1: 0.74, 40: 0.67}, True),
+        ("NVIDIA H100 80GB HBM3", "8B", {1: 0.74, 40: 0.67}, False),
+        ("NVIDIA H200", "8B", {1: 0.74, 40: 0.65}, False),
+        ("NVIDIA H200", "0.6B", {1: 0.74, 40: 0.65}, None),  # whose forwards are mostly boundaries of kernels
+        ("NVIDIA L40S", "8B", {1: 0.1, 40: 0.1}, None),
     ):
-        assert reaches_bounds(device, mbu) is passed
+        assert reaches_bounds(device, shape, mbu) is passed
         figures = {"seconds": {"recorded": {}}, "mbu": mbu}
-        facts = conditions(torch.device("cpu"), "8B") | {"device": device}
+        facts = conditions(torch.device("cpu"), shape) | {"device": device}
         write_report(tmp_path, facts, [Check("width-curve", 1.0, Result(not passed, "", figures), {})])
         assert [check.result.passed for check in read_report(tmp_path / "checks.json")[1]] == [passed]
 
@@ -320,5 +343,6 @@ def test_the_rehearsal_passes_with_few_packages(few_packages, tmp_path, checks) 
     assert [check["name"] for check in report["checks"]] == checks.split(",")
     assert all(check["result"]["figures"] for check in report["checks"])
     assert not (tmp_path / "roofline.png").exists()  # matplotlib is not among them
-    assert {"hardware", "torch"} < set(report["conditions"])
-    assert all({"commit", "driver", "started"} == set(check["conditions"]) for check in report["checks"])
+    assert {"cuda", "torch"} < set(report["conditions"])
+    own = {"choices", "commit", "driver", "hardware", "started"}
+    assert all(own == set(check["conditions"]) for check in report["checks"])

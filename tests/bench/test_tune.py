@@ -37,7 +37,7 @@ from refusion_eval.cli.measure import gpu_check
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.choices import NO_CHOICES, Product, Switches, read_choices
 
-FACTS = {"device": "cpu", "shape": "small", "torch": "2", "commit": "aaaa", "driver": "", "started": "now"}
+FACTS = {"device": "cpu", "shape": "small", "hardware": {}, "torch": "2", "commit": "aaaa", "driver": "", "started": ""}
 OWN = {"kernel": "dot", "block_n": 32, "block_k": 128, "splits": 2, "num_stages": 6}
 
 

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from refusion_eval.engine import readout, recorded, width
-from refusion_eval.models import choices
+from refusion_eval.models import choices, fused
 from refusion_eval.models import device as devices
 from refusion_eval.models.checkpoint import ModelConfig
 from refusion_eval.models.choices import MATRICES, SPLIT, Choices, Product, Sizes, Switches
@@ -211,7 +211,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> Iterator[Launch
 
     monkeypatch.setattr(torch, "tensor", tensor)
     monkeypatch.setattr(choices, "card_name", lambda device: "a fake card")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(fused, "launches_early", lambda device: True)
     monkeypatch.setattr(recorded, "_on", lambda device: nullcontext())
     monkeypatch.setattr(recorded.RecordedForwards, "_check", lambda self: None)
     readout._kept_ids.cache_clear()

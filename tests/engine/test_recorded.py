@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from refusion_eval import cli
 from refusion_eval.api import load_model
 from refusion_eval.decoders import DECODERS, autoregressive
 from refusion_eval.decoders.autoregressive import AutoregressiveSettings
@@ -25,6 +27,8 @@ from refusion_eval.engine.recorded import WIDTHS, RecordedForwards, Staging
 from refusion_eval.engine.request import ActiveRequest
 from refusion_eval.engine.width import time_forwards
 from refusion_eval.errors import ConfigError
+from refusion_eval.models import fused
+from refusion_eval.models.cache import KVCache
 from refusion_eval.models.choices import MATRICES, SPLIT, Choices, Product, Switches
 from refusion_eval.models.transformer import Transformer
 from refusion_eval.paths import tasks_path
@@ -239,6 +243,34 @@ def test_tokens_are_the_same_for_any_table(engines, record, log, monkeypatch, se
     assert set(log["recorded"]) == set(WIDTHS) - set(table.skipped)
 
 
+@pytest.mark.parametrize("experts", [None, EXPERTS])
+def test_every_own_kernel_of_a_layer_is_launched_early_if_the_table_says_so(monkeypatch, experts) -> None:
+    found = set()
+
+    class Early(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names = [argument.name for argument in func._schema.arguments]
+            if "early" in names:
+                given = dict(zip(names, args, strict=False)) | (kwargs or {})  # defaults are left out
+                found.add((func.overloadpacket.__name__, given.get("early", False)))
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(fused, "launches_early", lambda device: True)
+    monkeypatch.setattr(recorded, "choices_for", lambda *of: Choices(switches={512: Switches(early=True)}))
+    engine = Engine(random_transformer(experts=experts), "sdpa", record=lambda compute: compute)
+    with Early():
+        engine.run(autoregressive.decode, PROMPT, AutoregressiveSettings(gen_length=2))
+    assert found == {(name, True) for name in ("add_rms_norm", "rotate_and_store", "attend_rows", "swiglu")}
+
+
+def test_a_table_cannot_skip_the_last_width(engines, record) -> None:
+    model, cache = engines[0].model, KVCache(engines[0].model.config, 1, 64, torch.float32, torch.device("cpu"))
+    forwards = RecordedForwards(model, cache, record, (1, 8, 40), Choices(skipped=(1, 8, 40)))
+    forwards.reserve(3)
+    forwards.prepare()
+    assert forwards.cache.capacity == 512
+
+
 def test_experts_are_the_same_for_any_table(record, monkeypatch) -> None:
     model = random_transformer(experts=EXPERTS)
     monkeypatch.setattr(recorded, "choices_for", lambda *of: random_choices(3))
@@ -309,6 +341,29 @@ def test_a_recording_that_is_wrong_after_many_rows_alone_is_refused(record, log,
         long.recorded.prepare()
 
 
+def test_recordings_of_a_long_buffer_are_checked_once_too(engines, monkeypatch) -> None:
+    """But not in the middle of a batch, whose rows a check would write over."""
+    checked = []
+    monkeypatch.setattr(recorded, "LONG", 1024)
+    monkeypatch.setattr(RecordedForwards, "_check", lambda self: checked.append(self.cache.capacity))
+    forwards = engines[1].recorded
+    for num_rows, lazily in ((600, False), (700, False), (1100, True), (1100, False), (1600, True), (2100, False)):
+        forwards.reserve(num_rows)
+        forwards.prepare(lazily=lazily)
+    assert checked == [1024, 1536]
+
+
+def test_a_check_of_a_long_buffer_comes_after_any_decoding(engines, log, monkeypatch) -> None:
+    free, replayed = engines
+    monkeypatch.setattr(recorded, "LONG", 1024)
+    settings = RefusionSettings(gen_length=40, slot_size=8, block_size=16, mask_id=VOCAB_SIZE - 1, tau_token=0.0)
+    assert replayed.run(REFUSION, PROMPT, settings).tokens == free.run(REFUSION, PROMPT, settings).tokens
+    greedy = AutoregressiveSettings(gen_length=5)
+    expected = free.run(autoregressive.decode, LONG_PROMPT, greedy).tokens
+    assert replayed.run(autoregressive.decode, LONG_PROMPT, greedy).tokens == expected
+    assert log["replayed"].count(WIDTHS[-1]) >= 2  # each width is checked twice
+
+
 def test_where_nothing_can_be_recorded_the_error_says_how_to_go_on() -> None:
     def record(compute):
         raise RuntimeError("Failed to find C compiler")
@@ -316,6 +371,22 @@ def test_where_nothing_can_be_recorded_the_error_says_how_to_go_on() -> None:
     model = random_transformer()
     with pytest.raises(ConfigError, match=r"RuntimeError: Failed to find C compiler; run with --no-cuda-graphs"):
         Engine(model, "sdpa", record=record).run(autoregressive.decode, PROMPT, AutoregressiveSettings(gen_length=2))
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_memory_that_ends_while_forwards_are_recorded_keeps_its_advice(capsys, closes) -> None:
+    def record(compute):
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        finally:
+            if closes:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    engine = Engine(random_transformer(), "sdpa", record=record)
+    assert cli.status_of("run", lambda: engine.run(autoregressive.decode, PROMPT, AutoregressiveSettings())) == 1
+    text = capsys.readouterr().err
+    assert "kv_budget_gib" in text
+    assert "--no-cuda-graphs" not in text
 
 
 def test_widths_are_timed_on_the_recorded_path(engines, log) -> None:

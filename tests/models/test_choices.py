@@ -1,7 +1,9 @@
 """Tables of kernels that were measured to be faster (`refusion_eval.models.choices`)."""
 
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from refusion_eval.models.choices import NO_CHOICES, Choices, Product, Sizes, Sw
 from tests.engine.fake_cuda import shape_8b
 
 OWN = {"kernel": "dot", "block_n": 32, "block_k": 128, "splits": 2}
+ROW = OWN | {"kernel": "row"}
 
 
 def tables():
@@ -60,6 +63,10 @@ def test_the_name_of_a_table_tells_two_tables_apart():
         ({"out": {"8": OWN}}, "the same for 1 to 16 rows"),
         ({"out": {"1": OWN, "16": OWN | {"splits": 4}}}, "the same for 1 to 16 rows"),
         ({"out": {"1": OWN | {"kernel": "row"}, "16": OWN}}, "the same for 1 to 16 rows"),
+        ({"out": {"1": ROW, "16": ROW | {"num_warps": 8}}}, "num_warps of row must be the same for 1 to 16 rows"),
+        ({"out": {"16": OWN | {"block_n": 96}}}, "block_n=96, block_k=128 and num_warps=4 .* must be powers of two"),
+        ({"out": {"16": OWN | {"block_k": 384}}}, "block_k=384 .* must be powers of two"),
+        ({"out": {"16": OWN | {"num_warps": 3}}}, "num_warps=3 .* must be powers of two"),
         ({"out": {"128": OWN}}, "up to 128 rows: own products have at most 64"),
         ({"head": {"16": OWN | {"splits": 1}}}, "not of the head"),
         ({"qkv": {"16": OWN}}, "splits=2 is for out and down"),
@@ -83,12 +90,22 @@ def test_an_own_product_may_have_other_tiles_where_it_sums_in_the_same_order():
         Choices(products={"out": {1: Product(**OWN), 16: Product(**OWN | {"block_k": 64})}})
 
 
-@pytest.mark.parametrize("tiles", [{"block_n": 96}, {"splits": 5}, {"block_k": 3072}])
+@pytest.mark.parametrize("tiles", [{"block_n": 8192}, {"splits": 5}, {"block_k": 4096}])
 def test_tiles_that_do_not_divide_a_matrix_are_refused(tiles):
     sizes = Sizes.of(shape_8b(1), torch.bfloat16)
     Choices(sizes=sizes, products={"out": {16: Product(**OWN)}})
     with pytest.raises(ValidationError, match="4096 columns are no multiple of block_n, or 4096 entries"):
         Choices(sizes=sizes, products={"out": {16: Product(**OWN | tiles)}})
+
+
+@pytest.mark.parametrize(
+    ("capability", "triton", "early"),
+    [((9, 0), "3.7.0", True), ((9, 0), "3.3.1", False), ((10, 0), "3.10.0+git1", True), ((8, 9), "3.7.0", False)],
+)
+def test_kernels_are_launched_early_where_the_device_and_triton_can(monkeypatch, capability, triton, early):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=triton))
+    assert choices.launches_early(torch.device("cuda")) is early
 
 
 def test_every_shipped_table_is_of_a_card_that_was_measured():

@@ -45,6 +45,17 @@ def test_the_models_the_checks_and_the_tests_of_a_gpu_are_among_them(tree) -> No
     assert [path.name for path in of_a_gpu if not (tree / path.relative_to(ROOT)).exists()] == []
 
 
+def test_whatever_the_tests_among_them_import_is_there_too(tree) -> None:
+    """`pytest -m gpu` imports every test, and a single one that fails to import ends it."""
+    missing = []
+    for path in tree.rglob("test_*.py"):
+        for module in re.findall(r"^(?:from|import) ((?:tests|miniature)[.\w]*)", path.read_text(), re.MULTILINE):
+            place = tree.joinpath(*module.split("."))
+            if not place.is_dir() and not place.with_suffix(".py").exists():
+                missing.append(f"{path.relative_to(tree)}: {module}")
+    assert missing == []
+
+
 def test_the_wheels_of_the_guide_have_one_version_each() -> None:
     guide = GUIDE.read_text()
     (names,), (installed,) = (
