@@ -163,7 +163,7 @@ class RecordedForwards:
         self._all_rows = torch.arange(MOST_READ, device=model.device)
         self._replays: dict[int, Callable[[], None]] = {}
         # Computes the forward that `read` made last once more, if it was a recorded one.
-        self.replay: Callable[[], None] = lambda: None
+        self.replay: Callable[[], None] = _nothing
         self._keys: Tensor | None = None
         self._checked: set[bool] = set()  # whether the buffers were long whose recordings were checked
 
@@ -193,7 +193,7 @@ class RecordedForwards:
         is_checked = lazily or is_long in self._checked
         if is_checked and not self.is_outgrown:
             return
-        self._keys, self._replays = None, {}
+        self._keys, self._replays, self.replay = None, {}, _nothing
         try:
             with _on(self._model.device):
                 for width in () if lazily else reversed(self._widths):
@@ -285,7 +285,7 @@ class RecordedForwards:
         num_rows, num_reads = max(sum(sizes), plan.numbers.shape[1]), plan.numbers.shape[1]
         # A wider forward is of a batch, and some of its rows are read, simply.
         can_be_wide = plan.is_simple and num_reads <= MOST_READ and len(forwards) > 1
-        if num_rows > (self._widths[-1] if can_be_wide else min(self._widths[-1], MOST_READ)):
+        if num_rows > max(width for width in self._widths if can_be_wide or width <= MOST_READ):
             return (num_rows, num_words(max(sizes))), False
         width = self._widths[bisect_left(self._widths, num_rows)]
         return (width, num_words(width)), True
@@ -365,6 +365,10 @@ def _compare(which: str, answers: Sequence[Any], expected: Sequence[Any], tolera
             f"a recorded forward of {which} differs from the same forward that is not recorded: {size}; the "
             "kernels do not work on this device, so run with --no-cuda-graphs (cuda_graphs=False)"
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

@@ -673,3 +673,25 @@ def test_wide_calls_of_a_batch_are_replayed_with_overlap(record, log, monkeypatc
     used = log["replayed"][len(recorded.OVERLAPPED_WIDTHS) :]
     assert used[0] == 1024 > WIDTHS[-1]
     assert max(heads) == recorded.MOST_READ
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_a_call_of_one_request_is_never_padded_to_a_width_of_batches(record, is_skipped):
+    """There the logits are those of the rows that are read, in the order of the reads."""
+    model = random_transformer()
+    table = Choices(skipped=(512,) if is_skipped else ())
+    cache = KVCache(model.config, 2, 2048, torch.float32, torch.device("cpu"))
+    forwards = RecordedForwards(model, cache, record, recorded.OVERLAPPED_WIDTHS, table)
+    sampled = Forward([0] * 500, range(500), causal(500), (Read(rows=(499,), temperature=1.0),))
+    shape, is_replayed = forwards._shape([sampled], ReadPlan.of([sampled]))
+    assert (shape[0], is_replayed) == ((500, False) if is_skipped else (512, True))
+
+
+def test_no_graph_of_an_old_buffer_is_left(engines):
+    _, replayed = engines
+    replayed.run(autoregressive.decode, PROMPT, AutoregressiveSettings(gen_length=2))
+    before = replayed.recorded.replay
+    replayed._cache.resize(1, 2 * replayed._cache.capacity)
+    replayed.recorded.prepare(lazily=True)
+    assert replayed.recorded.replay is not before
+    replayed.recorded.replay()  # repeats nothing
