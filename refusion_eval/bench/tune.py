@@ -61,12 +61,11 @@ def tune(
     begun, steps = time.monotonic(), _earlier_steps(out, facts)
     conditions = {name: facts[name] for name in (*CURRENT, *OWN_CONDITIONS)}
     waiting: list[str] = []
-    made: set[str] = set()
     for place, (name, step) in enumerate(STEPS.items()):
         is_current = name in steps and all(steps[name][fact] == facts[fact] for fact in CURRENT)
-        if is_current and not made.intersection(step.needs):
+        if is_current:
             continue
-        steps.pop(name, None)  # what another commit measured, or was made from other figures, decides nothing
+        _remove(steps, name)  # what another commit measured decides nothing
         now = time.monotonic()
         left = begun + seconds - now
         is_late = left < (0 if shape is None else LEAST_SHARE * step.seconds)
@@ -84,7 +83,7 @@ def tune(
             progress(f"tune: {name}: {failure}")
             waiting.append(name)
             continue
-        made.add(name)
+        _remove(steps, name)  # in the same write, so that no later call takes what was made from other figures
         took = time.monotonic() - now
         steps[name] = conditions | {"started": when, "seconds": took, "figures": figures}
         written = {fact: facts[fact] for fact in SAME} | {"steps": steps}
@@ -104,6 +103,14 @@ def tune(
 @cpu_threads(1)  # what a rehearsal computes is so small that more are slower
 def _figures_of(measure: Callable[[Tuning], dict[str, Any]], tuning: Tuning) -> dict[str, Any]:
     return measure(tuning)
+
+
+def _remove(steps: dict[str, dict[str, Any]], name: str) -> None:
+    """Removes a step, and those that read its figures, directly or not."""
+    steps.pop(name, None)
+    for other, step in STEPS.items():
+        if name in step.needs:
+            _remove(steps, other)
 
 
 def _earlier_steps(out: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -112,6 +112,24 @@ def test_what_reads_the_figures_of_a_step_is_made_after_it_and_again_if_it_is(ca
     assert written(tmp_path)["second"]["figures"] == {"of the first": []}
 
 
+def test_what_was_made_from_other_figures_is_not_on_the_disk_any_more(call, tmp_path) -> None:
+    """A call that ends after a step leaves nothing that a later call would take for made from that step."""
+    steps = {"first": Step(1, first), "second": Step(1, second, ("first",)), "third": Step(1, second, ("second",))}
+    call(steps={"second": second, "third": second})
+    assert set(written(tmp_path)) == {"second", "third"}
+    call(steps={name: step._replace(measure=step.measure if name == "first" else failing) for name, step in steps.items()})
+    assert set(written(tmp_path)) == {"first"}
+    call(steps=steps)
+    assert set(written(tmp_path)) == {"first", "second", "third"}
+
+
+def test_what_was_made_without_a_step_stays_if_the_step_fails_again(call, tmp_path) -> None:
+    call(steps={"second": second})
+    before = written(tmp_path)
+    call(steps={"first": failing, "second": Step(1, failing, ("first",))})
+    assert written(tmp_path) == before
+
+
 def test_a_step_for_which_too_little_time_is_left_waits_and_those_after_it_wait_too(call) -> None:
     result = call(steps={"first": Step(200, first), "second": second}, shape="8B")
     assert result.text.endswith("the others: first, second")
