@@ -1,7 +1,8 @@
 """Makes the table of kernels of a card (`gpu-check --checks tune`): steps that measure, and what they decide.
 
 Each step has a process of its own, and its figures are on the disk as soon as it ends. A later call goes on where this
-one ended: a step that was made with the same commit and the same torch on this device is not made again.
+one ended: a step that was made with the same code and the same torch on this device is not made again. The commit does
+not tell: these files may be in it, so that the first call changes the checkout, and a copy of a checkout has none.
 """
 
 import json
@@ -20,10 +21,11 @@ from refusion_eval.errors import ConfigError
 from refusion_eval.models.choices import CHOICES, Choices, choices_text, read_choices
 from refusion_eval.models.device import cpu_threads
 from refusion_eval.store.atomic_write import write_atomically
+from refusion_eval.store.manifest import hash_of_package
 
 TUNED = "tune.json"
 SAME = ("device", "shape")  # of all steps of a file
-CURRENT = ("commit", "torch")  # of a step that is not made again
+CURRENT = ("code", "torch")  # of a step that is not made again
 LEAST_SHARE = 0.5  # of its estimate that has to be left for a step to begin
 PATIENCE = 2  # a step is stopped after so many times its estimate
 
@@ -58,14 +60,14 @@ def tune(
     Raises:
         ConfigError: the folder has steps of another device or shape.
     """
-    begun, steps = time.monotonic(), _earlier_steps(out, facts)
+    begun, steps, facts = time.monotonic(), _earlier_steps(out, facts), {**facts, "code": hash_of_package()}
     conditions = {name: facts[name] for name in (*CURRENT, *OWN_CONDITIONS)}
     waiting: list[str] = []
     for place, (name, step) in enumerate(STEPS.items()):
-        is_current = name in steps and all(steps[name][fact] == facts[fact] for fact in CURRENT)
+        is_current = name in steps and all(steps[name].get(fact) == facts[fact] for fact in CURRENT)
         if is_current:
             continue
-        _remove(steps, name)  # what another commit measured decides nothing
+        _remove(steps, name)  # what other code measured decides nothing
         now = time.monotonic()
         left = begun + seconds - now
         is_late = left < (0 if shape is None else LEAST_SHARE * step.seconds)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from refusion_eval.bench import tune as tuning
 from refusion_eval.bench import tune_choices, tune_kernels
+from refusion_eval.bench.child import in_process
 from refusion_eval.bench.gpu_report import conditions
 from refusion_eval.bench.tune import STEPS, Step, tune
 from refusion_eval.bench.tune_choices import (
@@ -36,6 +37,7 @@ from refusion_eval.cli import app
 from refusion_eval.cli.measure import gpu_check
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.choices import NO_CHOICES, Product, Switches, read_choices
+from refusion_eval.store import manifest
 
 FACTS = {"device": "cpu", "shape": "small", "torch": "2", "commit": "aaaa", "driver": "", "started": "now"}
 OWN = {"kernel": "dot", "block_n": 32, "block_k": 128, "splits": 2, "num_stages": 6}
@@ -62,7 +64,16 @@ def call(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "table_of", lambda done, facts: (None, None))
     monkeypatch.setattr(tuning, "summary", lambda done, table: ["the last line"])
 
-    def run(seconds=60.0, steps=None, shape=None, **facts):
+    def here(call, seconds):
+        """In this process, as the start of one takes seconds."""
+        try:
+            return call(), ""
+        except ValueError as error:
+            return None, str(error)
+
+    def run(seconds=60.0, steps=None, shape=None, code="", own_processes=False, **facts):
+        monkeypatch.setattr(tuning, "in_process", in_process if own_processes else here)
+        monkeypatch.setattr(tuning, "hash_of_package", lambda: code)
         made = {name: step if isinstance(step, Step) else Step(1, step) for name, step in steps.items()}
         monkeypatch.setattr(tuning, "STEPS", made)
         return tune(tmp_path, "cpu", shape, FACTS | facts, seconds, lambda text: None)
@@ -79,25 +90,42 @@ def test_a_step_sees_those_before_it_and_a_later_call_makes_only_those_that_are_
     assert result.text == "1 of 2 steps; the last line; the same command makes the others: second"
     made = written(tmp_path)["first"]
     assert made["figures"]["done"] == []
-    assert (made["commit"], made["torch"]) == ("aaaa", "2")
+    assert (made["commit"], made["code"], made["torch"]) == ("aaaa", "", "2")
     call(steps={"first": failing, "second": second})  # the first is not made again
     assert written(tmp_path)["first"] == made
     assert written(tmp_path)["second"]["figures"] == {"of the first": []}
 
 
-def test_a_step_of_another_commit_or_torch_is_made_again(call, tmp_path) -> None:
+def test_a_step_of_other_code_or_another_torch_is_made_again(call, tmp_path) -> None:
     call(steps={"first": first})
     before = written(tmp_path)["first"]["figures"]
-    for change in ({"commit": "bbbb"}, {"commit": "bbbb", "torch": "3"}):
+    for change in ({"code": "bbbb"}, {"code": "bbbb", "torch": "3"}):
         call(steps={"first": first}, **change)
         after = written(tmp_path)["first"]["figures"]
         assert after != before
         before = after
 
 
+def test_a_checkout_that_its_own_results_changed_makes_nothing_again(call, tmp_path) -> None:
+    call(steps={"first": first})
+    before = written(tmp_path)
+    call(steps={"first": failing}, commit="aaaa-dirty")
+    assert written(tmp_path) == before
+
+
+def test_the_hash_of_the_code_changes_with_every_file_of_the_package_and_with_no_other(tmp_path, monkeypatch) -> None:
+    inner, seen = tmp_path / "package" / "store", []
+    inner.mkdir(parents=True)
+    monkeypatch.setattr(manifest, "__file__", str(inner / "manifest.py"))
+    for name in ("package/store/one.py", "package/two.py", "package/notes.txt", "package.py"):
+        (tmp_path / name).write_text("text")
+        seen.append(manifest.hash_of_package())
+    assert seen[0] != seen[1] == seen[2] == seen[3]
+
+
 def test_it_ends_within_its_seconds_and_keeps_what_was_made(call, tmp_path) -> None:
     begun = time.monotonic()
-    result = call(20.0, {"first": first, "sleeps": sleeping, "second": second})
+    result = call(20.0, {"first": first, "sleeps": sleeping, "second": second}, own_processes=True)
     assert time.monotonic() - begun < 60
     assert list(written(tmp_path)) == ["first"]
     assert "makes the others: sleeps, second" in result.text
@@ -266,7 +294,8 @@ def test_the_rehearsal_makes_every_step_writes_a_table_and_says_why_in_few_lines
 
 
 def test_the_facts_of_a_call_are_those_that_its_steps_keep() -> None:
-    assert {*tuning.SAME, *tuning.CURRENT, *tuning.OWN_CONDITIONS} <= set(conditions(torch.device("cpu"), None))
+    facts = {"code", *conditions(torch.device("cpu"), None)}
+    assert {*tuning.SAME, *tuning.CURRENT, *tuning.OWN_CONDITIONS} <= facts
     assert set(tune_choices.OWN) == {"own qkv", "own out, down", "own gate_up"}
 
 
