@@ -1,7 +1,7 @@
 """Makes the table of kernels of a card (`gpu-check --checks tune`): steps that measure, and what they decide.
 
 Each step has a process of its own, and its figures are on the disk as soon as it ends. A later call goes on where this
-one ended: a step that was made with the same code and the same torch on this device is not made again. The commit does
+one ended: a step that was made with the same code and the same torch on this device is not made again, if its time sufficed. The commit does
 not tell: these files may be in it, so that the first call changes the checkout, and a copy of a checkout has none.
 """
 
@@ -16,7 +16,7 @@ from refusion_eval.bench import tune_kernels, tune_steps
 from refusion_eval.bench.child import in_process
 from refusion_eval.bench.gpu_report import OWN_CONDITIONS, Result
 from refusion_eval.bench.tune_choices import summary, table_of
-from refusion_eval.bench.tune_steps import Tuning
+from refusion_eval.bench.tune_steps import LEFT_OUT, Tuning
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.choices import CHOICES, Choices, choices_text, read_choices
 from refusion_eval.models.device import cpu_threads
@@ -65,9 +65,10 @@ def tune(
     waiting: list[str] = []
     for place, (name, step) in enumerate(STEPS.items()):
         is_current = name in steps and all(steps[name].get(fact) == facts[fact] for fact in CURRENT)
-        if is_current:
+        if is_current and not steps[name][LEFT_OUT]:
             continue
-        _remove(steps, name)  # what other code measured decides nothing
+        if not is_current:
+            _remove(steps, name)  # what other code measured decides nothing
         now = time.monotonic()
         left = begun + seconds - now
         is_late = left < (0 if shape is None else LEAST_SHARE * step.seconds)
@@ -78,7 +79,10 @@ def tune(
         progress(f"tune: {name}, about {step.seconds:.0f} of {left:.0f} s")
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         done = {other: steps[other]["figures"] for other in list(STEPS)[:place] if other in steps}
-        span = left if shape is None else min(left, step.seconds)
+        # A step that is made again because its time ended has the time that no later step needs.
+        after = [other for other in list(STEPS)[place + 1 :] if steps.get(other, {LEFT_OUT: True})[LEFT_OUT]]
+        spare = left - sum(STEPS[other].seconds for other in {*after, *_readers(name)})
+        span = left if shape is None else min(left, max(step.seconds, spare))
         tuning = Tuning(device, shape, now + span, done)
         figures, failure = in_process(partial(_figures_of, step.measure, tuning), min(left, PATIENCE * span))
         if failure:
@@ -87,7 +91,11 @@ def tune(
             continue
         _remove(steps, name)  # in the same write, so that no later call takes what was made from other figures
         took = time.monotonic() - now
-        steps[name] = conditions | {"started": when, "seconds": took, "figures": figures}
+        left_out = figures.pop(LEFT_OUT, [])
+        steps[name] = conditions | {"started": when, "seconds": took, "figures": figures, LEFT_OUT: left_out}
+        if left_out:
+            progress(f"tune: {name}: its time ended before {', '.join(left_out)}")
+            waiting.append(name)
         written = {fact: facts[fact] for fact in SAME} | {"steps": steps}
         write_atomically(out / TUNED, json.dumps(written, indent=1) + "\n")
     found = {name: step["figures"] for name, step in steps.items()}
@@ -108,11 +116,14 @@ def _figures_of(measure: Callable[[Tuning], dict[str, Any]], tuning: Tuning) -> 
 
 
 def _remove(steps: dict[str, dict[str, Any]], name: str) -> None:
-    """Removes a step, and those that read its figures, directly or not."""
-    steps.pop(name, None)
-    for other, step in STEPS.items():
-        if name in step.needs:
-            _remove(steps, other)
+    for removed in {name, *_readers(name)}:
+        steps.pop(removed, None)
+
+
+def _readers(name: str) -> set[str]:
+    """The steps that read the figures of a step, directly or not."""
+    found = {other for other, step in STEPS.items() if name in step.needs}
+    return found.union(*map(_readers, found))
 
 
 def _earlier_steps(out: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

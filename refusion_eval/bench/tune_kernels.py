@@ -17,7 +17,15 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from refusion_eval.bench.tune_choices import OF_ORDER, WHOLE_WIDTHS, group_of, sizes_of
-from refusion_eval.bench.tune_steps import Tuning, matrix_shapes, random_matrices, ready, replay_of, seconds_in_turns
+from refusion_eval.bench.tune_steps import (
+    LEFT_OUT,
+    Tuning,
+    matrix_shapes,
+    random_matrices,
+    ready,
+    replay_of,
+    seconds_in_turns,
+)
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.models import fused
 from refusion_eval.models.attention import num_words, pattern_bits
@@ -230,6 +238,7 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
     """Microseconds of the attention of a layer by rows and keys, with other constants of its kernel."""
     device, shape = ready(tuning), tuning.sizes
     found: dict[str, Any] = {}
+    left_out: list[str] = []
     for keys in ATTENTION_KEYS if tuning.on_gpu else (30,):
         size = (1, shape.num_key_value_heads, keys + ATTENTION_ROWS[-1], shape.head_dim)
         number = max(2, round(4e8 / (2 * torch.Size(size).numel() * tuning.dtype.itemsize))) if tuning.on_gpu else 1
@@ -238,7 +247,8 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
         ]
         for rows in tuning.few(ATTENTION_ROWS):
             if found and tuning.is_over:
-                return found
+                left_out.append(f"{rows}/{keys}")
+                continue
             queries = torch.randn(rows, shape.num_attention_heads, shape.head_dim, device=device, dtype=tuning.dtype)
             numbers = [[0] * rows, [keys] * rows, [rows] * rows, list(range(rows))]
             places = torch.tensor(numbers, device=device)
@@ -256,7 +266,7 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
                 times[name] = 1e6 * statistics.median(taken) / len(caches)
             best = min(times, key=times.__getitem__)
             found[f"{rows}/{keys}"] = {"us": times, "best": best, "gain": times["as it is"] / times[best]}
-    return found
+    return found | {LEFT_OUT: left_out}
 
 
 @contextmanager

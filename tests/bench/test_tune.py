@@ -6,13 +6,14 @@ import time
 from dataclasses import replace
 from functools import partial
 from subprocess import Popen
+from types import SimpleNamespace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from refusion_eval.bench import tune as tuning
-from refusion_eval.bench import tune_choices, tune_kernels
+from refusion_eval.bench import tune_choices, tune_kernels, tune_steps
 from refusion_eval.bench.child import in_process
 from refusion_eval.bench.gpu_report import conditions
 from refusion_eval.bench.tune import STEPS, Step, tune
@@ -145,10 +146,52 @@ def test_what_was_made_from_other_figures_is_not_on_the_disk_any_more(call, tmp_
     steps = {"first": Step(1, first), "second": Step(1, second, ("first",)), "third": Step(1, second, ("second",))}
     call(steps={"second": second, "third": second})
     assert set(written(tmp_path)) == {"second", "third"}
-    call(steps={name: step._replace(measure=step.measure if name == "first" else failing) for name, step in steps.items()})
+    call(
+        steps={
+            name: step._replace(measure=step.measure if name == "first" else failing) for name, step in steps.items()
+        }
+    )
     assert set(written(tmp_path)) == {"first"}
     call(steps=steps)
     assert set(written(tmp_path)) == {"first", "second", "third"}
+
+
+def hurried(given):
+    return {"seconds": given.until - time.monotonic(), "left_out": ["joins", "8 of 10 rounds"]}
+
+
+def test_a_step_whose_time_ended_is_made_again_with_the_time_that_the_others_leave(call, tmp_path) -> None:
+    steps = {"first": Step(10, hurried), "second": Step(20, second, ("first",)), "third": Step(10, second)}
+    result = call(300, steps, shape="8B")
+    assert result.text.endswith("the same command makes the others: first")
+    made = written(tmp_path)["first"]
+    assert made["left_out"] == ["joins", "8 of 10 rounds"]
+    call(100, steps, shape="8B")
+    assert written(tmp_path)["first"]["figures"]["seconds"] == pytest.approx(80, abs=10)  # 20 are for the second
+    late = {"first": Step(1000, hurried), "second": Step(20, second, ("first",))}
+    before = written(tmp_path)
+    call(100, late, shape="8B")
+    assert written(tmp_path) == before  # what it found in its time stays until it is replaced
+
+
+def test_a_step_names_what_it_had_no_time_for() -> None:
+    found = tune_kernels.attention_by_case(Tuning("cpu", None, 0.0, {}))
+    assert list(found) == ["1/30", "left_out"]
+    assert found["left_out"] == ["8/30"]
+
+
+def test_whole_forwards_decide_nothing_before_three_rounds(monkeypatch) -> None:
+    on_gpu = type("OnGpu", (Tuning,), {"on_gpu": True, "is_over": property(lambda given: next(given.done))})
+    monkeypatch.setattr(tune_steps, "replayed", lambda *_: None)
+    monkeypatch.setattr(tune_steps, "seconds_of_calls", lambda *_: [1.0])
+    model = SimpleNamespace(device=None)
+    message = r"its time ended after 2 of at least 3 rounds of base; left out were joins; run the same command again"
+    with pytest.raises(ConfigError, match=message):
+        tune_steps.in_turns(on_gpu("cuda", "8B", 0.0, iter([False, True])), model, {BASE: None}, ["joins"])
+    left_out = ["joins"]
+    times = tune_steps.in_turns(on_gpu("cuda", "8B", 0.0, iter([False, False, True])), model, {BASE: None}, left_out)
+    assert times == {BASE: dict.fromkeys(WHOLE_WIDTHS, [1.0] * 3)}
+    assert left_out == ["joins", "7 of 10 rounds of base"]
 
 
 def test_what_was_made_without_a_step_stays_if_the_step_fails_again(call, tmp_path) -> None:
