@@ -1,8 +1,9 @@
 """Makes the table of kernels of a card (`gpu-check --checks tune`): steps that measure, and what they decide.
 
 Each step has a process of its own, and its figures are on the disk as soon as it ends. A later call goes on where this
-one ended: a step that was made with the same code and the same torch on this device is not made again, if its time sufficed. The commit does
-not tell: these files may be in it, so that the first call changes the checkout, and a copy of a checkout has none.
+one ended: a step that was made with the same code and the same torch on this device is not made again, if its time
+sufficed. The commit does not tell: the results may be in it, so that the first call changes the checkout, and a copy
+of a checkout has none.
 """
 
 import json

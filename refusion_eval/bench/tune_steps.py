@@ -25,6 +25,8 @@ from refusion_eval.bench.profiling import kernels_by_width
 from refusion_eval.bench.tune_choices import (
     BASE,
     DECIDED,
+    EARLY,
+    LEAST_GAIN,
     WHOLE_WIDTHS,
     Changes,
     confirmed,
@@ -34,6 +36,7 @@ from refusion_eval.bench.tune_choices import (
     skipped_of,
     table_with,
     variants,
+    with_early,
 )
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
@@ -270,13 +273,17 @@ def whole(tuning: Tuning) -> dict[str, Any]:
     changes = decide(tuning.done, times)
     forwards = {BASE: forwards[BASE]}
     add(DECIDED, changes)
+    add(EARLY, with_early(changes))
     again = in_turns(tuning, model, forwards, left_out)
-    gains = {name: gains_of(times, name) for name in times} | {DECIDED: gains_of(again, DECIDED)}
-    kept = confirmed(changes, gains[DECIDED])
-    best = {width: again[DECIDED if kept[width] and DECIDED in again else BASE][width] for width in again[BASE]}
+    # Early launches count on top of what was decided, of which they may make some useless.
+    early = gains_of(again, EARLY, DECIDED) if DECIDED in again else {}
+    named = {width: EARLY if early.get(width, 0.0) >= LEAST_GAIN else DECIDED for width in again[BASE]}
+    together = {width: gains_of(again, name)[width] for width, name in named.items() if name in again}
+    kept = confirmed(with_early(changes, [width for width in named if named[width] == EARLY]), together)
+    best = {width: again[named[width] if kept[width] else BASE][width] for width in again[BASE]}
     return {
-        "seconds": times | {DECIDED: again.get(DECIDED, {})},
-        "gains": gains,
+        "seconds": times | {name: again.get(name, {}) for name in (DECIDED, EARLY)},
+        "gains": {name: gains_of(times, name) for name in times} | {"early": early, DECIDED: together},
         "refused": refused,
         "changes": {str(width): sorted(names) for width, names in kept.items()},
         "skipped": skipped_of({width: statistics.median(times) for width, times in best.items()}),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from subprocess import Popen
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from refusion_eval.bench.tune_choices import (
     table_of,
     table_with,
     variants,
+    with_early,
 )
 from refusion_eval.bench.tune_kernels import candidates
 from refusion_eval.bench.tune_steps import Tuning
@@ -244,13 +246,13 @@ def test_own_products_that_gain_too_little_are_left_out() -> None:
 
 def test_changes_are_measured_alone_and_together() -> None:
     found = variants(DONE)
-    assert list(found) == [BASE, "rows", "own out, down", "joins", "rotates", TOGETHER, EARLY]
+    assert list(found) == [BASE, "rows", "own out, down", "joins", "rotates", TOGETHER]
     assert table_with(found[BASE], DONE) == NO_CHOICES
     alone = table_with(found["own out, down"], DONE)
     assert alone.product("out", 16) == alone.product("down", 1) == Product(**OWN)
     assert alone.product("out", 40) == Product()
     assert not alone.switches
-    together = table_with(found[EARLY], DONE)
+    together = table_with(with_early(found[TOGETHER]), DONE)
     assert together.switches_of(64) == Switches(joins=True, rotates=True, early=True)
     assert together.product("out", 40) == Product(padded_to=64)  # no own product has so many rows
 
@@ -271,15 +273,44 @@ def test_an_own_product_is_the_same_up_to_sixteen_rows_or_nowhere_there() -> Non
     assert not any(decide(DONE, times).values())
 
 
-def test_early_launches_count_on_top_of_all_others() -> None:
-    times = {BASE: seconds()[BASE], TOGETHER: seconds(x=1.1)["x"], EARLY: seconds(x={1: 1.2, 8: 1.105})["x"]}
-    assert {width for width, names in decide(DONE, times).items() if "early" in names} == {1}
+@pytest.fixture
+def whole(monkeypatch):
+    """The decision of whole forwards from how many times as fast each variant is, by width."""
+
+    def run(until=None, **gains):
+        def turns(tuning, model, forwards, left_out):
+            by_name = {name.replace("_", " "): gain for name, gain in gains.items()}
+            return {name: seconds(x=by_name.get(name, 1.0))["x"] for name in forwards}
+
+        monkeypatch.setattr(tune_steps, "in_turns", turns)
+        monkeypatch.setattr(tune_steps, "made", lambda *_: None)
+        monkeypatch.setattr(tune_steps, "recorded_forwards", lambda *_: Mock())
+        return tune_steps.whole(Tuning("cpu", None, time.monotonic() + 60 if until is None else until, DONE))
+
+    return run
+
+
+def test_early_launches_count_on_top_of_what_was_decided(whole) -> None:
+    early = dict.fromkeys(WHOLE_WIDTHS, 1.1) | {1: 1.2, 8: 1.105, 40: 0.9}
+    found = whole(joins=1.1, decided=1.1, **{EARLY: early})
+    expected = {str(width): ["joins"] for width in WHOLE_WIDTHS} | {"1": ["early", "joins"]}
+    assert found["changes"] == expected
+    assert found["gains"][DECIDED] == pytest.approx(dict.fromkeys(WHOLE_WIDTHS, 1.1) | {1: 1.2})
+    assert found["gains"]["early"][8] == pytest.approx(1.105 / 1.1)
+    assert found["left_out"] == []
+    assert whole(joins=1.1)["changes"] == {str(width): [] for width in WHOLE_WIDTHS}  # not faster, measured again
+
+
+def test_variants_for_which_the_time_ended_are_named(whole) -> None:
+    assert whole(until=0.0)["left_out"] == ["rows", "own out, down", "joins", "rotates", TOGETHER]
 
 
 def test_what_is_not_faster_together_is_left_out_again() -> None:
-    decided = {width: frozenset({"joins"}) for width in WHOLE_WIDTHS}
-    kept = confirmed(decided, {1: 1.05, 8: 1.0, 16: 1.0, 40: 1.0, 64: 1.02})
-    assert [bool(kept[width]) for width in WHOLE_WIDTHS] == [True, True, True, False, True]
+    own, gains = "own out, down", {1: 1.06, 8: 0.98, 16: 1.0, 40: 1.0, 64: 1.02}
+    decided = {width: frozenset({"joins", own}) for width in WHOLE_WIDTHS}
+    # An own product is the same up to 16 rows; what may differ between widths is left out where it is slower.
+    assert confirmed(decided, gains) == {1: {"joins", own}, 8: {own}, 16: {own}, 40: set(), 64: {"joins", own}}
+    assert confirmed(decided, gains | {1: 1.03}) == {1: {"joins"}, 8: set(), 16: set(), 40: set(), 64: {"joins", own}}
 
 
 def finished(**changes):
