@@ -182,6 +182,16 @@ def test_a_step_names_what_it_had_no_time_for() -> None:
     assert found["left_out"] == ["8/30"]
 
 
+def test_attention_is_timed_once_for_each_number_of_splits_under_that_number() -> None:
+    pytest.importorskip("triton")
+    given = Tuning("cuda", "8B", 0.0, {})
+    few, more = "16 splits", ["16 splits, 8 warps", "8 splits", "32 splits", "64 splits"]
+    assert list(tune_kernels.attention_kernels_of(given, 1, 364)) == [few, *more]
+    many = tune_kernels.attention_kernels_of(given, 64, 364)
+    assert many == {"8 splits": {}, "8 splits, 8 warps": {"NUM_WARPS": 8}, "16 splits": tune_kernels.PATCHES[-1]}
+    assert next(iter(tune_kernels.attention_kernels_of(given, 1, 32_064))) == "32 splits"  # of a long buffer
+
+
 def test_whole_forwards_decide_nothing_before_three_rounds(monkeypatch) -> None:
     on_gpu = type("OnGpu", (Tuning,), {"on_gpu": True, "is_over": property(lambda given: next(given.done))})
     monkeypatch.setattr(tune_steps, "replayed", lambda *_: None)
