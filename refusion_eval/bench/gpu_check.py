@@ -28,7 +28,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import Record, recorder
 from refusion_eval.engine.width import time_forwards, time_replays
-from refusion_eval.errors import ConfigError
+from refusion_eval.errors import ConfigError, RefusionEvalError
 from refusion_eval.models.device import (
     cache_bytes_per_row,
     copy_bandwidth,
@@ -110,7 +110,7 @@ class GpuCheck:
                 continue
             limit = min(PATIENCE * estimate, left) if self._on_gpu else left
             if tune is not None:  # whose steps have a process each
-                result, failure = tune(), ""
+                result, failure = _caught(tune)
             else:
                 result, failure = in_process(getattr(self, name.replace("-", "_")), limit)
             yield Check(name, time.perf_counter() - started, result or Result(False, failure, {}), own)
@@ -343,6 +343,13 @@ class GpuCheck:
             inflate(embedded_path(decoder), unfinished, self._shape, torch.bfloat16)
             unfinished.rename(path)
         return path
+
+
+def _caught(tune: Callable[[], Result]) -> tuple[Result | None, str]:
+    try:
+        return tune(), ""
+    except (RefusionEvalError, OSError) as error:  # as of a file that is damaged; the other checks go on
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _tokens(engine: Engine, decoder: str, settings: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

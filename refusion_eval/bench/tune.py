@@ -59,14 +59,16 @@ def tune(
     """Makes the steps for which there is time, writes `tune.json` after each, and `choices.json` once it is decided.
 
     Raises:
-        ConfigError: the folder has steps of another device or shape.
+        ConfigError: the folder has steps of another device or shape, or files that cannot be read.
     """
     begun, steps, facts = time.monotonic(), _earlier_steps(out, facts), {**facts, "code": hash_of_package()}
+    if (out / CHOICES).exists():
+        read_choices(out / CHOICES)  # one that is damaged is named before the time is spent
     conditions = {name: facts[name] for name in (*CURRENT, *OWN_CONDITIONS)}
     waiting: list[str] = []
     for place, (name, step) in enumerate(STEPS.items()):
         is_current = name in steps and all(steps[name].get(fact) == facts[fact] for fact in CURRENT)
-        if is_current and not steps[name][LEFT_OUT]:
+        if is_current and not steps[name].get(LEFT_OUT):
             continue
         if not is_current:
             _remove(steps, name)  # what other code measured decides nothing
@@ -81,7 +83,7 @@ def tune(
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         done = {other: steps[other]["figures"] for other in list(STEPS)[:place] if other in steps}
         # A step that is made again because its time ended has the time that no later step needs.
-        after = [other for other in list(STEPS)[place + 1 :] if steps.get(other, {LEFT_OUT: True})[LEFT_OUT]]
+        after = [other for other in list(STEPS)[place + 1 :] if steps.get(other, {LEFT_OUT: True}).get(LEFT_OUT)]
         spare = left - sum(STEPS[other].seconds for other in {*after, *_readers(name)})
         span = left if shape is None else min(left, max(step.seconds, spare))
         tuning = Tuning(device, shape, now + span, done)
@@ -131,11 +133,19 @@ def _earlier_steps(out: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, A
     path = out / TUNED
     if not path.exists():
         return {}
-    before = json.loads(path.read_text(encoding="utf-8"))
-    for name in SAME:
-        if before[name] != facts[name]:
-            raise ConfigError(f"{path} is of {name} {before[name]}, not {facts[name]}; name another --out")
-    return {name: step for name, step in before["steps"].items() if name in STEPS}
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: before[name] for name in SAME}
+        steps = {name: dict(step) for name, step in before["steps"].items() if name in STEPS}
+        if not all(isinstance(step["figures"], dict) for step in steps.values()):
+            raise TypeError("figures are no mapping")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        advice = "remove it, or name another --out"
+        raise ConfigError(f"{path} holds no steps: {type(error).__name__}: {error}; {advice}") from error
+    for name, value in found.items():
+        if value != facts[name]:
+            raise ConfigError(f"{path} is of {name} {value}, not {facts[name]}; name another --out")
+    return steps
 
 
 def _write_table(path: Path, table: Choices) -> None:

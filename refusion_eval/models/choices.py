@@ -9,6 +9,7 @@ entry has take the path without a table.
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -176,6 +177,7 @@ class Choices:
 
 
 NO_CHOICES = Choices()
+log = logging.getLogger(__name__)
 _TABLE, _TABLES = TypeAdapter(Choices), TypeAdapter(tuple[Choices, ...])
 
 
@@ -217,7 +219,22 @@ def launches_early(device: torch.device) -> bool:
 
 
 def choices_for(device: torch.device, config: ModelConfig, dtype: torch.dtype) -> Choices:
-    """The shipped table for a device and a model; one without any switch if there is none."""
+    """The shipped table for a device and a model; one without any switch if there is none.
+
+    Raises:
+        ConfigError: a file that names the device is not as it must be.
+    """
     name, sizes = card_name(device), Sizes.of(config, dtype)
-    tables = (table for path in shipped_files() for table in read_choices(path)) if name else ()
+    tables = (table for path in shipped_files() for table in _tables_of(path, name)) if name else ()
     return next((table for table in tables if (table.device, table.sizes) == (name, sizes)), NO_CHOICES)
+
+
+def _tables_of(path: Path, card: str) -> tuple[Choices, ...]:
+    """The tables of a file; none of one that is damaged and is not about the card."""
+    try:
+        return read_choices(path)
+    except ConfigError as error:
+        if path.is_file() and f'"{card}"'.encode() in path.read_bytes():
+            raise
+        log.warning("the file is left out: %s", error)
+        return ()

@@ -94,6 +94,17 @@ def test_a_check_that_ended_without_a_result_has_failed_and_the_others_still_run
     assert checks[1].result.text == "status 7"
 
 
+def test_a_tuning_that_cannot_begin_has_failed_and_the_others_still_run(rehearsal, monkeypatch) -> None:
+    def tune():
+        raise ConfigError("tune.json holds no steps")
+
+    monkeypatch.setattr(gpu_check, "in_process", lambda check, seconds: (Result(True, "", {}), ""))
+    rehearsal._tuning = (tune, 420.0)
+    checks = list(rehearsal.run(["tune", "speed"]))
+    assert [check.result.verdict for check in checks] == ["FAILED", "passed"]
+    assert checks[0].result.text == "ConfigError: tune.json holds no steps"
+
+
 def test_without_matplotlib_the_figures_are_written(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     write_report(

@@ -224,6 +224,29 @@ def test_steps_of_another_device_are_refused(call) -> None:
         call(steps={"first": first}, device="NVIDIA H100")
 
 
+OF_CPU = '{"device": "cpu", "shape": "small", "steps": {"first": %s}}'
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", OF_CPU % "1", OF_CPU % '{"figures": 1}', "\xff"])
+def test_a_damaged_file_of_steps_is_one_clear_error(call, tmp_path, text) -> None:
+    (tmp_path / "tune.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"tune\.json holds no steps: .*; remove it, or name another --out"):
+        call(steps={"first": failing})
+
+
+def test_a_damaged_table_is_named_before_the_time_is_spent(call, tmp_path) -> None:
+    (tmp_path / "choices.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"choices\.json is no table of choices"):
+        call(steps={"first": first})
+    assert not (tmp_path / "tune.json").exists()
+
+
+def test_a_step_of_an_earlier_version_is_made_again(call, tmp_path) -> None:
+    (tmp_path / "tune.json").write_text('{"device": "cpu", "shape": "small", "steps": {"first": {"figures": {}}}}')
+    call(steps={"first": first})
+    assert written(tmp_path)["first"]["figures"]["done"] == []
+
+
 def test_the_steps_take_the_seconds_that_the_command_has_by_default() -> None:
     default = inspect.signature(gpu_check).parameters["seconds"].default
     assert sum(step.seconds for step in STEPS.values()) <= default
