@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class GpuCheck:
         num_prompts: int,
         progress: Callable[[str], None],
         cuda_graphs: bool | None = None,
-        tuning: tuple[Callable[[], Result], float] | None = None,  # and the seconds that it takes at most
+        tuning: tuple[Callable[[float], Result], float] | None = None,  # of seconds, and those that it takes at most
     ) -> None:
         self._device = torch.device(device)
         self._folder, self._num_prompts, self._progress = folder, num_prompts, progress
@@ -102,7 +103,9 @@ class GpuCheck:
         for number, name in enumerate(names, start=1):
             started, own = time.perf_counter(), own | {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             tune, most = self._tuning if name == TUNE and self._tuning else (None, 0.0)
-            left, estimate = MAX_SECONDS - (started - begun), CHECKS.get(name, most)
+            left, estimate = MAX_SECONDS - (started - begun), CHECKS.get(name, 0.0)
+            if tune is not None:  # goes on in a later call
+                estimate = min(most, left)
             about = f"about {estimate / 60:.1f} of {left / 60:.0f} minutes"
             self._progress(f"check {number} of {len(names)}: {name}, {about}")
             if estimate > left:
@@ -110,7 +113,7 @@ class GpuCheck:
                 continue
             limit = min(PATIENCE * estimate, left) if self._on_gpu else left
             if tune is not None:  # whose steps have a process each
-                result, failure = _caught(tune)
+                result, failure = _caught(partial(tune, estimate))
             else:
                 result, failure = in_process(getattr(self, name.replace("-", "_")), limit)
             yield Check(name, time.perf_counter() - started, result or Result(False, failure, {}), own)

@@ -19,12 +19,20 @@ from refusion_eval.bench.gpu_report import OWN_CONDITIONS, Result
 from refusion_eval.bench.tune_choices import summary, table_of
 from refusion_eval.bench.tune_steps import LEFT_OUT, Tuning
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.choices import CHOICES, Choices, choices_text, read_choices
+from refusion_eval.models.choices import (
+    CHOICES,
+    Choices,
+    choices_text,
+    read_choices,
+    shipped_files,
+    shipped_folders,
+)
 from refusion_eval.models.device import cpu_threads
 from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.store.manifest import hash_of_package
 
 TUNED = "tune.json"
+SECONDS = 420.0  # of a call
 SAME = ("device", "shape")  # of all steps of a file
 CURRENT = ("code", "torch")  # of a step that is not made again
 LEAST_SHARE = 0.5  # of its estimate that has to be left for a step to begin
@@ -103,9 +111,12 @@ def tune(
         write_atomically(out / TUNED, json.dumps(written, indent=1) + "\n")
     found = {name: step["figures"] for name, step in steps.items()}
     table, passed = table_of(found, facts)
+    lines = summary(found, table)
     if table is not None:
         _write_table(out / CHOICES, table)
-    lines = summary(found, table)
+        if table.device != "cpu" and (out / CHOICES).resolve() not in shipped_files():
+            place = next((folder for folder in reversed(shipped_folders()) if folder.is_dir()), shipped_folders()[0])
+            lines[-1] += f"; no forward reads {out / CHOICES}: copy it to {place / 'CARD' / CHOICES}"
     print("\n".join(lines), flush=True)
     text = f"{len(steps)} of {len(STEPS)} steps; {lines[-1]}"
     if waiting:

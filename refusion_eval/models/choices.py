@@ -203,10 +203,14 @@ def choices_text(tables: Sequence[Choices]) -> str:
     return _TABLES.dump_json(tuple(tables), exclude_defaults=True, indent=1).decode() + "\n"
 
 
-def shipped_files() -> list[Path]:
+def shipped_folders() -> list[Path]:
+    """The folders of a checkout and of a wheel in which each card has a folder with its tables."""
     package = Path(__file__).resolve().parents[1]
-    folders = (package / "gpu", package.parent / "results" / "gpu")
-    return sorted(path for folder in folders for path in folder.glob(f"*/{CHOICES}"))
+    return [package / "gpu", package.parent / "results" / "gpu"]
+
+
+def shipped_files() -> list[Path]:
+    return sorted(path for folder in shipped_folders() for path in folder.glob(f"*/{CHOICES}"))
 
 
 def card_name(device: torch.device) -> str:

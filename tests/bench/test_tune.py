@@ -1,6 +1,5 @@
 """The tuning of a card (`refusion_eval.bench.tune`): its steps, run as a rehearsal on the CPU, and what they decide."""
 
-import inspect
 import json
 import time
 from dataclasses import replace
@@ -37,7 +36,6 @@ from refusion_eval.bench.tune_choices import (
 from refusion_eval.bench.tune_kernels import candidates
 from refusion_eval.bench.tune_steps import Tuning
 from refusion_eval.cli import app
-from refusion_eval.cli.measure import gpu_check
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.choices import NO_CHOICES, Product, Switches, read_choices
 from refusion_eval.store import manifest
@@ -248,8 +246,7 @@ def test_a_step_of_an_earlier_version_is_made_again(call, tmp_path) -> None:
 
 
 def test_the_steps_take_the_seconds_that_the_command_has_by_default() -> None:
-    default = inspect.signature(gpu_check).parameters["seconds"].default
-    assert sum(step.seconds for step in STEPS.values()) <= default
+    assert sum(step.seconds for step in STEPS.values()) <= tuning.SECONDS
     assert next(iter(STEPS)) == "card"
     assert list(STEPS).index("sweep") < list(STEPS).index("whole") < list(STEPS).index("tokens")
 
@@ -378,6 +375,19 @@ def test_a_table_replaces_that_of_its_card_and_sizes_alone(tmp_path) -> None:
     for given in (other, table, replace(table, switches={})):
         tuning._write_table(path, given)
     assert read_choices(path) == (other, replace(table, switches={}))
+
+
+def test_a_table_that_no_forward_reads_is_said_to_be_one(call, tmp_path, monkeypatch, capsys) -> None:
+    table, _ = table_of(finished(w1=["joins"]), FACTS | {"device": "NVIDIA H100"})
+    monkeypatch.setattr(tuning, "table_of", lambda done, facts: (table, True))
+    folder = tmp_path / "gpu"
+    folder.mkdir()
+    monkeypatch.setattr(tuning, "shipped_folders", lambda: [tmp_path / "none", folder])
+    for files, is_read in (([], False), ([(tmp_path / "choices.json").resolve()], True)):
+        monkeypatch.setattr(tuning, "shipped_files", lambda files=files: files)
+        text = call(steps={"first": first}).text
+        advice = f"no forward reads {tmp_path}/choices.json: copy it to {folder}/CARD/choices.json"
+        assert (advice in text, advice in capsys.readouterr().out) == (not is_read, not is_read)
 
 
 @pytest.mark.slow
