@@ -115,8 +115,8 @@ def tune(
     if table is not None:
         _write_table(out / CHOICES, table)
         if table.device != "cpu" and (out / CHOICES).resolve() not in shipped_files():
-            place = next((folder for folder in reversed(shipped_folders()) if folder.is_dir()), shipped_folders()[0])
-            lines[-1] += f"; no forward reads {out / CHOICES}: copy it to {place / 'CARD' / CHOICES}"
+            folder = next((one for one in reversed(shipped_folders()) if one.is_dir()), shipped_folders()[0])
+            lines[-1] += f"; no forward reads {out / CHOICES}: copy it to {folder / 'CARD' / CHOICES}"
     print("\n".join(lines), flush=True)
     text = f"{len(steps)} of {len(STEPS)} steps; {lines[-1]}"
     if waiting:
