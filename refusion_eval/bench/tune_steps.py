@@ -317,14 +317,19 @@ def in_turns(
     return times
 
 
+def decided(tuning: Tuning) -> Choices:
+    """The table that whole forwards decided; one without any change before."""
+    changes = tuning.done.get("whole", {}).get("changes", {})
+    return table_with({width: frozenset(changes.get(str(width), ())) for width in WHOLE_WIDTHS}, tuning.done)
+
+
 def tokens(tuning: Tuning) -> dict[str, Any]:
     """Decodes with the table twice, and once with forwards that are launched one by one."""
     model = loaded(tuning)
-    changes = {width: frozenset(tuning.done["whole"]["changes"][str(width)]) for width in WHOLE_WIDTHS}
     device, transformer = ready(tuning), model.transformer
     eager, with_table = (Engine(transformer, "sdpa", record=record) for record in (None, recorder(device)))
     assert with_table.recorded is not None
-    with_table.recorded.choices = table_with(changes, tuning.done)
+    with_table.recorded.choices = decided(tuning)
     prompts = bench.mini_prompts(model, 14 if tuning.on_gpu else 1)
     length = LONG_CONTEXT if tuning.on_gpu else 100
     long = [(prompt * (length // len(prompt) + 1))[:length] for prompt in prompts[:5]]
@@ -346,8 +351,10 @@ def tokens(tuning: Tuning) -> dict[str, Any]:
 
 
 def batches(tuning: Tuning) -> dict[str, Any]:
-    """Batches of fused and of other forwards, and of the autoregressive decoder, in every way that is measured."""
+    """Batches of fused and other forwards, and of the autoregressive decoder, in every way, with what was decided."""
     model = loaded(tuning)
+    if model.engine.recorded is not None:
+        model.engine.recorded.choices = decided(tuning)
     prompts = bench.mini_prompts(model, BATCH_PROMPTS if tuning.on_gpu else 1)
     cases: dict[str, tuple[str, dict[str, Any]]] = {
         "refusion fused": ("refusion", {"fuse": True}),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from refusion_eval import api
+from refusion_eval.bench import batches
 from refusion_eval.bench.batches import speeds_by_way
 from refusion_eval.bench.bench import mini_prompts
 from refusion_eval.engine.engine import Engine
@@ -31,3 +32,14 @@ def test_every_way_of_a_batch_is_measured_with_the_same_tokens(monkeypatch, deco
     assert all(0 <= speed.host_share <= 1 for speed in speeds.values())
     assert speeds["batch 3"].steps < speeds["batch 1"].steps
     assert engine.load_curve is None
+
+
+def test_every_way_of_a_batch_follows_one_table(monkeypatch):
+    model = api.LoadedModel.open("embedded", device="cpu", dtype="float32", attention="sdpa")
+    engine, given = (SimpleNamespace(model=None, recorded=SimpleNamespace(choices=of)) for of in ("decided", "shipped"))
+    loaded = SimpleNamespace(engine=engine, attention="sdpa", cuda_graphs=True, device=model.device)
+    monkeypatch.setattr(batches, "Engine", lambda *_, **options: given)
+    monkeypatch.setattr(
+        batches, "_measure", lambda ways, *_: {way: one.recorded.choices for way, (one, _) in ways.items()}
+    )
+    assert set(speeds_by_way(loaded, "autoregressive", None, [], 3).values()) == {"decided"}

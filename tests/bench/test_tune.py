@@ -177,6 +177,17 @@ def test_a_step_names_what_it_had_no_time_for() -> None:
     assert found["left_out"] == ["8/30"]
 
 
+def test_batches_are_measured_with_the_table_that_was_decided(monkeypatch) -> None:
+    recorded, seen = SimpleNamespace(choices=None), []
+    model = SimpleNamespace(engine=SimpleNamespace(recorded=recorded))
+    monkeypatch.setattr(tune_steps, "loaded", lambda _: model)
+    monkeypatch.setattr(tune_steps.bench, "mini_prompts", lambda *_: [])
+    monkeypatch.setattr(tune_steps.bench, "resolved", lambda *_: None)
+    monkeypatch.setattr(tune_steps, "speeds_by_way", lambda *_: seen.append(recorded.choices) or {})
+    tune_steps.batches(Tuning("cpu", None, time.monotonic() + 60, finished(w1=["joins"])))
+    assert [table.switches_of(1).joins for table in seen] == [True] * 3
+
+
 def test_whole_forwards_decide_nothing_before_three_rounds(monkeypatch) -> None:
     on_gpu = type("OnGpu", (Tuning,), {"on_gpu": True, "is_over": property(lambda given: next(given.done))})
     monkeypatch.setattr(tune_steps, "replayed", lambda *_: None)
