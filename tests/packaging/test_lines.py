@@ -15,7 +15,7 @@ LINES = {
     "evaluation": 1041,  # wanted: 720; a repetition is a plan; a comparison with releases; gaps; replayed draws
     "exports": 698,  # wanted: 400; the engine of a release
     "lm_eval_plugin": 1252,  # wanted: 1,150; chats
-    "models": 5355,  # wanted: 2,900; FIM; chat templates; 16-bit weights on a CPU; experts; LLaDA2; products; bad tables
+    "models": 5355,  # wanted: 2,900; FIM; bad tables; templates; 16-bit weights on a CPU; experts; LLaDA2; own products
     "paper": 4009,  # wanted: 3,500; rows of any system in Table 2
     "protocol": 496,  # 2 of them: packaged checkpoints are pinned; 6: settings of other loops
     "report": 1375,  # wanted: 1,180; steps of a task; 67: states of a text in a replay
