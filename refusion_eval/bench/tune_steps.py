@@ -59,7 +59,7 @@ COLD_BYTES = 400e6  # of matrices that are read in turns: far more than a GPU's 
 NUM_ROUNDS = 10
 MARGIN = 8.0  # seconds before the end of a step at which no round begins
 LEAST_ROUNDS = 3  # of which a median decides something
-TRIED_SHARE, TIMED_SHARE = 0.4, 0.7  # of the time of a step: until when variants are recorded, and timed
+TRIED_SHARE, TIMED_SHARE = 0.6, 0.8  # of the time of a step: until when variants are recorded, and timed
 BATCH, BATCH_PROMPTS = 32, 64
 LEFT_OUT = "left_out"  # names what a step had no time for; without it, the step is complete
 
