@@ -76,6 +76,8 @@ def speeds_by_way(
     overlapped: list[Engine] = []
     if model.cuda_graphs:
         overlapped = [Engine(engine.model, model.attention, record=recorder(model.device), overlap=True)]
+        if engine.recorded is not None and overlapped[0].recorded is not None:
+            overlapped[0].recorded.choices = engine.recorded.choices  # of one table, as a tuning sets it
         ways[f"batch {size}, overlap"] = (overlapped[0], size)
     expected: list[tuple[int, ...]] = []
     speeds = _measure(ways, decoder, settings, prompts, expected)

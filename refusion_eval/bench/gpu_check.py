@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import Record, recorder
 from refusion_eval.engine.width import time_forwards, time_replays
-from refusion_eval.errors import ConfigError
+from refusion_eval.errors import ConfigError, RefusionEvalError
 from refusion_eval.models.choices import choices_for
 from refusion_eval.models.device import (
     cache_bytes_per_row,
@@ -84,7 +85,7 @@ class GpuCheck:
         num_prompts: int,
         progress: Callable[[str], None],
         cuda_graphs: bool | None = None,
-        tuning: tuple[Callable[[], Result], float] | None = None,  # and the seconds that it takes at most
+        tuning: tuple[Callable[[float], Result], float] | None = None,  # of seconds, and those that it takes at most
     ) -> None:
         self._device = torch.device(device)
         self._folder, self._num_prompts, self._progress = folder, num_prompts, progress
@@ -109,7 +110,9 @@ class GpuCheck:
             started, when = time.perf_counter(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
             own = own | {"started": when, "choices": self._table_of(name)}
             tune, most = self._tuning if name == TUNE and self._tuning else (None, 0.0)
-            left, estimate = MAX_SECONDS - (started - begun), CHECKS.get(name, most)
+            left, estimate = MAX_SECONDS - (started - begun), CHECKS.get(name, 0.0)
+            if tune is not None:  # goes on in a later call
+                estimate = min(most, left)
             about = f"about {estimate / 60:.1f} of {left / 60:.0f} minutes"
             self._progress(f"check {number} of {len(names)}: {name}, {about}")
             if estimate > left:
@@ -117,7 +120,7 @@ class GpuCheck:
                 continue
             limit = min(PATIENCE * estimate, left) if self._on_gpu else left
             if tune is not None:  # whose steps have a process each
-                result, failure = tune(), ""
+                result, failure = _caught(partial(tune, estimate))
             else:
                 result, failure = in_process(getattr(self, name.replace("-", "_")), limit)
             yield Check(name, time.perf_counter() - started, result or Result(False, failure, {}), own)
@@ -356,6 +359,13 @@ class GpuCheck:
             inflate(embedded_path(decoder), unfinished, self._shape, torch.bfloat16)
             unfinished.rename(path)
         return path
+
+
+def _caught(tune: Callable[[], Result]) -> tuple[Result | None, str]:
+    try:
+        return tune(), ""
+    except (RefusionEvalError, OSError) as error:  # as of a file that is damaged; the other checks go on
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _tokens(engine: Engine, decoder: str, settings: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

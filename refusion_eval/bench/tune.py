@@ -1,7 +1,9 @@
 """Makes the table of kernels of a card (`gpu-check --checks tune`): steps that measure, and what they decide.
 
 Each step has a process of its own, and its figures are on the disk as soon as it ends. A later call goes on where this
-one ended: a step that was made with the same commit and the same torch on this device is not made again.
+one ended: a step that was made with the same code and the same torch on this device is not made again, if its time
+sufficed. The commit does not tell: the results may be in it, so that the first call changes the checkout, and a copy
+of a checkout has none.
 """
 
 import json
@@ -15,15 +17,24 @@ from refusion_eval.bench import tune_kernels, tune_steps
 from refusion_eval.bench.child import in_process
 from refusion_eval.bench.gpu_report import OWN_CONDITIONS, Result
 from refusion_eval.bench.tune_choices import summary, table_of
-from refusion_eval.bench.tune_steps import Tuning
+from refusion_eval.bench.tune_steps import LEFT_OUT, Tuning
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.choices import CHOICES, Choices, choices_text, read_choices
+from refusion_eval.models.choices import (
+    CHOICES,
+    Choices,
+    choices_text,
+    read_choices,
+    shipped_files,
+    shipped_folders,
+)
 from refusion_eval.models.device import cpu_threads
 from refusion_eval.store.atomic_write import write_atomically
+from refusion_eval.store.manifest import hash_of_package
 
 TUNED = "tune.json"
+SECONDS = 420.0  # of a call
 SAME = ("device", "shape")  # of all steps of a file
-CURRENT = ("commit", "torch")  # of a step that is not made again
+CURRENT = ("code", "torch")  # of a step that is not made again
 LEAST_SHARE = 0.5  # of its estimate that has to be left for a step to begin
 PATIENCE = 2  # a step is stopped after so many times its estimate
 
@@ -56,17 +67,19 @@ def tune(
     """Makes the steps for which there is time, writes `tune.json` after each, and `choices.json` once it is decided.
 
     Raises:
-        ConfigError: the folder has steps of another device or shape.
+        ConfigError: the folder has steps of another device or shape, or files that cannot be read.
     """
-    begun, steps = time.monotonic(), _earlier_steps(out, facts)
+    begun, steps, facts = time.monotonic(), _earlier_steps(out, facts), {**facts, "code": hash_of_package()}
+    if (out / CHOICES).exists():
+        read_choices(out / CHOICES)  # one that is damaged is named before the time is spent
     conditions = {name: facts[name] for name in (*CURRENT, *OWN_CONDITIONS)}
     waiting: list[str] = []
-    made: set[str] = set()
     for place, (name, step) in enumerate(STEPS.items()):
-        is_current = name in steps and all(steps[name][fact] == facts[fact] for fact in CURRENT)
-        if is_current and not made.intersection(step.needs):
+        is_current = name in steps and all(steps[name].get(fact) == facts[fact] for fact in CURRENT)
+        if is_current and not steps[name].get(LEFT_OUT):
             continue
-        steps.pop(name, None)  # what another commit measured, or was made from other figures, decides nothing
+        if not is_current:
+            _remove(steps, name)  # what other code measured decides nothing
         now = time.monotonic()
         left = begun + seconds - now
         is_late = left < (0 if shape is None else LEAST_SHARE * step.seconds)
@@ -77,23 +90,33 @@ def tune(
         progress(f"tune: {name}, about {step.seconds:.0f} of {left:.0f} s")
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         done = {other: steps[other]["figures"] for other in list(STEPS)[:place] if other in steps}
-        span = left if shape is None else min(left, step.seconds)
+        # A step that is made again because its time ended has the time that no later step needs.
+        after = [other for other in list(STEPS)[place + 1 :] if steps.get(other, {LEFT_OUT: True}).get(LEFT_OUT)]
+        spare = left - sum(STEPS[other].seconds for other in {*after, *_readers(name)})
+        span = left if shape is None else min(left, max(step.seconds, spare))
         tuning = Tuning(device, shape, now + span, done)
         figures, failure = in_process(partial(_figures_of, step.measure, tuning), min(left, PATIENCE * span))
         if failure:
             progress(f"tune: {name}: {failure}")
             waiting.append(name)
             continue
-        made.add(name)
+        _remove(steps, name)  # in the same write, so that no later call takes what was made from other figures
         took = time.monotonic() - now
-        steps[name] = conditions | {"started": when, "seconds": took, "figures": figures}
+        left_out = figures.pop(LEFT_OUT, [])
+        steps[name] = conditions | {"started": when, "seconds": took, "figures": figures, LEFT_OUT: left_out}
+        if left_out:
+            progress(f"tune: {name}: its time ended before {', '.join(left_out)}")
+            waiting.append(name)
         written = {fact: facts[fact] for fact in SAME} | {"steps": steps}
         write_atomically(out / TUNED, json.dumps(written, indent=1) + "\n")
     found = {name: step["figures"] for name, step in steps.items()}
     table, passed = table_of(found, facts)
+    lines = summary(found, table)
     if table is not None:
         _write_table(out / CHOICES, table)
-    lines = summary(found, table)
+        if table.device != "cpu" and (out / CHOICES).resolve() not in shipped_files():
+            folder = next((one for one in reversed(shipped_folders()) if one.is_dir()), shipped_folders()[0])
+            lines[-1] += f"; no forward reads {out / CHOICES}: copy it to {folder / 'CARD' / CHOICES}"
     print("\n".join(lines), flush=True)
     text = f"{len(steps)} of {len(STEPS)} steps; {lines[-1]}"
     if waiting:
@@ -106,15 +129,34 @@ def _figures_of(measure: Callable[[Tuning], dict[str, Any]], tuning: Tuning) -> 
     return measure(tuning)
 
 
+def _remove(steps: dict[str, dict[str, Any]], name: str) -> None:
+    for removed in {name, *_readers(name)}:
+        steps.pop(removed, None)
+
+
+def _readers(name: str) -> set[str]:
+    """The steps that read the figures of a step, directly or not."""
+    found = {other for other, step in STEPS.items() if name in step.needs}
+    return found.union(*map(_readers, found))
+
+
 def _earlier_steps(out: Path, facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     path = out / TUNED
     if not path.exists():
         return {}
-    before = json.loads(path.read_text(encoding="utf-8"))
-    for name in SAME:
-        if before[name] != facts[name]:
-            raise ConfigError(f"{path} is of {name} {before[name]}, not {facts[name]}; name another --out")
-    return {name: step for name, step in before["steps"].items() if name in STEPS}
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: before[name] for name in SAME}
+        steps = {name: dict(step) for name, step in before["steps"].items() if name in STEPS}
+        if not all(isinstance(step["figures"], dict) for step in steps.values()):
+            raise TypeError("figures are no mapping")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        advice = "remove it, or name another --out"
+        raise ConfigError(f"{path} holds no steps: {type(error).__name__}: {error}; {advice}") from error
+    for name, value in found.items():
+        if value != facts[name]:
+            raise ConfigError(f"{path} is of {name} {value}, not {facts[name]}; name another --out")
+    return steps
 
 
 def _write_table(path: Path, table: Choices) -> None:

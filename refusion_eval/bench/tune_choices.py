@@ -1,7 +1,7 @@
 """What the steps of a tuning decide: the table of a card, from figures alone, and the lines that say why."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,7 @@ OF_ORDER = tuple(width for width in WHOLE_WIDTHS if width <= ONE_ORDER)  # where
 # The changes that are measured alone: what they set in a table.
 OWN: Mapping[str, tuple[Matrix, ...]] = {"own qkv": ("qkv",), "own out, down": SPLIT, "own gate_up": ("gate_up",)}
 SWITCHED = ("joins", "rotates")
-TOGETHER, EARLY, BASE, DECIDED = "all of these", "all, early", "base", "decided"
+TOGETHER, BASE, DECIDED, EARLY = "all of these", "base", "decided", "decided, early"
 LEAST_SAME = 0.9  # share of prompts that keep their tokens in bfloat16
 _PRODUCT = TypeAdapter(Product)
 
@@ -98,7 +98,7 @@ def variants(done: Figures) -> dict[str, Changes]:
         return dict.fromkeys(WHOLE_WIDTHS, frozenset(names))
 
     found = {BASE: everywhere(), **{name: everywhere(name) for name in alone}}
-    return found | {TOGETHER: everywhere(*alone), EARLY: everywhere(*alone, "early")}
+    return found | {TOGETHER: everywhere(*alone)}
 
 
 def gains_of(times: Mapping[str, Mapping[Any, list[float]]], name: str, base: str = BASE) -> dict[int, float]:
@@ -110,12 +110,11 @@ def gains_of(times: Mapping[str, Mapping[Any, list[float]]], name: str, base: st
 
 
 def decide(done: Figures, times: Mapping[str, Mapping[Any, list[float]]]) -> Changes:
-    """The changes that made forwards faster by `LEAST_GAIN`, by width; early launches count on top of all others."""
+    """The changes that made forwards faster by `LEAST_GAIN`, by width, without early launches."""
     gains = {name: gains_of(times, name) for name in times}
-    gains["early"] = gains_of(times, EARLY, TOGETHER) if EARLY in times and TOGETHER in times else {}
     chosen: dict[int, set[str]] = {width: set() for width in WHOLE_WIDTHS}
-    for name in (*variants(done), "early"):
-        if name in (BASE, TOGETHER, EARLY) or not gains.get(name):
+    for name in variants(done):
+        if name in (BASE, TOGETHER) or not gains.get(name):
             continue
         for width in WHOLE_WIDTHS:
             # An own product is the same for all rows of its group, so that a row's sum does not depend on the width.
@@ -125,13 +124,19 @@ def decide(done: Figures, times: Mapping[str, Mapping[Any, list[float]]]) -> Cha
     return {width: frozenset(names) for width, names in chosen.items()}
 
 
+def with_early(changes: Changes, widths: Iterable[int] = WHOLE_WIDTHS) -> Changes:
+    """The changes, with early launches at some widths."""
+    return {width: of | ({"early"} if width in widths else set()) for width, of in changes.items()}
+
+
 def confirmed(decided: Changes, gains: Mapping[int, float]) -> Changes:
-    """The changes of those widths at which they are faster together, too."""
+    """The changes of those widths at which they are faster together, too; own products by the mean of their group."""
     kept = {}
     for width, names in decided.items():
         widths = OF_ORDER if width in OF_ORDER else (width,)
-        is_faster = statistics.geometric_mean(gains.get(one, 0.5) for one in widths) >= LEAST_GAIN
-        kept[width] = names if is_faster else frozenset[str]()
+        is_faster = gains.get(width, 0.5) >= LEAST_GAIN
+        keeps_own = statistics.geometric_mean(gains.get(one, 0.5) for one in widths) >= LEAST_GAIN
+        kept[width] = frozenset(name for name in names if (keeps_own if name in OWN else is_faster))
     return kept
 
 
@@ -224,7 +229,7 @@ def _of_whole(done: Figures) -> Iterator[str]:
         name: f"{name}: " + ", ".join(f"{gain:.3f} at width {width}" for width, gain in gains.items())
         for name, gains in done["whole"]["gains"].items()
     }
-    together = [cells.pop(name) for name in (TOGETHER, EARLY) if name in cells]
+    together = [cells.pop(name) for name in (TOGETHER, "early") if name in cells]
     yield from (cell for name, cell in cells.items() if name not in (BASE, DECIDED))
     yield "; ".join(together) or "all together: not measured"
 

@@ -17,7 +17,15 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from refusion_eval.bench.tune_choices import OF_ORDER, WHOLE_WIDTHS, group_of, sizes_of
-from refusion_eval.bench.tune_steps import Tuning, matrix_shapes, random_matrices, ready, replay_of, seconds_in_turns
+from refusion_eval.bench.tune_steps import (
+    LEFT_OUT,
+    Tuning,
+    matrix_shapes,
+    random_matrices,
+    ready,
+    replay_of,
+    seconds_in_turns,
+)
 from refusion_eval.engine.recorded import recorder
 from refusion_eval.models import fused
 from refusion_eval.models.attention import num_words, pattern_bits
@@ -54,13 +62,13 @@ VALUES: Mapping[str, Sequence[Any]] = {
 # The largest difference from float64 as a share of the largest result.
 TOLERANCES = {torch.bfloat16: 0.01, torch.float32: 1e-4}
 ATTENTION_ROWS, ATTENTION_KEYS = (1, 8, 40, 64), (300, 1200, 4000, 16_000, 32_000)
-PATCHES: Mapping[str, Mapping[str, Any]] = {  # of constants of the kernels
-    "as it is": {},
-    "8 warps": {"NUM_WARPS": 8},
-    "8 splits": {"MAX_SPLITS": 8},  # and twice as many in a long buffer, as in the others
-    "32 splits": {"MAX_SPLITS": 32},
-    "64 splits": {"MAX_SPLITS": 64, "ENOUGH_PROGRAMS": 512},
-}
+PATCHES: Sequence[Mapping[str, Any]] = (  # of constants of the kernels
+    {},
+    {"NUM_WARPS": 8},
+    {"MAX_SPLITS": 8},
+    {"MAX_SPLITS": 32},
+    {"MAX_SPLITS": 64, "ENOUGH_PROGRAMS": 512},
+)
 
 
 def name_of(product: Product) -> str:
@@ -230,6 +238,7 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
     """Microseconds of the attention of a layer by rows and keys, with other constants of its kernel."""
     device, shape = ready(tuning), tuning.sizes
     found: dict[str, Any] = {}
+    left_out: list[str] = []
     for keys in ATTENTION_KEYS if tuning.on_gpu else (30,):
         size = (1, shape.num_key_value_heads, keys + ATTENTION_ROWS[-1], shape.head_dim)
         number = max(2, round(4e8 / (2 * torch.Size(size).numel() * tuning.dtype.itemsize))) if tuning.on_gpu else 1
@@ -238,7 +247,8 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
         ]
         for rows in tuning.few(ATTENTION_ROWS):
             if found and tuning.is_over:
-                return found
+                left_out.append(f"{rows}/{keys}")
+                continue
             queries = torch.randn(rows, shape.num_attention_heads, shape.head_dim, device=device, dtype=tuning.dtype)
             numbers = [[0] * rows, [keys] * rows, [rows] * rows, list(range(rows))]
             places = torch.tensor(numbers, device=device)
@@ -249,13 +259,28 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
                     fused.attend_rows(queries, *cached, places, bits)
 
             times = {}
-            for name, patch in PATCHES.items() if tuning.on_gpu else [("as it is", {})]:
+            for name, patch in attention_kernels_of(tuning, rows, size[2]).items():
                 with patched(patch):
                     replay = recorder(device)(compute)
                     taken = seconds_of_calls(replay, device, *((7, 2) if tuning.on_gpu else (1, 1)))
                 times[name] = 1e6 * statistics.median(taken) / len(caches)
-            best = min(times, key=times.__getitem__)
-            found[f"{rows}/{keys}"] = {"us": times, "best": best, "gain": times["as it is"] / times[best]}
+            usual, best = next(iter(times)), min(times, key=times.__getitem__)
+            found[f"{rows}/{keys}"] = {"us": times, "usual": usual, "best": best, "gain": times[usual] / times[best]}
+    return found | {LEFT_OUT: left_out}
+
+
+def attention_kernels_of(tuning: Tuning, rows: int, capacity: int) -> dict[str, Mapping[str, Any]]:
+    """Constants of the attention of some rows over a buffer, by what they make of it; those of today come first."""
+    if not tuning.on_gpu:
+        return {"as it is": {}}
+    from refusion_eval.models.attention_kernels import num_splits
+
+    found: dict[str, Mapping[str, Any]] = {}
+    for patch in PATCHES:
+        with patched(patch):
+            splits = num_splits(rows, tuning.sizes.num_attention_heads, tuning.sizes.num_key_value_heads, capacity)
+        # Many rows have programs enough: then another limit is the same kernel.
+        found.setdefault(f"{splits} splits" + (", 8 warps" if "NUM_WARPS" in patch else ""), patch)
     return found
 
 

@@ -25,6 +25,8 @@ from refusion_eval.bench.profiling import kernels_by_width
 from refusion_eval.bench.tune_choices import (
     BASE,
     DECIDED,
+    EARLY,
+    LEAST_GAIN,
     WHOLE_WIDTHS,
     Changes,
     confirmed,
@@ -34,6 +36,7 @@ from refusion_eval.bench.tune_choices import (
     skipped_of,
     table_with,
     variants,
+    with_early,
 )
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
@@ -55,7 +58,10 @@ PRODUCT_ROWS = (1, 2, 4, *range(8, 65, 8))
 COLD_BYTES = 400e6  # of matrices that are read in turns: far more than a GPU's cache holds
 NUM_ROUNDS = 10
 MARGIN = 8.0  # seconds before the end of a step at which no round begins
+LEAST_ROUNDS = 3  # of which a median decides something
+TRIED_SHARE, TIMED_SHARE = 0.6, 0.8  # of the time of a step: until when variants are recorded, and timed
 BATCH, BATCH_PROMPTS = 32, 64
+LEFT_OUT = "left_out"  # names what a step had no time for; without it, the step is complete
 
 
 class Tuning(NamedTuple):
@@ -87,6 +93,11 @@ class Tuning(NamedTuple):
     def few(self, numbers: Sequence[int]) -> Sequence[int]:
         """The numbers, or the first two of them in a rehearsal."""
         return numbers if self.on_gpu else numbers[:2]
+
+    def part(self, share: float) -> "Tuning":
+        """The same with a part of the time that is left."""
+        now = time.monotonic()
+        return self._replace(until=now + share * (self.until - now))
 
     @property
     def is_over(self) -> bool:
@@ -232,7 +243,13 @@ def _multiply(x: Tensor, out: Tensor, matrix: Tensor) -> None:
 
 @torch.inference_mode()
 def whole(tuning: Tuning) -> dict[str, Any]:
-    """Whole forwards with each change of the table and with all, in turns, and what is decided, measured again."""
+    """Whole forwards with each change of the table and with all, in turns, and what is decided, measured again.
+
+    Raises:
+        ConfigError: the time ended before `LEAST_ROUNDS` rounds.
+    """
+    recording, timing = tuning.part(TRIED_SHARE), tuning.part(TIMED_SHARE)
+    left_out: list[str] = []
     model, refused = made(tuning, ready(tuning)), dict[str, str]()
     forwards: dict[str, RecordedForwards] = {}
 
@@ -248,34 +265,50 @@ def whole(tuning: Tuning) -> dict[str, Any]:
             refused[name] = str(error)
 
     for name, changes in variants(tuning.done).items():
-        if not tuning.is_over:
+        if name == BASE or not recording.is_over:
             add(name, changes)
-    times = in_turns(tuning, model, forwards)
+        else:
+            left_out.append(name)
+    times = in_turns(timing, model, forwards, left_out)
     changes = decide(tuning.done, times)
     forwards = {BASE: forwards[BASE]}
     add(DECIDED, changes)
-    again = in_turns(tuning, model, forwards)
-    gains = {name: gains_of(times, name) for name in times} | {DECIDED: gains_of(again, DECIDED)}
-    kept = confirmed(changes, gains[DECIDED])
-    best = {width: again[DECIDED if kept[width] and DECIDED in again else BASE][width] for width in again[BASE]}
+    add(EARLY, with_early(changes))
+    again = in_turns(tuning, model, forwards, left_out)
+    # Early launches count on top of what was decided, of which they may make some useless.
+    early = gains_of(again, EARLY, DECIDED) if DECIDED in again else {}
+    named = {width: EARLY if early.get(width, 0.0) >= LEAST_GAIN else DECIDED for width in again[BASE]}
+    together = {width: gains_of(again, name)[width] for width, name in named.items() if name in again}
+    kept = confirmed(with_early(changes, [width for width in named if named[width] == EARLY]), together)
+    best = {width: again[named[width] if kept[width] else BASE][width] for width in again[BASE]}
     return {
-        "seconds": times | {DECIDED: again.get(DECIDED, {})},
-        "gains": gains,
+        "seconds": times | {name: again.get(name, {}) for name in (DECIDED, EARLY)},
+        "gains": {name: gains_of(times, name) for name in times} | {"early": early, DECIDED: together},
         "refused": refused,
         "changes": {str(width): sorted(names) for width, names in kept.items()},
         "skipped": skipped_of({width: statistics.median(times) for width, times in best.items()}),
         "sizes": asdict(sizes_of(tuning.sizes, tuning.dtype)),
+        LEFT_OUT: left_out,
     }
 
 
 def in_turns(
-    tuning: Tuning, model: Transformer, forwards: Mapping[str, RecordedForwards]
+    tuning: Tuning, model: Transformer, forwards: Mapping[str, RecordedForwards], left_out: list[str]
 ) -> dict[str, dict[int, list[float]]]:
-    """Seconds of forwards on the device by name, width and round; in a round each comes once, after the others."""
+    """Seconds of forwards on the device by name, width and round; in a round each comes once, after the others.
+
+    Raises:
+        ConfigError: the time ended before `LEAST_ROUNDS` rounds. Fewer than all are added to what was left out.
+    """
     widths = tuning.few(WHOLE_WIDTHS)
     times: dict[str, dict[int, list[float]]] = {name: {width: [] for width in widths} for name in forwards}
     for number in range(NUM_ROUNDS if tuning.on_gpu else 1):
         if number and tuning.is_over:
+            if number < LEAST_ROUNDS:
+                skipped = f"; left out were {', '.join(left_out)}" if left_out else ""
+                few = f"its time ended after {number} of at least {LEAST_ROUNDS} rounds of {', '.join(forwards)}"
+                raise ConfigError(f"{few}{skipped}; run the same command again, or with more --seconds")
+            left_out.append(f"{NUM_ROUNDS - number} of {NUM_ROUNDS} rounds of {', '.join(forwards)}")
             break
         for width in widths:
             for name, recorded in forwards.items():
@@ -284,14 +317,19 @@ def in_turns(
     return times
 
 
+def decided(tuning: Tuning) -> Choices:
+    """The table that whole forwards decided; one without any change before."""
+    changes = tuning.done.get("whole", {}).get("changes", {})
+    return table_with({width: frozenset(changes.get(str(width), ())) for width in WHOLE_WIDTHS}, tuning.done)
+
+
 def tokens(tuning: Tuning) -> dict[str, Any]:
     """Decodes with the table twice, and once with forwards that are launched one by one."""
     model = loaded(tuning)
-    changes = {width: frozenset(tuning.done["whole"]["changes"][str(width)]) for width in WHOLE_WIDTHS}
     device, transformer = ready(tuning), model.transformer
     eager, with_table = (Engine(transformer, "sdpa", record=record) for record in (None, recorder(device)))
     assert with_table.recorded is not None
-    with_table.recorded.choices = table_with(changes, tuning.done)
+    with_table.recorded.choices = decided(tuning)
     prompts = bench.mini_prompts(model, 14 if tuning.on_gpu else 1)
     length = LONG_CONTEXT if tuning.on_gpu else 100
     long = [(prompt * (length // len(prompt) + 1))[:length] for prompt in prompts[:5]]
@@ -313,8 +351,10 @@ def tokens(tuning: Tuning) -> dict[str, Any]:
 
 
 def batches(tuning: Tuning) -> dict[str, Any]:
-    """Batches of fused and of other forwards, and of the autoregressive decoder, in every way that is measured."""
+    """Batches of fused and other forwards, and of the autoregressive decoder, in every way, with what was decided."""
     model = loaded(tuning)
+    if model.engine.recorded is not None:
+        model.engine.recorded.choices = decided(tuning)
     prompts = bench.mini_prompts(model, BATCH_PROMPTS if tuning.on_gpu else 1)
     cases: dict[str, tuple[str, dict[str, Any]]] = {
         "refusion fused": ("refusion", {"fuse": True}),
@@ -322,11 +362,13 @@ def batches(tuning: Tuning) -> dict[str, Any]:
         "autoregressive": ("autoregressive", {}),
     }
     found: dict[str, Any] = {}
+    left_out: list[str] = []
     for name, (decoder, options) in cases.items():
         if found and tuning.is_over:
-            break
+            left_out.append(name)
+            continue
         given = {**REFUSION_SETTINGS, **options, "gen_length": 128 if tuning.on_gpu else 8}
         settings = bench.resolved(model, decoder, given)
         speeds = speeds_by_way(model, decoder, settings, prompts, BATCH if tuning.on_gpu else 2)
         found |= {f"{name}, {way}": speed._asdict() for way, speed in speeds.items()}
-    return found
+    return found | {LEFT_OUT: left_out}

@@ -250,9 +250,16 @@ def gpu_check(
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=1.0, help="Seconds for --checks tune; a later call goes on where this one ended.")
-    ] = 420.0,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts of the mini tasks in each check.")] = 14,
+        float | None,
+        typer.Option(
+            min=1.0,
+            max=1800.0,
+            help="Seconds for --checks tune; the default is 420. A later call goes on where this one ended.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Prompts of the mini tasks in each check; the default is 14.")
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(help="Existing folder for temporary checkpoints, e.g. /dev/shm; the default is the system's."),
@@ -267,7 +274,7 @@ def gpu_check(
     from refusion_eval.bench.checkpoints import SHAPES
     from refusion_eval.bench.gpu_check import CHECKS, TUNE, GpuCheck
     from refusion_eval.bench.gpu_report import conditions, earlier_checks, write_report
-    from refusion_eval.bench.tune import tune
+    from refusion_eval.bench.tune import SECONDS, tune
     from refusion_eval.runs.terminal import Interruption
 
     on_cpu = device == "cpu"
@@ -278,6 +285,14 @@ def gpu_check(
     names = parameters.names_of(checks) if checks is not None else list(CHECKS)
     if not names or not {*CHECKS, TUNE} >= set(names):
         raise ConfigError(f"--checks {checks}: choose among {', '.join([*CHECKS, TUNE])}")
+    if seconds is not None and TUNE not in names:
+        raise ConfigError("--seconds is for --checks tune alone; leave it out")
+    if TUNE in names and not graphs:
+        raise ConfigError("--checks tune measures recorded forwards; leave out --no-cuda-graphs")
+    if names == [TUNE] and (prompts is not None or folder is not None):
+        raise ConfigError(
+            "--checks tune has prompts of its own and writes no checkpoint; leave out --prompts, --folder"
+        )
     timed_shape = None if on_cpu else shape
     out.mkdir(parents=True, exist_ok=True)
     facts = conditions(torch.device(device), timed_shape)
@@ -287,12 +302,12 @@ def gpu_check(
     )
     with kept, tempfile.TemporaryDirectory(dir=folder) as scratch:
         with_graphs = None if graphs else False
-        tuning = partial(tune, out, device, timed_shape, facts, seconds, cli.say)
-        check = GpuCheck(device, Path(scratch), timed_shape, prompts, cli.say, with_graphs, (tuning, seconds))
+        tuning = partial(tune, out, device, timed_shape, facts, progress=cli.say), seconds or SECONDS
+        check = GpuCheck(device, Path(scratch), timed_shape, prompts or 14, cli.say, with_graphs, tuning)
         for found in check.run(names, facts):
             known[found.name] = found
-            name, seconds, result, _ = found
-            print(f"{result.verdict:<8}  {name}: {result.text} ({seconds:.0f} s)", flush=True)
+            name, took, result, _ = found
+            print(f"{result.verdict:<8}  {name}: {result.text} ({took:.0f} s)", flush=True)
             write_report(out, facts, list(known.values()))
     print(f"{out}/checks.md")
     if any(known[name].result.passed is False for name in names):

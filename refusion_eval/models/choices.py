@@ -9,6 +9,7 @@ entry has take the path without a table.
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -184,6 +185,7 @@ class Choices:
 
 
 NO_CHOICES = Choices()
+log = logging.getLogger(__name__)
 _TABLE, _TABLES = TypeAdapter(Choices), TypeAdapter(tuple[Choices, ...])
 
 
@@ -209,10 +211,14 @@ def choices_text(tables: Sequence[Choices]) -> str:
     return _TABLES.dump_json(tuple(tables), exclude_defaults=True, indent=1).decode() + "\n"
 
 
-def shipped_files() -> list[Path]:
+def shipped_folders() -> list[Path]:
+    """The folders of a checkout and of a wheel in which each card has a folder with its tables."""
     package = Path(__file__).resolve().parents[1]
-    folders = (package / "gpu", package.parent / "results" / "gpu")
-    return sorted(path for folder in folders for path in folder.glob(f"*/{CHOICES}"))
+    return [package / "gpu", package.parent / "results" / "gpu"]
+
+
+def shipped_files() -> list[Path]:
+    return sorted(path for folder in shipped_folders() for path in folder.glob(f"*/{CHOICES}"))
 
 
 def card_name(device: torch.device) -> str:
@@ -229,7 +235,22 @@ def launches_early(device: torch.device) -> bool:
 
 
 def choices_for(device: torch.device, config: ModelConfig, dtype: torch.dtype) -> Choices:
-    """The shipped table for a device and a model; one without any switch if there is none."""
+    """The shipped table for a device and a model; one without any switch if there is none.
+
+    Raises:
+        ConfigError: a file that names the device is not as it must be.
+    """
     name, sizes = card_name(device), Sizes.of(config, dtype)
-    tables = (table for path in shipped_files() for table in read_choices(path)) if name else ()
+    tables = (table for path in shipped_files() for table in _tables_of(path, name)) if name else ()
     return next((table for table in tables if (table.device, table.sizes) == (name, sizes)), NO_CHOICES)
+
+
+def _tables_of(path: Path, card: str) -> tuple[Choices, ...]:
+    """The tables of a file; none of one that is damaged and is not about the card."""
+    try:
+        return read_choices(path)
+    except ConfigError as error:
+        if path.is_file() and f'"{card}"'.encode() in path.read_bytes():
+            raise
+        log.warning("the file is left out: %s", error)
+        return ()

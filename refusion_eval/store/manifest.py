@@ -243,3 +243,11 @@ def git_commit() -> str | None:
         return f"{git('rev-parse', 'HEAD')}{'-dirty' if changed else ''}"
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def hash_of_package() -> str:
+    """12 hex digits of all Python files of this package, with or without a checkout."""
+    package, found = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        found.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from refusion_eval import api
+from refusion_eval.bench import batches
 from refusion_eval.bench.batches import speeds_by_way
 from refusion_eval.bench.bench import mini_prompts
 from refusion_eval.engine.engine import Engine
@@ -49,3 +50,14 @@ def test_rows_priced_by_load_are_compared_with_single_requests(monkeypatch):
         "batch 2": 1,
         "batch 2, rows priced by load": 0,
     }
+
+
+def test_every_way_of_a_batch_follows_one_table(monkeypatch):
+    model = api.LoadedModel.open("embedded", device="cpu", dtype="float32", attention="sdpa")
+    engine, given = (SimpleNamespace(model=None, recorded=SimpleNamespace(choices=of)) for of in ("decided", "shipped"))
+    loaded = SimpleNamespace(engine=engine, attention="sdpa", cuda_graphs=True, device=model.device)
+    monkeypatch.setattr(batches, "Engine", lambda *_, **options: given)
+    monkeypatch.setattr(
+        batches, "_measure", lambda ways, *_: {way: one.recorded.choices for way, (one, _) in ways.items()}
+    )
+    assert set(speeds_by_way(loaded, "autoregressive", None, [], 3).values()) == {"decided"}

@@ -95,6 +95,44 @@ def test_a_check_that_ended_without_a_result_has_failed_and_the_others_still_run
     assert checks[1].result.text == "status 7"
 
 
+def test_a_tuning_that_cannot_begin_has_failed_and_the_others_still_run(rehearsal, monkeypatch) -> None:
+    def tune(seconds):
+        raise ConfigError("tune.json holds no steps")
+
+    monkeypatch.setattr(gpu_check, "in_process", lambda check, seconds: (Result(True, "", {}), ""))
+    rehearsal._tuning = (tune, 420.0)
+    checks = list(rehearsal.run(["tune", "speed"]))
+    assert [check.result.verdict for check in checks] == ["FAILED", "passed"]
+    assert checks[0].result.text == "ConfigError: tune.json holds no steps"
+
+
+def test_a_tuning_gets_the_seconds_that_are_left_at_most(rehearsal, monkeypatch) -> None:
+    given = []
+    for most in (420.0, 1800.0):
+        rehearsal._tuning = (lambda seconds: given.append(seconds) or Result(None, "made", {"steps": []}), most)
+        (check,) = rehearsal.run(["tune"])
+        assert check.result.text == "made"
+    assert given[0] == 420
+    assert 1700 < given[1] < 1800
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--checks speed --seconds 60", "--seconds is for --checks tune alone; leave it out"),
+        ("--checks tune --seconds 2000", "should be less than or equal to 1800"),
+        ("--checks tune,speed --no-cuda-graphs", "leave out --no-cuda-graphs"),
+        ("--checks tune --prompts 3", "leave out --prompts, --folder"),
+        ("--checks tune --folder /dev/shm", "leave out --prompts, --folder"),
+    ],
+)
+def test_options_that_a_tuning_would_ignore_are_refused(tmp_path, options, message) -> None:
+    result = CliRunner().invoke(app, ["gpu-check", "--device", "cpu", "--out", str(tmp_path / "out"), *options.split()])
+    assert result.exit_code != 0
+    assert message in re.sub(r"[\s│]+", " ", result.output + str(result.exception))
+    assert not (tmp_path / "out").exists()
+
+
 def test_without_matplotlib_the_figures_are_written(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     write_report(

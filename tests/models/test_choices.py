@@ -42,6 +42,21 @@ def test_a_table_is_read_as_it_was_written_and_serves_its_card_and_sizes_alone(t
     assert choices_for(torch.device("cpu"), replace(config, hidden_size=2048), torch.bfloat16) == tables()[1]
 
 
+def test_a_damaged_file_stops_its_own_card_alone(tmp_path, monkeypatch, caplog):
+    good, bad = (tmp_path / name / "choices.json" for name in ("h300", "h100"))
+    for path in (good, bad):
+        path.parent.mkdir()
+    good.write_text(choices.choices_text(tables()))
+    bad.write_text('[{"device": "NVIDIA H100"')
+    monkeypatch.setattr(choices, "shipped_files", lambda: [bad, good])
+    monkeypatch.setattr(choices, "card_name", lambda device: "NVIDIA H300")
+    assert choices_for(torch.device("cpu"), shape_8b(1), torch.bfloat16) == tables()[0]
+    assert f"the file is left out: {bad} is no table of choices" in caplog.text
+    monkeypatch.setattr(choices, "card_name", lambda device: "NVIDIA H100")
+    with pytest.raises(ConfigError, match="measure again"):
+        choices_for(torch.device("cpu"), shape_8b(1), torch.bfloat16)
+
+
 def test_an_entry_serves_the_rows_up_to_its_own():
     table = tables()[0]
     assert [table.product("out", rows).is_own for rows in (1, 15, 16, 17, 40, 41)] == 3 * [True] + 3 * [False]
