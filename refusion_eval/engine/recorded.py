@@ -153,6 +153,7 @@ class RecordedForwards:
         all_widths = WIDTHS if widths is None else widths
         skipped = set(self.choices.skipped) - {all_widths[-1]}  # nothing wider could take its place
         self._widths = tuple(width for width in all_widths if width not in skipped)
+        self._widest_alone = max(width for width in self._widths if width <= MOST_READ)  # not of a batch
         self._plan: ReadPlan | None = None  # of the last call, if its answers are in their buffer
         cache.defers_moves = True
         self._staging = Staging(model.device)
@@ -285,7 +286,7 @@ class RecordedForwards:
         num_rows, num_reads = max(sum(sizes), plan.numbers.shape[1]), plan.numbers.shape[1]
         # A wider forward is of a batch, and some of its rows are read, simply.
         can_be_wide = plan.is_simple and num_reads <= MOST_READ and len(forwards) > 1
-        if num_rows > max(width for width in self._widths if can_be_wide or width <= MOST_READ):
+        if num_rows > (self._widths[-1] if can_be_wide else self._widest_alone):
             return (num_rows, num_words(max(sizes))), False
         width = self._widths[bisect_left(self._widths, num_rows)]
         return (width, num_words(width)), True
