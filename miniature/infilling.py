@@ -18,10 +18,11 @@ import pandas
 from miniature.equal_start import trained
 from miniature.gaps import KINDS
 from miniature.verdicts import verdicts
+from refusion_eval.benchmarks.suffixes import PREFIX_ONLY, WRONG_SUFFIX
 from refusion_eval.cli.plans import carry_out, plan_of
 from refusion_eval.metrics import mean_of_intervals, paired_difference, scaled
 
-_SPOKEN = {"": "suffix", "_prefix_only": "prefix only", "_wrong_suffix": "wrong suffix"}  # controls of tasks
+_SPOKEN = {"": "suffix", PREFIX_ONLY: "prefix only", WRONG_SUFFIX: "wrong suffix"}  # controls of tasks
 COLUMNS = ("system", "seed", "task", "control", "item", "right", "tokens", "forwards", "rows")
 BATCH_SIZE = 8
 
@@ -50,7 +51,7 @@ def run(system: System, weights: Path, run_dir: Path, limit: int | None = None) 
 
     A system that reads from left to right never sees a suffix, so that it is asked without one alone.
     """
-    controls = ("_prefix_only",) if system.decoder == "autoregressive" else tuple(_SPOKEN)
+    controls = (PREFIX_ONLY,) if system.decoder == "autoregressive" else tuple(_SPOKEN)
     options = {
         "model": str(weights),
         "decoder": system.decoder,
@@ -95,7 +96,7 @@ def table(found: pandas.DataFrame) -> pandas.DataFrame:
                 row[f"{name}, %"] = 100 * by_control[control].right.mean()
                 row[f"{name}, forwards"] = by_control[control].forwards.mean()
         if "" in by_control:
-            row["by the suffix"] = _difference(by_control["_prefix_only"], by_control[""])
+            row["by the suffix"] = _difference(by_control[PREFIX_ONLY], by_control[""])
         rows.append(row)
     columns = [f"{name}, {what}" for name in _SPOKEN.values() for what in ("%", "forwards")]
     return pandas.DataFrame(rows, columns=["system", "task", "seeds", *columns, "by the suffix"])

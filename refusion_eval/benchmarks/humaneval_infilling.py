@@ -18,11 +18,11 @@ from typing import Any
 
 from refusion_eval.benchmarks import Benchmark, CodeTest, Extraction, Prompts
 from refusion_eval.benchmarks.rows import ID, TEXT, Gap, Row, Source
-from refusion_eval.errors import DataError
+from refusion_eval.benchmarks.suffixes import PREFIX_ONLY, WRONG_SUFFIX, shown_suffix, with_wrong_suffixes
 
 _ROWS = {"single_line": 1033, "multi_line": 5815, "random_span": 1640, "random_span_light": 164}
 _NAME = re.compile(
-    rf"humaneval_infilling_({'|'.join(_ROWS)})_(oracle|(?:fixed|upto|open)_[1-9][0-9]{{0,3}})(_prefix_only|_wrong_suffix)?(_inner|_last)?"
+    rf"humaneval_infilling_({'|'.join(_ROWS)})_(oracle|(?:fixed|upto|open)_[1-9][0-9]{{0,3}})({PREFIX_ONLY}|{WRONG_SUFFIX})?(_inner|_last)?"
 )
 _COMMIT = "88062ff9859c875d04db115b698ed4b0f0395170"
 _SPOKEN = {
@@ -33,8 +33,8 @@ _SPOKEN = {
 }
 _FIRST_LENGTH = 8  # at which the published search (CAL) begins
 _PARTS = {
-    "_prefix_only": "prefix only",
-    "_wrong_suffix": "suffix of another function",
+    PREFIX_ONLY: "prefix only",
+    WRONG_SUFFIX: "suffix of another function",
     "_inner": "suffix not blank",
     "_last": "suffix blank",
 }
@@ -59,20 +59,11 @@ def _of_part(part: str, row: Row, _number: int) -> dict[str, Any] | None:
 
 
 def _with_wrong_suffixes(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows with `wrong_suffix`: that of the next row, from half a set further on, of which the suffix will do."""
+    def fits(other: Row, row: Row) -> bool:
+        return other["entry_point"] != row["entry_point"] and bool(str(other["suffix"]).strip())
 
-    def wrong(number: int, row: Row) -> str:
-        for other in (rows[(number + len(rows) // 2 + step) % len(rows)] for step in range(len(rows))):
-            suffix = str(other["suffix"])
-            if other["entry_point"] != row["entry_point"] and suffix.strip() and suffix != row["suffix"]:
-                return suffix
-        raise DataError(f"item {row['task_id']}: no other function has a suffix; give a file with several functions")
-
-    return [{**row, "wrong_suffix": wrong(number, row)} for number, row in enumerate(rows)]
-
-
-def _suffix(control: str, row: Row) -> str:
-    return "" if control == "_prefix_only" else str(row["wrong_suffix" if control else "suffix"])
+    lacking = "no other function has a suffix; give a file with several functions"
+    return with_wrong_suffixes(rows, fits, lacking, "task_id")
 
 
 def _num_gold_tokens(row: Row, num_tokens: Callable[[str], int]) -> int:
@@ -115,9 +106,9 @@ def named(name: str) -> Benchmark | None:
             filters={"first": _program},
             clean=str,  # blanks and line ends are part of the program
             normalise=functools.partial(_of_part, part),
-            arrange=_with_wrong_suffixes if control == "_wrong_suffix" else None,
+            arrange=_with_wrong_suffixes if control == WRONG_SUFFIX else None,
             gap=Gap(
-                suffix=functools.partial(_suffix, control),
+                suffix=functools.partial(shown_suffix, control),
                 length=_num_gold_tokens if kind == "oracle" else lambda _row, _num_tokens: int(number),
                 ends_at_eos=kind in ("upto", "open"),
                 first=first,

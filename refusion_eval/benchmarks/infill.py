@@ -17,8 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 from refusion_eval.benchmarks import Benchmark, CodeTest, Extraction, Extractor, Prompts
 from refusion_eval.benchmarks.rows import TEXT, Gap, Row, Source
+from refusion_eval.benchmarks.suffixes import PREFIX_ONLY, WRONG_SUFFIX, shown_suffix, with_wrong_suffixes
 
-_CONTROLS = {"": "", "_prefix_only": ", prefix only", "_wrong_suffix": ", suffix of another item"}
+_CONTROLS = {"": "", PREFIX_ONLY: ", prefix only", WRONG_SUFFIX: ", suffix of another item"}
 _CALCULATION = re.compile(r"(\d{1,9})([-+*/])(\d{1,9})=(\d{1,9})\. ?")
 _APPLY: Mapping[str, Callable[[int, int], float]] = {
     "+": lambda left, right: left + right,
@@ -65,24 +66,13 @@ def _middle(row: Row) -> str:
 
 
 def _with_wrong_suffixes(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows with `shown`: the suffix of the next row, from half a set further on, of the same grade."""
+    """The suffixes are of the same grade, and where the gap has the name of a function, of another one."""
 
-    def wrong(number: int, row: Row) -> str:
-        following = (rows[(number + len(rows) // 2 + step) % len(rows)] for step in range(len(rows)))
-        fitting = (other for other in following if other["grade"] == row["grade"] and not _would_do(other, row))
-        return str(next(fitting)["suffix"])
+    def fits(other: Row, row: Row) -> bool:
+        names = [re.findall(r"(?<=assert )\w+", str(one["suffix"]))[:1] for one in (other, row)]
+        return other["grade"] == row["grade"] and (row["grade"] != "1" or not names[1] or names[0] != names[1])
 
-    return [{**row, "shown": wrong(number, row)} for number, row in enumerate(rows)]
-
-
-def _would_do(other: Row, row: Row) -> bool:
-    """Whether the gap of a row may be right before the suffix of another one, which may name the same function."""
-    names = [re.findall(r"(?<=assert )\w+", str(one["suffix"]))[:1] for one in (other, row)]
-    return other["suffix"] == row["suffix"] or (row["grade"] == "1" and names[0] == names[1] != [])
-
-
-def _suffix(control: str, row: Row) -> str:
-    return "" if control == "_prefix_only" else str(row["shown" if control else "suffix"])
+    return with_wrong_suffixes(rows, fits, "no other item of its grade has another suffix")
 
 
 class _Kind(NamedTuple):
@@ -120,11 +110,11 @@ def _benchmark(name: str, control: str) -> Benchmark:
             gold_text=_middle,
             filters={"gap": rule},
             clean=str,
-            arrange=_with_wrong_suffixes if control == "_wrong_suffix" else None,
+            arrange=_with_wrong_suffixes if control == WRONG_SUFFIX else None,
             is_right=is_right,
             gap=Gap(
                 opened=lambda row: str(row["prefix"]),
-                suffix=functools.partial(_suffix, control),
+                suffix=functools.partial(shown_suffix, control),
                 length=lambda row, num_tokens: num_tokens(_middle(row)),
             ),
         ),

@@ -79,7 +79,7 @@ def test_the_response_of_a_conversation_has_the_gap(control: str, behind: str) -
     opened = [{"role": "user", "content": row["query"]}, {"role": "assistant", "content": row["prefix"]}]
     rendered = system.render(opened, add_generation_prompt=False)
     assert job.prompt_ids[:first] == tokenizer.encode(rendered, plain=False)
-    suffix = {"own": row["suffix"], "other": row.get("shown"), "": ""}[behind]
+    suffix = {"own": row["suffix"], "other": row.get("wrong_suffix"), "": ""}[behind]
     end = list(system.checkpoint_settings["eos_ids"][:1]) if suffix else []
     assert job.prompt_ids[first + holes :] == [*tokenizer.encode(suffix), *end]
     assert job.prompt == f"{rendered}<gap>{suffix}"
@@ -90,10 +90,10 @@ def test_the_response_of_a_conversation_has_the_gap(control: str, behind: str) -
 def test_a_wrong_suffix_is_of_the_same_grade_and_another_one(kind: str) -> None:
     rows = task(f"{kind}_wrong_suffix").rows()
     by_suffix = {row["suffix"]: row for row in rows}
-    assert all(by_suffix[row["shown"]]["grade"] == row["grade"] for row in rows)
-    assert not any(row["shown"] == row["suffix"] for row in rows)
+    assert all(by_suffix[row["wrong_suffix"]]["grade"] == row["grade"] for row in rows)
+    assert not any(row["wrong_suffix"] == row["suffix"] for row in rows)
     if kind != "text":  # the right text of a gap does not fit the suffix that is shown
-        shown = [({**row, "suffix": row["shown"]}, row["middle"]) for row in rows]
+        shown = [({**row, "suffix": row["wrong_suffix"]}, row["middle"]) for row in rows]
         verdicts = judge_texts(BENCHMARKS[f"infill_{kind}"], shown)
         assert sum(verdict.passed for verdict in verdicts) <= 3
 
