@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas
 
@@ -31,7 +31,7 @@ from miniature.data import asked_items
 from miniature.family import EQUAL_START, Family
 from miniature.frontier import choices, measured
 from miniature.measure import measure
-from miniature.seeds import over_seeds
+from miniature.seeds import summary
 from miniature.systems import equally_tuned
 from miniature.train import BACKBONE, LATER_SETTINGS, STAGES, config_of, write_rows
 from refusion_eval import api
@@ -40,19 +40,34 @@ from refusion_eval.paths import embedded_path
 
 START = "autoregressive_sft"
 ROWS = "equal_start.jsonl"
-# Further courses beside those of the stages: the stage, and the settings that differ.
-VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
+
+
+class Variant(NamedTuple):
+    """What is trained: the stage, what tables add to the names of its systems, and the settings that differ."""
+
+    stage: str
+    label: str = ""
+    settings: Sequence[str] = ()
+
+
+# Further courses beside those of the stages.
+VARIANTS = {
     # As many trained rows as ReFusion's: a noisy copy of the answer beside the clean one doubles them.
-    "idlm_half": ("idlm", ("data.share=0.5",)),
-    "bd3lm_half": ("bd3lm", ("data.share=0.5",)),
+    "idlm_half": Variant("idlm", "half of the samples", ("data.share=0.5",)),
+    "bd3lm_half": Variant("bd3lm", "half of the samples", ("data.share=0.5",)),
     # Does the gain of the verifier's token vanish where the state that it avoids was trained?
-    "refusion_half_filled": ("refusion", ("objective.half_filled_share=0.5",)),
+    "refusion_half_filled": Variant("refusion", "half-filled slots", ("objective.half_filled_share=0.5",)),
 }
 
 SYSTEMS = equally_tuned(refusion_block=32, llada_blocks=(8, 16))
 ANSWERS, SETTINGS = "equal_start.csv", "equal_start_settings.csv"
 ANSWER_COLUMNS = ("system", "model", "seed", "task", "item", "right", "tokens", "forwards", "rows")
 SETTING_COLUMNS = ("system", "model", "seed", "task", "settings", "draws_accuracy", "draws_tpf", "trained_rows")
+
+
+def variant_of(name: str) -> Variant:
+    """The variant of that name, or the stage itself."""
+    return VARIANTS.get(name, Variant(name))
 
 
 def settings_of(name: str, seed: int, start: Path, work_dir: Path) -> list[str]:
@@ -64,7 +79,6 @@ def settings_of(name: str, seed: int, start: Path, work_dir: Path) -> list[str]:
         start: folder of the weights that all courses start from.
         work_dir: folder of the courses and their rows.
     """
-    _, changes = VARIANTS.get(name, (name, ()))
     paths = {
         "backbone.model": start,
         "data.files": work_dir / ROWS,
@@ -72,7 +86,13 @@ def settings_of(name: str, seed: int, start: Path, work_dir: Path) -> list[str]:
         "output.run_dir": work_dir / f"{name}_{seed}",
     }
     own = (f"optimisation.seed={seed}", "output.save_every=100", "output.keep=1")
-    return [*LATER_SETTINGS, *own, *changes, "backbone.shape=null", *(f"{key}={path}" for key, path in paths.items())]
+    return [
+        *LATER_SETTINGS,
+        *own,
+        *variant_of(name).settings,
+        "backbone.shape=null",
+        *(f"{key}={path}" for key, path in paths.items()),
+    ]
 
 
 def train(family: Family, name: str, seed: int, start: Path, work_dir: Path) -> None:
@@ -80,9 +100,8 @@ def train(family: Family, name: str, seed: int, start: Path, work_dir: Path) -> 
     work_dir.mkdir(parents=True, exist_ok=True)
     if not (work_dir / ROWS).exists():
         write_rows(family, family.courses[-1], work_dir / ROWS)
-    stage, _ = VARIANTS.get(name, (name, ()))
     settings = [part for setting in settings_of(name, seed, start, work_dir) for part in ("--set", setting)]
-    command = ("miniature.run", "--config", str(config_of(family, stage)), *settings)
+    command = ("miniature.run", "--config", str(config_of(family, variant_of(name).stage)), *settings)
     print(f"$ python -m {shlex.join(command)}", flush=True)
     subprocess.run((sys.executable, "-m", *command), check=True)
 
@@ -105,18 +124,18 @@ def measure_course(
     family: Family, name: str, seed: int, weights: Path, work_dir: Path, count: int
 ) -> tuple[list[tuple], list[tuple]]:
     """The answers of the systems of one trained model to the test items, and the settings that were chosen for them."""
-    stage, _ = VARIANTS.get(name, (name, ()))
+    variant = variant_of(name)
     answers: list[tuple] = []
     settings: list[tuple] = []
     points = work_dir / f"{name}_{seed}_points.csv"
-    systems = [replace(system, model=str(weights)) for system in SYSTEMS if system.model == stage]
+    systems = [replace(system, model=str(weights)) for system in SYSTEMS if system.model == variant.stage]
     rows = measured(family, "", systems, list(family.draws), count, points)
     for chosen in choices(rows):
         system = next(system for system in systems if system.name == chosen.system)
         used: dict[str, Any] = {"gen_length": family.gen_length} | json.loads(chosen.settings)
         asked = asked_items(chosen.task, family)
         found = measure(api.load_model(system.model), system.decoder, BENCHMARKS[chosen.task], asked, **used)
-        common = (system.name, name, seed, chosen.task)
+        common = (", ".join(filter(None, (system.name, variant.label))), name, seed, chosen.task)
         answers += [(*common, item, int(right), *counts) for item, (right, *counts) in enumerate(found.answers)]
         settings.append((*common, chosen.settings, chosen.accuracy, chosen.tpf, trained_rows(work_dir, name, seed)))
         print(f"{name} {seed}, {system.name}, {chosen.task}: {found.accuracy:g} %, TPF {found.tpf:.2f}", flush=True)
@@ -141,25 +160,9 @@ def measure_all(family: Family, work_dir: Path, count: int, out: Path) -> None:
 
 
 def table(folder: Path) -> pandas.DataFrame:
-    """A row for each system: its seeds, accuracy and difference from AR-SFT, TPF, and trained and computed rows."""
+    """The summary of the answers in a folder."""
     answers, settings = (pandas.read_csv(folder / file) for file in (ANSWERS, SETTINGS))
-    rows = []
-    for system, found in answers.groupby("system", sort=False):
-        values = (over_seeds(answers, str(system), reference) for reference in (None, SYSTEMS[0].name))
-        accuracy, difference = (f"{value.value:.1f} [{value.low:.1f}, {value.high:.1f}]" for value in values)
-        totals = found[["tokens", "forwards", "rows"]].sum()
-        rows.append(
-            {
-                "system": system,
-                "seeds": found.seed.nunique(),
-                "trained rows": settings[settings.system == system].trained_rows.mean(),
-                "accuracy, %": accuracy,
-                f"minus {SYSTEMS[0].name}": difference,
-                "TPF": round(totals.tokens / totals.forwards, 2),
-                "rows a token": round(totals["rows"] / totals.tokens, 1),
-            }
-        )
-    return pandas.DataFrame(rows)
+    return summary(answers, settings, SYSTEMS[0].name)
 
 
 def main() -> None:

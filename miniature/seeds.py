@@ -1,25 +1,44 @@
 """Accuracies of systems that were trained several times, with intervals over items and training seeds."""
 
+from typing import NamedTuple
+
 import pandas
 import scipy.stats
 
 from refusion_eval.metrics import Z_95, Interval, mean_of_intervals, paired_difference, scaled
 
 
-def over_seeds(answers: pandas.DataFrame, system: str, reference: str | None = None) -> Interval:
+class Estimate(NamedTuple):
+    """A mean over items and training seeds: its value, its variance and their degrees of freedom, as shares."""
+
+    value: float
+    variance: float
+    freedom: float
+    n: int  # items
+
+    def interval(self) -> Interval:
+        """The 95 % interval in percent or points; `n` is the number of items."""
+        half = scipy.stats.t.ppf(0.975, self.freedom) * self.variance**0.5
+        return scaled(Interval(self.value, self.value - half, self.value + half, self.n), 100)
+
+    def p_value(self) -> float:
+        """The p value of a mean of 0, of two sides."""
+        if not self.variance:
+            return float(not self.value)
+        return float(2 * scipy.stats.t.sf(abs(self.value) / self.variance**0.5, self.freedom))
+
+
+def over_seeds(answers: pandas.DataFrame, system: str, reference: str | None = None) -> Estimate:
     """The accuracy of a system over all tasks, or its difference from a reference, over items and training seeds.
 
     Each seed is the mean over the tasks of one trained model. The variance over the items (of the mean over the seeds,
     paired with the reference) and those over the seeds add, with the degrees of freedom of Welch and Satterthwaite. Two
-    systems of the same trained models are paired by seed. With one seed the interval is over the items alone.
+    systems of the same trained models are paired by seed. A system with one seed adds no variance over seeds.
 
     Args:
         answers: rows of `equal_start.csv`.
         system: its name.
         reference: name of the system that is subtracted; None for the accuracy itself.
-
-    Returns:
-        Percent or points; `n` is the number of items.
     """
     names = [system] if reference is None else [system, reference]
     right = [
@@ -41,5 +60,34 @@ def over_seeds(answers: pandas.DataFrame, system: str, reference: str | None = N
             freedom.append(len(means) - 1.0)
     total = sum(variances)
     parts = sum(variance**2 / number for variance, number in zip(variances, freedom, strict=True))
-    half = scipy.stats.t.ppf(0.975, total**2 / parts) * total**0.5 if parts else 0.0
-    return scaled(Interval(mean.value, mean.value - half, mean.value + half, mean.n), 100)
+    return Estimate(mean.value, total, total**2 / parts if parts else 1.0, mean.n)
+
+
+def summary(answers: pandas.DataFrame, settings: pandas.DataFrame, reference: str) -> pandas.DataFrame:
+    """A row for each system: its seeds, accuracy and difference from a reference, TPF, and trained and computed rows.
+
+    Args:
+        answers: rows of `equal_start.csv`.
+        settings: rows of `equal_start_settings.csv`.
+        reference: name of the system that is subtracted.
+    """
+    rows = []
+    for system, found in answers.groupby("system", sort=False):
+        accuracy, difference = (
+            "" if of == system else f"{value.value:.1f} [{value.low:.1f}, {value.high:.1f}]"
+            for of in (None, reference)
+            for value in [over_seeds(answers, str(system), of).interval()]
+        )
+        totals = found[["tokens", "forwards", "rows"]].sum()
+        rows.append(
+            {
+                "system": system,
+                "seeds": found.seed.nunique(),
+                "trained rows": round(settings[settings.system == system].trained_rows.mean()),
+                "accuracy, %": accuracy,
+                f"minus {reference}": difference,
+                "TPF": round(totals.tokens / totals.forwards, 2),
+                "rows a token": round(totals["rows"] / totals.tokens, 1),
+            }
+        )
+    return pandas.DataFrame(rows)

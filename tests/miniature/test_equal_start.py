@@ -19,6 +19,7 @@ from miniature.equal_start import (
     settings_of,
     table,
     trained,
+    variant_of,
 )
 from miniature.family import EQUAL_START
 from miniature.measure import Answer, Measured
@@ -32,9 +33,8 @@ STAGES = ("autoregressive_sft", "refusion", "llada", "bd3lm", "idlm", "wedlm")
 
 
 def config(name: str, seed: int = 1) -> RunConfig:
-    stage, _ = VARIANTS.get(name, (name, ()))
     settings = settings_of(name, seed, Path("start"), Path("work"))
-    return read_run_config(str(config_of(EQUAL_START, stage)), settings, MiniatureConfig)
+    return read_run_config(str(config_of(EQUAL_START, variant_of(name).stage)), settings, MiniatureConfig)
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -103,6 +103,14 @@ def test_each_course_is_measured_once_with_the_settings_chosen_for_it(
     assert set(settings.trained_rows) == {42}
     assert all('"slot_size": 16, "block_size": 32' in text for text in settings.settings)
     assert set(loaded) == {str(work_dir / "refusion_2515" / "model")}
+    (work_dir / "refusion_half_filled_2514" / "model").mkdir(parents=True)
+    pandas.DataFrame({"tokens": [7]}).to_csv(work_dir / "refusion_half_filled_2514" / "log.csv")
+    measure_all(family, work_dir, 3, out)
+    answers = pandas.read_csv(out / ANSWERS)
+    assert set(answers[answers.model == "refusion_half_filled"].system) == {
+        "ReFusion, half-filled slots",
+        "ReFusion, verifier, half-filled slots",
+    }
     loaded.clear()
     measure_all(family, work_dir, 3, out)  # nothing is measured twice
     assert not loaded
