@@ -8,11 +8,14 @@ import contextlib
 import copy
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -169,6 +172,41 @@ def encode(tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]])
     return [TrainingSample(tuple(ids), (*answer, *eos)) for ids, answer in zip(prompt_ids, answer_ids, strict=True)]
 
 
+def _tokenised(
+    text: datasets.Dataset, tokenizer: PreTrainedTokenizerFast, max_length: int, name: str
+) -> datasets.Dataset:
+    """The rows of token ids, without those that are too long, in a file with this name beside the rows of text."""
+
+    def encode_batch(batch: dict[str, list[str]]) -> dict[str, list]:
+        samples = encode(tokenizer, list(zip(batch["query"], batch["response"], strict=True)))
+        samples = [sample for sample in samples if sample.length <= max_length]
+        return {"prompt": [sample.prompt for sample in samples], "answer": [sample.answer for sample in samples]}
+
+    return text.map(
+        encode_batch,
+        batched=True,
+        batch_size=_ROWS_PER_BATCH,
+        remove_columns=text.column_names,
+        features=_COLUMNS,
+        new_fingerprint=name,
+        desc="tokenising",
+    )
+
+
+def _by_workers(
+    workers: int, text: datasets.Dataset, tokenizer: PreTrainedTokenizerFast, max_length: int, name: str
+) -> datasets.Dataset:
+    """The rows of `_tokenised` from several processes; BrokenProcessPool where one dies."""
+    # With the processes of `datasets` a call may wait for ever after one has died.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        shards = (text.shard(workers, number, contiguous=True) for number in range(workers))
+        parts = [
+            pool.submit(_tokenised, shard, tokenizer, max_length, f"{name}-{number}")
+            for number, shard in enumerate(shards)
+        ]
+        return datasets.concatenate_datasets([part.result() for part in parts])
+
+
 def _write(
     part: Path, rows: RowReader, tokenizer: PreTrainedTokenizerFast, max_length: int, workers: int
 ) -> dict[str, Any]:
@@ -181,35 +219,22 @@ def _write(
     def pairs() -> Iterator[dict[str, str]]:
         return map(asdict, chain([first], good_rows))
 
-    def encode_batch(batch: dict[str, list[str]]) -> dict[str, list]:
-        samples = encode(tokenizer, list(zip(batch["query"], batch["response"], strict=True)))
-        samples = [sample for sample in samples if sample.length <= max_length]
-        return {"prompt": [sample.prompt for sample in samples], "answer": [sample.answer for sample in samples]}
-
     if not sys.stderr.isatty():  # a log would hold a line for every change of a bar
         datasets.disable_progress_bars()
         print(f"tokenising {len(rows.files)} files", file=sys.stderr, flush=True)
     try:
         text = datasets.Dataset.from_generator(pairs, cache_dir=str(part / "text"), fingerprint=part.name)
-        tokens = text.map(
-            encode_batch,
-            batched=True,
-            batch_size=_ROWS_PER_BATCH,
-            remove_columns=text.column_names,
-            features=_COLUMNS,
-            num_proc=workers or None,
-            new_fingerprint=part.name,  # the folder has the name of what it was made from
-            desc="tokenising",
-        )
+        if workers:
+            tokens = _by_workers(min(workers, len(text)), text, tokenizer, max_length, part.name)
+        else:
+            tokens = _tokenised(text, tokenizer, max_length, part.name)
         rows.report.num_too_long = len(text) - len(tokens)
         if not len(tokens):
             raise DataError(f"no sample is left of the training data: {rows.report.summary()}")
         tokens.save_to_disk(str(part / "cache"))
     except DatasetGenerationError as problem:
         raise problem.__cause__ or problem from None  # what went wrong while the rows were read or written
-    except RuntimeError as problem:
-        if "died" not in str(problem):
-            raise
+    except BrokenProcessPool as problem:
         raise ConfigError("a tokenising process died, probably for lack of memory; use fewer workers") from problem
     num_tokens = sum(int(_lengths(tokens, name).sum()) for name in _COLUMNS)
     return {"num_samples": len(tokens), "num_tokens": num_tokens, "report": asdict(rows.report)}
