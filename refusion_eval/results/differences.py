@@ -19,11 +19,6 @@ class Difference(NamedTuple):
     interval: Interval
     paired: bool
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether the 95% interval leaves out 0."""
-        return self.interval.low > 0 or self.interval.high < 0
-
 
 def difference(before: Measurement, after: Measurement) -> Difference:
     """`after` minus `before`, in their unit; no bounds where one of them has none."""
