@@ -2,11 +2,10 @@
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
-from refusion_eval.benchmarks import OURS
 from refusion_eval.errors import StoreError
 from refusion_eval.results.cautions import MINI_NOTE
 from refusion_eval.results.measurement import AVERAGE, GENERATE, MEAN_TASK, OF_LOOPS, VARIES, Measurement
@@ -54,53 +53,46 @@ _AFTER_SETTINGS = {
 _COLUMNS = (*_BEFORE_SETTINGS, *_AFTER_SETTINGS)
 
 
-class _Fact(NamedTuple):
-    """A column that is there where a measurement has another value than the usual one."""
-
-    usual: Any
-    meaning: str
-
-
-# Those of files and data frames, ...
+# Columns that are there where a measurement has another value than the usual one: those of files and data frames, ...
 _WHERE_USED = {
-    "prompts": _Fact(OURS, "wording of the prompts: of this project (`ours`), of the release (`release`), or `other`"),
-    "num_cut": _Fact(0, "responses that reached the length of the settings, and so may lack their end"),
-    "num_unscored": _Fact(0, "samples without a verdict"),
-    "num_rounds": _Fact(1, "rounds in which the systems took turns"),
-    "num_refused": _Fact(0, "those of the errors that recur at every attempt, such as a prompt beyond the context"),
-    "card": _Fact("", "GPU, else processor, without threads; empty for a server, whose card is not known"),
+    "prompts": "wording of the prompts: of this project (`ours`), of the release (`release`), or `other`",
+    "num_cut": "responses that reached the length of the settings, and so may lack their end",
+    "num_unscored": "samples without a verdict",
+    "num_rounds": "rounds in which the systems took turns",
+    "num_refused": "those of the errors that recur at every attempt, such as a prompt beyond the context",
+    "card": "GPU, else processor, without threads; empty for a server, whose card is not known",
 }
-
 
 # ... and those of files alone, after all others.
-_USUAL_FACTS = {
-    "num_tasks": _Fact(1, "tasks that the figure is a mean over"),
-    "finished": _Fact(True, "whether all samples that were asked for are there"),
-    "scored": _Fact(True, "whether all samples have a verdict"),
-    "isolated": _Fact(True, "whether all programs ran in isolation, so that no verdict can be forged"),
-    "generate": _Fact(False, "whether transformers' own `generate` decoded"),
-    "slowed_by": _Fact("", "what made speeds lower than need be, sentences joined by a vertical line"),
-    "same_decode_as": _Fact("", "run of a sweep, of other settings, with the same tokens and forwards for every item"),
-    "unfinished": _Fact("", "`26 of 40` samples that were asked for are there; empty for all"),
-    "limited": _Fact("", "`40 of 100` samples of the task were asked for; empty for all"),
-    "missing": _Fact("", "of a task without rows, and so without samples: what to do"),
-    "one_answer": _Fact("", "`96 of 100 are C` where nearly all answers to choices are one letter"),
-    "collapsed": _Fact("", "`12 of 100: 10 repeating, 3 empty` where answers show signs of collapse"),
-    "counts_encoder": _Fact(False, "whether forwards of an encoder are in the figure, which its release leaves out"),
-    "num_seeds": _Fact(1, "seeds, or samples of an item, that the figure is a mean over"),
-    "seed_sd": _Fact(0.0, "standard deviation over these seeds or samples"),
-    "server_notes": _Fact("", "what a reader must know of a server's answers, sentences joined by a vertical line"),
-    "protocol": _Fact("", "NAME@HASH of the protocol of the samples"),
-    "records": _Fact("", "SHA-256 of the records that the figure is from"),
+_IN_FILES = {
+    "num_tasks": "tasks that the figure is a mean over",
+    "finished": "whether all samples that were asked for are there",
+    "scored": "whether all samples have a verdict",
+    "isolated": "whether all programs ran in isolation, so that no verdict can be forged",
+    "generate": "whether transformers' own `generate` decoded",
+    "slowed_by": "what made speeds lower than need be, sentences joined by a vertical line",
+    "same_decode_as": "run of a sweep, of other settings, with the same tokens and forwards for every item",
+    "unfinished": "`26 of 40` samples that were asked for are there; empty for all",
+    "limited": "`40 of 100` samples of the task were asked for; empty for all",
+    "missing": "of a task without rows, and so without samples: what to do",
+    "one_answer": "`96 of 100 are C` where nearly all answers to choices are one letter",
+    "collapsed": "`12 of 100: 10 repeating, 3 empty` where answers show signs of collapse",
+    "counts_encoder": "whether forwards of an encoder are in the figure, which its release leaves out",
+    "num_seeds": "seeds, or samples of an item, that the figure is a mean over",
+    "seed_sd": "standard deviation over these seeds or samples",
+    "server_notes": "what a reader must know of a server's answers, sentences joined by a vertical line",
+    "protocol": "NAME@HASH of the protocol of the samples",
+    "records": "SHA-256 of the records that the figure is from",
 }
+_OPTIONAL = _WHERE_USED | _IN_FILES
+_USUAL = {entry.name: entry.default for entry in fields(Measurement)} | {"finished": True, "generate": False}
 
 
 def column_meanings() -> dict[str, str]:
     """Every column that a results file may have, in order, with its meaning."""
-    optional = {name: fact.meaning for name, fact in (_WHERE_USED | _USUAL_FACTS).items()}
     decoder = "name of the decoder, where `system` does not say it"
     settings = {f"{SETTING_PREFIX}NAME": _OF_A_SETTING}
-    return {**_BEFORE_SETTINGS, **settings, **_AFTER_SETTINGS, **optional, "decoder": decoder}
+    return {**_BEFORE_SETTINGS, **settings, **_AFTER_SETTINGS, **_OPTIONAL, "decoder": decoder}
 
 
 def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
@@ -109,8 +101,8 @@ def csv_columns(measurements: Sequence[Measurement]) -> list[str]:
     return [*_BEFORE_SETTINGS, *settings, *_AFTER_SETTINGS, *_unusual(_WHERE_USED, measurements)]
 
 
-def _unusual(facts: Mapping[str, _Fact], measurements: Sequence[Measurement]) -> list[str]:
-    return [name for name, fact in facts.items() if any(getattr(one, name) != fact.usual for one in measurements)]
+def _unusual(names: Iterable[str], measurements: Sequence[Measurement]) -> list[str]:
+    return [name for name in names if any(getattr(one, name) != _USUAL[name] for one in measurements)]
 
 
 def csv_values(measurement: Measurement) -> dict[str, Any]:
@@ -125,7 +117,7 @@ def write_csv(measurements: Sequence[Measurement], path: str | os.PathLike[str])
 
 def measurement_cells(measurements: Sequence[Measurement]) -> tuple[list[str], list[list[Any]]]:
     """Column names of a results file, and the values of the measurements."""
-    facts = _unusual(_USUAL_FACTS, measurements)
+    facts = _unusual(_IN_FILES, measurements)
     # A user may give a run any name, also that of a system with another decoder.
     if not all(one.generate or one.decoder in ("", decoder_of_system(one.base_system)) for one in measurements):
         facts.append("decoder")
@@ -172,12 +164,11 @@ def _measurement(record: Mapping[str, str], path: str | os.PathLike[str]) -> Mea
         )
         raise StoreError(f"{path} is no file of results, {lacks}; name a run, or a CSV file of the table command")
     values: dict[str, Any] = {name: record[name] for name in _COLUMNS}
-    optional = _WHERE_USED | _USUAL_FACTS
     try:
         values |= {name: int(record[name]) for name in ("n", "samples", "errors")}
         values |= {name: int(record[name]) if record[name] else None for name in ("forwards", "tokens")}
         values |= {name: float(record[name] or "nan") for name in ("value", "ci_low", "ci_high", "seconds")}
-        values |= {name: _fact(record[name], fact.usual) for name, fact in optional.items() if record.get(name)}
+        values |= {name: _fact(record[name], _USUAL[name]) for name in _OPTIONAL if record.get(name)}
     except ValueError as error:
         raise StoreError(f"{path}: {error}; write it with the table command") from error
     in_force = {name: cell for name, cell in record.items() if cell and name.startswith(SETTING_PREFIX)}
