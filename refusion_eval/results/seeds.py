@@ -19,6 +19,8 @@ def means_over_seeds(measurements: Sequence[Measurement]) -> list[Measurement]:
     groups: dict[tuple, dict[str, Measurement]] = {}
     repeated: set[tuple] = set()
     for entry in measurements:
+        if math.isnan(entry.value):
+            continue  # nothing could be computed, for example because all samples failed
         settings = tuple((name, value) for name, value in entry.row.settings if name != "seed")
         row = entry.row._replace(settings=settings, settings_hash="")
         same = tuple(getattr(entry, name) for name in _SAME)

@@ -54,6 +54,14 @@ def test_runs_with_other_numbers_of_samples_have_no_mean(write_run):
     assert {one.samples for one in means_over_seeds(run_measurements([two, less])) if one.metric == "accuracy"} == {39}
 
 
+def test_runs_without_any_good_sample_have_no_mean_of_their_score(write_run):
+    failed = {"error": "no room", "num_tokens": 0, "num_forwards": 0, "trace": None}
+    runs = [write_run(f"seed{seed}", [sample(0, settings={"seed": seed}, **failed)], scored=[]) for seed in (1, 2)]
+    figures = run_measurements(runs)
+    assert {figure.metric for figure in figures} == {"accuracy"}
+    assert means_over_seeds(figures) == []
+
+
 def test_the_table_has_a_line_of_the_mean_in_every_form(of_seeds, tmp_path):
     runs = [str(of_seeds(f"r{seed}", seed, seed)) for seed in (2, 4)]
     options = ["--csv", str(tmp_path / "t.csv"), "--latex", str(tmp_path / "t.tex")]
