@@ -106,10 +106,10 @@ class Evidence:
         self._real, self._mini = by_key(real), _over_rounds(mini)
 
     def baselines(self, setting: str, *, mini: bool) -> dict[str, str]:
-        """Label -> system of the autoregressive runs that a sweep of a setting measured beside its points."""
+        """System -> label of the autoregressive runs that a sweep of a setting measured beside its points."""
         figures = self._mini if mini else self._real
         runs = [(one.label, key.partition("@")) for (key, _, _), one in figures.items()]
-        return {label: system for label, (system, _, pair) in runs if pair == setting}
+        return {system: label for label, (system, _, pair) in runs if pair == setting}
 
     def compute(self, formula: Formula, *, mini: bool = False) -> Computed:
         """Result of a formula on the real benchmarks, or on the mini look-alikes."""
@@ -174,15 +174,14 @@ def _beside(claim: Claim, evidence: Evidence, against_backbone: Computed, *, min
     if claim.id not in SWEET_SPOTS:
         return ""
     baselines = evidence.baselines(SWEET_SPOTS[claim.id][0], mini=mini)
-    against_all = evidence.compute(in_sweet_spot(claim.id, " ".join(baselines.values())), mini=mini)
-    backbone = next(label for label, system in baselines.items() if system == "qwen3")
+    against_all = evidence.compute(in_sweet_spot(claim.id, " ".join(baselines)), mini=mini)
     benchmark = against_backbone.measurements[0].benchmark
     text = (
         f"On {task_title(benchmark, mini)} {_share(against_backbone)} of the values are shown to be in the sweet spot "
     )
-    text += f"against {backbone}, and "
+    text += f"against {baselines['qwen3']}, and "
     if against_all.is_defined and len(baselines) > 1:
-        text += f"{_share(against_all)} against each of {', '.join(baselines)}."
+        text += f"{_share(against_all)} against each of {', '.join(dict.fromkeys(baselines.values()))}."
     else:
         text += f"{against_all.reason or 'no further autoregressive run was measured beside them'}."
     return text + (f" {CHOSEN}" if mini and benchmark == GRADED else "")

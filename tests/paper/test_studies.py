@@ -70,6 +70,13 @@ def test_a_sweet_spot_names_its_share_against_every_autoregressive_run(tmp_path,
     assert any(str(value).endswith(judged.beside) for value in row)
 
 
+def test_autoregressive_runs_of_one_label_are_all_beside_a_sweet_spot(tmp_path):
+    folder = write_sweep(tmp_path / "sweep", "tau_slot", [0.5, 0.7, 0.9], operating=0.5, further=70.0)
+    _, figures = sort_sources([folder])
+    alike = [replace(one, num_rounds=2, label="AR" if one.label == "AR-SFT" else one.label) for one in figures]
+    assert judge(CLAIMS["P15"], Evidence(alike)).beside.endswith("against AR, and 0 % against each of AR.")
+
+
 def test_a_sweet_spot_on_the_benchmark_itself_has_the_verdict_not_decided(tmp_path):
     folder = write_sweep(tmp_path / "sweep", "tau_slot", [0.5, 0.7, 0.9], operating=0.5)
     _, figures = sort_sources([folder])
