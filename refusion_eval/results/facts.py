@@ -179,18 +179,14 @@ class TaskFacts:
 
     def conditions(self, run: Run, *, is_speed: bool = False) -> Conditions:
         """What its cautions are made from, as of a score, or of a score and a speed."""
+        names = ("mini", "num_refused", "isolated", "num_cut", "one_answer", "collapsed", "protocol")
         return self.extent.conditions(run, self.task)._replace(
+            **{name: getattr(self, name) for name in names},
             place=(run.run_id, self.row),
             is_score=True,
             is_speed=is_speed,
-            mini=self.mini,
             errors=self.num_errors,
-            num_refused=self.num_refused,
             unscored=str(self.num_unscored or ""),
-            isolated=self.isolated,
-            num_cut=self.num_cut,
-            one_answer=self.one_answer,
-            collapsed=self.collapsed,
             prompts=self.row.prompts,
             hardware=" | ".join(sorted(self.hardware)),
             card=" | ".join(sorted(self.cards)),
@@ -198,7 +194,6 @@ class TaskFacts:
             slowed_by="|".join(sorted(self.slowed_by)),
             attention=run.manifest.attention,
             server_notes="|".join(sorted(self.server_notes)),
-            protocol=self.protocol,
         )
 
     @property
@@ -278,10 +273,9 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
                 where = f"{run_dir}: {sample.key.task} item {sample.item_id} was asked with several prompts"
                 reason = "the chat template, its date or the examples changed while the run went on"
                 raise StoreError(f"{where} ({reason}); start the run again in another folder")
-            machine = fingerprints[sample.process_id]
             task.server_notes.update(server_notes(sample, run.manifest.settings))
             scripts.setdefault(row, []).append(scripts_of(sample.text) if _is_decoded(sample) else frozenset())
-            facts = _reduced(sample, run, machine, scores.get(sample.key, {}), trace)
+            facts = _reduced(sample, run, fingerprints[sample.process_id], scores.get(sample.key, {}), trace)
             task.samples.append(replace(facts, apart=bool(machines[sample.process_id].server)))
     extents = _extents(run, {row: len(task.samples) + task.num_refused for row, task in tasks.items()})
     for row in extents.keys() - tasks.keys():
@@ -466,7 +460,7 @@ def _from_trace(sample: Sample, trace: Trace | None, roofline: Mapping[str, floa
     if roofline and (bandwidth := roofline["copy_bytes_per_second"]):
         names = ("weight_bytes", "cache_bytes_per_row", "expert_bytes", "experts_of_a_row")
         sizes = {name: roofline[name] for name in names if name in roofline}
-        num_bytes = bytes_read(trace, **sizes, num_experts_read=sample.num_experts_read)
-        facts["least_seconds"] = None if num_bytes is None else num_bytes / bandwidth
-        facts["serial_seconds"] = sample.num_decoded * roofline["weight_bytes"] / bandwidth
+        if num_bytes := bytes_read(trace, **sizes, num_experts_read=sample.num_experts_read):
+            facts["least_seconds"] = num_bytes / bandwidth
+            facts["serial_seconds"] = sample.num_decoded * roofline["weight_bytes"] / bandwidth
     return facts

@@ -4,6 +4,7 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -119,8 +120,11 @@ def _measurements_of_run(facts: RunFacts, runs: Sequence[RunFacts], baseline: st
             notes += [f"no speed: {error}"] if task.samples else []
             alone = []
         decoded = [sample for sample in task.samples if sample.forwards != 0]
+        # A text without a thinking block spends no token in one, where others of its task have one.
+        thinking = task.samples if any(sample.thinks for sample in task.samples) else []
         measures = [*_scores(task), *_speed(task, alone), *_from_list("decoded", task, decoded)]
-        measures += [*_collapse(task, decoded), *_thoughts(task), *_unstated(task), *_by_instruction(task)]
+        measures += [*_from_list("thoughts", task, thinking), *_collapse(task, decoded), *_unstated(task)]
+        measures += _by_instruction(task)
         for metric, (reference, _) in references.items():
             if reference is not None and alone and not any(sample.apart for sample in alone):
                 try:
@@ -314,6 +318,14 @@ def _scores(task: TaskFacts) -> Iterator[Measure]:
             yield Measure(metric, PERCENT if is_share else "", combined, judged)
 
 
+def _percent(
+    task: TaskFacts, samples: Sequence[SampleFacts], metric: str, values: ArrayLike, note: str = ""
+) -> Measure:
+    """The share of items, or the mean over items of the share of their samples, in percent; `values` are [items]."""
+    share = metrics.accuracy(values, seed=seed_of(task.task)).scaled(100)
+    return Measure(metric, PERCENT, share, samples, note, values)
+
+
 def _accuracy(
     task: TaskFacts, judged: Sequence[SampleFacts], verdicts: Sequence[Sequence[ScoreRow]], means: ArrayLike
 ) -> Iterator[Measure]:
@@ -321,11 +333,7 @@ def _accuracy(
     answers = [[normal_form(task.kind, verdict.extracted) for verdict in item] for item in verdicts]
     scorers = sorted({verdict.scorer for item in verdicts for verdict in item})
     note = f"judged by {len(scorers)} scorers ({', '.join(scorers)}); score again" if len(scorers) > 1 else ""
-
-    def percent(metric: str, values: ArrayLike) -> Measure:
-        share = metrics.accuracy(values, seed=seed_of(task.task)).scaled(100)
-        return Measure(metric, PERCENT, share, judged, note, values)
-
+    percent = partial(_percent, task, judged, note=note)
     num_samples = min(map(len, verdicts))
     columns = np.array([item[:num_samples] for item in passed])
     by_sample = (100 * columns.mean(axis=0)).tolist() if num_samples > 1 else ()
@@ -351,8 +359,7 @@ def _collapse(task: TaskFacts, decoded: Sequence[SampleFacts]) -> Iterator[Measu
         for item in metrics.by_item(decoded)
     ]
     for place, name in enumerate(names if decoded else ()):
-        means = [np.mean([of_sample[place] for of_sample in item]) for item in shown]
-        yield Measure(name, PERCENT, metrics.accuracy(means, seed=seed_of(task.task)).scaled(100), decoded)
+        yield _percent(task, decoded, name, [np.mean([of_sample[place] for of_sample in item]) for item in shown])
 
 
 def _unstated(task: TaskFacts) -> Iterator[Measure]:
@@ -363,8 +370,7 @@ def _unstated(task: TaskFacts) -> Iterator[Measure]:
             np.mean([s.scores[PASSED].value > 0 and s.scores[STATED].extracted is None for s in item])
             for item in metrics.by_item(judged)
         ]
-        share = metrics.accuracy(means, seed=seed_of(task.task)).scaled(100)
-        yield Measure(UNSTATED, PERCENT, share, judged)
+        yield _percent(task, judged, UNSTATED, means)
 
 
 def _by_instruction(task: TaskFacts) -> Iterator[Measure]:
@@ -395,30 +401,12 @@ def _speed(task: TaskFacts, alone: Sequence[SampleFacts]) -> Iterator[Measure]:
     """Throughput, latency, and the use of the bandwidth where that of one device is known."""
     if not alone:
         return
-    seed = seed_of(task.task)
     apart = any(sample.apart for sample in alone)
     yield from _from_list("apart" if apart else "timed", task, alone, timed=True)
     yield from _from_list("told", task, alone, timed=True)
-    quantiles = metrics.latencies(alone, (0.5, 0.95), seed=seed)
+    quantiles = metrics.latencies(alone, (0.5, 0.95), seed=seed_of(task.task))
     for name, quantile in zip(("latency_p50", "latency_p95"), quantiles, strict=True):
         yield Measure(f"server_{name}" if apart else name, "s", quantile, alone)
-    if all(sample.least_seconds for sample in alone):
-        used = metrics.rate(alone, "least_seconds", "seconds", seed=seed, timed=True)
-        yield Measure("mbu", PERCENT, used.scaled(100), alone)
-        # TPS divided by the memory-bound TPS at one token per forward (bandwidth / weight bytes). Reading the cache,
-        # which would only lower that limit, is left out.
-        share = metrics.rate(alone, "serial_seconds", "seconds", seed=seed, timed=True)
-        yield Measure("one_token_share", PERCENT, share.scaled(100), alone)
-
-
-def _thoughts(task: TaskFacts) -> Iterator[Measure]:
-    """Tokens spent in thinking blocks (0 for texts without one), if the task has any."""
-    if any(sample.thinks for sample in task.samples):
-        yield from _from_list("thoughts", task, task.samples)
-        for name in ("cut_in_thought", "ended_by_budget"):
-            if all(getattr(sample, name) is not None for sample in task.samples):
-                share = metrics.mean(task.samples, name, seed=seed_of(task.task)).scaled(100)
-                yield Measure(name, PERCENT, share, task.samples)
 
 
 def _from_list(
@@ -436,7 +424,8 @@ def _from_list(
     if measurable:
         combined = metrics.resampled(samples, list(measurable.values()), seed=seed_of(task.task), timed=timed)
         for name, bootstrap in zip(measurable, combined, strict=True):
-            yield Measure(name, BY_NAME[name].unit, bootstrap, samples)
+            unit = BY_NAME[name].unit
+            yield Measure(name, unit, bootstrap.scaled(100 if unit == PERCENT else 1), samples)
 
 
 def _speedup(

@@ -38,12 +38,9 @@ class Metric(NamedTuple):
     is_cost: bool = False
 
 
-def _timed(name: str, label: str, unit: str, meaning: str, *of: str) -> Metric:
-    return _speed(name, label, unit, meaning)._replace(samples="timed", of=of)
-
-
-def _speed(name: str, label: str, unit: str, meaning: str) -> Metric:
-    return Metric(name, label, unit, meaning, is_speed=True, is_cost=unit in ("s", "J", "J/token"))
+def _speed(name: str, label: str, unit: str, meaning: str, *of: str, samples: Samples = "timed") -> Metric:
+    is_cost = unit in ("s", "J", "J/token")
+    return Metric(name, label, unit, meaning, samples if of else None, of, is_speed=True, is_cost=is_cost)
 
 
 _TPS, _RATE, _PER_FORWARD = "tokens/s", "forwards/s", "tokens/forward"
@@ -60,19 +57,19 @@ METRICS = (
     ),
     Metric(PASS_AT_1, "Accuracy, %", PERCENT, "the accuracy of programs"),
     Metric("extracted", "Answer found, %", PERCENT, "share of answers in which the extraction found something"),
-    _timed("tps", "TPS", _TPS, "all tokens / all seconds, batch 1", "tokens", "seconds"),
-    _timed("tps_mean", "TPS, mean of samples", _TPS, "mean over samples of tokens / seconds", "tps"),
-    _timed(
+    _speed("tps", "TPS", _TPS, "all tokens / all seconds, batch 1", "tokens", "seconds"),
+    _speed("tps_mean", "TPS, mean of samples", _TPS, "mean over samples of tokens / seconds", "tps"),
+    _speed(
         "decode_tps",
         "TPS after the first forward",
         _TPS,
         "tokens / seconds without the first forward, which reads the prompt",
         *("later_tokens", "later_seconds"),
     ),
-    _timed(
+    _speed(
         "prefill_seconds", "First forward, s", "s", "mean time up to the end of the first forward", "prefill_seconds"
     ),
-    _timed("latency_mean", "Latency, mean, s", "s", "mean of seconds a sample", "seconds"),
+    _speed("latency_mean", "Latency, mean, s", "s", "mean of seconds a sample", "seconds"),
     _speed("latency_p50", "Latency, median, s", "s", "median of seconds a sample"),
     _speed("latency_p95", "Latency, 95th percentile, s", "s", "95th percentile of seconds a sample"),
     _speed(
@@ -87,63 +84,70 @@ METRICS = (
         "x",
         "TPS / TPS of the autoregressive backbone by transformers' `generate`",
     ),
-    _timed("forwards_per_second", "Forwards per second", _RATE, "all forwards / all seconds", *("forwards", "seconds")),
+    _speed("forwards_per_second", "Forwards per second", _RATE, "all forwards / all seconds", *("forwards", "seconds")),
     _speed(
         "mbu",
         "MBU, %",
         PERCENT,
         "memory bandwidth utilisation: bytes of weights and cache that the forwards read / seconds / measured copy "
         "bandwidth of the device",
+        *("least_seconds", "seconds"),
     ),
+    # Reading the cache, which would only lower the limit, is left out.
     _speed(
         "one_token_share",
         "Share of the one-token limit, %",
         PERCENT,
         "TPS / (copy bandwidth / bytes of the weights): TPS as a share of the speed at which each reading of the "
         "weights gives one token",
+        *("serial_seconds", "seconds"),
     ),
-    _timed(
+    _speed(
         "joules_mean",
         "Energy per sample, J",
         "J",
         "joules of a response, from the device's own counter; empty without such a counter",
         "joules",
     ),
-    _timed("joules_per_token", "Energy per token, J", "J/token", "joules of a token", "joules", "tokens"),
-    _timed("server_tps", "Server TPS", _TPS, f"TPS {_OF_SERVER}", "tokens", "seconds")._replace(samples="apart"),
-    _timed("server_latency_mean", "Server latency, mean, s", "s", f"mean latency {_OF_SERVER}", "seconds")._replace(
-        samples="apart"
+    _speed("joules_per_token", "Energy per token, J", "J/token", "joules of a token", "joules", "tokens"),
+    _speed("server_tps", "Server TPS", _TPS, f"TPS {_OF_SERVER}", "tokens", "seconds", samples="apart"),
+    _speed(
+        "server_latency_mean", "Server latency, mean, s", "s", f"mean latency {_OF_SERVER}", "seconds", samples="apart"
     ),
     _speed("server_latency_p50", "Server latency, median, s", "s", f"median latency {_OF_SERVER}"),
     _speed("server_latency_p95", "Server latency, 95th percentile, s", "s", f"95th percentile of latency {_OF_SERVER}"),
-    _timed(
+    _speed(
         "server_forwards_per_second",
         "Server forwards per second",
         _RATE,
         f"forwards per second {_OF_SERVER}",
         *("forwards", "seconds"),
-    )._replace(samples="apart"),
-    _timed(
+        samples="apart",
+    ),
+    _speed(
         "server_first_byte",
         "First byte of a server, s",
         "s",
         "mean time from the request to the first byte of the answer, by the client's clock",
         "first_byte_seconds",
-    )._replace(samples="told"),
-    _timed(
+        samples="told",
+    ),
+    _speed(
         "server_own_tps",
         "TPS by the server's clock",
         _TPS,
         "the server's tokens / its own seconds of prefill and generation, where it tells them",
         *("completion_tokens", "own_seconds"),
-    )._replace(samples="told"),
-    _timed(
+        samples="told",
+    ),
+    _speed(
         "server_queue",
         "Queue of a server, s",
         "s",
         "mean time that a request waited in the server's queue, as it tells it",
         "queue_seconds",
-    )._replace(samples="told"),
+        samples="told",
+    ),
     Metric("tpf", "TPF", _PER_FORWARD, "all tokens / all forwards", "decoded", ("tokens", "forwards")),
     Metric(
         "tpf_release",
@@ -258,6 +262,7 @@ METRICS = (
         "Cut in a thought, %",
         PERCENT,
         "share of texts that end inside a thinking block",
+        *("thoughts", ("cut_in_thought",)),
         is_cost=True,
     ),
     Metric(
@@ -266,6 +271,7 @@ METRICS = (
         PERCENT,
         "share of texts whose thought was ended because its budget (`thought_budget`) was spent. The tokens that ended "
         "it are counted with those of thoughts and answers; no other figure counts them, because no forward chose them",
+        *("thoughts", ("ended_by_budget",)),
     ),
     Metric(
         "strict",
