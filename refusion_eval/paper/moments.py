@@ -48,11 +48,11 @@ def generation_order(system: str, sample: Sample, speller: Speller) -> list[Toke
     return _cells(replay, len(replay.steps) - 1, {"panel": 1, "title": "", "system": system}, sample, speller)
 
 
-def step_by_step(system: str, sample: Sample, speller: Speller, num_panels: int = NUM_PANELS) -> list[TokenCell]:
+def step_by_step(system: str, sample: Sample, speller: Speller) -> list[TokenCell]:
     """The text after the first plan, after the first draft, and after evenly spread acceptances up to the last one."""
     replay = _replay(sample)
     cells = []
-    for panel, number in enumerate(sorted(_shown_steps(replay, num_panels)), start=1):
+    for panel, number in enumerate(sorted(_shown_steps(replay)), start=1):
         step = replay.steps[number]
         title = f"forward {step.forward + 1} of {len(replay.forwards)}: {_ACTIONS[step.action]}"
         cells += _cells(replay, number, {"panel": panel, "title": title, "system": system}, sample, speller)
@@ -69,18 +69,14 @@ def _replay(sample: Sample) -> Replay:
     return replay
 
 
-def _shown_steps(replay: Replay, num_panels: int) -> set[int]:
+def _shown_steps(replay: Replay) -> set[int]:
     fixes = [number for number, step in enumerate(replay.steps) if step.action == "fix"]
-    firsts = [
-        next((number for number, step in enumerate(replay.steps) if step.action == action), None)
-        for action in ("plan", "draft")
-    ]
-    shown = {number for number in firsts if number is not None and num_panels > 2}
-    num_fixes = max(num_panels - len(shown), 1)
+    actions = [step.action for step in replay.steps]
+    shown = {actions.index(action) for action in ("plan", "draft") if action in actions}
+    num_fixes = NUM_PANELS - len(shown)
     if len(fixes) <= num_fixes:
         return shown | set(fixes)
-    places = [round(number * (len(fixes) - 1) / max(num_fixes - 1, 1)) for number in range(num_fixes)]
-    return shown | {fixes[place] for place in places} | {fixes[-1]}
+    return shown | {fixes[round(number * (len(fixes) - 1) / (num_fixes - 1))] for number in range(num_fixes)}
 
 
 def _cells(replay: Replay, last: int, facts: dict[str, Any], sample: Sample, speller: Speller) -> list[TokenCell]:
