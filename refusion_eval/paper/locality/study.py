@@ -13,11 +13,11 @@ may be rounding errors alone; use float32 where the tail of a curve matters.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +38,6 @@ from refusion_eval.results.render import Table, csv_text, interval_text
 from refusion_eval.runs.terminal import ProgressDisplay
 from refusion_eval.store.atomic_write import prepare_output, write_output
 from refusion_eval.version import __version__
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 MAX_DISTANCE = 128
 DISTANCES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -223,7 +220,7 @@ def locality_command(
     device: str = "auto",
     revision: str | None = None,
     console: Console,
-) -> "DataFrame":
+) -> list[dict[str, Any]]:
     """Measures one model, prints the table of some distances on both sides, and writes every distance as CSV."""
     if wrong := [distance for distance in distances if not 1 <= distance <= MAX_DISTANCE]:
         raise ConfigError(f"--distances {wrong[0]}: each must lie between 1 and {MAX_DISTANCE}")
@@ -251,8 +248,8 @@ def locality_command(
     facts |= {"reading": chosen, "dataset": dataset, "mini": is_mini, "unit": "nats", "version": __version__}
     facts |= {"reveals": settings.reveals, "seed": settings.seed, "device": opened.device.type}
     facts |= {"dtype": str(opened.dtype).removeprefix("torch.")}
-    means = _means(locality, settings).assign(**facts)[list(COLUMNS)]
-    write_output(out, csv_text(COLUMNS, means.itertuples(index=False)))
+    means = [facts | mean for mean in _means(locality, settings)]
+    write_output(out, csv_text(COLUMNS, ([mean[name] for name in COLUMNS] for mean in means)))
     console.print(locality_table(means, distances).rich())
     return means
 
@@ -265,38 +262,35 @@ def gold_pairs(task: Task, data: Path | None = None) -> list[tuple[str, str]]:
     return [(prompts.user(row), prompts.gold_text(row)) for row in task.rows(data)]
 
 
-def locality_table(means: "DataFrame", distances: Sequence[int]) -> Table:
-    first = means.iloc[0]
-    ratios = list(dict.fromkeys(means.masking_ratio))
+def locality_table(means: Sequence[Mapping[str, Any]], distances: Sequence[int]) -> Table:
+    first = means[0]
+    ratios = list(dict.fromkeys(mean["masking_ratio"] for mean in means))
     texts = {}
-    for row in means.itertuples():
-        interval = Interval(row.jsd_mean, row.ci_low, row.ci_high, row.n_responses)
-        texts[row.masking_ratio, row.distance] = interval_text(interval, digits=4)
+    for mean in means:
+        interval = Interval(*(mean[name] for name in ("jsd_mean", "ci_low", "ci_high", "n_responses")))
+        texts[mean["masking_ratio"], mean["distance"]] = interval_text(interval, digits=4)
     shown = sorted({sign * distance for distance in distances for sign in (-1, 1)})
     return Table(
-        title=f"{first.model} on {first.dataset}, reading {first.reading}",
+        title=f"{first['model']} on {first['dataset']}, reading {first['reading']}",
         columns=("Distance", *(f"t = {ratio:g}" for ratio in ratios)),
         rows=[(f"{distance:+d}", *(texts.get((ratio, distance), "-") for ratio in ratios)) for distance in shown],
         num_left=0,
         notes=(
             "Jensen-Shannon divergence in nats (x 1.4427: bits). In brackets: 95% bootstrap interval by response.",
-            MINI_SENTENCE if first.mini else "",
+            MINI_SENTENCE if first["mini"] else "",
         ),
     )
 
 
-def _means(locality: Locality, settings: LocalitySettings) -> "DataFrame":
+def _means(locality: Locality, settings: LocalitySettings) -> Iterator[dict[str, Any]]:
     """The mean of every ratio and distance that has a pair, by ratio, then distance."""
-    from pandas import DataFrame  # takes half a second
-
-    rows = []
     for ratio_index, ratio in enumerate(settings.ratios):
         for distance in range(-MAX_DISTANCE, MAX_DISTANCE + 1):
             mean = locality.mean(ratio_index, distance, settings.seed)
             if mean is not None:
                 interval, num_pairs = mean
-                rows.append((ratio, distance, num_pairs, interval.n, interval.value, interval.low, interval.high))
-    return DataFrame(rows, columns=list(_MEANS))
+                values = (ratio, distance, num_pairs, interval.n, interval.value, interval.low, interval.high)
+                yield dict(zip(_MEANS, values, strict=True))
 
 
 def _say(line: str) -> None:
