@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_letters
 from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
@@ -22,7 +23,7 @@ from matplotlib.text import Text
 from refusion_eval.decoders import DECODERS, Style
 from refusion_eval.paper.rows import Point
 from refusion_eval.results.measurement import base_of_key
-from refusion_eval.store.atomic_write import prepare_output
+from refusion_eval.store.atomic_write import write_output
 
 COLUMN_WIDTH, TEXT_WIDTH = 3.4, 6.9  # inches, of a two-column paper
 
@@ -121,7 +122,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 def panel_title(axes: Axes, number: int | None, text: str) -> Text:
     """Writes the letter of a panel, if it has a number, and what the panel shows."""
-    return axes.set_title(text if number is None else f"({'abcdefghijkl'[number]}) {text}", loc="left")
+    return axes.set_title(text if number is None else f"({ascii_letters[number]}) {text}", loc="left")
 
 
 def formula(text: Text) -> None:
@@ -144,10 +145,9 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
     """Writes STEM.png and STEM.pdf. Equal figures give equal bytes, because neither file holds a date."""
     written = []
     for ending, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None, "Producer": None})):
-        target = prepare_output(stem.with_name(f"{stem.name}.{ending}"))
         buffer = io.BytesIO()
         with paper_style():
             figure.savefig(buffer, format=ending, metadata=metadata)
-        target.write_bytes(buffer.getvalue())
-        written.append(target)
+        written.append(stem.with_name(f"{stem.name}.{ending}"))
+        write_output(written[-1], buffer.getvalue())
     return written

@@ -37,7 +37,7 @@ from refusion_eval.paper.points import (
     swept,
 )
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, REFERENCE, Point, TokenCell, read_rows, write_rows
-from refusion_eval.paper.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order
+from refusion_eval.paper.style import COLUMN_WIDTH, ORDERED, TEXT_WIDTH, in_order, new_figure, panel_title
 from refusion_eval.results.cautions import CARDS_SENTENCE
 from refusion_eval.results.compare import compare_runs
 from refusion_eval.results.measured import run_measurements
@@ -234,6 +234,11 @@ def test_a_name_without_room_beside_its_point_gets_a_line_to_it():
     place_labels(axes, [Label(f"name {x} {y}", x, y) for x, y in places], size=6)
     assert any(line.get_label() == "leader" for line in axes.get_lines())
     plt.close("all")
+
+
+def test_figures_may_have_more_panels_than_those_of_the_paper():
+    axes = new_figure(2, 2).subplots()
+    assert [panel_title(axes, number, "GSM8K").get_text() for number in (0, 12)] == ["(a) GSM8K", "(m) GSM8K"]
 
 
 def test_a_sweep_gives_a_point_a_value_and_one_operating_point(sources):
