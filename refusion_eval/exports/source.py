@@ -82,11 +82,6 @@ class ExportedTask(NamedTuple):
         return 0 if self.known is not None and self.known.name == self.facts.task else None
 
     @property
-    def notes(self) -> list[str]:
-        """What a reader of the numbers must know: limits, missing samples, what slowed the machine."""
-        return notes_of(self.measurements)
-
-    @property
     def origin(self) -> dict[str, str]:
         """Where the numbers are from, as texts: the run, its protocol, the command that continues it, the records."""
         extent = self.facts.extent
@@ -97,7 +92,7 @@ class ExportedTask(NamedTuple):
             "command": self.run.command,
             "limited": extent.limited,
             "unfinished": extent.unfinished,
-            "notes": " ".join(self.notes),
+            "notes": " ".join(notes_of(self.measurements)),
         }
         return {name: text for name, text in facts.items() if text}
 

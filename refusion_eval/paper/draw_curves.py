@@ -23,7 +23,7 @@ from refusion_eval.results.render import interval_text
 
 MOST_COLUMNS = 4  # most columns of Figure 7
 
-_SCORES = {"accuracy": "Accuracy (%)", "pass@1": "pass@1 (%)", "tps": "Tokens/s"}
+_SCORES = {"accuracy": "Accuracy (%)", "pass@1": "pass@1 (%)"}
 _RING: Mapping = {
     "marker": "o",
     "markersize": 8.5,

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.report.frames import LOOKS, MASK, NEW, Frame, TextRun, joined
-from refusion_eval.store.atomic_write import prepare_output, write_output
+from refusion_eval.store.atomic_write import write_output
 
 FORMATS = {".gif": "GIF", ".png": "PNG", ".apng": "PNG"}
 # Characters in a line and lines of text at most: as wide as a column of a page and no taller than a screen.
@@ -37,7 +37,6 @@ def write_animation(shown: Sequence[Frame], path: str | os.PathLike[str], title:
         StoreError: the file cannot be written.
     """
     kind = check_format(path)
-    prepare_output(path)
     rows = max(len(_lines(frame.runs)) for frame in shown)
     images = [_draw(frame, title, min(rows, MOST_ROWS)) for frame in (shown[-1], *shown[:-1])]
     if kind == "GIF":  # one palette for all frames: that of a single frame would lack colours of the others
