@@ -155,7 +155,8 @@ def test_runs_suites_checks_and_claims_are_printed_as_json(checkpoint, tmp_path)
     assert {(row["task"], row["n"]) for row in rows} >= {("mini_gsm8k", 2)}
     made = printed("suite", "--system", "autoregressive", "--model", "embedded", *options, "--results", str(tmp_path))
     assert {row["metric"] for row in made} >= {"accuracy", "tpf"}
-    checked = printed("check", "--model", checkpoint, "--decoder", "autoregressive", "--tasks", "mini_gsm8k")
+    checked = printed("check", "--model", checkpoint, "--decoder", "autoregressive", "--tasks", "mini_gsm8k, mini_math")
+    assert checked["prompts"].keys() == {"mini_gsm8k", "mini_math"}
     assert (checked["decoder"], checked["settings"].keys()) == ("autoregressive", {"eos_ids"})
     assert_on_a_page(checked)
     judged = printed("claims", str(tmp_path / "run"))

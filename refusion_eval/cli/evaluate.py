@@ -21,9 +21,7 @@ from refusion_eval.results.gate import run_conditions
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.model_args import TO_SERVERS, ModelArgs, parse_model_args
-from refusion_eval.runs.systems import NO_FILES
 from refusion_eval.runs.terminal import Interruption, resume_hint
-from refusion_eval.store.records import SERVER
 from refusion_eval.sweep.spec import read_spec, shipped_specs, with_model, with_samples
 
 if TYPE_CHECKING:
@@ -357,14 +355,15 @@ def check(
     Of a server it prints what its endpoints tell: name, version, model and settings. It does not wait for one to start.
     """
     arguments = with_system(system, given) | ({"allow_code": True} if allow_code else {})
+    asked = parameters.names_of(tasks)
     if against_release is not None:
-        names = task_names((tasks or "mini_gsm8k").split(","), arguments["pretrained"], prompts=prompts, data=data)
+        names = task_names(asked or ["mini_gsm8k"], arguments["pretrained"], prompts=prompts, data=data)
         pairs = (cli.read_pairs(settings), cli.read_pairs(release_set))
         raise typer.Exit(_against_release(arguments, pairs, names, against_release, data, out, as_json=as_json))
     if release_set or out is not None:
         raise ConfigError("--release-set and --out are for --against-release; add it, or leave them out")
     args = parse_model_args({**arguments, **cli.read_pairs(settings)})
-    names = task_names(tasks.split(","), args.pretrained, prompts=prompts, data=data) if tasks else []
+    names = task_names(asked, args.pretrained, prompts=prompts, data=data) if asked else []
     with cli.told_if_silent(f"asking {args.base_url}" if args.base_url else cli.LOADING):
         facts, lines, first = _described(args, names, data)
     if as_json:
@@ -379,7 +378,7 @@ def _described(
     args: ModelArgs, names: Sequence[str], data: Path | None
 ) -> tuple[Mapping[str, Any], Sequence[str], dict[str, Any]]:
     """Facts and lines about what would be run, and the first prompts of the tasks of these names."""
-    if args.loop == SERVER and args.pretrained == NO_FILES and not names:  # then nothing needs PyTorch
+    if not (args.has_files or names):  # then nothing needs PyTorch
         from refusion_eval.runs.server_client import client_of
         from refusion_eval.runs.server_facts import endpoints
 

@@ -214,12 +214,17 @@ class ModelArgs(CheckpointOptions):
             raise ConfigError(f"model_args: {of_chats[-1]} is for chats only; add server_api=chat, or leave it out")
         if self.batch_size is None:
             raise ConfigError("model_args: batch_size=auto is for this machine's memory; give a server a number")
-        if self.pretrained == NO_FILES and self.chat_template not in (None, "none"):
+        if not self.has_files and self.chat_template not in (None, "none"):
             raise ConfigError(
                 "model_args: chat_template needs the model's tokenizer files too; give them as pretrained"
             )
         if self.server_threads is not None and "auto" in (self.device, self.dtype):
             raise ConfigError("model_args: server_threads needs device and dtype too, which decide speed as well")
+
+    @property
+    def has_files(self) -> bool:
+        """Whether files of the model are read here. A server may have them all; then nothing here needs PyTorch."""
+        return self.loop != SERVER or self.pretrained != NO_FILES
 
     @property
     def is_apart(self) -> bool:

@@ -44,7 +44,7 @@ class ServedFiles:
         self.directory: Path | None = None
         self.revision: str | None = None
         self.card = Card(args.served_model or NO_FILES, UNKNOWN, None, (), "causal")
-        if args.pretrained != NO_FILES:
+        if args.has_files:
             name, self.directory, self.revision = locate(args.checkpoint, args.revision)
             self.card = checkpoint_card(name, self.directory)
 
