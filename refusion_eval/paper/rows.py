@@ -3,7 +3,7 @@
 import csv
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,23 +96,13 @@ def first_line(path: Path) -> str:
 
 
 def is_rows_file(path: Path, kind: type) -> bool:
-    """Whether `write_rows` wrote the file with this kind of row, perhaps in a version that had fewer columns."""
-    if not path.is_file():
-        return False
-    columns, names = first_line(path).split(","), list(_types(kind))
-    return columns == names[: len(columns)] and _required(kind) <= set(columns)
-
-
-def _required(kind: type) -> set[str]:
-    """Columns that every version has: those of fields without a default."""
-    return {field.name for field in fields(kind) if field.default is MISSING}
+    """Whether `write_rows` wrote the file with this kind of row."""
+    return path.is_file() and first_line(path).split(",") == list(_types(kind))
 
 
 def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     """Rows that `write_rows` wrote. Raises DataError as `read_records`."""
-    columns = first_line(path).split(",")
-    types = {name: of for name, of in _types(kind).items() if name in columns or name in _required(kind)}
-    return [kind(**{name: record[name] for name in types}) for _, record in read_records(path, types)]
+    return [kind(**record) for _, record in read_records(path, _types(kind))]
 
 
 def read_records(path: Path, types: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
