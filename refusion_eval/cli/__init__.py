@@ -338,16 +338,23 @@ def show(
         table.write_latex(latex)
 
 
-def show_load(places: Sequence[Path], *, as_json: bool = False) -> None:
+def show_load(places: Sequence[Path], *, as_json: bool, csv: Path | None = None, markdown: Path | None = None) -> None:
     """Prints throughput and latency of runs by their number of requests at once; `places` as in `load_points`."""
     from refusion_eval.results.concurrency import load_cells, load_points, load_tables
+    from refusion_eval.results.render import csv_text
+    from refusion_eval.store.atomic_write import write_output
 
     points = load_points(places)
+    tables = load_tables(points)
     if as_json:
         print_json(*load_cells(points))
-        return
-    for table in load_tables(points):
-        show(table)
+    else:
+        for table in tables:
+            show(table)
+    if csv is not None:
+        write_output(csv, csv_text(*load_cells(points)))
+    if markdown is not None:
+        write_output(markdown, "\n".join(table.markdown() for table in tables))
 
 
 def say_extents(run_dirs: Sequence[Path]) -> None:

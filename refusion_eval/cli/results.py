@@ -128,9 +128,11 @@ def speed(
     as_json: parameters.Json = False,
 ) -> None:
     """Print the breakdown of speed. It has forwards/s, tokens per forward, memory limit, prefill and both AR loops."""
+    if concurrency + steps + (baseline is not None) > 1:
+        raise ConfigError("--baseline, --concurrency and --steps exclude each other; give one of them")
     cli.prepare(csv, markdown)
     if concurrency:
-        cli.show_load(results, as_json=as_json)
+        cli.show_load(results, as_json=as_json, csv=csv, markdown=markdown)
         return
     if steps:
         found = read_steps(results)

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from typer.testing import CliRunner
 
-from refusion_eval.errors import StoreError
+from refusion_eval.cli import app
+from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.results.concurrency import busy_seconds, load_cells, load_points, load_tables
 from refusion_eval.store.manifest import Hardware, Manifest
 from refusion_eval.store.records import Sample, SampleKey
@@ -82,6 +84,18 @@ def test_points_are_read_from_the_folder_that_was_given_to_the_run_or_from_its_p
     assert load_points([tmp_path / "a"]) == load_points(runs[:2])
     with pytest.raises(StoreError, match="none holds no records"):
         load_points([tmp_path / "none"])
+
+
+def test_the_command_writes_the_files_that_it_is_asked_for_and_ignores_no_option(tmp_path):
+    runs_of(tmp_path)
+    csv, markdown = tmp_path / "x.csv", tmp_path / "x.md"
+    words = ["speed", "--concurrency", str(tmp_path / "a")]
+    done = CliRunner().invoke(app, [*words, "--csv", str(csv), "--markdown", str(markdown)])
+    assert done.exit_code == 0, done.output
+    assert [line.split(",")[0] for line in csv.read_text().splitlines()] == ["run_id", "a-c1", "a-c2"]
+    assert markdown.read_text().startswith("## Several requests at once, on ")
+    refused = CliRunner().invoke(app, [*words, "--steps"])
+    assert isinstance(refused.exception, ConfigError)
 
 
 @pytest.mark.figures
