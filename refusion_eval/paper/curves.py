@@ -1,7 +1,7 @@
 """Formulas of the claims about curves and single decodings, which the paper prints no values of; one is arithmetic."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,12 @@ from refusion_eval.paper.studies import CASE_STUDY_SYSTEM, DIVERGENCE_FAR, DIVER
 def _curve(read: Reader, name: str, system: str, setting: str) -> tuple[NDArray[Any], Values]:
     """The values of a setting, [points], and the figures there, [points, 1 + RESAMPLES]."""
     points = read.points(system, setting)
-    measurements = [read.metric(name, key, benchmark)[0, 0] for key, _, benchmark in points]
-    return np.array([value for _, value, _ in points]), np.array(measurements)
+    return np.array([value for _, value, _ in points]), _figures(read, points, name)
+
+
+def _figures(read: Reader, points: Sequence[tuple[str, float, str]], name: str) -> Values:
+    """The figures of points, [points, 1 + RESAMPLES]."""
+    return np.array([read.metric(name, key, benchmark)[0, 0] for key, _, benchmark in points])
 
 
 def sweet_spot(read: Reader, setting: str, low: float, high: float, against: str = "qwen3") -> Values:
@@ -55,9 +59,7 @@ def loss_from_peak(read: Reader, setting: str, low: float, high: float) -> Value
 def steepness(read: Reader, system: str) -> Values:
     """Points of score that a system loses for each further token a forward, from its slowest to its fastest point."""
     points = read.points(system, metric="tpf")
-    tpf, scores = (
-        np.array([read.metric(name, key, benchmark)[0, 0] for key, _, benchmark in points]) for name in ("tpf", "score")
-    )
+    tpf, scores = (_figures(read, points, name) for name in ("tpf", "score"))
     slow, fast = tpf[:, 0].argmin(), tpf[:, 0].argmax()
     return (scores[slow] - scores[fast]) / (tpf[fast] - tpf[slow])
 
@@ -66,10 +68,7 @@ def fading(read: Reader, system: str) -> Values:
     """The lesser of two logarithms of how much less far tokens depend on a revealed one than near tokens."""
     # One is the least over the masking ratios, the other the lowest ratio's minus the highest ratio's.
     points = read.points(system, "masking_ratio")
-    near, far = (
-        np.array([read.metric(name, key, benchmark)[0, 0] for key, _, benchmark in points])
-        for name in (DIVERGENCE_NEAR, DIVERGENCE_FAR)
-    )
+    near, far = (_figures(read, points, name) for name in (DIVERGENCE_NEAR, DIVERGENCE_FAR))
     fade = np.log(near / far)
     return np.minimum(fade.min(axis=0), fade[0] - fade[-1])
 
