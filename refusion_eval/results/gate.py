@@ -58,14 +58,12 @@ class Verdict(NamedTuple):
 
 def run_conditions(texts: Iterable[str]) -> list[Condition]:
     """Reads conditions on the figures of a run; ConfigError for one that cannot be understood."""
-    open_ended = (*OF_SAMPLES, BY_FILTER)
     conditions = []
-    for text in texts:
-        condition = _read(text)
+    for condition in map(_read, texts):
         if condition.p is not None:
-            raise ConfigError(f"--fail-if '{text}': p is of two runs; leave it out, or use compare")
-        if not condition.metric.startswith(open_ended):
-            check_keys([condition.metric], BY_NAME, f"--fail-if '{text}'", what="metric")
+            raise ConfigError(f"--fail-if '{condition.text}': p is of two runs; leave it out, or use compare")
+        if not condition.metric.startswith((*OF_SAMPLES, BY_FILTER)):
+            check_keys([condition.metric], BY_NAME, f"--fail-if '{condition.text}'", what="metric")
         conditions.append(condition)
     return conditions
 
