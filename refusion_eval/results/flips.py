@@ -38,8 +38,11 @@ class Flips:
 
 
 def flips_between(system: str, reference: tuple[str, Path], other: tuple[str, Path]) -> list[Flips]:
-    """The flips of every task, and of all where there are several; StoreError if the runs cannot be compared."""
-    comparison: Comparison = compare_runs(reference[1], other[1])
+    """The flips of every task, and of all where there are several, on the items that both have scored.
+
+    Raises StoreError if the runs cannot be compared.
+    """
+    comparison: Comparison = compare_runs(reference[1], other[1], common_items=True)
     before, after = _answers(reference[1]), _answers(other[1])
     pairs = {key: (sample, after[key]) for key, sample in before.items() if key in after}
     return [

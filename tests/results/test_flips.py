@@ -64,6 +64,14 @@ def test_texts_whose_tokens_are_withheld_are_compared_as_texts(flips):
     assert (found.num_differing, found.first_positions) == (1, [])
 
 
+def test_a_sample_that_failed_in_one_configuration_is_left_out(write_run):
+    failed = {"error": "no room", "num_tokens": 0, "num_forwards": 0, "trace": None, "prefill_seconds": None}
+    good = ten(changed={0})[:9]
+    runs = [write_run(REFERENCE, ten()), write_run(OTHER, [*good, sample(9, **failed)], scored=good)]
+    (found,) = flips_between("refusion", *zip((REFERENCE, OTHER), runs, strict=True))
+    assert (found.num_samples, found.num_differing, len(found.comparison.items)) == (9, 1, 9)
+
+
 def test_the_table_has_a_line_for_all_tasks_and_the_csv_one_for_each(flips):
     tasks = ("mini_gsm8k", "mini_parts")
     both = [one for task in tasks for one in ten(task=task)], [one for task in tasks for one in ten({0, 1}, task=task)]
