@@ -357,6 +357,8 @@ def check(
     arguments = with_system(system, given) | ({"allow_code": True} if allow_code else {})
     asked = parameters.names_of(tasks)
     if against_release is not None:
+        if "loop" in given:
+            raise ConfigError("--against-release decodes by this engine and by the release's loop; leave --loop out")
         names = task_names(asked or ["mini_gsm8k"], arguments["pretrained"], prompts=prompts, data=data)
         pairs = (cli.read_pairs(settings), cli.read_pairs(release_set))
         raise typer.Exit(_against_release(arguments, pairs, names, against_release, data, out, as_json=as_json))

@@ -99,7 +99,7 @@ def _default_folder(run: PlannedRun, arguments: Mapping[str, Any]) -> Path:
     system, loop = options.get("system"), run.args.loop
     parts = (
         Path(run.args.pretrained).name,
-        served if str(system).startswith(SERVER) else system or arguments["decoder"],
+        served if str(system).startswith(SERVER) else system or arguments.get("decoder"),
         Path(preset).stem if preset else None,
         LOOPS[loop].mark,
         RELEASE_PROMPTS if is_released else None,

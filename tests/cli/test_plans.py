@@ -1,6 +1,7 @@
 """The plan of a run, and the words that stand for it."""
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -125,6 +126,13 @@ def test_requests_at_once_are_runs_in_folders_of_their_own():
     assert plan.turns == (None,)
     with pytest.raises(ConfigError, match="exclude each other"):
         plan_of({"concurrency": "1,4", "turn": "1/2"})
+
+
+def test_the_loop_of_a_release_names_a_folder_without_a_decoder():
+    plan = plan_of({"model": "embedded", "loop": "release", "allow_code": True, "tasks": "parts"})
+    assert plan.runs[0].run_dir == Path("results/runs/embedded-release-loop")
+    refused = RUNNER.invoke(app, ["check", "--loop", "release", "--against-release", "1"])
+    assert "leave --loop out" in str(refused.exception)
 
 
 def test_turns_are_not_more_than_items():
