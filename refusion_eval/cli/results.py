@@ -420,7 +420,7 @@ def paper_table(
 
     names = [str(number) for number in NUMBERS] if table == "all" else parameters.names_of(table)
     numbers = [int(name) for name in (name.removeprefix("table") for name in names) if name.isdecimal()]
-    if len(numbers) < len(names) or not set(numbers) <= {*NUMBERS, ANSWERS}:
+    if not numbers or len(numbers) < len(names) or not set(numbers) <= {*NUMBERS, ANSWERS}:
         raise ConfigError(f"{table!r}: name tables by number, 1 to {ANSWERS}, or all")
     if (ANSWERS in numbers) != (item is not None) or (ANSWERS in numbers and numbers != [ANSWERS]):
         raise ConfigError("Table 8 shows one problem: paper-table 8 RUN RUN RUN --item ID; other tables take no --item")

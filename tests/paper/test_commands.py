@@ -58,6 +58,7 @@ def test_one_row_is_printed_for_a_table_that_is_there(tmp_path):
     assert RUNNER.invoke(app, [*table, "--rows", "LLaDA,ReFusion"]).exit_code == 0
     assert "\nBD3-LM" not in (tmp_path / "out" / "table1_mini.tex").read_text(encoding="utf-8")
     assert "was not measured" in str(RUNNER.invoke(app, ["paper-table", "1", "--row", "ReFusion"]).exception)
+    assert "name tables by number" in str(RUNNER.invoke(app, ["paper-table", ","]).exception)
 
 
 def test_the_overview_has_the_style_of_the_figures_and_its_caption_beside_it(made, tmp_path):
