@@ -48,8 +48,9 @@ def find_sample(
             raise ConfigError(f"{run_dir}: no item {item!r}; for example {names}")
         keys = {sample.key for sample in of_item if number is None or sample.key.sample == number}
         if not keys:
-            last = len(of_item) - 1
-            raise ConfigError(f"{run_dir}: item {item!r} has no sample {number}; its samples are 0 to {last}")
+            what = "no item has a" if item is None else f"item {item!r} has no"
+            last = max(sample.key.sample for sample in of_item)
+            raise ConfigError(f"{run_dir}: {what} sample {number}; its samples are 0 to {last}")
         for sample in reader.samples():
             if sample.key in keys and sample.trace is not None:
                 sample.events()  # here the error names the run

@@ -270,6 +270,8 @@ def test_a_sample_is_found_by_its_names(small_run):
         find_sample(small_run, None, "9")
     with pytest.raises(ConfigError, match="no sample 4"):
         find_sample(small_run, None, "1", 4)
+    with pytest.raises(ConfigError, match="no item has a sample 4; its samples are 0 to 0"):
+        find_sample(small_run, number=4)
     with pytest.raises(StoreError, match="no trace"):
         find_sample(small_run, None, "3")
 
