@@ -1,15 +1,14 @@
 """Names and sentences that tables and plots have in common."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from refusion_eval.benchmarks import BENCHMARKS, find_task
 from refusion_eval.paper.rows import Point
 from refusion_eval.results.cautions import MINI_SENTENCE, sentences
-from refusion_eval.results.measurement import BESIDE, TASKS, Measurement
+from refusion_eval.results.measurement import BESIDE, Measurement
 from refusion_eval.results.published import read_published
 
-TASK_NAMES: Mapping[str, str] = {task: BENCHMARKS[task].title for task in TASKS}
 NO_PUBLISHED = "The paper's values are not public."
 
 

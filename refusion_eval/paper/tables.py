@@ -11,7 +11,7 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ConfigError, StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.paper.formulas import MissingMeasurement, compute, mean
-from refusion_eval.paper.names import TASK_NAMES, system_label
+from refusion_eval.paper.names import system_label
 from refusion_eval.paths import tasks_path
 from refusion_eval.results.differences import difference
 from refusion_eval.results.measurement import (
@@ -397,7 +397,8 @@ def _hyperparameters(measured: Sequence[Measurement]) -> Table:
         if measurement.decoded_by == "refusion" and measurement.benchmark in TASKS:
             recorded.setdefault(measurement.benchmark, {})[measurement.run_id] = measurement.settings
     rows: list[TableRow] = []
-    for task, title in TASK_NAMES.items():
+    for task in TASKS:
+        title = BENCHMARKS[task].title
         printed = [published[task][name] for name in _HYPERPARAMETERS.values()]
         rows.append(TableRow(cells=text_cells(title, "paper", *printed), origin="published", begins_group=True))
         for origin, settings in (("here", table.benchmarks.get(task, {})), *recorded.get(task, {}).items()):
