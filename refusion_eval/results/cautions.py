@@ -162,7 +162,8 @@ def sentences(entries: Iterable[Conditions], *, marked: bool = False) -> list[st
     """What is said below or above some numbers; with `marked`, without what marks beside each number say."""
     entries = list(entries)
     mini = [MINI_SENTENCE] if any(of.mini for of in entries) else []
-    return [*([] if marked else _of_samples(entries)), *mini, *_of_cards(entries), *_of_speeds(entries)]
+    cards = [CARDS_SENTENCE] if len({of.card for of in entries if of.is_score and of.card}) > 1 else []
+    return [*([] if marked else _of_samples(entries)), *mini, *cards, *_of_speeds(entries)]
 
 
 def extent_sentences(entries: Iterable[Conditions]) -> list[str]:
@@ -189,9 +190,8 @@ def extent_sentences(entries: Iterable[Conditions]) -> list[str]:
     return [*of_runs, *missing, *([f"Limited: {', '.join(texts)} samples were asked for."] if texts else [])]
 
 
-def _of_samples(entries: Iterable[Conditions]) -> list[str]:
+def _of_samples(every: Sequence[Conditions]) -> list[str]:
     """Sentences about samples that are missing, failed, cut or judged without isolation, and about their prompts."""
-    every = list(entries)
     tasks = {of.place: of for of in every if not of.is_mean}.values()
     num_refused = sum(of.num_refused for of in tasks)
     num_errors = sum(of.errors for of in tasks) - num_refused
@@ -207,13 +207,8 @@ def _of_samples(entries: Iterable[Conditions]) -> list[str]:
     return [*extent_sentences(of for of in every if not of.is_mean), *that_hold(statements)]
 
 
-def _of_cards(entries: Iterable[Conditions]) -> list[str]:
-    return [CARDS_SENTENCE] if len({of.card for of in entries if of.is_score and of.card}) > 1 else []
-
-
-def _of_speeds(entries: Iterable[Conditions]) -> list[str]:
+def _of_speeds(entries: Sequence[Conditions]) -> list[str]:
     """Sentences about protocols and servers, and about what the records know of measured speeds."""
-    entries = list(entries)
     speeds = [of for of in entries if of.is_speed]
     slowed = sorted({text for of in speeds for text in of.slowed_by.split("|")} - {""})
     kernels = sorted({of.attention for of in speeds} - {"", SERVER})  # those of a server are not known

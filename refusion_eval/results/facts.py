@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS, OWN, find_task, is_mini
 from refusion_eval.errors import StoreError
@@ -78,13 +78,6 @@ class Extent(NamedTuple):
     expected: int  # asked for
     whole: int  # without a limit
     missing: str = ""  # of a task without rows, and so without samples, what to do
-
-    @classmethod
-    def of(cls, run: Run, task: str, present: int, *, is_begun: bool) -> Self:
-        """The extent of a task of which so many samples are there."""
-        # A run that was stopped before it said how many samples it would make was asked for one at least.
-        missing = "" if is_begun else run.missing.get(task, "")
-        return cls(present, run.expected.get(task, 0 if is_begun else 1), run.whole.get(task, 0), missing)
 
     @property
     def unfinished(self) -> str:
@@ -339,11 +332,13 @@ def _extents(run: Run, present: Mapping[RowKey, int]) -> dict[RowKey, Extent]:
     extents: dict[RowKey, Extent] = {}
     for row in sorted((*present, *missing)):
         of_task = [other._replace(protocol="") for other in present if other.task == row.task]
-        num_present = present.get(row, 0)
+        num_present, whole = present.get(row, 0), run.whole.get(row.task, 0)
         if len(of_task) <= 1:
-            extents[row] = Extent.of(run, row.task, num_present, is_begun=row in present)
+            # A run that was stopped before it said how many samples it would make was asked for one at least.
+            expected = run.expected.get(row.task, 0 if of_task else 1)
+            extents[row] = Extent(num_present, expected, whole, "" if of_task else run.missing.get(row.task, ""))
         elif len(set(of_task)) == 1:  # under several protocols: no command adds to one the samples of the others
-            extents[row] = Extent(num_present, num_present, run.whole.get(row.task, 0))
+            extents[row] = Extent(num_present, num_present, whole)
         else:  # the run does not say how many each of two settings should have
             extents[row] = UNKNOWN
     return extents
