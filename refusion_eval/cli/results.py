@@ -294,7 +294,7 @@ def _write_export(form: str, run_dirs: list[Path], out: Path, data: Path | None,
     from refusion_eval.exports import every_eval_ever, flat, hub, lm_eval
     from refusion_eval.exports.source import read_exported
 
-    cli.prepare(out / form)
+    cli.prepare(out / "figures.csv")
     if form in ("csv", "parquet"):
         write_files = flat.write_csv_files if form == "csv" else flat.write_parquet_files
         return write_files(run_dirs, out, baseline)

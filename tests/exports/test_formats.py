@@ -268,6 +268,7 @@ def test_a_task_without_samples_is_left_out_and_one_under_two_settings_is_writte
 @pytest.mark.parametrize("form", ["every-eval-ever", "hf", "lm-eval", "csv", "parquet"])
 def test_the_command_prints_the_files_of_a_format(tmp_path, form):
     run = write_run(tmp_path / "run", [make_sample("1")])
+    (tmp_path / "out" / form).mkdir(parents=True)  # as if an export of that format alone lay there
     answer = RUNNER.invoke(app, ["export", str(run), "--format", form, "--out", str(tmp_path / "out")])
     assert answer.exit_code == 0
     files = [Path(line) for line in answer.stdout.splitlines()]
