@@ -480,10 +480,11 @@ def claims(
     cli.prepare(out and out / "claims.csv")
     runs, of_studies = sort_sources(results or [])
     measured = [*read_measurements(runs), *of_studies]
-    judged, averages = judge_all(measured, MARGIN if margin is None else margin)
+    margin = MARGIN if margin is None else margin
+    judged, averages = judge_all(measured, margin)
     known, narrow = notes_of(measured), cli.console().width < WIDE
     if out is not None:
-        write_claims(judged, averages, out, known)
+        write_claims(judged, averages, out, known, margin)
     if only_measured:
         judged = [claim for claim in judged if claim.measured.is_defined or claim.mini.is_defined]
         averages = [average for average in averages if average.measured.is_defined or average.mini.is_defined]
@@ -491,6 +492,6 @@ def claims(
         cells = {"claims": claims_cells(judged), "averages": averages_cells(averages)}
         cli.print_value({name: cli.objects(*of_name) for name, of_name in cells.items()} | {"notes": known})
         return
-    cli.show(claims_table(judged, known, brief=True, narrow=narrow))
+    cli.show(claims_table(judged, known, margin=margin, brief=True, narrow=narrow))
     if averages:
         cli.show(averages_table(averages, narrow=narrow))

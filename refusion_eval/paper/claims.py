@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from refusion_eval.metrics import Interval
-from refusion_eval.paper.formulas import Computed
+from refusion_eval.paper.formulas import MARGIN, Computed
 from refusion_eval.paper.judge import ALL_TASKS, NO_FORMULA, Average, JudgedClaim
 from refusion_eval.results.render import Table, TableRow, csv_text, interval_text, text_cells
 from refusion_eval.store.atomic_write import write_output
@@ -14,8 +14,8 @@ from refusion_eval.store.atomic_write import write_output
 HOW = (
     "Intervals: 95%, each cell drawn within its own interval; cells of runs on the same items are drawn together "
     "(paired by item), cells of CSV files independently (unpaired). Not decided: the interval is too wide to tell. "
-    "Sweet spots: shown to be faster than AR and no worse by more than 2 points. A verdict is about the same systems "
-    "on the same benchmarks only, asked with the prompts of the release; speed is that of an A100. Mini: this "
+    "Sweet spots: shown to be faster than AR and no worse by more than {margin:g} points. A verdict is about the same "
+    "systems on the same benchmarks only, asked with the prompts of the release; speed is that of an A100. Mini: this "
     "project's synthetic look-alikes, which say no more than a direction, about speed only from several rounds (runs "
     "of one system). n: items of the smallest cell. [fused]: with fused forwards, which the paper's algorithm has not."
 )
@@ -30,7 +30,12 @@ _NARROW = "A wider terminal and claims.md (--out) also have intervals and the fi
 
 
 def claims_table(
-    judged: Sequence[JudgedClaim], known: Sequence[str] = (), *, brief: bool = False, narrow: bool = False
+    judged: Sequence[JudgedClaim],
+    known: Sequence[str] = (),
+    *,
+    margin: float = MARGIN,
+    brief: bool = False,
+    narrow: bool = False,
 ) -> Table:
     """One line for each claim that has a formula; the other claims are counted below. A narrow terminal has less."""
     left_out = _NOT_NARROW if narrow else _NOT_BRIEF if brief else set()
@@ -62,7 +67,7 @@ def claims_table(
         rows=[[row[at] for at in shown] for row in rows],
         num_left=3 if left_out else 4,
         notes=(
-            HOW,
+            HOW.format(margin=margin),
             _NARROW if narrow else "",
             *(f"{result.claim.id}: {result.beside}" for result in judged if result.beside),
             others if num_others else "",
@@ -137,14 +142,14 @@ def _without_bounds(interval: Interval | None) -> Interval | None:
 
 
 def write_claims(
-    judged: Sequence[JudgedClaim], averages: Sequence[Average], folder: Path, known: Sequence[str] = ()
+    judged: Sequence[JudgedClaim], averages: Sequence[Average], folder: Path, known: Sequence[str], margin: float
 ) -> None:
     """Writes claims.csv, averages.csv and claims.md. Raises StoreError if a file cannot be written."""
     write_output(folder / "claims.csv", csv_text(*claims_cells(judged)))
     write_output(folder / "averages.csv", csv_text(*averages_cells(averages)))
     task_sets = dict.fromkeys(average.tasks for average in averages)
     tables = [
-        claims_table(judged, known),
+        claims_table(judged, known, margin=margin),
         unjudged_table(judged),
         *(averages_table(averages, tasks) for tasks in task_sets),
     ]

@@ -315,3 +315,10 @@ def test_the_command_needs_no_results():
     result = CliRunner().invoke(app, ["claims"], env={"COLUMNS": "140"})
     assert result.exit_code == 0
     assert "18.71 *" in result.output
+    assert "no worse by more than 2 points" in " ".join(result.output.split())
+
+
+def test_the_command_says_the_margin_of_sweet_spots(tmp_path):
+    result = CliRunner().invoke(app, ["claims", "--margin", "0.5", "--out", str(tmp_path)], env={"COLUMNS": "140"})
+    for text in (result.output, (tmp_path / "claims.md").read_text()):
+        assert "no worse by more than 0.5 points" in " ".join(text.split())
