@@ -17,6 +17,7 @@ from refusion_eval.paper.formulas import MARGIN
 from refusion_eval.paper.names import NO_PUBLISHED, benchmark_title, caption, count, mini_sentence, task_title
 from refusion_eval.paper.points import DELTA_SCORE, DELTA_TPS, DISTANCES, is_better
 from refusion_eval.paper.rows import OPERATING_POINT, REFERENCE, Point
+from refusion_eval.results.cautions import that_hold
 from refusion_eval.results.measurement import without_backbone
 from refusion_eval.results.published import read_published
 from refusion_eval.results.render import interval_text
@@ -227,25 +228,19 @@ def draw_swept(points: Sequence[Point], width: style.Width | None = None, margin
         figure.align_ylabels(grid[:, 0])
     labels = {handle.get_label() for handle in legend}
     sides = ("left", "right") if stacked else ("upper", "lower")
-    sentences = [
+    statements = {
         f"Score in points ({sides[0]} axes) and throughput in tokens per second ({sides[1]} axes) minus those of the "
         f"autoregressive baseline (AR, dashed) against the value of a setting (horizontal axis) on "
-        f"{benchmark_title(points)}, {count(point.n for point in points)}.",
-        mini_sentence(points),
-        *_further_sentences(further),
-        *caption(every),
+        f"{benchmark_title(points)}, {count(point.n for point in points)}.": True,
+        **dict.fromkeys([mini_sentence(points), *_further_sentences(further), *caption(every)], True),
         "Shaded: values around the operating point that are shown to be faster than AR and no worse by more than "
         f"{margin:g} points (the lower bound of the first difference is above 0, that of the second above "
-        f"\u2212{margin:g})."
-        if _SHOWN in labels
-        else "",
+        f"\u2212{margin:g}).": _SHOWN in labels,
         f"Hatched: values around the operating point of which the data do not decide whether they are faster than AR "
-        f"and no worse by more than {margin:g} points (each lies within the interval)."
-        if _NOT_DECIDED in labels
-        else "",
-        "" if points[0].mini else "Dotted: bounds of the sweet spot that the paper prints.",
-    ]
-    return style.drawing(figure, sentences)
+        f"and no worse by more than {margin:g} points (each lies within the interval).": _NOT_DECIDED in labels,
+        "Dotted: bounds of the sweet spot that the paper prints.": not points[0].mini,
+    }
+    return style.drawing(figure, that_hold(statements))
 
 
 def _further_line(axes: Axes, point: Point, further: Sequence[Point]) -> None:

@@ -297,8 +297,7 @@ def _deltas(measurements: Sequence[Measurement], baseline: Sequence[Measurement]
 
 def _not_in_turns(measurements: Sequence[Measurement], baseline: Sequence[Measurement], *, of_sweep: bool) -> str:
     """Why the speeds of a run and of the baseline have no difference; empty if they took turns, as far as is known."""
-    parts = [next((entry for entry in part if entry.metric == "tps"), None) for part in (measurements, baseline)]
-    speed, base = parts
+    speed, base = (next((entry for entry in part if entry.metric == "tps"), None) for part in (measurements, baseline))
     if speed is None or base is None:
         return ""  # said elsewhere
     if speed.by_item is not None and base.by_item is not None:

@@ -13,6 +13,7 @@ from refusion_eval.metrics import Interval
 from refusion_eval.paper.formulas import MissingMeasurement, compute, mean
 from refusion_eval.paper.names import system_label
 from refusion_eval.paths import tasks_path
+from refusion_eval.results.cautions import that_hold
 from refusion_eval.results.differences import difference
 from refusion_eval.results.measurement import (
     AVERAGE,
@@ -184,11 +185,7 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
             both = [*paper.get(system, ()), *here.get(system, ())]
             rows += [replace(row, begins_group=at == 0) for at, row in enumerate(both)]
     machine = next((entry.hardware for entry in published if entry.hardware), "machine not stated")
-    missing = (
-        []
-        if mini or not here or systems
-        else [labels[system] for system in order if system not in map(without_protocol, here)]
-    )
+    missing = [labels[system] for system in order if system not in map(without_protocol, here)] if here else []
     return _table(
         name=f"table{number}{'_mini' if mini else ''}",
         title=f"{spec.title}{', mini' if mini else ''} (Table {number} of the paper)",
@@ -196,19 +193,18 @@ def _comparison(number: int, spec: Comparison, measured: Sequence[Measurement], 
         num_left=3,
         rows=rows,
         published_in_italics=not spec.apart,
-        sentences=[
-            f"Paper{'' if spec.apart else ' (italics)'}: {machine}, batch 1; no intervals and no sample counts are "
-            "published."
-            if published
-            else "",
-            *_notes(shown, columns),
-            "Scores here were measured on another card than the paper's, and a score moves with the card."
-            if published and not mini and any(machine not in entry.hardware for entry in shown)
-            else "",
-            _MARKS_APART if spec.apart else _MARKS,
-            *spec.notes,
-            f"Not measured: {', '.join(missing)}." if missing else "",
-        ],
+        sentences=that_hold(
+            {
+                f"Paper{'' if spec.apart else ' (italics)'}: {machine}, batch 1; no intervals and no sample counts are "
+                "published.": published,
+                **dict.fromkeys(_notes(shown, columns), True),
+                "Scores here were measured on another card than the paper's, and a score moves with the card.": (
+                    published and not mini and any(machine not in entry.hardware for entry in shown)
+                ),
+                **dict.fromkeys([_MARKS_APART if spec.apart else _MARKS, *spec.notes], True),
+                f"Not measured: {', '.join(missing)}.": missing and not (mini or systems),
+            }
+        ),
     )
 
 
@@ -341,19 +337,18 @@ def _notes(measured: Sequence[Measurement], columns: Sequence[str]) -> list[str]
         if is_less
     ]
     machines = sorted({entry.hardware for entry in measured if entry.metric == "tps" and entry.hardware})
-    incomplete = any(not entry.complete for entry in measured)
-    sentences = [
-        f"Here: n = {items}, in brackets 95% intervals.",
-        "±: standard deviation of the scores that each have one sample of every item, or one seed."
-        if any(entry.seed_sd for entry in measured)
-        else "",
-        f"Fewer items than in another row: {', '.join(fewer)}." if fewer else "",
-        f"Speed at batch 1 on {'; '.join(machines)}." if machines else "",
-        *notes_of(measured),
-        f"The averages measured here are over {len(columns)} tasks." if len(columns) > len(TASKS) else "",
-        "\u2020 Samples are missing; such figures are never best." if incomplete else "",
-    ]
-    return list(filter(None, sentences))
+    statements = {
+        f"Here: n = {items}, in brackets 95% intervals.": True,
+        "±: standard deviation of the scores that each have one sample of every item, or one seed.": any(
+            entry.seed_sd for entry in measured
+        ),
+        f"Fewer items than in another row: {', '.join(fewer)}.": fewer,
+        f"Speed at batch 1 on {'; '.join(machines)}.": machines,
+        **dict.fromkeys(notes_of(measured), True),
+        f"The averages measured here are over {len(columns)} tasks.": len(columns) > len(TASKS),
+        "\u2020 Samples are missing; such figures are never best.": not all(entry.complete for entry in measured),
+    }
+    return that_hold(statements)
 
 
 def _label(measurement: Measurement) -> str:

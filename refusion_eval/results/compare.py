@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Z_95, Interval, by_item, mean_of_intervals, paired_difference, scaled, speedup
-from refusion_eval.results.cautions import MINI_NOTE, sentences
+from refusion_eval.results.cautions import MINI_NOTE, sentences, that_hold
 from refusion_eval.results.facts import Extent, RunFacts, SampleFacts, TaskFacts, natural_order, read_facts
 from refusion_eval.results.measured import seed_of
 from refusion_eval.results.measurement import MEAN_TASK
@@ -313,20 +313,19 @@ def comparison_table(comparison: Comparison) -> Table:
         )
         for task, adjusted in zip(comparison.lines, comparison.adjusted, strict=True)
     ]
-    notes = [
+    statements = {
         "B - A: points, paired by item, 95% interval. Detectable: true difference in points that a sample like this "
         "finds significant (5%) about four times out of five, at least 1.43 times half the interval's width, however "
         "few items changed. p: McNemar's exact test, which needs six changed items "
-        "to get below 5%.",
+        "to get below 5%.": True,
         "p (Holm): adjusted for the number of tasks, so that the risk of any false finding among them is 5%. The mean "
-        "is one hypothesis of its own, and its p is not adjusted."
-        if several
-        else "",
-        "Gained, lost: items that only B, only A has right (of several samples: more often).",
-        "±: standard deviation of the accuracies that each have one sample of every item."
-        if not all(math.isnan(spread) for task in comparison.tasks for spread in task.spreads)
-        else "",
-    ]
+        "is one hypothesis of its own, and its p is not adjusted.": several,
+        "Gained, lost: items that only B, only A has right (of several samples: more often).": True,
+        "±: standard deviation of the accuracies that each have one sample of every item.": not all(
+            math.isnan(spread) for task in comparison.tasks for spread in task.spreads
+        ),
+    }
+    notes = that_hold(statements)
     notes += [f"No speed ratio: {reason}." for reason in sorted({task.no_speed for task in comparison.tasks} - {""})]
     notes += comparison.notes
     p_columns = ("p", "p (Holm)") if several else ("p",)
