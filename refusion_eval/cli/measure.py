@@ -176,11 +176,8 @@ def flips(
         places = [(one, out / "runs" / f"{folder_of(name, one)}-table") for one in named[name]]
         found += [entry for other in places[1:] for entry in flips_between(name, places[0], other)]
     machine = " and ".join(sorted({figure.hardware for figure in result.figures}))
-    missing = (
-        ""
-        if has_gpu or servers == systems.keys()
-        else "CUDA graphs on and off were not compared, because there is no GPU here."
-    )
+    has_compared = has_gpu or servers == systems.keys()
+    missing = "" if has_compared else "CUDA graphs on and off were not compared, because there is no GPU here."
     cli.show(flips_table(found, machine, missing), flips_cells(found), as_json=as_json, csv=out / "flips.csv")
     if result.incomplete:
         cli.say("error: some samples failed; run the same command again to retry them")

@@ -149,18 +149,10 @@ def _sample(task: ExportedTask, figures: dict[str, Any], judged: JudgedSample) -
     times = {"latency_ms": 1000 * sample.seconds} if sample.seconds else {}
     times |= {} if sample.prefill_seconds is None else {"time_to_first_token_ms": 1000 * sample.prefill_seconds}
     read = sample.prompt_num_tokens or (sample.server or {}).get("prompt_tokens")
-    counted: dict[str, Any] = (
-        {} if sample.num_thought_tokens is None else {"reasoning_tokens": sample.num_thought_tokens}
-    )
-    usage: dict[str, Any] = {}
+    usage: dict[str, int] = {}
     if read and sample.num_tokens is not None:  # the format has no place for one of them alone
-        total = read + sample.num_tokens
-        usage["token_usage"] = {
-            "input_tokens": read,
-            "output_tokens": sample.num_tokens,
-            "total_tokens": total,
-            **counted,
-        }
+        usage = {"input_tokens": read, "output_tokens": sample.num_tokens, "total_tokens": read + sample.num_tokens}
+        usage |= {} if sample.num_thought_tokens is None else {"reasoning_tokens": sample.num_thought_tokens}
     performance = {"batch_size": sample.batch_size, "warm": sample.warm}
     performance |= {"forwards": sample.num_forwards} if sample.num_forwards else {}
     return {
@@ -176,7 +168,7 @@ def _sample(task: ExportedTask, figures: dict[str, Any], judged: JudgedSample) -
         "output": {"raw": [plain(sample.text)]},
         "answer_attribution": [] if verdict.extracted is None else [answer],
         "evaluation": {"score": verdict.value, "is_correct": verdict.value > 0},
-        **usage,
+        **({"token_usage": usage} if usage else {}),
         "performance": {**times, "additional_details": _texts(performance)},
         "metadata": _texts({"verdict": verdict.verdict, "stop": sample.stop}),
     }

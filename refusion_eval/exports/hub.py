@@ -73,13 +73,8 @@ def _dataset(task: ExportedTask) -> dict[str, Any]:
         note = f" ({MINI_NOTE})" if task.facts.mini else ""
         return {"dataset_type": task.facts.task, "dataset_name": f"{task.facts.task}{note}"}
     source = known.benchmark.source
-    named = {"dataset_config": task.config} if task.config else {}
-    return {
-        "dataset_type": source.hub,
-        "dataset_name": known.benchmark.title,
-        "dataset_split": source.split,
-        **named,
-    }
+    facts = {"dataset_type": source.hub, "dataset_name": known.benchmark.title, "dataset_split": source.split}
+    return facts | ({"dataset_config": task.config} if task.config else {})
 
 
 def _conditions(task: ExportedTask, entry: Measurement) -> dict[str, Any]:
