@@ -314,26 +314,28 @@ def show(
     latex: Path | None = None,
     failures: Sequence[Any] | None = None,
 ) -> None:
-    """Prints a table, or its cells as JSON, and writes the files that are asked for.
+    """Prints a table, or several in a list, or their cells as JSON, and writes the files that are asked for.
 
     Where conditions were given, their failed `results.gate.Verdict`s are told, and stand in the JSON beside the cells.
     """
     from refusion_eval.results.render import csv_text
     from refusion_eval.store.atomic_write import write_output
 
+    tables = table if isinstance(table, list) else [table]
     if as_json and failures is not None:
         print_value({"results": objects(*cells), "failed": [failure._asdict() for failure in failures]})
     elif as_json:
         print_json(*cells)
     else:
         terminal = console()
-        terminal.print(table.rich(terminal.width))
+        for one in tables:
+            terminal.print(one.rich(terminal.width))
     for failure in failures or ():
         say(str(failure))
     if csv is not None:
         write_output(csv, csv_text(*cells))
     if markdown is not None:
-        write_output(markdown, table.markdown())
+        write_output(markdown, "\n".join(one.markdown() for one in tables))
     if latex is not None:
         table.write_latex(latex)
 
@@ -341,20 +343,9 @@ def show(
 def show_load(places: Sequence[Path], *, as_json: bool, csv: Path | None = None, markdown: Path | None = None) -> None:
     """Prints throughput and latency of runs by their number of requests at once; `places` as in `load_points`."""
     from refusion_eval.results.concurrency import load_cells, load_points, load_tables
-    from refusion_eval.results.render import csv_text
-    from refusion_eval.store.atomic_write import write_output
 
     points = load_points(places)
-    tables = load_tables(points)
-    if as_json:
-        print_json(*load_cells(points))
-    else:
-        for table in tables:
-            show(table)
-    if csv is not None:
-        write_output(csv, csv_text(*load_cells(points)))
-    if markdown is not None:
-        write_output(markdown, "\n".join(table.markdown() for table in tables))
+    show(load_tables(points), load_cells(points), as_json=as_json, csv=csv, markdown=markdown)
 
 
 def say_extents(run_dirs: Sequence[Path]) -> None:

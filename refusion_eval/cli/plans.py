@@ -15,6 +15,7 @@ from refusion_eval.benchmarks import RELEASE as RELEASE_PROMPTS
 from refusion_eval.cli import parameters
 from refusion_eval.errors import ConfigError
 from refusion_eval.evaluation.tasks import plan_run
+from refusion_eval.results.concurrency import run_dir_of
 from refusion_eval.results.gate import Condition, Verdict, failed, junit, verdicts_of_run
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.results_file import measurement_cells
@@ -110,10 +111,7 @@ def _default_folder(run: PlannedRun, arguments: Mapping[str, Any]) -> Path:
 
 def _at_once(run: PlannedRun, sizes: Sequence[int]) -> tuple[PlannedRun, ...]:
     """The run with each of these numbers of requests at once, in a folder of its own."""
-    from refusion_eval.results.concurrency import run_dir_of
-
-    folders = [str(run_dir_of(run.run_dir, size)) for size in sizes]
-    sized = (replace(run.args, batch_size=size, run_dir=folder) for size, folder in zip(sizes, folders, strict=True))
+    sized = (replace(run.args, batch_size=size, run_dir=str(run_dir_of(run.run_dir, size))) for size in sizes)
     return tuple(replace(run, args=args) for args in sized)
 
 

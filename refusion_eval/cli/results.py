@@ -492,6 +492,5 @@ def claims(
         cells = {"claims": claims_cells(judged), "averages": averages_cells(averages)}
         cli.print_value({name: cli.objects(*of_name) for name, of_name in cells.items()} | {"notes": known})
         return
-    cli.show(claims_table(judged, known, margin=margin, brief=True, narrow=narrow))
-    if averages:
-        cli.show(averages_table(averages, narrow=narrow))
+    of_averages = [averages_table(averages, narrow=narrow)] if averages else []
+    cli.show([claims_table(judged, known, margin=margin, brief=True, narrow=narrow), *of_averages])
