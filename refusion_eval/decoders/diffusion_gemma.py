@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, first_eos
+from refusion_eval.decoders import Decoder, Reads, Style, first_eos, response_of
 from refusion_eval.decoders.canvas import Filling
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
@@ -27,7 +27,6 @@ from refusion_eval.types import (
     ProbArray,
     Read,
     Readout,
-    Response,
     StopReason,
     StopRule,
     TokenArray,
@@ -146,10 +145,7 @@ def decode_with(prompt: Sequence[int], settings: DiffusionGemmaSettings, trace: 
         reason = yield from _denoise(tokens, start, Commit(range(len(fed))), settings, trace, draws)
         fed = tokens[-settings.canvas_length :]
     kept = tokens if settings.release_compatible else tokens[: settings.gen_length]
-    end = first_eos(kept, settings.eos_ids)
-    response = Response(tuple(kept), reason) if end is None else Response(tuple(kept[: end + 1]), "eos")
-    trace.stop(response.stop, len(response.tokens))
-    return response
+    return response_of(kept, first_eos(kept, settings.eos_ids), reason, trace)
 
 
 def _denoise(
