@@ -7,7 +7,6 @@ accepts. A value that has no single meaning as the declared type is refused, nev
 
 import copy
 import difflib
-import functools
 import inspect
 import math
 import re
@@ -143,7 +142,7 @@ def field_types(cls: Any) -> Mapping[str, Any]:
     return _field_types(cls)
 
 
-@functools.cache
+@cache
 def _field_types(cls: Any) -> Mapping[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {entry.name: hints[entry.name] for entry in fields(cls) if entry.init and entry.compare}  # type: ignore[arg-type]

@@ -210,7 +210,7 @@ def test_a_published_file_is_downloaded(tmp_path: Path, monkeypatch: pytest.Monk
         lambda self, url: whole(self, str(path)) if url == source.hub else None,
     )
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    assert find_rows("x", source, None, source.split) == ([row()], source.hub)
+    assert find_rows("x", source, None, source.split, folder="x") == ([row()], source.hub)
 
 
 @pytest.mark.slow
