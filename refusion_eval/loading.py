@@ -233,10 +233,11 @@ def _records_graphs(wanted: bool | None, attention: Backend, device: torch.devic
         raise ConfigError(f"cuda_graphs needs a CUDA device, not {device.type}; leave it out")
     if wanted and attention == "flash":
         raise ConfigError("attention='flash' is not recorded as graphs; leave out one of the two")
-    if wanted is None and device.type == "cuda" and attention != "flash" and _is_old(device):
+    can_record = device.type == "cuda" and attention != "flash"
+    if wanted is None and can_record and _is_old(device):
         log.info("%s: forwards are not recorded on compute capability below 8.0", torch.cuda.get_device_name(device))
         return False
-    return device.type == "cuda" and attention != "flash" and wanted is not False
+    return can_record and wanted is not False
 
 
 def _is_old(device: torch.device) -> bool:
