@@ -175,7 +175,7 @@ class Canvas:
         holes = [index for index, token in enumerate(prompt) if token == HOLE]
         self.has_gap = bool(holes)
         self.start = holes[0] if holes else len(prompt)  # index in `tokens` of the first response position
-        self._known = frozenset(index - self.start for index in self.given) if holes else frozenset[int]()
+        self._known = frozenset(index - self.start for index in self.given)  # negative before the response
         self.settings = settings
         self._trace = trace
         self._is_masked = [token == HOLE for token in prompt[self.start : holes[-1] + 1]] if holes else []
