@@ -20,7 +20,10 @@ BASE, PLUS = "base", "plus"  # kinds of inputs; `BASE` is also the filter whose 
 
 # A list of inputs, each a list of arguments. MBPP+ v0.1.0 has an empty object for a task without plus inputs.
 _INPUTS = ColumnType(lambda value: isinstance(value, list) or value == {}, "a list of inputs")
-_NUMBER = ColumnType(lambda value: type(value) in (int, float) and 0 <= value < 1e9, "a number from 0 on")
+_NUMBER = ColumnType(
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9,
+    "a number from 0 on",
+)
 COLUMNS: Mapping[str, ColumnType] = {
     "task_id": ID,
     **dict.fromkeys(("prompt", "entry_point", "canonical_solution"), TEXT),
