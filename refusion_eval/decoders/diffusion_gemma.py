@@ -116,17 +116,14 @@ class SeededDraws:
         self._settings = settings
 
     def uniform(self, place: Place) -> Sequence[int]:
-        settings, key = self._settings, _key(self._settings, place)
+        settings = self._settings
+        key = draw_key(settings.seed, *place)
         # The last counter makes them independent of the draws from the model's distribution.
         keys = (draw_key(key, position, 1) for position in range(settings.canvas_length))
         return [one * settings.vocab_size >> 64 for one in keys]
 
     def sampled(self, place: Place, readout: Readout) -> TokenArray:
         return readout.tokens
-
-
-def _key(settings: DiffusionGemmaSettings, place: Place) -> int:
-    return draw_key(settings.seed, *place)
 
 
 def decode(prompt: Sequence[int], settings: DiffusionGemmaSettings, trace: Trace) -> Decoding:
@@ -159,7 +156,7 @@ def _denoise(
     for num_left in range(most, 0, -1):
         done = Place(number, most - num_left + 1)
         conditioning, temperature = temperature, settings.temperature(num_left)
-        key = _key(settings, done)
+        key = draw_key(settings.seed, *done)
         keys = tuple(draw_key(key, position) for position in range(size))
         drawn = Read(
             range(size), None, (), temperature, keys, entropy=True, confidence=Confidence(temperature=temperature)
