@@ -88,7 +88,7 @@ def settings_of(name: str, seed: int, start: Path, work_dir: Path) -> list[str]:
         *own,
         *variant_of(name).settings,
         "backbone.shape=null",
-        *(f"{key}={path}" for key, path in paths.items()),
+        *(f"{key}={json.dumps(str(path))}" for key, path in paths.items()),
     ]
 
 
