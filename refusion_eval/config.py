@@ -397,9 +397,7 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
     except (OSError, yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: cannot be read as YAML in UTF-8 ({error}); correct it") from error
     except (LookupError, AttributeError, TypeError) as error:  # the parser's own, as of `!!bool maybe`
-        raise ConfigError(
-            f"{where}: cannot be read as YAML, because a value does not fit its tag; correct it"
-        ) from error
+        raise ConfigError(f"{where}: cannot be read as YAML: a value does not fit its tag; correct it") from error
     if content is None:
         raise ConfigError(f"{where}: the file is empty; write its settings, or remove it")
     return mapping(content, where)

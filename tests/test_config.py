@@ -208,7 +208,7 @@ def test_some_values_are_read_without_the_others():
 def test_a_value_that_does_not_fit_its_yaml_tag_is_refused(value: str, tmp_path: Path):
     path = tmp_path / "a.yaml"
     path.write_text(f"key: {value}")
-    with pytest.raises(ConfigError, match=r"^a\.yaml: cannot be read as YAML, because a value does not fit its tag"):
+    with pytest.raises(ConfigError, match=r"^a\.yaml: cannot be read as YAML: a value does not fit its tag"):
         read_yaml(path, "a.yaml")
 
 
