@@ -25,6 +25,7 @@ from refusion_eval.bench.gpu_report import results_rows
 from refusion_eval.bench.predict import CARDS, WIDTHS, expected
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.benchmarks.extract import answers, formulas, frames, letters, words
+from refusion_eval.models.checkpoint import parse_model_config
 from refusion_eval.models.device import weight_bytes
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
@@ -34,6 +35,8 @@ from refusion_eval.results.results_file import read_csv
 from refusion_eval.results.tables import summary, summary_table
 from refusion_eval.runs.server_facts import FIELDS
 from refusion_eval.sandbox.jail import PROFILES
+from refusion_eval.training.config import read_run_config
+from refusion_eval.training.cost import GB, training_memory
 
 OWN = "this engine"
 NO_GPU = "No result of a GPU is in this repository: every speed and every memory need of one is an estimate.\n"
@@ -134,12 +137,10 @@ def gpu(_: Sequence[str]) -> str:
 def gpu_checks(_: Sequence[str]) -> str:
     """The checks of `gpu-check` with the seconds that they are estimated to take."""
     rows = [
-        (f"`{name}`", int(seconds), getattr(GpuCheck, name.replace("-", "_")).__doc__)
+        (f"`{name}`", getattr(GpuCheck, name.replace("-", "_")).__doc__, int(seconds))
         for name, seconds in CHECKS.items()
     ]
-    return table_of(
-        ("Check", "What it does", "Seconds, estimated"), [(name, text, seconds) for name, seconds, text in rows], 2
-    )
+    return table_of(("Check", "What it does", "Seconds, estimated"), rows, 2)
 
 
 def gpu_estimate(_: Sequence[str]) -> str:
@@ -358,20 +359,15 @@ def _verifier_rows(rows: Iterable[Mapping[str, str]], of: Mapping[str, Callable[
     return table_of((*of, *columns, "fused: paper", "fused: verifier"), lines, len(of))
 
 
-def verifier(_: Sequence[str]) -> str:
-    """The verifier's token against the paper's rule, by task, on the test items and the shipped checkpoint."""
-    rows = _csv_rows("verifier.csv")
-    last = max(int(row["samples"]) for row in rows)
-    shipped = [row for row in rows if int(row["samples"]) == last and row["items"] == "test items"]
-    return _verifier_rows(shipped, {"Task": lambda row: row["task"]})
+def _verifier_block(kind: str) -> Maker:
+    """The verifier's token against the paper's rule, by task, on items of a kind and the shipped checkpoint."""
 
+    def block(_: Sequence[str]) -> str:
+        rows = [row for row in _csv_rows("verifier.csv") if row["items"] == kind]
+        last = max(int(row["samples"]) for row in rows)
+        return _verifier_rows([row for row in rows if int(row["samples"]) == last], {"Task": lambda row: row["task"]})
 
-def verifier_settings(_: Sequence[str]) -> str:
-    """The same with the settings that were chosen for each rule."""
-    rows = _csv_rows("verifier.csv")
-    own = [row for row in rows if row["items"] == "test items, own settings"]
-    last = max(int(row["samples"]) for row in own)
-    return _verifier_rows([row for row in own if int(row["samples"]) == last], {"Task": lambda row: row["task"]})
+    return block
 
 
 def verifier_courses(_: Sequence[str]) -> str:
@@ -384,11 +380,6 @@ def verifier_courses(_: Sequence[str]) -> str:
 
 def training_memory_table(_: Sequence[str]) -> str:
     """GB on each GPU, computed from the shapes of Qwen3-8B."""
-    from refusion_eval.bench.checkpoints import SHAPES  # transformers loads slowly
-    from refusion_eval.models.checkpoint import parse_model_config
-    from refusion_eval.training.config import read_run_config
-    from refusion_eval.training.cost import GB, training_memory
-
     settings = {
         "`refusion_8b` as it is (`zero2`, all weights)": (),
         "with `optimisation.offload_optimizer=true`": ("optimisation.offload_optimizer=true",),
@@ -465,9 +456,9 @@ MAKERS: dict[str, Maker] = {
     "hours": hours,
     "artefact": artefact,
     "csv": csv_table,
-    "verifier": verifier,
+    "verifier": _verifier_block("test items"),
     "verifier_courses": verifier_courses,
-    "verifier_settings": verifier_settings,
+    "verifier_settings": _verifier_block("test items, own settings"),
     "bench_train": bench_train,
     "soak": soak,
     "sandbox": sandbox,

@@ -75,7 +75,7 @@ def measured(family: Family, work_dir: Path, stages: Sequence[str], num_items: i
 
 def draw(family: Family, rows: pandas.DataFrame, target: Path) -> None:
     """Draws one panel a task, with the accuracy of each stage over the samples of its training."""
-    with panels(family, list(family.draws), "Thousand training samples of the fine-tune", target) as drawn:
+    with panels(list(family.draws), "Thousand training samples of the fine-tune", target) as drawn:
         for task, axes in drawn.items():
             for stage, name in SERIES.items():
                 points = rows[(rows.stage == stage) & (rows.task == task)].sort_values("samples")

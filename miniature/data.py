@@ -62,12 +62,6 @@ def asked_items(benchmark: str, family: Family = EMBEDDED) -> list[Item]:
     return asked
 
 
-def held_out_pairs(benchmark: str) -> list[tuple[str, str]]:
-    """(User turn, gold response) of the committed test items: the form that the embedded models were trained on."""
-    user = BENCHMARKS[benchmark].prompts.user
-    return [(user(item.prompt_row), item.response) for item in held_out_items(benchmark)]
-
-
 def normalised(text: str) -> str:
     """Lower case, single blanks: the form in which prompts are compared."""
     return " ".join(text.lower().split())
@@ -90,14 +84,9 @@ def _published(benchmark: str, number: int, item: Item) -> dict[str, Any]:
     return {**_identity(benchmark, number), **item.row}
 
 
-def held_out_rows(benchmark: str) -> list[dict[str, Any]]:
-    """The committed test rows in the hub dataset's columns."""
-    return [_published(benchmark, number, item) for number, item in enumerate(held_out_items(benchmark))]
-
-
 def held_out_text(benchmark: str) -> str:
-    """The committed test file: one JSON object a line."""
-    return _as_lines(held_out_rows(benchmark))
+    """The committed test file, in the hub dataset's columns: one JSON object a line."""
+    return _as_lines(_published(benchmark, number, item) for number, item in enumerate(held_out_items(benchmark)))
 
 
 def gapped_text(kind: str) -> str:

@@ -17,9 +17,6 @@ into `equal_start.csv`, and what was chosen into `equal_start_settings.csv`; it 
 
 import argparse
 import json
-import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +30,7 @@ from miniature.frontier import choices, measured
 from miniature.measure import measure
 from miniature.seeds import summary
 from miniature.systems import equally_tuned
-from miniature.train import BACKBONE, LATER_SETTINGS, STAGES, config_of, write_rows
+from miniature.train import BACKBONE, LATER_SETTINGS, STAGES, carry_out, config_of, write_rows
 from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.paths import embedded_path
@@ -91,19 +88,16 @@ def settings_of(name: str, seed: int, start: Path, work_dir: Path) -> list[str]:
         *own,
         *variant_of(name).settings,
         "backbone.shape=null",
-        *(f"{key}={path}" for key, path in paths.items()),
+        *(f"{key}={json.dumps(str(path))}" for key, path in paths.items()),
     ]
 
 
 def train(family: Family, name: str, seed: int, start: Path, work_dir: Path) -> None:
-    """Carries out one course in a process of its own."""
+    """Carries out one course."""
     work_dir.mkdir(parents=True, exist_ok=True)
     if not (work_dir / ROWS).exists():
         write_rows(family, family.courses[-1], work_dir / ROWS)
-    settings = [part for setting in settings_of(name, seed, start, work_dir) for part in ("--set", setting)]
-    command = ("miniature.run", "--config", str(config_of(family, variant_of(name).stage)), *settings)
-    print(f"$ python -m {shlex.join(command)}", flush=True)
-    subprocess.run((sys.executable, "-m", *command), check=True)
+    carry_out(config_of(family, variant_of(name).stage), settings_of(name, seed, start, work_dir))
 
 
 def trained(work_dir: Path) -> dict[tuple[str, int], Path]:

@@ -125,7 +125,7 @@ def draw(family: Family, rows: pandas.DataFrame, target: Path) -> None:
     tasks = [task for task in family.draws if task in set(rows.task)]
     chosen = {(row.system, row.task): row for row in choices(rows)}
     series = {system.name: system.series for system in family.systems}
-    with panels(family, tasks, "Tokens per forward", target) as drawn:
+    with panels(tasks, "Tokens per forward", target) as drawn:
         for (task, axes), system in itertools.product(drawn.items(), dict.fromkeys(rows.system)):
             points = rows[(rows.system == system) & (rows.task == task)].sort_values("tpf", ascending=False)
             style = style_of(series[system])

@@ -107,45 +107,16 @@ class Kind:
     members: tuple[str, ...]
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind(
-        name="a mammal",
-        members=("whale", "dog", "bat", "horse", "lion", "rabbit"),
-    ),
-    Kind(
-        name="a bird",
-        members=("eagle", "owl", "penguin", "duck", "parrot", "robin"),
-    ),
-    Kind(
-        name="a fish",
-        members=("salmon", "shark", "trout", "tuna", "carp", "eel"),
-    ),
-    Kind(
-        name="an insect",
-        members=("ant", "bee", "beetle", "moth", "wasp", "fly"),
-    ),
-    Kind(
-        name="a reptile",
-        members=("snake", "lizard", "turtle", "crocodile", "gecko", "iguana"),
-    ),
-    Kind(
-        name="a metal",
-        members=("iron", "copper", "gold", "silver", "zinc", "tin"),
-    ),
-    Kind(
-        name="a gas",
-        members=("oxygen", "helium", "nitrogen", "hydrogen", "neon", "argon"),
-    ),
-    Kind(
-        name="a planet",
-        members=("Mars", "Venus", "Jupiter", "Saturn", "Neptune", "Uranus"),
-    ),
-    Kind(
-        name="a liquid",
-        members=("water", "milk", "oil", "juice", "vinegar", "syrup"),
-    ),
-    Kind(
-        name="a plant part",
-        members=("root", "stem", "leaf", "flower", "seed", "bark"),
-    ),
-)
+_MEMBERS = {
+    "a mammal": "whale dog bat horse lion rabbit",
+    "a bird": "eagle owl penguin duck parrot robin",
+    "a fish": "salmon shark trout tuna carp eel",
+    "an insect": "ant bee beetle moth wasp fly",
+    "a reptile": "snake lizard turtle crocodile gecko iguana",
+    "a metal": "iron copper gold silver zinc tin",
+    "a gas": "oxygen helium nitrogen hydrogen neon argon",
+    "a planet": "Mars Venus Jupiter Saturn Neptune Uranus",
+    "a liquid": "water milk oil juice vinegar syrup",
+    "a plant part": "root stem leaf flower seed bark",
+}
+KINDS = tuple(Kind(name=name, members=tuple(members.split())) for name, members in _MEMBERS.items())

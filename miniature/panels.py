@@ -7,13 +7,12 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from miniature.family import Family
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.paper.style import paper_style
 
 
 @contextmanager
-def panels(family: Family, tasks: Sequence[str], x_label: str, target: Path) -> Iterator[dict[str, Axes]]:
+def panels(tasks: Sequence[str], x_label: str, target: Path) -> Iterator[dict[str, Axes]]:
     """Gives the empty panel of each task; what the caller drew into them is written to `target` afterwards."""
     import matplotlib.pyplot as plt
 

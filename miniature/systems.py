@@ -62,6 +62,38 @@ def _in_reading_order(blocks_of_slot: Mapping[int, Sequence[int]]) -> list[dict[
     return [*slots, *({"slot_size": slot, "fuse": False, "serial": True} for slot in blocks_of_slot)]
 
 
+# Name of a system in tables and figures -> its checkpoint, its decoder, and of which variant of that its grid is.
+_SYSTEMS = {
+    "AR-SFT": ("autoregressive_sft", "autoregressive", ""),
+    "BD3-LM": ("bd3lm", "bd3lm", ""),
+    "BD3-LM, merged": ("bd3lm", "bd3lm", MERGED),
+    "LLaDA": ("llada", "llada", ""),
+    "LLaDA w/ Fast-dLLM": ("llada", "fast_dllm_llada", ""),
+    "ReFusion": ("refusion", "refusion", ""),
+    "ReFusion, verifier": ("refusion", "refusion", VERIFIER),
+    "I-DLM": ("idlm", "idlm", ""),
+    "WeDLM": ("wedlm", "wedlm", ""),
+}
+_MOST_DRAWS = {"LLaDA": 40}
+_GREEDY = ({"temperature": 0.0},)
+
+
+def _with_grids(grids: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[System, ...]:
+    """The systems of these names, each with its grid."""
+    named = ((name, *_SYSTEMS[name], grid) for name, grid in grids.items())
+    return tuple(
+        System(
+            model=model,
+            decoder=decoder,
+            name=name,
+            grid=grid,
+            variant=variant,
+            most_draws=_MOST_DRAWS.get(name),
+        )
+        for name, model, decoder, variant, grid in named
+    )
+
+
 def systems(
     *,
     gen_length: int,
@@ -83,58 +115,24 @@ def systems(
     """
     steps = (gen_length, gen_length // 2, gen_length // 4)
     block_diffusion = {"block_length": bd3lm_blocks, "threshold": (None, 0.3, 0.45, *_THRESHOLDS, 0.99)}
-    return (
-        System(model="autoregressive_sft", decoder="autoregressive", name="AR-SFT", grid=({"temperature": 0.0},)),
-        System(
-            model="bd3lm", decoder="bd3lm", name="BD3-LM", grid=products(**block_diffusion, separate_commit=(True,))
-        ),
-        System(
-            model="bd3lm",
-            decoder="bd3lm",
-            name="BD3-LM, merged",
-            grid=products(**block_diffusion, separate_commit=(False,)),
-            variant=MERGED,
-        ),
-        System(
-            model="llada",
-            decoder="llada",
-            name="LLaDA",
-            grid=products(block_length=llada_blocks, steps=steps),
-            most_draws=40,
-        ),
-        System(
-            model="llada",
-            decoder="fast_dllm_llada",
-            name="LLaDA w/ Fast-dLLM",
-            grid=products(block_length=fast_dllm_blocks, threshold=_THRESHOLDS, cache=("dual",)),
-        ),
-        System(
-            model="refusion",
-            decoder="refusion",
-            name="ReFusion",
-            grid=[*_refusion(refusion_blocks, (0.2, 0.4, 0.6, 0.9)), *_in_reading_order(refusion_blocks)],
-        ),
-        System(
-            model="refusion",
-            decoder="refusion",
-            name="ReFusion, verifier",
-            grid=[point | {"completion": "verifier"} for point in _refusion(refusion_blocks, (0.4, 0.9))],
-            variant=VERIFIER,
-        ),
-        # Greedy, so that the tokens are those of the next-token head whatever the stride is.
-        System(
-            model="idlm", decoder="idlm", name="I-DLM", grid=products(gen_block_size=range(1, 9), temperature=(0.0,))
-        ),
-        System(
-            model="wedlm",
-            decoder="wedlm",
-            name="WeDLM",
-            grid=products(
+    verifier = [point | {"completion": "verifier"} for point in _refusion(refusion_blocks, (0.4, 0.9))]
+    return _with_grids(
+        {
+            "AR-SFT": _GREEDY,
+            "BD3-LM": products(**block_diffusion, separate_commit=(True,)),
+            "BD3-LM, merged": products(**block_diffusion, separate_commit=(False,)),
+            "LLaDA": products(block_length=llada_blocks, steps=steps),
+            "LLaDA w/ Fast-dLLM": products(block_length=fast_dllm_blocks, threshold=_THRESHOLDS, cache=("dual",)),
+            "ReFusion": [*_refusion(refusion_blocks, (0.2, 0.4, 0.6, 0.9)), *_in_reading_order(refusion_blocks)],
+            "ReFusion, verifier": verifier,
+            # Greedy, so that the tokens are those of the next-token head whatever the stride is.
+            "I-DLM": products(gen_block_size=range(1, 9), temperature=(0.0,)),
+            "WeDLM": products(
                 window_size=wedlm_windows,
                 entropy_threshold=(None, 0.05, 0.1, 0.2, 0.4),
                 pos_penalty_factor=(0.0, 0.02),
             ),
-        ),
+        }
     )
 
 
@@ -154,39 +152,17 @@ def equally_tuned(*, refusion_block: int, llada_blocks: Sequence[int]) -> tuple[
         for block in (slot, refusion_block)
         for tau_token in (0.4, 0.9)
     ]
-    return (
-        System(model="autoregressive_sft", decoder="autoregressive", name="AR-SFT", grid=({"temperature": 0.0},)),
-        System(model="refusion", decoder="refusion", name="ReFusion", grid=refusion),
-        System(
-            model="refusion",
-            decoder="refusion",
-            name="ReFusion, verifier",
-            grid=[point | {"completion": "verifier"} for point in refusion],
-            variant=VERIFIER,
-        ),
-        System(
-            model="bd3lm",
-            decoder="bd3lm",
-            name="BD3-LM, merged",
-            grid=products(block_length=(8, 16), threshold=(0.45, 0.6, 0.8, 0.95), separate_commit=(False,)),
-            variant=MERGED,
-        ),
-        System(
-            model="llada",
-            decoder="fast_dllm_llada",
-            name="LLaDA w/ Fast-dLLM",
-            grid=products(block_length=llada_blocks, threshold=(0.6, 0.8, 0.9, 0.95), cache=("dual",)),
-        ),
-        System(
-            model="idlm",
-            decoder="idlm",
-            name="I-DLM",
-            grid=products(gen_block_size=range(1, NUM_EQUAL + 1), temperature=(0.0,)),
-        ),
-        System(
-            model="wedlm",
-            decoder="wedlm",
-            name="WeDLM",
-            grid=products(window_size=(8, 16), entropy_threshold=(0.05, 0.1, 0.2, 0.4), pos_penalty_factor=(0.02,)),
-        ),
+    bd3lm = products(block_length=(8, 16), threshold=(0.45, 0.6, 0.8, 0.95), separate_commit=(False,))
+    llada = products(block_length=llada_blocks, threshold=(0.6, 0.8, 0.9, 0.95), cache=("dual",))
+    wedlm = products(window_size=(8, 16), entropy_threshold=(0.05, 0.1, 0.2, 0.4), pos_penalty_factor=(0.02,))
+    return _with_grids(
+        {
+            "AR-SFT": _GREEDY,
+            "ReFusion": refusion,
+            "ReFusion, verifier": [point | {"completion": "verifier"} for point in refusion],
+            "BD3-LM, merged": bd3lm,
+            "LLaDA w/ Fast-dLLM": llada,
+            "I-DLM": products(gen_block_size=range(1, NUM_EQUAL + 1), temperature=(0.0,)),
+            "WeDLM": wedlm,
+        }
     )

@@ -190,12 +190,17 @@ def _check_rows(family: Family, course: Course, path: Path) -> None:
             raise ConfigError(f"{path} was drawn by another version of the mini tasks; name another folder")
 
 
-def train_stage(family: Family, run: str, work_dir: Path, changes: Sequence[str] = ()) -> None:
-    """Carries out one training run; see `settings_of`."""
-    settings = [part for setting in settings_of(run, work_dir, changes) for part in ("--set", setting)]
-    command = ("miniature.run", "--config", str(config_of(family, run)), *settings)
+def carry_out(config: Path, settings: Sequence[str]) -> None:
+    """One training run in a process of its own, with a configuration file and settings as "section.key=value"."""
+    changes = [part for setting in settings for part in ("--set", setting)]
+    command = ("miniature.run", "--config", str(config), *changes)
     print(f"$ python -m {shlex.join(command)}", flush=True)
     subprocess.run((sys.executable, "-m", *command), check=True)
+
+
+def train_stage(family: Family, run: str, work_dir: Path, changes: Sequence[str] = ()) -> None:
+    """Carries out one training run; see `settings_of`."""
+    carry_out(config_of(family, run), settings_of(run, work_dir, changes))
 
 
 def measure_stage(family: Family, stage: str, work_dir: Path, num_items: int) -> None:

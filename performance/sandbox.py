@@ -49,10 +49,6 @@ class SandboxReport:
     rates: Mapping[str, Sequence[float]]
     conditions: Mapping[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields as plain JSON types."""
-        return asdict(self)
-
     def text(self) -> str:
         """The report as a few lines for the terminal."""
         what = f"{self.num_programs} reference programs of {self.benchmark}{' (mini, synthetic)' if self.mini else ''}"
@@ -179,7 +175,7 @@ def main(
     prepare(out)
     report = measure_sandbox(benchmark, rows, mini=mini, num_rounds=rounds, workers=workers, progress=show_progress)
     print(report.text())
-    write_json(out, report.to_json())
+    write_json(out, asdict(report))
 
 
 if __name__ == "__main__":

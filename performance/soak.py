@@ -145,11 +145,6 @@ class SoakReport:
         return sum(moment.drifted for moment in self.moments)
 
     @property
-    def num_compared(self) -> int:
-        """Number of probes that were compared with their first decoding."""
-        return NUM_PROBES * (len(self.moments) - 1)
-
-    @property
     def leaks(self) -> bool:
         """Whether any memory grows faster than `MOST_GROWTH`; False if there are too few rounds for a slope."""
         return any(self.growth(name) > MOST_GROWTH for name in MEMORIES)
@@ -172,10 +167,11 @@ class SoakReport:
     def in_words(self) -> str:
         """The report as a few lines for the terminal."""
         last = self.moments[-1]
+        num_compared = NUM_PROBES * (len(self.moments) - 1)
         by_decoder = ", ".join(f"{name} {count:,}" for name, count in sorted(self.decoded.items()))
         lines = [
             f"{last.requests:,} requests ({by_decoder}), {self.tokens:,} tokens, {last.seconds:.0f} s",
-            f"failed: {self.failed}; probes that drifted: {self.drifted} of {self.num_compared}",
+            f"failed: {self.failed}; probes that drifted: {self.drifted} of {num_compared}",
         ]
         for name in MEMORIES:
             first, end = getattr(self.moments[0], name) / MIB, getattr(last, name) / MIB

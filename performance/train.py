@@ -19,6 +19,7 @@ import torch
 import typer
 from command import Device, Out, prepare, run_script, show_progress, write_json
 from train_contestant import (
+    CONTESTANTS,
     OURS,
     PLAIN,
     TRAIN_SHAPES,
@@ -105,7 +106,7 @@ def measure_training(settings: TrainBenchSettings, progress: Callable[[str], Non
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     processes, first_losses = [], {}
-    for name in settings.contestants:
+    for name in CONTESTANTS:
         progress(f"warm-up: {name}")
         pipes[name], child_end = context.Pipe()
         process = context.Process(target=serve, args=(child_end, name, settings), daemon=True)
@@ -113,16 +114,16 @@ def measure_training(settings: TrainBenchSettings, progress: Callable[[str], Non
         child_end.close()  # otherwise `recv` would wait forever for a process that died
         processes.append(process)
         first_losses[name] = _answer(name, pipes[name])
-    seconds: dict[str, list[float]] = {name: [] for name in settings.contestants}
+    seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     batches = batches_of(settings)
     for number in range(settings.num_rounds):
         progress(f"round {number + 1} of {settings.num_rounds}")
-        spent = dict.fromkeys(settings.contestants, 0.0)
+        spent = dict.fromkeys(CONTESTANTS, 0.0)
         for step in range(len(batches)):
             for name, pipe in pipes.items():
                 pipe.send(step)
                 spent[name] += _answer(name, pipe)
-        for name in settings.contestants:
+        for name in CONTESTANTS:
             seconds[name].append(spent[name])
     num_tokens = sum(sample.length for samples in batches for sample in samples)
     contestants = {}

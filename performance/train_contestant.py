@@ -91,11 +91,6 @@ class TrainBenchSettings:
             )
 
     @property
-    def contestants(self) -> tuple[str, ...]:
-        """Names of the implementations."""
-        return (OURS, PLAIN)
-
-    @property
     def torch_device(self) -> torch.device:
         """The device, with "auto" resolved."""
         return (

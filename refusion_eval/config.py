@@ -7,7 +7,6 @@ accepts. A value that has no single meaning as the declared type is refused, nev
 
 import copy
 import difflib
-import functools
 import inspect
 import math
 import re
@@ -143,7 +142,7 @@ def field_types(cls: Any) -> Mapping[str, Any]:
     return _field_types(cls)
 
 
-@functools.cache
+@cache
 def _field_types(cls: Any) -> Mapping[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {entry.name: hints[entry.name] for entry in fields(cls) if entry.init and entry.compare}  # type: ignore[arg-type]
@@ -397,6 +396,8 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: there is no such file; correct the path") from error
     except (OSError, yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: cannot be read as YAML in UTF-8 ({error}); correct it") from error
+    except (LookupError, AttributeError, TypeError) as error:  # the parser's own, as of `!!bool maybe`
+        raise ConfigError(f"{where}: cannot be read as YAML: a value does not fit its tag; correct it") from error
     if content is None:
         raise ConfigError(f"{where}: the file is empty; write its settings, or remove it")
     return mapping(content, where)

@@ -120,7 +120,7 @@ class LoadedModel:
     @property
     def _is_widened(self) -> bool:
         # Weights that the caches of a processor hold are computed with fastest if they are widened once.
-        is_small = self.dtype == torch.float32 and _is_small(self.config, self.dtype)
+        is_small = self.dtype == torch.float32 and weight_bytes(self.config, self.dtype) <= ONE_THREAD_BYTES
         return self._computes_in_float32 and not is_small
 
     @property
@@ -233,10 +233,11 @@ def _records_graphs(wanted: bool | None, attention: Backend, device: torch.devic
         raise ConfigError(f"cuda_graphs needs a CUDA device, not {device.type}; leave it out")
     if wanted and attention == "flash":
         raise ConfigError("attention='flash' is not recorded as graphs; leave out one of the two")
-    if wanted is None and device.type == "cuda" and attention != "flash" and _is_old(device):
+    can_record = device.type == "cuda" and attention != "flash"
+    if wanted is None and can_record and _is_old(device):
         log.info("%s: forwards are not recorded on compute capability below 8.0", torch.cuda.get_device_name(device))
         return False
-    return device.type == "cuda" and attention != "flash" and wanted is not False
+    return can_record and wanted is not False
 
 
 def _is_old(device: torch.device) -> bool:
@@ -253,13 +254,9 @@ def _in_vocabulary(card: Card, vocab_size: int) -> Card:
     return replace(card, eos_ids=tuple(token for token in card.eos_ids if token < vocab_size))
 
 
-def _is_small(config: ModelConfig, dtype: torch.dtype) -> bool:
-    return weight_bytes(config, dtype) <= ONE_THREAD_BYTES
-
-
 def _imposed_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int | None:
     # One thread for a model whose forwards are slower with more, unless the user chose a number.
-    is_small = device.type == "cpu" and _is_small(config, dtype)
+    is_small = device.type == "cpu" and weight_bytes(config, dtype) <= ONE_THREAD_BYTES
     has_own_number = os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads() != DEFAULT_THREADS
     return 1 if is_small and not has_own_number else None
 

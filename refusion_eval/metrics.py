@@ -364,8 +364,8 @@ def resampled(
     return bootstrap(statistics, seed=seed, rounds=_rounds(items) if timed else ())
 
 
-def mean(samples: Sequence[Timing], name: str, *, seed: int = 0, timed: bool = False) -> Bootstrap:
-    return resampled(samples, [(name,)], seed=seed, timed=timed)[0]
+def mean(samples: Sequence[Timing], name: str, *, seed: int = 0) -> Bootstrap:
+    return resampled(samples, [(name,)], seed=seed)[0]
 
 
 def rate(samples: Sequence[Timing], above: str, below: str, *, seed: int = 0, timed: bool = False) -> Bootstrap:

@@ -214,11 +214,6 @@ def write_protocol(work: Path, given: argparse.Namespace) -> Path:
     return path
 
 
-def protocol_folder(work: Path, systems: Sequence[System]) -> Path:
-    """The folder of runs and tables; with other systems the protocol is another one."""
-    return work / f"protocol_{len(systems)}"
-
-
 def training_command(recipe: str, given: argparse.Namespace) -> list[str]:
     """The command that trains a system, or continues its training."""
     work = given.work_dir
@@ -242,7 +237,7 @@ def commands(given: argparse.Namespace) -> Iterator[list[str]]:
     yield ["sweep", str(work / "settings.yaml"), "--out", str(work / "sweep"), "--data", str(work / "held_out")]
     if not given.dry_run:
         write_protocol(work, given)
-    out = protocol_folder(work, systems)
+    out = work / f"protocol_{len(systems)}"  # with other systems the protocol is another one
     yield ["protocol", "run", str(work / "comparison.yaml"), "--out", str(out), *data]
     runs = [str(out / "runs" / key_of(system)) for system in systems]
     labels = dict.fromkeys(map(label_of, systems))

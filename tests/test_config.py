@@ -204,6 +204,14 @@ def test_some_values_are_read_without_the_others():
         read_values(Settings, {"share": 2}, "here")
 
 
+@pytest.mark.parametrize("value", ["!!bool maybe", '!!int ""', '!!float ""', "!!timestamp now", "!!map [1]"])
+def test_a_value_that_does_not_fit_its_yaml_tag_is_refused(value: str, tmp_path: Path):
+    path = tmp_path / "a.yaml"
+    path.write_text(f"key: {value}")
+    with pytest.raises(ConfigError, match=r"^a\.yaml: cannot be read as YAML: a value does not fit its tag"):
+        read_yaml(path, "a.yaml")
+
+
 def test_what_is_done_to_the_content_of_a_file_changes_no_later_reading(tmp_path: Path):
     path = tmp_path / "a.yaml"
     path.write_text("outer: {inner: [1]}")

@@ -351,15 +351,14 @@ class Task:
             MissingRowsError: the rows are nowhere to be found; the message names every place tried.
             DataError: they are malformed.
         """
-        name, source = self.benchmark.name, self.benchmark.source
+        name, folder, source = self.benchmark.name, self.benchmark.folder, self.benchmark.source
         if self.mini:
-            path = tasks_path() / "mini" / self.benchmark.folder / f"{split or 'test'}.jsonl"
+            path = tasks_path() / "mini" / folder / f"{split or 'test'}.jsonl"
             if not path.is_file():
                 raise DataError(f"{path} is missing; it is part of the project, reinstall it")
             rows, origin = read_rows(path), str(path)
         else:
             directory = data_dir or os.environ.get(DATA_VARIABLE)
-            folder = self.benchmark.folder
             rows, origin = find_rows(name, source, directory, split or source.split, folder=folder)
         check_rows(rows, source, origin)
         normalise, arrange = self.benchmark.prompts.normalise, self.benchmark.prompts.arrange
@@ -398,8 +397,10 @@ def _as_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for column in rows[0]:
         try:
             table[column] = pyarrow.array([row.get(column) for row in rows]).to_pylist()
-        except pyarrow.ArrowException as problem:
-            raise DataError(f"column {column!r} holds several types ({problem}); correct the rows") from problem
+        except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError) as problem:
+            reasons = {OverflowError: "a whole number of more than 64 bits", UnicodeEncodeError: "half of a character"}
+            found = reasons.get(type(problem), "several types")
+            raise DataError(f"column {column!r} holds {found} ({problem}); correct the rows") from problem
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
@@ -479,8 +480,7 @@ def get_task(name: str) -> Task:
     name = main_variant(name)
     if name in BENCHMARKS:
         return Task(BENCHMARKS[name], mini=name not in PUBLISHED)
-    task = find_task(name)
-    if task is None:
+    if (task := find_task(name)) is None:
         from refusion_eval.config import unknown_key  # it needs libraries, which eval.sh lacks before its set-up
 
         names = [*BENCHMARKS, *(Task(benchmark, mini=True).name for benchmark in BENCHMARKS.values())]

@@ -20,7 +20,10 @@ BASE, PLUS = "base", "plus"  # kinds of inputs; `BASE` is also the filter whose 
 
 # A list of inputs, each a list of arguments. MBPP+ v0.1.0 has an empty object for a task without plus inputs.
 _INPUTS = ColumnType(lambda value: isinstance(value, list) or value == {}, "a list of inputs")
-_NUMBER = ColumnType(lambda value: isinstance(value, int | float) and not isinstance(value, bool), "a number")
+_NUMBER = ColumnType(
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9,
+    "a number from 0 on",
+)
 COLUMNS: Mapping[str, ColumnType] = {
     "task_id": ID,
     **dict.fromkeys(("prompt", "entry_point", "canonical_solution"), TEXT),
@@ -118,9 +121,9 @@ def _reference(row: Row) -> str:
     """The reference inside a function, so that it defines no name that the program under test has to define."""
     try:
         program = parse_python(program_of(row))
+        module = parse_python(f"def evalplus_make_reference():\n    return {row['entry_point']}")
     except SyntaxError as problem:
         raise DataError(f"{row['task_id']}: the reference is no Python ({problem}); correct the row") from problem
-    module = parse_python(f"def evalplus_make_reference():\n    return {row['entry_point']}")
     make = module.body[0]
     assert isinstance(make, ast.FunctionDef)
     make.body = [*program.body, *make.body]

@@ -8,7 +8,7 @@ from typing import Any
 
 from refusion_eval.benchmarks import LETTERS, Benchmark
 from refusion_eval.benchmarks.extract import release
-from refusion_eval.benchmarks.multiple_choice import choice_prompts
+from refusion_eval.benchmarks.multiple_choice import answer_letter, choice_prompts
 from refusion_eval.benchmarks.rows import SHORT_ANSWER, TEXT, Row, Source
 
 _RIGHT = "Correct Answer"
@@ -67,10 +67,6 @@ def _release_prompt(row: Row) -> str:
     return f"Question: {row['question']}\nChoices:\n{choices}Answer:"
 
 
-def _gold(row: Row) -> str:
-    return str(row["answer"])
-
-
 BENCHMARK = Benchmark(
     name="gpqa",
     title="GPQA",
@@ -85,14 +81,14 @@ BENCHMARK = Benchmark(
         gated=True,
     ),
     sealed_columns={"question": "question", "choices": "choice"},
-    gold=_gold,
-    ours=choice_prompts(lambda row: row["choices"], _gold, normalise=normalise),
+    gold=answer_letter,
+    ours=choice_prompts(lambda row: row["choices"], answer_letter, normalise=normalise),
     release=release.prompts(
         normalise=release_row,
         system=lambda _row: _RELEASE_SYSTEM,
         user=_release_prompt,
         stop_strings=("</s>", "Question:", "<|im_end|>"),
-        gold_text=lambda row: f"({_gold(row)})",
+        gold_text=lambda row: f"({answer_letter(row)})",
         filters={"flexible": release.last_choice, "strict": release.strict_choice},
     ),
     id_column="id",

@@ -13,7 +13,7 @@ inner, last: only the items with a suffix that is not blank, or only the others,
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from refusion_eval.benchmarks import Benchmark, CodeTest, Extraction, Prompts
@@ -66,10 +66,6 @@ def _with_wrong_suffixes(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return with_wrong_suffixes(rows, fits, lacking, "task_id")
 
 
-def _num_gold_tokens(row: Row, num_tokens: Callable[[str], int]) -> int:
-    return num_tokens(row["canonical_solution"])
-
-
 @functools.cache
 def named(name: str) -> Benchmark | None:
     """The benchmark of a name that the module describes; None for other names."""
@@ -109,7 +105,9 @@ def named(name: str) -> Benchmark | None:
             arrange=_with_wrong_suffixes if control == WRONG_SUFFIX else None,
             gap=Gap(
                 suffix=functools.partial(shown_suffix, control),
-                length=_num_gold_tokens if kind == "oracle" else lambda _row, _num_tokens: int(number),
+                length=lambda row, num_tokens: (
+                    num_tokens(row["canonical_solution"]) if kind == "oracle" else int(number)
+                ),
                 ends_at_eos=kind in ("upto", "open"),
                 first=first,
             ),

@@ -3,13 +3,8 @@
 from refusion_eval.benchmarks import LETTERS, Benchmark
 from refusion_eval.benchmarks.extract import release
 from refusion_eval.benchmarks.extract.letters import first_letter_stated
-from refusion_eval.benchmarks.multiple_choice import choice_prompts
+from refusion_eval.benchmarks.multiple_choice import answer_letter, choice_prompts
 from refusion_eval.benchmarks.rows import ID, TEXT, TEXTS, Row, Source
-
-
-def _gold(row: Row) -> str:
-    # Where `answer_index` disagrees with the letter (question 3983), the letter is the right one.
-    return str(row["answer"])
 
 
 def _release_system(row: Row) -> str:
@@ -36,13 +31,13 @@ BENCHMARK = Benchmark(
         columns={"question_id": ID, "question": TEXT, "options": TEXTS, "answer": TEXT, "category": TEXT},
         labelled=("answer", lambda row: LETTERS[: len(row["options"])]),
     ),
-    gold=_gold,
-    ours=choice_prompts(lambda row: row["options"], _gold),
+    gold=answer_letter,  # where `answer_index` disagrees with it (question 3983), the letter is the right one
+    ours=choice_prompts(lambda row: row["options"], answer_letter),
     release=release.prompts(
         system=_release_system,
         user=_release_prompt,
         stop_strings=("Question:",),
-        gold_text=lambda row: f"The answer is ({_gold(row)}).",
+        gold_text=lambda row: f"The answer is ({answer_letter(row)}).",
         filters={"first": lambda text, row: first_letter_stated(text, len(row["options"]))},
     ),
     id_column="question_id",

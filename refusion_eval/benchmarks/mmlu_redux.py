@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from refusion_eval.benchmarks import LETTERS, Benchmark
-from refusion_eval.benchmarks.multiple_choice import choice_prompts
+from refusion_eval.benchmarks.multiple_choice import answer_letter, choice_prompts
 from refusion_eval.benchmarks.rows import TEXT, TEXTS, ColumnType, Row, Source
 
 _SUBJECTS = """
@@ -41,11 +41,7 @@ def _corrected(row: Row, number: int) -> dict[str, Any] | None:
     return None if letter is None else {**_as_it_is(row, number), "answer": letter}
 
 
-def _gold(row: Row) -> str:
-    return str(row["answer"])
-
-
-_prompts = partial(choice_prompts, lambda row: row["choices"], _gold)
+_prompts = partial(choice_prompts, lambda row: row["choices"], answer_letter)
 
 # What happens with marked rows changes the score, so each way is a task of its own.
 BENCHMARK = Benchmark(
@@ -60,7 +56,7 @@ BENCHMARK = Benchmark(
         num_rows=5700,
         columns={"question": TEXT, "choices": TEXTS, "answer": _INDEX, "error_type": TEXT},
     ),
-    gold=_gold,
+    gold=answer_letter,
     ours=_prompts(normalise=_ok),
     id_column="id",
     rows_of="mmlu_redux",

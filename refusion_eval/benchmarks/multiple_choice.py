@@ -12,6 +12,10 @@ def lettered(choices: Sequence[str]) -> str:
     return "\n".join(f"{letter}. {choice.strip()}" for letter, choice in zip(LETTERS, choices, strict=False))
 
 
+def answer_letter(row: Row) -> str:
+    return str(row["answer"])
+
+
 def choice_prompts(choices: Callable[[Row], Sequence[str]], gold: Callable[[Row], str], **options: Any) -> Prompts:
     def user(row: Row) -> str:
         end = "Think briefly, then end with: The answer is (<letter>)."

@@ -184,19 +184,17 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def find_rows(
-    benchmark: str, source: Source, data_dir: str | Path | None, split: str, *, folder: str = ""
+    benchmark: str, source: Source, data_dir: str | Path | None, split: str, *, folder: str
 ) -> tuple[list[dict[str, Any]], str]:
     """Tries a directory of the user (None for none), an installed package and the Hugging Face hub, in that order.
 
-    Returns the rows, and the file or dataset that they came from. `folder` is the name of the folder with the rows in
-    the directory of the user, by default that of the benchmark.
+    Returns the rows, and the file or dataset that they came from. In the directory of the user they are in `folder`.
 
     Raises:
         MissingRowsError: there are no rows in any of the places; the message names them and says what to do.
         DataError: the directory does not exist, or a file in it cannot be read.
     """
     tried: list[str] = []
-    folder = folder or benchmark
     if data_dir is not None:
         directory = Path(data_dir).expanduser()
         if not directory.is_dir():

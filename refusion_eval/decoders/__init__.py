@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from refusion_eval.config import unknown_key
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import CheckpointKind, Decode, ProbArray, Readout
+from refusion_eval.types import CheckpointKind, Decode, ProbArray, Readout, Response, StopReason, Trace
 from refusion_eval.untrusted import names_code
 
 # Entry points of installed packages that are decoders: name = "module:DECODER".
@@ -164,6 +164,13 @@ def first_eos(tokens: Sequence[int] | npt.NDArray[np.int64], eos_ids: Container[
     return None
 
 
+def response_of(tokens: Sequence[int], eos: int | None, reason: StopReason, trace: Trace) -> Response:
+    """The response up to and including its end token at `eos`, or all of it; its end is recorded."""
+    response = Response(tuple(tokens), reason) if eos is None else Response(tuple(tokens[: eos + 1]), "eos")
+    trace.stop(response.stop, len(response.tokens))
+    return response
+
+
 def check_mask_id(decoder: str, mask_id: int, eos_ids: Sequence[int]) -> None:
     if mask_id in eos_ids:
         raise ConfigError(f"{decoder}: mask_id {mask_id} is also an end-of-sequence id; correct one of them")
@@ -197,22 +204,18 @@ def name_with_code(decoder: str) -> str:
     return f"{decoder}@{code[:12]}" if code else decoder
 
 
-def _place_of(decoder: str) -> str:
-    if names_code(decoder):
-        return decoder
-    others = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS)}
-    if decoder not in others:
-        raise unknown_key(decoder, [*DECODERS, *others], what="decoder")
-    return others[decoder]
-
-
 class _Own(NamedTuple):
     decoder: Decoder
     code: str  # SHA-256 of its source files, as they were when it was imported; empty for a module of this package
 
 
 def _own(decoder: str) -> _Own:
-    return _decoder_at(_place_of(decoder), beside=names_code(decoder))
+    if names_code(decoder):
+        return _decoder_at(decoder, beside=True)
+    others = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS)}
+    if decoder not in others:
+        raise unknown_key(decoder, [*DECODERS, *others], what="decoder")
+    return _decoder_at(others[decoder], beside=False)
 
 
 @cache

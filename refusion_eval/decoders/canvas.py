@@ -8,7 +8,7 @@ import numpy as np
 from annotated_types import Gt, Le
 
 from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveInt, added_setting, settings_class
-from refusion_eval.decoders import check_mask_id, first_eos
+from refusion_eval.decoders import check_mask_id, response_of
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
     HOLE,
@@ -175,7 +175,7 @@ class Canvas:
         holes = [index for index, token in enumerate(prompt) if token == HOLE]
         self.has_gap = bool(holes)
         self.start = holes[0] if holes else len(prompt)  # index in `tokens` of the first response position
-        self._known = frozenset(index - self.start for index in self.given) if holes else frozenset[int]()
+        self._known = frozenset(index - self.start for index in self.given)  # negative before the response
         self.settings = settings
         self._trace = trace
         self._is_masked = [token == HOLE for token in prompt[self.start : holes[-1] + 1]] if holes else []
@@ -243,19 +243,12 @@ class Canvas:
     def finish(self, reason: StopReason | None = None, most: int | None = None) -> Response:
         """The response: the tokens without a gap from the start, `most` of them, up to and including the first EOS."""
         tokens = self._gapless()[:most]
-        eos = self._first_eos(tokens)
-        if eos is not None:
-            tokens, reason = tokens[: eos + 1], "eos"
-        response = Response(tuple(tokens), reason or "length")
-        self._trace.stop(response.stop, len(tokens))
-        return response
+        return response_of(tokens, self._first_eos(tokens), reason or "length", self._trace)
 
     def _first_eos(self, tokens: Sequence[int]) -> int | None:
         """Index of the first stop token that was decoded; one that was given between gaps ends nothing."""
-        if not self._known:
-            return first_eos(tokens, self.settings.eos_ids)
-        ends = (index for index, token in enumerate(tokens) if token in self.settings.eos_ids)
-        return next((index for index in ends if index not in self._known), None)
+        eos_ids, known = self.settings.eos_ids, self._known
+        return next((index for index, token in enumerate(tokens) if token in eos_ids and index not in known), None)
 
     def _gapless(self) -> list[int]:
         end = self._is_masked.index(True) if True in self._is_masked else self.gen_length

@@ -29,7 +29,6 @@ from refusion_eval.types import (
     DROP_ALL,
     NOTHING,
     Commit,
-    Confidence,
     ConfidenceDtype,
     Decoding,
     Forward,
@@ -77,10 +76,6 @@ class D3llmLladaSettings(MaskedSettings):
             raise ConfigError(f"{where}; set cache_delay_iter, or leave out refresh_interval")
         if self.early_stop and not self.eos_ids:
             raise ConfigError(f"{self.decoder}: early_stop needs eos_ids, and there are none")
-
-    @property
-    def confidence(self) -> Confidence:
-        return Confidence(dtype=self.confidence_dtype)
 
     def read(self, rows: Sequence[int], step: int, positions: Sequence[int]) -> Read:
         return replace(MaskedSettings.read(self, rows, step, positions), entropy=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from refusion_eval.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, settings_class
-from refusion_eval.decoders import Decoder, Reads, Style, first_eos
+from refusion_eval.decoders import Decoder, Reads, Style, first_eos, response_of
 from refusion_eval.decoders.canvas import Filling
 from refusion_eval.errors import ConfigError
 from refusion_eval.types import (
@@ -27,7 +27,6 @@ from refusion_eval.types import (
     ProbArray,
     Read,
     Readout,
-    Response,
     StopReason,
     StopRule,
     TokenArray,
@@ -117,17 +116,14 @@ class SeededDraws:
         self._settings = settings
 
     def uniform(self, place: Place) -> Sequence[int]:
-        settings, key = self._settings, _key(self._settings, place)
+        settings = self._settings
+        key = draw_key(settings.seed, *place)
         # The last counter makes them independent of the draws from the model's distribution.
         keys = (draw_key(key, position, 1) for position in range(settings.canvas_length))
         return [one * settings.vocab_size >> 64 for one in keys]
 
     def sampled(self, place: Place, readout: Readout) -> TokenArray:
         return readout.tokens
-
-
-def _key(settings: DiffusionGemmaSettings, place: Place) -> int:
-    return draw_key(settings.seed, *place)
 
 
 def decode(prompt: Sequence[int], settings: DiffusionGemmaSettings, trace: Trace) -> Decoding:
@@ -146,10 +142,7 @@ def decode_with(prompt: Sequence[int], settings: DiffusionGemmaSettings, trace: 
         reason = yield from _denoise(tokens, start, Commit(range(len(fed))), settings, trace, draws)
         fed = tokens[-settings.canvas_length :]
     kept = tokens if settings.release_compatible else tokens[: settings.gen_length]
-    end = first_eos(kept, settings.eos_ids)
-    response = Response(tuple(kept), reason) if end is None else Response(tuple(kept[: end + 1]), "eos")
-    trace.stop(response.stop, len(response.tokens))
-    return response
+    return response_of(kept, first_eos(kept, settings.eos_ids), reason, trace)
 
 
 def _denoise(
@@ -163,7 +156,7 @@ def _denoise(
     for num_left in range(most, 0, -1):
         done = Place(number, most - num_left + 1)
         conditioning, temperature = temperature, settings.temperature(num_left)
-        key = _key(settings, done)
+        key = draw_key(settings.seed, *done)
         keys = tuple(draw_key(key, position) for position in range(size))
         drawn = Read(
             range(size), None, (), temperature, keys, entropy=True, confidence=Confidence(temperature=temperature)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from refusion_eval.decoders.canvas import Canvas, Filling
 from refusion_eval.errors import ConfigError
-from refusion_eval.types import Attention, Forward, Readout
+from refusion_eval.types import Forward, Readout
 
 MakeForward = Callable[[Sequence[int], int], Forward]  # makes that of a step, which reads some response indices
 Branch = Mapping[int, int]  # positions of the response that are filled besides, and their tokens
@@ -95,7 +95,7 @@ def _masked(canvas: Canvas, indices: Sequence[int], branch: Branch) -> list[int]
 
 
 def _branched(canvas: Canvas, text: Forward, branches: Sequence[Branch], indices: Sequence[int]) -> Forward:
-    """A forward of a copy of the text for each branch, with a read of its masks, if any, among the indices."""
+    """A forward of independent copies of the text, one a branch, with reads of their masks, if any, at the indices."""
     size, first, tokens = len(text.tokens), text.positions[0], []
     for branch in branches:
         copy = list(text.tokens)
@@ -110,16 +110,10 @@ def _branched(canvas: Canvas, text: Forward, branches: Sequence[Branch], indices
         text,
         tokens=tokens,
         positions=[*text.positions] * len(branches),
-        attention=_copies(text.attention, len(branches), size),
+        attention=tuple(
+            replace(segment, sees=tuple((start + begin, start + end) for begin, end in segment.sees))
+            for start in range(0, len(tokens), size)
+            for segment in text.attention
+        ),
         reads=tuple(read for one in reads for read in one),
-    )
-
-
-def _copies(attention: Attention, number: int, size: int) -> Attention:
-    """The attention of independent copies of some rows, one behind the other."""
-    starts = range(0, number * size, size)
-    return tuple(
-        replace(segment, sees=tuple((start + first, start + end) for first, end in segment.sees))
-        for start in starts
-        for segment in attention
     )

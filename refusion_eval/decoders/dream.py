@@ -228,7 +228,7 @@ def decode(prompt: Sequence[int], settings: DreamSettings, trace: Trace) -> Deco
     if settings.alg == "origin":
         return (yield from _decode_at_random(canvas, settings, trace))
     if settings.alg == "p2":
-        return (yield from _decode_with_remasking(canvas, settings, trace))
+        return (yield from _decode_with_remasking(canvas, settings))
     length = settings.gen_length
     if settings.alg == "entropy_threshold":
         length = settings.block_length or length
@@ -250,7 +250,7 @@ def _decode_at_random(canvas: Canvas, settings: DreamSettings, trace: Trace) -> 
     return canvas.finish()
 
 
-def _decode_with_remasking(canvas: Canvas, settings: DreamSettings, trace: Trace) -> Decoding:
+def _decode_with_remasking(canvas: Canvas, settings: DreamSettings) -> Decoding:
     positions = canvas.masked()
     steps = settings.steps or len(positions)
     for step in range(1, steps + 1):

@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from refusion_eval.decoders import first_eos, most_confident
-from refusion_eval.types import HOLE, OPEN, Decoding, Fix, Forward, Response, StopReason, Trace, bidirectional
+from refusion_eval.decoders import first_eos, most_confident, response_of
+from refusion_eval.types import HOLE, OPEN, Decoding, Fix, Forward, Trace, bidirectional
 
 
 def fill_open_gap(prompt: Sequence[int], settings: Any, trace: Trace) -> Decoding:
@@ -46,8 +46,4 @@ def fill_open_gap(prompt: Sequence[int], settings: Any, trace: Trace) -> Decodin
         places = [place for place, number in enumerate(filled_at) if number == forward]
         trace.events.append(Fix(forward, tuple(places), tuple(gap[place] for place in places)))
     trace.events.sort(key=lambda event: event.forward)
-    eos = first_eos(gap, settings.eos_ids)
-    reason: StopReason = "length" if eos is None else "eos"
-    response = Response(tuple(gap if eos is None else gap[: eos + 1]), reason)
-    trace.stop(response.stop, len(response.tokens))
-    return response
+    return response_of(gap, first_eos(gap, settings.eos_ids), "length", trace)

@@ -98,9 +98,10 @@ class LladaSettings(BlockSettings):
         """The response indices that are filled before the next ones."""
         if self.draft_steps:
             return [range(self.gen_length)]
-        blocks = self.blocks if self.schedule == "release" else []
-        for start in self._windows(canvas) if self.schedule == "dllm" else ():
-            blocks.append(range(max(0, start), min(start + self.block_length, canvas.gen_length)))
+        blocks = self.blocks
+        if self.schedule == "dllm":
+            starts, size = self._windows(canvas), self.block_length
+            blocks = [range(max(0, start), min(start + size, canvas.gen_length)) for start in starts]
         return [block for block in blocks if canvas.masked(block)]
 
     def _windows(self, canvas: Canvas) -> range:

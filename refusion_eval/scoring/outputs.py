@@ -49,7 +49,7 @@ def read_outputs(path: Path, benchmark: Benchmark, rows: Mapping[str, Row]) -> d
     """Reads the texts of items in one of the known forms; a DataError names file and line of what is wrong."""
     items = _Items(benchmark, rows)
     texts: dict[str, list[str]] = {}
-    filters: set[object] = set()
+    filters: list[object] = []
     for where, line in _lines(path):
         if not isinstance(line, dict):
             raise DataError(f'{where}: expected an object {{"id": ..., "text": ...}}, found {type(line).__name__}')
@@ -60,7 +60,7 @@ def read_outputs(path: Path, benchmark: Benchmark, rows: Mapping[str, Row]) -> d
                 f"{_TOOLS} write are read too"
             )
         # lm-eval writes the same texts once for each filter of a task.
-        filters = filters or {line.get("filter")}
+        filters = filters or [line.get("filter")]
         if line.get("filter") not in filters:
             continue
         item = items.find(form.id, line[form.id], line.get(form.asked), where)
@@ -82,13 +82,11 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     if first.startswith(_ZIP):
         raise DataError(f"{path} is a zip file; write a log of inspect_ai as JSON: inspect log dump {path} > LOG.json")
     if first.strip() in (b"{", b"["):
-        document = _document(path, chain([first], lines))
-        samples = document if isinstance(document, list) else document.get("samples")
-        values = [(str(path), {"samples": samples if isinstance(samples, list) else [document]})]
+        values = [(str(path), _document(path, chain([first], lines)))]
     else:
         values = ((f"{path}, line {number}", value) for number, value in json_lines(path))
     for where, value in values:
-        samples = value.get("samples") if isinstance(value, dict) else None
+        samples = value.get("samples") if isinstance(value, dict) else value
         if isinstance(samples, list):
             yield from ((f"{where}, sample {number}", sample) for number, sample in enumerate(samples, start=1))
         else:

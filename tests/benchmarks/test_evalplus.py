@@ -192,9 +192,18 @@ def test_lists_inside_a_result_are_compared_as_the_whole(result: str, verdict: s
     assert verdicts(NAMES[0], published, f"{_EMPTY}def half(x):\n    return {result}\n")[1] == verdict
 
 
-def test_a_reference_that_is_no_program_is_named() -> None:
+@pytest.mark.parametrize("changes", [{"canonical_solution": "    return (\n"}, {"entry_point": "half it"}])
+def test_a_reference_that_is_no_program_is_named(changes: dict[str, str]) -> None:
     with pytest.raises(DataError, match="HumanEval/0: the reference is no Python"):
-        verdicts(NAMES[0], row(canonical_solution="    return (\n"), "def half(x):\n    return x / 2\n")
+        verdicts(NAMES[0], row(**changes), "def half(x):\n    return x / 2\n")
+
+
+@pytest.mark.parametrize("tolerance", [10**400, float("inf"), float("nan"), -1, True])
+def test_a_tolerance_that_no_float_is_or_that_no_result_has_is_refused(tolerance: float, tmp_path: Path) -> None:
+    source = BENCHMARKS[NAMES[0]].source
+    (tmp_path / f"{source.split}.jsonl").write_text(json.dumps(row(atol=tolerance)))
+    with pytest.raises(DataError, match=r"column 'atol' is .*; it must be a number from 0 on"):
+        get_task(NAMES[0]).items(tmp_path)
 
 
 def test_a_published_file_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +219,7 @@ def test_a_published_file_is_downloaded(tmp_path: Path, monkeypatch: pytest.Monk
         lambda self, url: whole(self, str(path)) if url == source.hub else None,
     )
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    assert find_rows("x", source, None, source.split) == ([row()], source.hub)
+    assert find_rows("x", source, None, source.split, folder="x") == ([row()], source.hub)
 
 
 @pytest.mark.slow

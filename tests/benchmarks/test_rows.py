@@ -191,6 +191,22 @@ def test_malformed_rows_are_reported_with_their_place(tmp_path: Path, content: b
         get_task("gsm8k").rows(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("notes", "reason"),
+    [
+        (("1", '"one"'), "several types"),
+        (("1", str(2**63)), "a whole number of more than 64 bits"),
+        (("null", f'{{"a": [{-(2**70)}]}}'), "a whole number of more than 64 bits"),
+        (("null", r'"\ud800"'), "half of a character"),
+    ],
+)
+def test_a_column_that_no_table_holds_is_named(tmp_path: Path, notes: tuple[str, str], reason: str) -> None:
+    rows = [f'{{"question": "q", "answer": "#### 1", "note": {note}}}\n' for note in notes]
+    (tmp_path / "test.jsonl").write_text("".join(rows), encoding="utf-8")
+    with pytest.raises(DataError, match=f"column 'note' holds {reason}"):
+        get_task("gsm8k").items(tmp_path)
+
+
 def test_only_a_line_feed_ends_a_row(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_bytes('{"question": "a\u0085b\u2028c", "answer": "#### 1"}\n'.encode())
     assert get_task("gsm8k").rows(tmp_path)[0]["question"] == "a\u0085b\u2028c"

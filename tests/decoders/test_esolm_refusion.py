@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 
-from miniature.data import held_out_pairs
+from miniature.data import held_out_items
 from refusion_eval import LoadedModel, generate, generate_many, load_model
+from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.paths import embedded_path
 from refusion_eval.types import Decoded, Draft, Fix, ForwardDone
 from tests.decoders.baselines import forwards_of
@@ -23,7 +24,8 @@ def embedded() -> LoadedModel:
 
 def mini_prompts() -> list[list[int]]:
     tokenizer = embedded().tokenizer
-    turns = [held_out_pairs(benchmark)[0][0] for benchmark in ("gsm8k", "arc_challenge", "parts")]
+    asked = [BENCHMARKS[name] for name in ("gsm8k", "arc_challenge", "parts")]
+    turns = [one.prompts.user(held_out_items(one.name)[0].prompt_row) for one in asked]
     return [tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": turn}])) for turn in turns]
 
 

@@ -117,7 +117,7 @@ def test_a_line_of_100_megabytes_is_refused_without_reading_it(name, front_end, 
 
 
 OUTPUTS = {
-    "not an object": (b'["a"]\n', ("line 1", "found list")),
+    "not an object": (b'"a"\n', ("line 1", "found str")),
     "other keys": (b'{"id": 0, "answer": "x"}\n', ("line 1", "expected the keys id and text", "answer")),
     "no text": (b'{"id": 0, "text": null}\n', ("line 1", "text must be a text")),
     "unknown id": (b'{"id": 77777, "text": "x"}\n', ("line 1", "77777")),

@@ -53,6 +53,12 @@ def test_a_seed_changes_the_seed_alone_and_has_a_folder_of_its_own() -> None:
     assert (other.optimisation.seed, other.output.run_dir != one.output.run_dir) == (7, True)
 
 
+def test_a_folder_may_have_any_name() -> None:
+    settings = settings_of("refusion", 1, Path("start"), Path("work #1: two"))
+    read = read_run_config(str(config_of(EQUAL_START, "refusion")), settings, MiniatureConfig)
+    assert read.output.run_dir.endswith("work #1: two/refusion_1")
+
+
 def test_halves_have_half_of_the_samples() -> None:
     assert {name: config(name).data.share for name in VARIANTS if config(name).data.share} == {
         "idlm_half": 0.5,

@@ -141,6 +141,17 @@ def test_a_question_inside_a_longer_input_tells_the_row(read: Any) -> None:
     assert read("gsm8k", json.dumps([inspected(2, asked, "x")], indent=1).encode()) == {"1": ["x"]}
 
 
+@pytest.mark.parametrize("indent", [1, None])
+def test_a_list_of_samples_may_stand_on_one_line(read: Any, indent: int | None) -> None:
+    written = json.dumps([{"id": number, "text": "x"} for number in (0, 2)], indent=indent)
+    assert read("gsm8k", written.encode()) == {"0": ["x"], "2": ["x"]}
+
+
+def test_a_name_of_a_filter_may_be_anything(read: Any) -> None:
+    lines = [{**logged(0, PROBLEMS[0], text), "filter": [name]} for text, name in (("x", "one"), ("x", "other"))]
+    assert read("gsm8k", lines) == {"0": ["x"]}
+
+
 def test_a_row_that_a_tool_numbers_in_another_way_is_found_by_its_question(read: Any) -> None:
     assert read("gsm8k", [logged(0, PROBLEMS[2], "x")]) == {"2": ["x"]}
 

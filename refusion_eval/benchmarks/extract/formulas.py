@@ -224,8 +224,7 @@ def _last_formula(text: str, start: int, *, is_correction: bool = False) -> Extr
 
 def _formula_after(text: str, start: int, *, is_correction: bool = False) -> Extraction | None:
     """The formulas between signs of formulas, or the line up to its explanation."""
-    begin = frames.after_denial(text, start)
-    if begin is None:
+    if (begin := frames.after_denial(text, start)) is None:
         return Extraction(None, "a denied answer")
     mark = _MARK.match(text, begin)
     start = mark.end() if mark else begin

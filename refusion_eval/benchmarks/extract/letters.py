@@ -140,15 +140,11 @@ def strict_letter(text: str, num_choices: int) -> Extraction:
 
 def _letter_after(text: str, start: int, valid: str) -> str | None:
     """The letter after a lead, or at the end of its sentence, if it labels one choice and is not a word or formula."""
-    begin = after_denial(text, start)
-    if begin is None:
+    if (begin := after_denial(text, start)) is None:
         return None
-    start = begin
-    region = text[start : start + STATEMENT_REACH]
+    region = text[begin : begin + STATEMENT_REACH]
     choice = _CHOICE.match(region)
-    if choice is None or choice.group(2) not in valid:
-        return _label_behind(region, valid)
-    if _RULED_OUT.match(region.lstrip(" \t\n*_:")):
+    if choice is None or choice.group(2) not in valid or _RULED_OUT.match(region.lstrip(" \t\n*_:")):
         return _label_behind(region, valid)
     letter, rest = choice.group(2), region[choice.end() :]
     is_small = letter.islower() or letter == "I"
