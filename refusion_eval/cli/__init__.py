@@ -265,6 +265,15 @@ def wrong_options(command: str, problem: object) -> typer.Exit:
     return typer.Exit(2)
 
 
+def refuse_unused(used_by: str, **options: Any) -> None:
+    """Raises ConfigError if one of these options was given, because only what `used_by` names would use it."""
+    for name, value in options.items():
+        if value not in (None, "", False):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is for {used_by}, and would change nothing here; leave it out"
+            )
+
+
 def tell(text: str) -> None:
     print(visible(text, keep="\n"))
 
@@ -313,8 +322,9 @@ def show(
     markdown: Path | None = None,
     latex: Path | None = None,
     failures: Sequence[Any] | None = None,
+    emit: Callable[[Any], None] = print_value,
 ) -> None:
-    """Prints a table, or several in a list, or their cells as JSON, and writes the files that are asked for.
+    """Prints a table, or a list of them, or hands their cells to `emit` as JSON; writes the files that are asked for.
 
     Where conditions were given, their failed `results.gate.Verdict`s are told, and stand in the JSON beside the cells.
     """
@@ -322,10 +332,9 @@ def show(
     from refusion_eval.store.atomic_write import write_output
 
     tables = table if isinstance(table, list) else [table]
-    if as_json and failures is not None:
-        print_value({"results": objects(*cells), "failed": [failure._asdict() for failure in failures]})
-    elif as_json:
-        print_json(*cells)
+    if as_json:
+        failed = {} if failures is None else {"failed": [failure._asdict() for failure in failures]}
+        emit({"results": objects(*cells), **failed} if failed else objects(*cells))
     else:
         terminal = console()
         for one in tables:
@@ -340,12 +349,12 @@ def show(
         table.write_latex(latex)
 
 
-def show_load(places: Sequence[Path], *, as_json: bool, csv: Path | None = None, markdown: Path | None = None) -> None:
-    """Prints throughput and latency of runs by their number of requests at once; `places` as in `load_points`."""
+def show_load(places: Sequence[Path], **shown: Any) -> None:
+    """Shows throughput and latency of runs by their number of requests at once; `places` as in `load_points`."""
     from refusion_eval.results.concurrency import load_cells, load_points, load_tables
 
     points = load_points(places)
-    show(load_tables(points), load_cells(points), as_json=as_json, csv=csv, markdown=markdown)
+    show(load_tables(points), load_cells(points), **shown)
 
 
 def say_extents(run_dirs: Sequence[Path]) -> None:

@@ -82,6 +82,7 @@ def bench(
         from refusion_eval.bench.gpu_report import measured_curves
         from refusion_eval.bench.predict import prediction
 
+        cli.refuse_unused("measurements, and --predict makes none", out=out, json=as_json, data=data, system=system)
         name = "8B" if model is None or model == "embedded" else model
         if name in SHAPES:
             config = config_of(SHAPES[name])

@@ -85,7 +85,8 @@ def plan_of(options: Mapping[str, Any], name: str = "") -> Plan:
         return Plan(runs=(run,), turns=(turn,))
     if turn is not None:
         raise ConfigError("--concurrency and --round exclude each other: give one of them")
-    return Plan(runs=_at_once(run, parameters.numbers_of(options["concurrency"], "--concurrency", int)))
+    sizes = parameters.numbers_of(options["concurrency"], "--concurrency", int)
+    return Plan(runs=_at_once(run, list(dict.fromkeys(sizes))))
 
 
 def _default_folder(run: PlannedRun, arguments: Mapping[str, Any]) -> Path:
@@ -160,6 +161,8 @@ def carry_out(
 
     outcomes, model_cache = [], ModelCache()
     verdicts: list[Verdict] = []
+    told: list[Any] = []
+    emit = told.append if with_load else cli.print_value
     for run in plan.runs:
         with Interruption(functools.partial(resume_hint, run.run_dir), finish_first=False):
             run_worker_or_return(run.args)
@@ -171,11 +174,15 @@ def carry_out(
                 verdicts += of_run
                 failures = None if conditions is None else failed(of_run)
                 table = summary_table(summary(figures))
-                cli.show(table, cells, as_json=as_json, csv=csv, markdown=markdown, failures=failures)
+                cli.show(table, cells, as_json=as_json, csv=csv, markdown=markdown, failures=failures, emit=emit)
     if junit_file is not None:
         write_output(junit_file, junit(verdicts))
     if with_load:
-        cli.show_load([run.run_dir for run in plan.runs], as_json=as_json)
+        cli.show_load([run.run_dir for run in plan.runs], as_json=as_json, emit=emit)
+    if told:
+        *of_runs, load = told
+        names = (str(run.run_dir) for run in plan.runs)
+        cli.print_value({"runs": dict(zip(names, of_runs, strict=True)), "load": load})
     outcome = Outcome.of(outcomes)
     if not outcome.is_complete:
         _tell_what_is_missing(outcome, with_tables=with_tables)

@@ -217,7 +217,7 @@ def replay(
     if run_dir is None:
         title, shown = _from_prompt(prompt)
     else:
-        run, decoded = find_sample(run_dir, task, sample, number, with_states=True)
+        run, decoded = find_sample(run_dir, task, sample, number, needs="steps")
         title = f"{run.manifest.system} · {decoded.key.task} · {decoded.item_id}"
         shown = list(sample_frames(decoded, lambda: _spell(run)))
     if out is None:
@@ -279,6 +279,7 @@ def export(
         for path in _write_export(form, run_dirs, out or Path("export"), data, baseline):
             cli.tell(str(path))
         return
+    cli.refuse_unused("the other formats, which hold speed-ups", baseline=baseline)
     cli.prepare(out)
     cli.say_extents(run_dirs)
     lines = json_lines(run_dirs)
@@ -348,9 +349,11 @@ def plot(
         raise unknown_key(figure, FIGURES, what="figure")
     cli.log_to_stderr()
     cli.prepare(out / f"{name}.csv")
-    if settings and model is None:
-        raise ConfigError("--set changes the settings of --model; name a model with it")
-    if model is not None:
+    if FIGURES[name].read is not None:
+        cli.refuse_unused("figures 5 and 9", item=item)
+    if model is None:
+        cli.refuse_unused("--model", set=settings, data=data)
+    else:
         if FIGURES[name].read is not None or sources:
             raise ConfigError("--model makes the run that figures 5 and 9 are drawn from; name no sources with it")
         task = task or TASK
@@ -426,6 +429,10 @@ def paper_table(
         raise ConfigError("Table 8 shows one problem: paper-table 8 RUN RUN RUN --item ID; other tables take no --item")
     if row is None:
         cli.prepare(out / f"table{numbers[0]}.csv")
+    else:
+        cli.refuse_unused("tables that are written, without --row", rows=rows)
+    if item is None:
+        cli.refuse_unused("Table 8", task=task, data=data)
     if item is not None:
         made = [_answers(results or [], task, item, data)]
     else:

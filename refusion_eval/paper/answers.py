@@ -6,8 +6,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+from refusion_eval.benchmarks import is_sealed
 from refusion_eval.errors import ConfigError
-from refusion_eval.report.sample import WITHHELD, find_sample, is_withheld
+from refusion_eval.report.sample import WITHHELD, find_sample
 from refusion_eval.results.render import Section, Table, TableRow, markdown_text, text_cells
 from refusion_eval.store.records import PASSED, Sample, ScoreRow
 from refusion_eval.store.run_store import Run, RunReader
@@ -25,7 +26,7 @@ def read_answers(run_dirs: Sequence[Path], task: str | None, item: str) -> list[
     """The answers of several runs to one item. Raises ConfigError if the item is another problem in one of them."""
     answers: list[Answer] = []
     for run_dir in run_dirs:
-        run, sample = find_sample(run_dir, task, item)
+        run, sample = find_sample(run_dir, task, item, needs="text")
         if answers and sample.key.doc_hash != answers[0].sample.key.doc_hash:
             raise ConfigError(
                 f"{run_dir}: item {item!r} of {sample.key.task} is another problem than in {run_dirs[0]}; name runs of "
@@ -39,12 +40,14 @@ def read_answers(run_dirs: Sequence[Path], task: str | None, item: str) -> list[
 def answers_table(answers: Sequence[Answer], problem: str | None, gold: str | None) -> Table:
     """One column for each answer, its text line by line, and the verdicts below."""
     first = answers[0].sample
-    texts = [_lines(WITHHELD if is_withheld(answer.sample) else answer.sample.text) for answer in answers]
+    is_withheld = is_sealed(first.key.task, first.benchmark)
+    texts = [_lines(WITHHELD if is_withheld else answer.sample.text) for answer in answers]
     rows: list[TableRow | Section] = [TableRow(cells=text_cells(*lines)) for lines in zip_longest(*texts, fillvalue="")]
     figures = []
     for answer in answers:
-        counts = f"{answer.sample.num_tokens} tokens in {answer.sample.num_forwards} forwards"
-        figures.append(f"{_verdict(answer)}; {counts}")
+        counted = ((answer.sample.num_tokens, "tokens"), (answer.sample.num_forwards, "forwards"))
+        counts = " in ".join(f"{number} {what}" for number, what in counted if number)
+        figures.append("; ".join(filter(None, (_verdict(answer), counts))))
     rows.append(TableRow(cells=text_cells(*figures), begins_group=True))
     return Table(
         name="table8",

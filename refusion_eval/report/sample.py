@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from refusion_eval.benchmarks import is_sealed, shown_answer
 from refusion_eval.errors import ConfigError, StoreError
@@ -26,13 +26,13 @@ def find_sample(
     item: str | None = None,
     number: int | None = None,
     *,
-    with_states: bool = False,
+    needs: Literal["text", "trace", "steps"] = "trace",
 ) -> tuple[Run, Sample]:
-    """The first sample that fits and has a trace, or states if `with_states`, and its run.
+    """The first sample that fits and has what is needed, and its run; steps are those of a trace, or a server's states.
 
     Raises:
         ConfigError: none fits.
-        StoreError: none of those has any.
+        StoreError: none of those has what is needed.
     """
     with RunReader.open(run_dir) as reader:
         samples = list(reader.samples(traces=False))
@@ -55,9 +55,11 @@ def find_sample(
             if sample.key in keys and sample.trace is not None:
                 sample.events()  # here the error names the run
                 return reader.run, sample
-            if sample.key in keys and with_states and states_of(sample):
+            if sample.key in keys and {"text": sample.error is None, "steps": states_of(sample)}.get(needs):
                 return reader.run, sample
-    raise StoreError(f"{run_dir}: no trace is recorded of what fits, so it cannot be replayed; name another sample")
+    no_trace = "no trace is recorded of what fits, so it cannot be replayed"
+    lacks = "what fits could not be decoded" if needs == "text" else no_trace
+    raise StoreError(f"{run_dir}: {lacks}; name another sample")
 
 
 def _some(names: Sequence[str], wanted: str | None) -> str:

@@ -247,6 +247,12 @@ ARGUMENTS = {
     "nothing to convert": (("convert", "MISSING", "OUT", "--to", "stock"), ("MISSING",)),
     "no such model of a locality": (("locality", "--model", "FOLDER", "--out", "OUT.csv"), ("FOLDER", "config.json")),
     "a table of a locality in a file": (("locality", "--out", "FILE/x.csv"), ("FILE", "cannot be written")),
+    "rows of a plot of runs": (("plot", "figure5", "SOUND", "--data", "FOLDER"), ("--data", "--model")),
+    "an item of a plot of tables": (("plot", "figure1", "SOUND", "--item", "1"), ("--item", "figures 5 and 9")),
+    "two choices of rows": (("paper-table", "1", "SOUND", "--row", "a", "--rows", "b"), ("--rows", "--row")),
+    "a task of a paper table": (("paper-table", "1", "SOUND", "--task", "gsm8k"), ("--task", "Table 8")),
+    "a baseline of samples": (("export", "SOUND", "--baseline", "SOUND"), ("--baseline", "other formats")),
+    "a file of an estimate": (("bench", "--predict", "H100", "--out", "OUT"), ("--out", "--predict")),
     "a bench's figures in a file": (("bench", "--out", "FILE/x"), ("FILE", "cannot be written")),
 }
 

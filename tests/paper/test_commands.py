@@ -98,6 +98,18 @@ def test_table_8_has_the_answers_to_one_problem_side_by_side(tmp_path):
     )
 
 
+def test_table_8_shows_a_text_of_a_server_too(tmp_path):
+    ours, served = make_sample("7"), make_sample("7", text="Served.", tokens=None, trace=None, num_forwards=0)
+    for name, sample in (("ours", ours), ("served", served)):
+        write_run(tmp_path / name, [sample], system=name)
+    runs = [str(tmp_path / name) for name in ("ours", "served")]
+    done = RUNNER.invoke(app, ["paper-table", "8", *runs, "--item", "7", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.exception
+    lines = (tmp_path / "out" / "table8.md").read_text(encoding="utf-8").splitlines()
+    assert lines[4].endswith("| Served. |")
+    assert lines[-1].endswith("| right; 4 tokens |")
+
+
 def test_table_8_is_of_one_problem(tmp_path):
     for name, number in (("a", "7"), ("b", "8")):
         write_run(tmp_path / name, [make_sample(number, item_id="7")])

@@ -401,8 +401,12 @@ def test_so_many_requests_are_in_flight_as_the_batch_size_says(tmp_path):
 
 def test_concurrency_makes_a_run_for_each_number_and_tables_of_throughput(tmp_path):
     with serving(Peer(answer)) as peer:
-        result = run(peer, tmp_path / "a", "--concurrency", "1,2", limit=4)
+        result = run(peer, tmp_path / "a", "--concurrency", "1,2,2", limit=4)
+        told = json.loads(run(peer, tmp_path / "a", "--concurrency", "1,2", "--json", limit=4).stdout)
     assert result.exit_code == 0, result.output
+    assert [Path(run_dir).name for run_dir in told["runs"]] == ["a-c1", "a-c2"]
+    assert all(figures[0]["metric"] == "accuracy" for figures in told["runs"].values())
+    assert [point["concurrency"] for point in told["load"]] == [1, 2]
     assert {path.name for path in tmp_path.iterdir()} == {"a-c1", "a-c2"}
     assert [{sample.batch_size for sample in samples(tmp_path / f"a-c{n}")} for n in (1, 2)] == [{1}, {2}]
     assert "Several requests at once, on server vLLM" in result.output
