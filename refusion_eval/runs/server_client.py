@@ -86,9 +86,7 @@ class ServerClient(Place):
         """
         model = self.describe()["model"]
         loops: set[str] = set()
-        counters: list[dict[str, float]] | None = None
-        if is_alone and self.describe()["name"] in COUNTS_STEPS:
-            counters = []
+        counts_steps = is_alone and self.describe()["name"] in COUNTS_STEPS
         while True:
             as_ids, length_name = self._sends_ids(prompt_ids), self._length_name
             dropped = (*self.dropped, *unwritten_by(self.api, fields))
@@ -101,7 +99,7 @@ class ServerClient(Place):
             asked: Prompt = list(prompt_ids) if as_ids else json.loads(prompt) if kind == "messages" else prompt
             body = self.api.body(model, asked, kept)
             try:
-                attempt = functools.partial(self._once, body, fields, sent, counters, loops)
+                attempt = functools.partial(self._once, body, fields, sent, counts_steps, loops)
                 answer = self._attempts.repeat(attempt, self._patience)
             except Rejected as rejection:
                 if not self._adapt(rejection, as_ids, fields, dropped, length_name):
@@ -174,14 +172,13 @@ class ServerClient(Place):
         body: Mapping[str, Any],
         fields: Mapping[str, Any],
         sent: dict[str, Any],
-        counters: list[dict[str, float]] | None,
+        counts_steps: bool,
         loops: set[str],
     ) -> Answer:
         """One attempt. Its time begins with the request, so that earlier attempts and waiting are not in it.
 
         Args:
-            counters: those of the server from before a request that it refused, if there was one, which changed none.
-                None where they are not to be read.
+            counts_steps: whether the server's counters are read before and after, which tell the steps between.
             loops: texts of earlier attempts that were broken off for their repetition.
         """
         http, most_tokens = self._http, fields["max_tokens"]
@@ -193,14 +190,11 @@ class ServerClient(Place):
         events: list[str] = []
         times: list[float] = []
         place = self._at(self.api.path)
-        before = None if counters is None else counters.pop() if counters else self.counters()
+        before = self.counters() if counts_steps else None
         is_done, started = False, time.perf_counter()
         with asked(http, "POST", place, longest, largest, json=body) as (response, content):
             if response.status_code != 200:
-                fault = self._attempts.fault(response, body_text(content))
-                if before is not None and isinstance(fault, Rejected) and counters is not None:
-                    counters.append(before)
-                raise fault
+                raise self._attempts.fault(response, body_text(content))
             headers = {name.lower(): self.clean(value) for name, value in response.headers.items()}
             for data in events_of(response, content):
                 if is_done := data == "[DONE]":
