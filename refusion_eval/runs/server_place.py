@@ -114,7 +114,7 @@ class Place:
     def _open(self, timeout: float) -> "httpx2.Client":
         import httpx2
 
-        key = self._key.azure_headers if self._deployment else self._key.headers
+        key = self._key.headers(of_azure=bool(self._deployment))
         return httpx2.Client(
             # Nothing packed is asked for, because a few bytes can unpack to fill the memory.
             headers={"Accept-Encoding": "identity"} | key,
