@@ -26,7 +26,7 @@ from refusion_eval.results.facts import natural_order
 from refusion_eval.runs.job import Job, JobRunner, sample_key
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.plan import Turn
-from refusion_eval.runs.settings_tables import choose_preset
+from refusion_eval.runs.settings_tables import check_preset
 from refusion_eval.runs.system import ModelCache, System, build_manifest
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.scoring.judge import ScoreWriter
@@ -133,7 +133,7 @@ def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
     """Opens a checkpoint without its weights, before rows are looked for: the hub may take half a minute to refuse."""
     if args.run_dir is None:
         raise ConfigError("a run needs a run directory: give --run-dir")
-    choose_preset(args.decoder, args.preset)
+    check_preset(args.decoder, args.preset)
     _ = Session(args, model_cache=model_cache).system.checkpoint_settings
 
 
