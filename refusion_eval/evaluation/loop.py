@@ -424,9 +424,10 @@ def run_worker_or_return(args: ModelArgs) -> None:
 def num_local_processes() -> int:
     if not _has_launcher():
         return 1
-    from refusion_eval.scaleout import channel
+    from refusion_eval.scaleout.channel import ProcessInfo
 
-    return channel.num_local_processes()
+    info = ProcessInfo.from_environment(os.environ)
+    return 1 if info is None else info.num_local
 
 
 def _has_launcher() -> bool:
