@@ -8,6 +8,7 @@ again decodes what has no record, and judges what has no verdict.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -199,8 +200,6 @@ class Session:
         self._facts = ({} if turn is None else {"round": turn.number}) | ({"missing": missing} if missing else {})
         self.failed: list[Sample] = []
         self.task_versions = dict(task_versions or {})
-        self._recorded_versions: dict[str, set[str]] | None = None
-        self._recorded_samples: Counter[str] = Counter()  # task -> most samples of an item
         self._store: RunStore | None = None
         self._runner: JobRunner | None = None
         check_tracker(args.tracker)
@@ -260,24 +259,26 @@ class Session:
             self._runner = self._choose_runner()
         return self._runner
 
+    @functools.cached_property
+    def _recorded(self) -> Mapping[str, set[tuple[str, int]]]:
+        """Task -> its version and the number of the sample in recorded keys, each pair once."""
+        found: dict[str, set[tuple[str, int]]] = {}
+        for sample in self.store.samples(traces=False) if self.store is not None else ():
+            found.setdefault(sample.key.task, set()).add((sample.key.task_version, sample.key.sample))
+        return found
+
     def version_of(self, task: str, current: str) -> str:
         """The version of a task under which the run records its texts: that of those that are there already.
 
         A later version of the task may judge texts by other rules; the texts stay those of the same prompts.
         """
-        if self._recorded_versions is None:
-            self._recorded_versions = {}
-            for sample in self.store.samples(traces=False) if self.store is not None else ():
-                key = sample.key
-                self._recorded_versions.setdefault(key.task, set()).add(key.task_version)
-                self._recorded_samples[key.task] = max(self._recorded_samples[key.task], key.sample + 1)
-        recorded = self._recorded_versions.get(task, {current})
+        recorded = {version for version, _ in self._recorded.get(task, ())} or {current}
         return current if current in recorded else max(recorded, key=natural_order)
 
     def check_samples(self, task: str) -> None:
         """Raises StoreError if the run directory has more samples of an item than are asked for."""
-        _ = self.version_of(task, "")
-        recorded, asked = self._recorded_samples[task], self.args.samples
+        recorded = max((1 + number for _, number in self._recorded.get(task, ())), default=0)
+        asked = self.args.samples
         if recorded > asked:
             raise StoreError(
                 f"{self.args.run_dir} has {recorded} samples of an item of {task}, and {asked} are asked for; ask for "
