@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
 from refusion_eval.exports.source import read_exported
+from refusion_eval.models.stock import load_stock
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.release import Entry, ReleaseSettings, find_entry
-from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.runs.system import System, build_manifest
 from refusion_eval.store.run_store import RunReader
 from tests.models import tiny
@@ -140,7 +141,7 @@ def test_a_folder_that_replaces_generate_and_pickled_weights_are_refused(made, t
     torch.save(weights, tmp_path / "pickled" / "pytorch_model.bin")
     (tmp_path / "pickled" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError):
-        StockLoop.open(tmp_path / "pickled", torch.float32, torch.device("cpu"))
+        load_stock(AutoModelForCausalLM, tmp_path / "pickled", torch.float32, torch.device("cpu"))
 
 
 GOOD = {"tokens": [1], "stop": "eos", "seconds": 0.5, "prefill_seconds": None, "trace": [["forward", 0, "all", 4, 0]]}
