@@ -30,7 +30,7 @@ from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.own_engine import OwnEngine
 from refusion_eval.runs.release import Entry, ReleaseSettings, find_entry, hash_of_code
 from refusion_eval.store.records import RELEASE_LOOP, STOCK_GENERATE
-from refusion_eval.types import ENCODE, Decoded, StopReason, StopRule, Trace
+from refusion_eval.types import ENCODE, MOST_TOKENS, Decoded, StopReason, StopRule, Trace
 from refusion_eval.untrusted import Child, environment_without_keys
 
 # `generate` pads responses in a batch only, so a single request never uses this id.
@@ -280,25 +280,21 @@ class _Elsewhere:
             raise DecodeError(str(answer["error"]))
         try:
             return _decoded(**answer)
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise DecodeError(f"the code of the checkpoint gave an answer that is none: {error}") from error
 
 
 def _decoded(
     tokens: list[int], stop: StopReason, seconds: float, prefill_seconds: float | None, trace: list[Any]
 ) -> Decoded:
-    """What the process of a stranger's code answered; KeyError, TypeError or ValueError for what no loop gives."""
-    steps = Trace.from_json(trace)
-    times = [seconds] if prefill_seconds is None else [seconds, prefill_seconds]
-    if (
-        stop not in get_args(StopReason)
-        or not steps.num_forwards
-        or not all(0 <= float(time) < math.inf for time in times)
-    ):
+    """What the process of a stranger's code answered; an error for what no loop gives."""
+    steps, whole = Trace.from_json(trace), float(seconds)
+    first = None if prefill_seconds is None else float(prefill_seconds)
+    if stop not in get_args(StopReason) or not steps.num_forwards or not 0 <= (first or 0.0) <= whole < math.inf:
         raise ValueError(f"it stopped by {stop} after {steps.num_forwards} forwards and {seconds} s")
-    if not {int}.issuperset(map(type, tokens)):
-        raise TypeError("a token is no whole number")
-    return Decoded(tuple(tokens), stop, steps.num_forwards, seconds, steps, prefill_seconds)
+    if not all(type(token) is int and 0 <= token < MOST_TOKENS for token in tokens):
+        raise TypeError("a token is no whole number, or no id")
+    return Decoded(tuple(tokens), stop, steps.num_forwards, whole, steps, first)
 
 
 class ReleaseBackend(StockBackend):

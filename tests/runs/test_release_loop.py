@@ -149,7 +149,17 @@ GOOD = {"tokens": [1], "stop": "eos", "seconds": 0.5, "prefill_seconds": None, "
 
 @pytest.mark.parametrize(
     "changes",
-    [{"trace": []}, {"seconds": -1}, {"stop": "xyz"}, {"tokens": ["1"]}, {"more": 1}, {"seconds": None}, {"trace": 3}],
+    [
+        *({"trace": []}, {"seconds": -1}, {"stop": "xyz"}, {"tokens": ["1"]}, {"more": 1}, {"seconds": None}),
+        *(
+            {"trace": 3},
+            {"tokens": [-1]},
+            {"tokens": [2**31]},
+            {"prefill_seconds": 0.6},
+            {"prefill_seconds": -0.1},
+            {"seconds": 10**400},
+        ),
+    ],
 )
 def test_what_no_loop_answers_is_an_error_of_the_item(made, monkeypatch, changes):
     system = System(parse_model_args(arguments(made, "llada2")))
