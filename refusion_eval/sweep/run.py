@@ -217,6 +217,8 @@ class _Duplicates:
         settings: dict[str, Mapping[str, Any]] = {}
         with RunReader.open(job.run_dir) as reader:
             for sample in reader.samples(traces=False):
+                if sample.error is not None:  # nothing was decoded
+                    continue
                 task = sample.key.task
                 settings[task] = sample.settings
                 identity = [sample.key.doc_hash, sample.key.sample, sample.tokens or sample.text, sample.num_forwards]

@@ -235,7 +235,8 @@ def _system(where: str, name: str, row: Any, allow_code: bool, of_servers: Mappi
         point = system.point(values, origin)
         if origin != "around" and (doubled := settings.keys() & point.settings.keys()):
             raise ConfigError(f"{where}: {', '.join(sorted(doubled))} is both fixed under settings and varied")
-        points.setdefault(point.name, point)
+        if points.setdefault(point.name, point).settings != point.settings:
+            raise ConfigError(f"{where}: two points would be called {point.name}; write values that differ more")
     return replace(system, settings=settings, points=tuple(points.values()), frontier=entry.frontier)
 
 
