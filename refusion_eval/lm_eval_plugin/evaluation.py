@@ -83,8 +83,14 @@ class LocalSplits(dict[str, datasets.Dataset]):
         check_rows(rows, benchmark.source, origin)
         if self._config is not None and len(benchmark.source.configs) > 1:
             # Each configuration is a subject, which the column `config` names, or `type` in another spelling.
-            named = ((row, str(row.get("config") or row["type"])) for row in rows)
-            rows = [row for row, name in named if name.lower().replace("&", "and").replace(" ", "_") == self._config]
+            names = [str(row.get("config") or row.get("type") or "") for row in rows]
+            if not all(names):
+                raise DataError(
+                    f"{origin}: a row does not say which part of {benchmark.source.hub} it is of, and {self._config} "
+                    "is asked for; give every row the column config, or leave data_dir out"
+                )
+            spelled = (name.lower().replace("&", "and").replace(" ", "_") for name in names)
+            rows = [row for row, name in zip(rows, spelled, strict=True) if name == self._config]
         self[split] = datasets.Dataset.from_list(list(rows))
         return self[split]
 
