@@ -23,6 +23,7 @@ from refusion_eval.store.records import Sample, SampleKey, as_json, from_fields,
 
 ATTENTION = "attention"
 WIDTH_COST = "width_cost"
+_AS_THEY_ARE = ("benchmark", "item_id", "prompt", "prompts", "alone")  # fields of a job that JSON has too
 SAME_VERSION = "all processes of a run need one version of refusion_eval"
 
 # After a signal, the driver waits so long for records of workers, which may be dead. torchrun kills after 30 s.
@@ -89,13 +90,10 @@ def stop_requested(jobs: Iterable[Job]) -> bool:
 
 def job_to_json(job: Job) -> dict[str, Any]:
     resolved = job.resolved
-    return {
+    return {name: getattr(job, name) for name in _AS_THEY_ARE} | {
         "key": asdict(job.key),
-        "benchmark": job.benchmark,
-        "item_id": job.item_id,
         "prompt_ids": [int(token) for token in job.prompt_ids],
         "sealed": list(job.sealed),
-        "alone": job.alone,
         "settings": dict(resolved.values),
         "sources": dict(resolved.sources),
         "until": list(resolved.until),
@@ -116,7 +114,7 @@ def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
     if resolved.digest != fields["digest"]:
         digests = f"{resolved.digest} here and {fields['digest']} at the sender"
         raise ScaleOutError(f"{where}: its settings have the digest {digests}; {SAME_VERSION}")
-    same = {name: fields[name] for name in ("benchmark", "item_id", "prompt_ids", "alone")}
+    same = {name: fields[name] for name in (*_AS_THEY_ARE, "prompt_ids")}
     return Job(key=SampleKey(**fields["key"]), resolved=resolved, sealed=tuple(fields["sealed"]), **same)
 
 
