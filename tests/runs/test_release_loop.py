@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from refusion_eval.results.measured import read_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.release import Entry, ReleaseSettings, find_entry
 from refusion_eval.runs.system import System, build_manifest
+from refusion_eval.scaleout import messages
 from refusion_eval.store.run_store import RunReader
 from tests.models import tiny
 from tests.scaleout.two_processes import jobs_of
@@ -121,6 +122,18 @@ def test_what_the_loop_returns_is_cut_after_its_end_token(made):
     system = System(parse_model_args(arguments(made, "plain", eos_ids=(third,))))
     (sample,) = system.run(jobs_of(system, 1))
     assert (sample.tokens, sample.stop) == (whole.tokens[: whole.tokens.index(third) + 1], "eos")
+
+
+def test_a_process_of_a_launcher_runs_the_code_that_its_own_command_allows(made, monkeypatch):
+    setup = messages.Setup(**asdict(messages.Setup.of(System(parse_model_args(arguments(made, "llada2"))))))
+    worker, devices = setup.open_system("cpu", 2, allow_code=True), []
+    setup.check(worker)
+    with pytest.raises(ConfigError, match="add --allow-code"):
+        setup.check(setup.open_system("cpu", 2))
+    monkeypatch.setattr(worker.backend, "device", "cuda")
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    (sample,) = messages.decode(worker, iter(jobs_of(worker, 1)))
+    assert (sample.error, devices) == (None, [torch.device("cpu")])
 
 
 def test_no_code_runs_without_leave(made):
