@@ -7,6 +7,7 @@ whose settings are those of an earlier point shares its run, and has rows of its
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -273,7 +274,8 @@ def _task_results(run_dir: Path) -> list[TaskResult]:
     """TPF and accuracy of each task, sorted by the names of the tasks; 0 if not measured."""
     lines = [line for line in summary(run_measurements([run_dir])) if line.task != MEAN_TASK]
     pairs = [(line.measurement("tpf"), line.measurement(ACCURACY)) for line in lines]
-    return [TaskResult(*(0.0 if figure is None else figure.value for figure in pair)) for pair in pairs]
+    values = ((0.0 if one is None or math.isnan(one.value) else one.value for one in pair) for pair in pairs)
+    return [TaskResult(*of_task) for of_task in values]
 
 
 def _check_machine(jobs: list[_Job], model_cache: ModelCache) -> None:
