@@ -88,7 +88,8 @@ class ServerClient(Place):
         loops: set[str] = set()
         counts_steps = is_alone and self.describe()["name"] in COUNTS_STEPS
         while True:
-            as_ids, length_name = self._sends_ids(prompt_ids), self._length_name
+            as_ids = bool(prompt_ids) and self._takes_ids is not False and not self.api.takes_messages
+            length_name = self._length_name
             dropped = (*self.dropped, *unwritten_by(self.api, fields))
             kind = "messages" if self.api.takes_messages else "ids" if as_ids else "text"
             kept = {name: value for name, value in fields.items() if name not in dropped}
@@ -112,9 +113,6 @@ class ServerClient(Place):
             if as_ids:
                 self._takes_ids = True
             return answer
-
-    def _sends_ids(self, prompt_ids: Sequence[int]) -> bool:
-        return bool(prompt_ids) and self._takes_ids is not False and not self.api.takes_messages
 
     def _adapt(
         self, rejection: Rejected, as_ids: bool, fields: Mapping[str, Any], dropped: Sequence[str], length_name: str

@@ -127,7 +127,6 @@ class Place:
         )
 
     def _at(self, path: str) -> str:
-        """The address of a path."""
         return self.root + (path.removeprefix("/v1") if _OWN_VERSION.search(self.root) else path) + self._query
 
     def describe(self, patience: float = _START_SECONDS) -> dict[str, Any]:
