@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import length_hint
 from typing import Any, NamedTuple, Self
@@ -159,29 +159,14 @@ def job_of(system: System, task: Task, item: Item, version: str, sample: int) ->
     )
 
 
-class _AlikeFailures:
-    """Counts the samples in a row that failed for one reason, whatever numbers its message has."""
-
-    cause = ""
-    _num = 0
-
-    def count(self, sample: Sample) -> None:
-        if sample.stop == REFUSED:  # that is about one prompt, and was found in no time
-            return
-        cause = _cause(sample)
-        self._num = 0 if not cause else 1 + self._num * (_without_numbers(cause) == _without_numbers(self.cause))
-        self.cause = cause
-
-    def are_too_many(self) -> bool:
-        return self._num >= _MOST_ALIKE
+def _common(causes: Sequence[str]) -> str:
+    """The reason for which so many samples in a row failed, whatever numbers its message has; empty without one."""
+    are_alike = len(causes) == _MOST_ALIKE and len({re.sub(r"\d+", "", cause) for cause in causes}) == 1
+    return causes[-1] if are_alike else ""
 
 
 def _cause(sample: Sample) -> str:
     return (sample.error or "").strip().rpartition("\n")[2]
-
-
-def _without_numbers(text: str) -> str:
-    return re.sub(r"\d+", "", text)
 
 
 class Session:
@@ -366,8 +351,9 @@ class Session:
             ordered = sorted(missing.values(), key=lambda job: not job.alone)
             if check_all:
                 self._check_lengths(ordered)
-            alike = _AlikeFailures()
-            waiting = interruption.stoppable(ordered, alike.are_too_many)
+            causes: deque[str] = deque(maxlen=_MOST_ALIKE)  # of the last samples; empty for one that did not fail
+            given_up = ""  # why; what is in flight then may succeed
+            waiting = interruption.stoppable(ordered, lambda: bool(given_up))
             for sample in self.runner.run(waiting):
                 if store:
                     store.append(sample)
@@ -376,12 +362,14 @@ class Session:
                 if sample.error is not None:
                     self.failed.append(sample)
                     log.error("%s %s failed: %s", sample.key.task, sample.item_id, _cause(sample))
-                alike.count(sample)
+                if sample.stop != REFUSED:  # which is about one prompt, and was found in no time
+                    causes.append(_cause(sample))
+                    given_up = given_up or _common(causes)
                 on_sample(missing[sample.key], sample)
                 progress.decoded(sample)
-            if alike.are_too_many() and length_hint(waiting):
+            if given_up and length_hint(waiting):
                 raise GaveUpError(
-                    f"{_MOST_ALIKE} items in a row failed for one reason, so the run gave up: {alike.cause}. Mend "
+                    f"{_MOST_ALIKE} items in a row failed for one reason, so the run gave up: {given_up}. Mend "
                     f"this; {resume_hint(self.args.run_dir)}"
                 )
 
