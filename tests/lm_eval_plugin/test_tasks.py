@@ -263,7 +263,7 @@ def test_rows_that_do_not_say_their_configuration_are_refused_in_one_line(tmp_pa
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:1]))
     assert len(LocalSplits("bbh", "SaylorTwift/bbh", "boolean_expressions", str(tmp_path))["test"]) == 1
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=r"test.jsonl: a row does not say .* navigate is asked for; .* column config"):
+    with pytest.raises(DataError, match=r"test.jsonl: a row does not say .* column config, such as navigate, or leave"):
         _ = LocalSplits("bbh", "SaylorTwift/bbh", "navigate", str(tmp_path))["test"]
 
 
