@@ -22,10 +22,11 @@ from independent import IndependentProcesses, Round, Tokens, balanced_shares
 
 from refusion_eval.bench.bench import PROMPTED, mini_prompts
 from refusion_eval.errors import ConfigError, ScaleOutError
+from refusion_eval.evaluation.loop import num_local_processes
 from refusion_eval.runs.job import Job, JobRunner
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.system import System
-from refusion_eval.scaleout.channel import num_local_processes, open_channel
+from refusion_eval.scaleout.channel import open_channel
 from refusion_eval.scaleout.messages import Register, decode
 from refusion_eval.scaleout.ray_runner import RayRunner, driver_args
 from refusion_eval.scaleout.torchrun import TorchrunRunner, run_worker_or_return

@@ -507,7 +507,7 @@ def test_the_bandwidth_of_a_record_is_that_of_the_threads_of_the_model(monkeypat
     embedded = refusion_eval.load_model("embedded", device="cpu")
     monkeypatch.setattr(embedded, "_imposed_threads", 3)
     args = parse_model_args({"pretrained": "embedded"})
-    assert own_engine.OwnEngine(args, embedded, None, 1).roofline()["copy_bytes_per_second"] == 1.0
+    assert own_engine.OwnEngine(System(args), embedded).roofline()["copy_bytes_per_second"] == 1.0
     assert (threads, embedded.num_threads) == ([3], 3)
     assert torch.get_num_threads() != 3
 

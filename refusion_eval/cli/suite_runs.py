@@ -25,7 +25,7 @@ from refusion_eval.protocol.spec import DEFAULT, read_protocol
 from refusion_eval.results.measured import AUTOREGRESSIVE
 from refusion_eval.runs.model_args import TO_SERVERS, ModelArgs, server_place
 from refusion_eval.runs.plan import Plan, PlannedRun, Turn, turns
-from refusion_eval.runs.settings_tables import choose_preset, own_table
+from refusion_eval.runs.settings_tables import check_preset, own_table
 from refusion_eval.runs.systems import choose_systems, decoder_of_system, published_systems
 from refusion_eval.store.records import SERVER
 
@@ -415,7 +415,7 @@ def _suffix(preset: str) -> str:
 
 def _has_preset(decoder: str, preset: str) -> bool:
     try:
-        choose_preset(decoder, preset)
+        check_preset(decoder, preset)
     except ConfigError:
         return False
     return True

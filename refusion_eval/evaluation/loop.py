@@ -8,10 +8,11 @@ again decodes what has no record, and judges what has no verdict.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import length_hint
 from typing import Any, NamedTuple, Self
@@ -26,7 +27,7 @@ from refusion_eval.results.facts import natural_order
 from refusion_eval.runs.job import Job, JobRunner, sample_key
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.plan import Turn
-from refusion_eval.runs.settings_tables import choose_preset
+from refusion_eval.runs.settings_tables import check_preset
 from refusion_eval.runs.system import ModelCache, System, build_manifest
 from refusion_eval.runs.terminal import Interruption, ProgressDisplay, RunningScore, resume_hint
 from refusion_eval.scoring.judge import ScoreWriter
@@ -133,7 +134,7 @@ def check_model(args: ModelArgs, model_cache: ModelCache) -> None:
     """Opens a checkpoint without its weights, before rows are looked for: the hub may take half a minute to refuse."""
     if args.run_dir is None:
         raise ConfigError("a run needs a run directory: give --run-dir")
-    choose_preset(args.decoder, args.preset)
+    check_preset(args.decoder, args.preset)
     _ = Session(args, model_cache=model_cache).system.checkpoint_settings
 
 
@@ -158,29 +159,14 @@ def job_of(system: System, task: Task, item: Item, version: str, sample: int) ->
     )
 
 
-class _AlikeFailures:
-    """Counts the samples in a row that failed for one reason, whatever numbers its message has."""
-
-    cause = ""
-    _num = 0
-
-    def count(self, sample: Sample) -> None:
-        if sample.stop == REFUSED:  # that is about one prompt, and was found in no time
-            return
-        cause = _cause(sample)
-        self._num = 0 if not cause else 1 + self._num * (_without_numbers(cause) == _without_numbers(self.cause))
-        self.cause = cause
-
-    def are_too_many(self) -> bool:
-        return self._num >= _MOST_ALIKE
+def _common(causes: Sequence[str]) -> str:
+    """The reason for which so many samples in a row failed, whatever numbers its message has; empty without one."""
+    are_alike = len(causes) == _MOST_ALIKE and len({re.sub(r"\d+", "", cause) for cause in causes}) == 1
+    return causes[-1] if are_alike else ""
 
 
 def _cause(sample: Sample) -> str:
     return (sample.error or "").strip().rpartition("\n")[2]
-
-
-def _without_numbers(text: str) -> str:
-    return re.sub(r"\d+", "", text)
 
 
 class Session:
@@ -199,8 +185,6 @@ class Session:
         self._facts = ({} if turn is None else {"round": turn.number}) | ({"missing": missing} if missing else {})
         self.failed: list[Sample] = []
         self.task_versions = dict(task_versions or {})
-        self._recorded_versions: dict[str, set[str]] | None = None
-        self._recorded_samples: Counter[str] = Counter()  # task -> most samples of an item
         self._store: RunStore | None = None
         self._runner: JobRunner | None = None
         check_tracker(args.tracker)
@@ -260,24 +244,26 @@ class Session:
             self._runner = self._choose_runner()
         return self._runner
 
+    @functools.cached_property
+    def _recorded(self) -> Mapping[str, set[tuple[str, int]]]:
+        """Task -> its version and the number of the sample in recorded keys, each pair once."""
+        found: dict[str, set[tuple[str, int]]] = {}
+        for sample in self.store.samples(traces=False) if self.store is not None else ():
+            found.setdefault(sample.key.task, set()).add((sample.key.task_version, sample.key.sample))
+        return found
+
     def version_of(self, task: str, current: str) -> str:
         """The version of a task under which the run records its texts: that of those that are there already.
 
         A later version of the task may judge texts by other rules; the texts stay those of the same prompts.
         """
-        if self._recorded_versions is None:
-            self._recorded_versions = {}
-            for sample in self.store.samples(traces=False) if self.store is not None else ():
-                key = sample.key
-                self._recorded_versions.setdefault(key.task, set()).add(key.task_version)
-                self._recorded_samples[key.task] = max(self._recorded_samples[key.task], key.sample + 1)
-        recorded = self._recorded_versions.get(task, {current})
+        recorded = {version for version, _ in self._recorded.get(task, ())} or {current}
         return current if current in recorded else max(recorded, key=natural_order)
 
     def check_samples(self, task: str) -> None:
         """Raises StoreError if the run directory has more samples of an item than are asked for."""
-        _ = self.version_of(task, "")
-        recorded, asked = self._recorded_samples[task], self.args.samples
+        recorded = max((1 + number for _, number in self._recorded.get(task, ())), default=0)
+        asked = self.args.samples
         if recorded > asked:
             raise StoreError(
                 f"{self.args.run_dir} has {recorded} samples of an item of {task}, and {asked} are asked for; ask for "
@@ -365,8 +351,9 @@ class Session:
             ordered = sorted(missing.values(), key=lambda job: not job.alone)
             if check_all:
                 self._check_lengths(ordered)
-            alike = _AlikeFailures()
-            waiting = interruption.stoppable(ordered, alike.are_too_many)
+            causes: deque[str] = deque(maxlen=_MOST_ALIKE)  # of the last samples; empty for one that did not fail
+            given_up = ""  # why; what is in flight then may succeed
+            waiting = interruption.stoppable(ordered, lambda: bool(given_up))
             for sample in self.runner.run(waiting):
                 if store:
                     store.append(sample)
@@ -375,12 +362,14 @@ class Session:
                 if sample.error is not None:
                     self.failed.append(sample)
                     log.error("%s %s failed: %s", sample.key.task, sample.item_id, _cause(sample))
-                alike.count(sample)
+                if sample.stop != REFUSED:  # which is about one prompt, and was found in no time
+                    causes.append(_cause(sample))
+                    given_up = given_up or _common(causes)
                 on_sample(missing[sample.key], sample)
                 progress.decoded(sample)
-            if alike.are_too_many() and length_hint(waiting):
+            if given_up and length_hint(waiting):
                 raise GaveUpError(
-                    f"{_MOST_ALIKE} items in a row failed for one reason, so the run gave up: {alike.cause}. Mend "
+                    f"{_MOST_ALIKE} items in a row failed for one reason, so the run gave up: {given_up}. Mend "
                     f"this; {resume_hint(self.args.run_dir)}"
                 )
 
@@ -424,9 +413,10 @@ def run_worker_or_return(args: ModelArgs) -> None:
 def num_local_processes() -> int:
     if not _has_launcher():
         return 1
-    from refusion_eval.scaleout import channel
+    from refusion_eval.scaleout.channel import ProcessInfo
 
-    return channel.num_local_processes()
+    info = ProcessInfo.from_environment(os.environ)
+    return 1 if info is None else info.num_local
 
 
 def _has_launcher() -> bool:

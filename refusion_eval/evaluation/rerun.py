@@ -75,6 +75,9 @@ def plan_of_rerun(
     """
     if not run.expected:
         raise ConfigError(f"{run.run_id} does not say how many items of each task it has; run its command again")
+    if (run.manifest.settings.get("release_loop") or {}).get("code"):
+        told = f"{run.run_id} was decoded by code of its checkpoint, which a record must not choose"
+        raise ConfigError(f"{told}; run its command again with another --run-dir, and compare the two")
     places = {"run_dir": str(again_dir), "data_dir": None if data is None else str(data)}
     args = arguments_of(run, **places, prompt_time=run.measured.get("prompt_time"))
     numbers: dict[str, list[int]] = {task: [] for task in run.expected}

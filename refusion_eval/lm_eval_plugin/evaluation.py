@@ -36,7 +36,6 @@ SCORED = "scored"  # why "decoding" ended where a text was scored and nothing wa
 SPEED = {"tps": True, "latency_mean": False, "tpf": True, "forwards_mean": False}
 SPEED |= {"server_tps": True, "server_latency_mean": False}
 
-
 # Arguments of `datasets.load_dataset` that name files of the user.
 _NAMES_FILES = {"data_files", "data_dir"}
 
@@ -83,8 +82,12 @@ class LocalSplits(dict[str, datasets.Dataset]):
         check_rows(rows, benchmark.source, origin)
         if self._config is not None and len(benchmark.source.configs) > 1:
             # Each configuration is a subject, which the column `config` names, or `type` in another spelling.
-            named = ((row, str(row.get("config") or row["type"])) for row in rows)
-            rows = [row for row, name in named if name.lower().replace("&", "and").replace(" ", "_") == self._config]
+            names = [str(row.get("config") or row.get("type") or "") for row in rows]
+            if not all(names):
+                told = f"{origin}: a row does not say which part of {benchmark.source.hub} it is of"
+                raise DataError(f"{told}; give each the column config, such as {self._config}, or leave data_dir out")
+            spelled = (name.lower().replace("&", "and").replace(" ", "_") for name in names)
+            rows = [row for row, name in zip(rows, spelled, strict=True) if name == self._config]
         self[split] = datasets.Dataset.from_list(list(rows))
         return self[split]
 
@@ -121,14 +124,14 @@ class Evaluation:
         self._session = session
         self._sandbox = sandbox
         self._versions: dict[str, str] = {}
-        self._samples: dict[str, list[Sample]] = {}
+        self.samples: dict[str, list[Sample]] = {}  # task -> those of this evaluation
 
     def begin(self, versions: Mapping[str, str]) -> None:
         self._versions = {
             name: task.benchmark.prompts.version if (task := own_task(name)) else version
             for name, version in versions.items()
         }
-        self._samples = {}
+        self.samples = {}
         self._session.task_versions.update(self._versions)
 
     def key(self, task: str, doc: Row, args: Sequence[Any], sample: int = 0) -> SampleKey:
@@ -139,12 +142,8 @@ class Evaluation:
         version = self._session.version_of(task, self._versions.get(task, ""))
         return sample_key(task, version, doc, prompt, resolved, sample)
 
-    @property
-    def num_samples(self) -> int:
-        return sum(map(len, self._samples.values()))
-
     def add(self, sample: Sample) -> None:
-        self._samples.setdefault(sample.key.task, []).append(sample)
+        self.samples.setdefault(sample.key.task, []).append(sample)
 
     @contextmanager
     def judging(self) -> Iterator[Callable[[Row, Sample], None]]:
@@ -171,7 +170,7 @@ class Evaluation:
         for task, logged in results["samples"].items():
             if store and own_task(task) is None:
                 self._record(store, task, logged)
-        for task, samples in self._samples.items():
+        for task, samples in self.samples.items():
             results["results"][task] |= speed(_timings(samples, store), apart=self._session.args.is_apart)
             results["higher_is_better"].setdefault(task, {}).update(SPEED)
 

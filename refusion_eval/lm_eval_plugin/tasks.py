@@ -49,7 +49,8 @@ def evaluate_others(run: PlannedRun, names: list[str], model_cache: ModelCache, 
     except DecodeError:
         if not model.session.failed:
             raise
-        num_unscored = model.evaluation.num_samples  # lm-eval judges nothing unless every text is there
+        # Lm-eval judges nothing unless every text is there.
+        num_unscored = sum(map(len, model.evaluation.samples.values()))
     finally:
         model.close()
     return Outcome(model.session.failed, num_unscored)

@@ -49,18 +49,25 @@ def stock_config(directory: Path) -> ModelConfig:
         raise CheckpointError(f"{directory}: {failure}; give an architecture that transformers has") from error
 
 
+def load_stock(kind: Any, directory: Path, dtype: torch.dtype, device: torch.device, purpose: str = "") -> Any:
+    """A checkpoint under a class of transformers, from safetensors and without code of the checkpoint."""
+    options = {"trust_remote_code": False, "use_safetensors": True, "local_files_only": True}
+    try:
+        module = kind.from_pretrained(directory, dtype=dtype, **options)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        what = f"transformers cannot load it {purpose}".strip()
+        raise CheckpointError(f"{directory}: {what} ({error})") from error
+    return module.to(device).eval()
+
+
 class StockModel:
-    """A checkpoint under its class in transformers, from safetensors and without code of the checkpoint."""
+    """A checkpoint under its class in transformers."""
 
     def __init__(self, directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._is_causal = not is_masked_model(read_json(directory / "config.json"))
         auto: Any = AutoModelForCausalLM if self._is_causal else AutoModelForMaskedLM
-        try:
-            module = auto.from_pretrained(directory, dtype=dtype, trust_remote_code=False, use_safetensors=True)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise CheckpointError(f"{directory}: transformers cannot load it ({error})") from error
-        self._module: PreTrainedModel = module.to(device).eval()
-        self.config, self.device, self.dtype = config, module.device, module.dtype
+        self._module: PreTrainedModel = load_stock(auto, directory, dtype, device)
+        self.config, self.device, self.dtype = config, self._module.device, self._module.dtype
 
     @torch.inference_mode()
     def logits(self, tokens: list[int], positions: list[int], visible_NN: npt.NDArray[np.bool_]) -> Tensor:

@@ -1,6 +1,6 @@
 """What differs between protocols, or between a protocol and the records of a run; and what a protocol would run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,21 +32,28 @@ def protocol_differences(first: str, second: str, **allowed: Any) -> list[str]:
     names = (first, second)
     are_runs = [(Path(name) / RUN_JSON).is_file() for name in names]
     if not any(are_runs):
-        one, other = (read_protocol(name, **allowed, is_alone=False).content() for name in names)
-        return _differences(one, other, names)
+        return _differences([read_protocol(name, **allowed, is_alone=False).content() for name in names], names)
     if all(are_runs):
-        return _differences(_of_run(first, {}), _of_run(second, {}), names)
-    run, protocol = names if are_runs[0] else reversed(names)
+        return _differences([_of_run(name, {}) for name in names], names)
+    order = 1 if are_runs[0] else -1  # in which a run and a protocol are named
+    run, protocol = names[::order]
     read = read_protocol(protocol, **allowed, is_alone=False)
-    candidates = [_sides(run, read.content(), system) for system in _possible(run, read)]
+    with RunReader.open(run) as reader:
+        stamp = reader.run.manifest.protocol
+    content, system = read.content(), stamp.get("system", "")
     # A run outside the protocol is compared with the system that it differs least from.
-    recorded, wanted = min(candidates, key=lambda pair: len(_differences(pair[0], pair[1], names)))
-    sides = (recorded, wanted) if are_runs[0] else (wanted, recorded)
-    return [*_other_label(run, read, names, are_runs), *_differences(sides[0], sides[1], names)]
+    possible = [system] if system in read.systems else read.systems
+    candidates = [_differences(_sides(run, content, one)[::order], names) for one in possible]
+    found = min(candidates, key=len)
+    if stamp and stamp["hash"] != read.hash:
+        one, other = (stamp["label"], read.label)[::order]
+        found = [*differences({"protocol": one}, {"protocol": other}, names), *found]
+    return found
 
 
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any], names: tuple[str, str]) -> list[str]:
+def _differences(contents: Sequence[Mapping[str, Any]], names: tuple[str, str]) -> list[str]:
     """The differences of two contents; a task or system that one of them lacks is one line, without its settings."""
+    first, second = contents
     return differences(_beside(first, second), _beside(second, first), names)
 
 
@@ -60,21 +67,6 @@ def _beside(content: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, A
         name: of_common_tasks(part) if name in others else "there" for name, part in content.get("systems", {}).items()
     }
     return of_common_tasks({**content, "systems": systems})
-
-
-def _possible(run_dir: str, protocol: Protocol) -> list[str]:
-    with RunReader.open(run_dir) as reader:
-        system = reader.run.manifest.protocol.get("system", "")
-    return [system] if system in protocol.systems else list(protocol.systems)
-
-
-def _other_label(run_dir: str, protocol: Protocol, names: tuple[str, str], are_runs: list[bool]) -> list[str]:
-    with RunReader.open(run_dir) as reader:
-        recorded = reader.run.manifest.protocol
-    if not recorded or recorded["hash"] == protocol.hash:
-        return []
-    labels = (recorded["label"], protocol.label) if are_runs[0] else (protocol.label, recorded["label"])
-    return differences({"protocol": labels[0]}, {"protocol": labels[1]}, names)
 
 
 def _sides(run_dir: str, content: Mapping[str, Any], system: str) -> tuple[dict[str, Any], dict[str, Any]]:

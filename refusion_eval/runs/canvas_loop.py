@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from refusion_eval.decoders.diffusion_gemma import Place
-from refusion_eval.errors import CheckpointError, DecodeError
+from refusion_eval.errors import DecodeError
 from refusion_eval.models.diffusion_gemma import check_version
+from refusion_eval.models.stock import load_stock
 from refusion_eval.runs.release import CANVAS_ARGUMENTS, ReleaseSettings
 from refusion_eval.types import Decoded, Readout, TokenArray, Trace
 
@@ -50,13 +51,8 @@ class CanvasLoop:
         from transformers.models import diffusion_gemma
 
         self._parts: Any = diffusion_gemma
-        try:
-            model = self._parts.DiffusionGemmaForBlockDiffusion.from_pretrained(
-                directory, dtype=dtype, use_safetensors=True, local_files_only=True
-            )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise CheckpointError(f"{directory}: transformers cannot load it for its own loop: {error}") from error
-        self._model = model.to(device).eval()
+        kind = self._parts.DiffusionGemmaForBlockDiffusion
+        self._model = load_stock(kind, directory, dtype, device, "for its own loop")
         own = self._model.generation_config
         own.eos_token_id = own.pad_token_id = None  # those of the settings count, also where they name none
         self.drawn = Drawn([], [])  # of the last decoding

@@ -13,8 +13,6 @@ import torch
 from refusion_eval.store.manifest import Hardware
 
 _NVIDIA_SMI_FIELDS = "name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit"
-
-
 _NVIDIA_SMI_SECONDS = 20
 
 

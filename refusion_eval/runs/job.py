@@ -191,7 +191,7 @@ def response(sample: Sample) -> str:
 
 
 def record_error(job: Job, error: str, *, batch_size: int, stop: str = "") -> Sample:
-    return Sample(**_identity(job, batch_size), error=error, stop=stop)
+    return Sample(**_identity(job, batch_size), error=redact(error, job.sealed), stop=stop)
 
 
 def _identity(job: Job, batch_size: int) -> dict[str, Any]:

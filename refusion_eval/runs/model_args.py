@@ -194,8 +194,12 @@ class ModelArgs(CheckpointOptions):
             if given:
                 raise ConfigError(f"model_args: {given[0]} is for a server only; add decoder=server, or leave it out")
             return
-        address = urlsplit(self.base_url or "")
-        if address.scheme not in ("http", "https") or not address.hostname:
+        try:
+            address = urlsplit(self.base_url or "")
+            is_whole = address.scheme in ("http", "https") and address.hostname and address.port != 0
+        except ValueError:  # of brackets, or of a port that is no number
+            is_whole = False
+        if not is_whole:
             raise ConfigError(
                 f"model_args: base_url={self.base_url} is no address; give that of the server: http://HOST:PORT"
             )
@@ -268,7 +272,7 @@ def settings_type(decoder: str, loop: str) -> type:
 
 def server_place(base_url: str | None, server_name: str | None = None) -> str:
     """What tells a server from others: the name that the user gives it, else HOST:PORT of its address."""
-    return server_name or urlsplit(base_url or "").netloc
+    return server_name or re.split("[/?#]", (base_url or "").partition("//")[2])[0]
 
 
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:

@@ -23,7 +23,7 @@ from refusion_eval.errors import ConfigError, DecodeError
 from refusion_eval.models.choices import choices_for
 from refusion_eval.models.device import cache_bytes_per_row, copy_bandwidth, cpu_threads, expert_bytes, weight_bytes
 from refusion_eval.models.weights import count_parameters
-from refusion_eval.runs.backend import TEMPLATE_BEGINS, Backend, Description, GetOrCompute, Opener
+from refusion_eval.runs.backend import TEMPLATE_BEGINS, Backend, Description, Opener
 from refusion_eval.runs.hardware import collect_hardware, cpuinfo, read_gpu
 from refusion_eval.runs.job import Job, record, record_error
 from refusion_eval.runs.model_args import ModelArgs
@@ -37,28 +37,26 @@ log = logging.getLogger(__name__)
 
 
 class OwnEngine(Backend):
-    records_graphs: ClassVar[bool] = True  # where the arguments, or the device, ask for it
     scores: ClassVar[bool] = True  # whether log-likelihoods are computed
 
-    def __init__(
-        self, args: ModelArgs, model: api.LoadedModel, get_or_compute: GetOrCompute, num_processes: int
-    ) -> None:
-        self.args, self.files, self.model = args, model, model
-        self._get_or_compute, self._num_processes = get_or_compute, num_processes
+    def __init__(self, opener: Opener, model: api.LoadedModel) -> None:
+        self.args, self.files, self.model = opener.args, model, model
+        self._get_or_compute, self._num_processes = opener.get_or_compute, opener.num_processes
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.device = model.device.type
         # The kernels that torch chooses from on CUDA, and the recording of graphs, decide the last bits of a text too.
         kernels = ":flash,efficient,math" if self.device == "cuda" and model.attention == "sdpa" else ""
         own = model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
-        self.attention = "transformers" if model.is_stock else own  # which chooses its own
+        # Transformers chooses its own.
+        self.attention = own if self.args.loop == "engine" and not model.is_stock else "transformers"
         self.cuda_graphs = model.cuda_graphs
 
     @classmethod
     def of(cls, opener: Opener) -> Self:
         args = opener.args
-        cuda_graphs = args.cuda_graphs if cls.records_graphs else False
+        cuda_graphs = args.cuda_graphs if args.loop == "engine" else False
         options = replace(args.options, attention=wanted_attention(args), cuda_graphs=cuda_graphs)
-        return cls(args, opener.shared(options), opener.get_or_compute, opener.num_processes)
+        return cls(opener, opener.shared(options))
 
     def describe(self, system: Opener) -> Description:
         """Layout, sizes, context, chat template and device of the checkpoint, and whether its folder has weights."""

@@ -175,8 +175,7 @@ class Server(Backend):
             return self._record(job, replace(answer, facts={**answer.facts, **sent}), concurrency)
         except DecodeError as error:
             stop = REFUSED if isinstance(error, Refused) else ""
-            said = redact(str(error), job.sealed)
-            return replace(record_error(job, said, batch_size=concurrency, stop=stop), server=sent)
+            return replace(record_error(job, str(error), batch_size=concurrency, stop=stop), server=sent)
 
     def _record(self, job: Job, answer: Answer, concurrency: int) -> Sample:
         until, most_tokens = job.resolved.until, job.resolved.settings.gen_length

@@ -86,11 +86,10 @@ class ServerClient(Place):
         """
         model = self.describe()["model"]
         loops: set[str] = set()
-        counters: list[dict[str, float]] | None = None
-        if is_alone and self.describe()["name"] in COUNTS_STEPS:
-            counters = []
+        counts_steps = is_alone and self.describe()["name"] in COUNTS_STEPS
         while True:
-            as_ids, length_name = self._sends_ids(prompt_ids), self._length_name
+            as_ids = bool(prompt_ids) and self._takes_ids is not False and not self.api.takes_messages
+            length_name = self._length_name
             dropped = (*self.dropped, *unwritten_by(self.api, fields))
             kind = "messages" if self.api.takes_messages else "ids" if as_ids else "text"
             kept = {name: value for name, value in fields.items() if name not in dropped}
@@ -101,7 +100,7 @@ class ServerClient(Place):
             asked: Prompt = list(prompt_ids) if as_ids else json.loads(prompt) if kind == "messages" else prompt
             body = self.api.body(model, asked, kept)
             try:
-                attempt = functools.partial(self._once, body, fields, sent, counters, loops)
+                attempt = functools.partial(self._once, body, fields, sent, counts_steps, loops)
                 answer = self._attempts.repeat(attempt, self._patience)
             except Rejected as rejection:
                 if not self._adapt(rejection, as_ids, fields, dropped, length_name):
@@ -114,9 +113,6 @@ class ServerClient(Place):
             if as_ids:
                 self._takes_ids = True
             return answer
-
-    def _sends_ids(self, prompt_ids: Sequence[int]) -> bool:
-        return bool(prompt_ids) and self._takes_ids is not False and not self.api.takes_messages
 
     def _adapt(
         self, rejection: Rejected, as_ids: bool, fields: Mapping[str, Any], dropped: Sequence[str], length_name: str
@@ -174,14 +170,13 @@ class ServerClient(Place):
         body: Mapping[str, Any],
         fields: Mapping[str, Any],
         sent: dict[str, Any],
-        counters: list[dict[str, float]] | None,
+        counts_steps: bool,
         loops: set[str],
     ) -> Answer:
         """One attempt. Its time begins with the request, so that earlier attempts and waiting are not in it.
 
         Args:
-            counters: those of the server from before a request that it refused, if there was one, which changed none.
-                None where they are not to be read.
+            counts_steps: whether the server's counters are read before and after, which tell the steps between.
             loops: texts of earlier attempts that were broken off for their repetition.
         """
         http, most_tokens = self._http, fields["max_tokens"]
@@ -193,14 +188,11 @@ class ServerClient(Place):
         events: list[str] = []
         times: list[float] = []
         place = self._at(self.api.path)
-        before = None if counters is None else counters.pop() if counters else self.counters()
+        before = self.counters() if counts_steps else None
         is_done, started = False, time.perf_counter()
         with asked(http, "POST", place, longest, largest, json=body) as (response, content):
             if response.status_code != 200:
-                fault = self._attempts.fault(response, body_text(content))
-                if before is not None and isinstance(fault, Rejected) and counters is not None:
-                    counters.append(before)
-                raise fault
+                raise self._attempts.fault(response, body_text(content))
             headers = {name.lower(): self.clean(value) for name, value in response.headers.items()}
             for data in events_of(response, content):
                 if is_done := data == "[DONE]":

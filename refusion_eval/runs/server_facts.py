@@ -1,6 +1,6 @@
 """What servers tell of an answer beside its text: the table of fields that are read, and what cannot be."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from refusion_eval.errors import DecodeError
@@ -93,10 +93,9 @@ def facts_of(told: Mapping[str, Any], headers: Mapping[str, str], *, diffusion: 
         diffusion: whether the user says that the model is a diffusion model.
     """
     facts: dict[str, Any] = {}
-    for field in FIELDS:
-        if field.fact not in facts and field.diffusion in (None, diffusion):
-            for value in _values(field, told, headers):
-                facts[field.fact] = value
+    for field in (one for one in FIELDS if one.diffusion in (None, diffusion)):
+        if field.fact not in facts and (value := _value(field, told, headers)) is not None:
+            facts[field.fact] = value
     # SGLang writes 0 beside details that are null: it says nothing of them.
     usage = as_dict(told.get("usage"))
     if facts.get("reasoning_tokens") == 0 and any(name in usage and usage[name] is None for name in _DETAILS):
@@ -115,7 +114,7 @@ def steps_between(before: Mapping[str, float], after: Mapping[str, float]) -> di
     return {_STEPS: steps} if 0 < steps == calls and requests <= 1 else {}
 
 
-def _values(field: Field, told: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[int | float]:
+def _value(field: Field, told: Mapping[str, Any], headers: Mapping[str, str]) -> int | float | None:
     value: Any = told
     for key in field.place.split("."):
         value = as_dict(value).get(key)
@@ -126,11 +125,10 @@ def _values(field: Field, told: Mapping[str, Any], headers: Mapping[str, str]) -
         value = sum(counts) if len(counts) == len(value) else None
     # A record holds counts and times only, and nothing that a server writes in their place.
     if type(value) not in (int, float) or not 0 <= value < MOST:
-        return
+        return None
     if field.unit in _OF_A_SECOND:
-        yield value / _OF_A_SECOND[field.unit]
-    else:
-        yield int(value) if value == int(value) else value
+        return value / _OF_A_SECOND[field.unit]
+    return int(value) if value == int(value) else value
 
 
 def forwards(facts: Mapping[str, Any], *, diffusion: bool, drafts_are_told: bool = False) -> int:

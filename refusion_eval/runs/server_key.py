@@ -26,14 +26,10 @@ class Key:
         codes = ("".join(f"(?:{form})" for form in forms), self._key.encode().hex(), *_in_base64(self._key.encode()))
         self._secret = re.compile("|".join(codes), re.IGNORECASE)
 
-    @property
-    def headers(self) -> dict[str, str]:
+    def headers(self, *, of_azure: bool) -> dict[str, str]:
         """The header of a request that carries the key."""
-        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
-
-    @property
-    def azure_headers(self) -> dict[str, str]:
-        return {"api-key": self._key} if self._key else {}
+        named = {"api-key": self._key} if of_azure else {"Authorization": f"Bearer {self._key}"}
+        return named if self._key else {}
 
     def clean(self, text: str) -> str:
         """The text with a placeholder for the key, in whatever escapes a server writes it."""

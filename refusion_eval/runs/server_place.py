@@ -114,7 +114,7 @@ class Place:
     def _open(self, timeout: float) -> "httpx2.Client":
         import httpx2
 
-        key = self._key.azure_headers if self._deployment else self._key.headers
+        key = self._key.headers(of_azure=bool(self._deployment))
         return httpx2.Client(
             # Nothing packed is asked for, because a few bytes can unpack to fill the memory.
             headers={"Accept-Encoding": "identity"} | key,
@@ -127,7 +127,6 @@ class Place:
         )
 
     def _at(self, path: str) -> str:
-        """The address of a path."""
         return self.root + (path.removeprefix("/v1") if _OWN_VERSION.search(self.root) else path) + self._query
 
     def describe(self, patience: float = _START_SECONDS) -> dict[str, Any]:

@@ -90,14 +90,15 @@ def own_table(preset: str | None) -> Path | None:
     return path if path.suffix in (".yaml", ".yml") else None
 
 
-def choose_preset(decoder: str, preset: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Reads one settings table of a decoder, by default its first, unchecked; the name of an only one is None."""
-    return _choose(own_table(preset) or tasks_path() / "settings" / f"{decoder}.yaml", decoder, preset)
+def check_preset(decoder: str, preset: str | None) -> None:
+    """Raises ConfigError if a decoder has no settings table of this name, or it cannot be read; no row is checked."""
+    _choose(own_table(preset) or tasks_path() / "settings" / f"{decoder}.yaml", decoder, preset)
 
 
-def _choose(path: Path, decoder: str, preset: str | None) -> tuple[str | None, dict[str, Any]]:
-    where = _where(path, preset)
+def _choose(path: Path, decoder: str, preset: str | None) -> tuple[str, dict[str, Any]]:
+    """Where a settings table stands, for messages, and its content; of several in a file the first by default."""
     is_own = own_table(preset) is not None
+    where = str(path) if is_own else f"tasks/settings/{path.name}"
     content = read_yaml(path, where) if is_own or path.exists() else {}
     check_keys(content, (*_TABLE_KEYS, "presets"), where)
     if content and content.get("decoder") != decoder:
@@ -105,16 +106,12 @@ def _choose(path: Path, decoder: str, preset: str | None) -> tuple[str | None, d
     if is_own or "presets" not in content:
         if preset is not None and not is_own:
             raise ConfigError(f"{where} has no presets, so leave out preset={preset}")
-        return None, content
+        return where, content
     check_keys(content, ("decoder", "presets"), where)
     presets = mapping(content["presets"], f"{where}: presets")
     name = next(iter(presets)) if preset is None else preset
     check_keys([name], presets, where, what="preset")
-    return name, mapping(presets[name], f"{where}: {name}")
-
-
-def _where(path: Path, preset: str | None) -> str:
-    return f"tasks/settings/{path.name}" if own_table(preset) is None else str(path)
+    return f"{where}:{name}", mapping(presets[name], f"{where}: {name}")
 
 
 def load_table(
@@ -132,9 +129,7 @@ def load_table(
     path = own or folder / f"{'mini_' if mini else ''}{decoder}.yaml"
     if own is None and not path.exists():
         return None
-    where = _where(path, preset)
-    name, content = _choose(path, decoder, preset)
-    where += f":{name}" if name else ""
+    where, content = _choose(path, decoder, preset)
     check_keys(content, _TABLE_KEYS, where)
     rows, common = mapping(content.get("benchmarks"), f"{where}: benchmarks"), mapping(content.get("common"), where)
     if not rows:

@@ -21,6 +21,7 @@ from refusion_eval.models.card import checkpoint_card
 from refusion_eval.models.checkpoint import is_diffusion_gemma, read_json
 from refusion_eval.models.device import choose_device, cpu_threads, synchronize
 from refusion_eval.models.location import fetch_weights, locate
+from refusion_eval.models.stock import load_stock
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.backend import Backend, Description, Opener
 from refusion_eval.runs.canvas_loop import CanvasLoop
@@ -29,7 +30,7 @@ from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.own_engine import OwnEngine
 from refusion_eval.runs.release import Entry, ReleaseSettings, find_entry, hash_of_code
 from refusion_eval.store.records import RELEASE_LOOP, STOCK_GENERATE
-from refusion_eval.types import ENCODE, Decoded, StopReason, StopRule, Trace
+from refusion_eval.types import ENCODE, MOST_TOKENS, Decoded, StopReason, StopRule, Trace
 from refusion_eval.untrusted import Child, environment_without_keys
 
 # `generate` pads responses in a batch only, so a single request never uses this id.
@@ -45,17 +46,6 @@ class StockLoop:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         model.generation_config = GenerationConfig()  # without the checkpoint's own defaults, such as sampling
-
-    @classmethod
-    def open(cls, directory: Path, dtype: torch.dtype, device: torch.device) -> Self:
-        """Loads a checkpoint in Hugging Face layout; CheckpointError if transformers has no class for it."""
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{directory}: transformers cannot load it for the stock loop: {error}") from error
-        return cls(model.to(device).eval())
 
     def run(self, prompt: Sequence[int], settings: AutoregressiveSettings | ReleaseSettings) -> Decoded:
         """Decodes one prompt; the trace holds the forwards that `generate` makes, one a token."""
@@ -207,16 +197,12 @@ class StockBackend(OwnEngine):
 
     ends_no_thoughts = "loop=generate"
     decoder = STOCK_GENERATE
-    records_graphs = False
     together = Backend.together
-
-    def __init__(self, *of_engine: Any) -> None:
-        super().__init__(*of_engine)
-        self.attention = "transformers"  # which chooses its own
 
     @functools.cached_property
     def _loop(self) -> Any:
-        return StockLoop.open(self.model.directory, self.model.dtype, self.model.device)
+        place = (self.model.directory, self.model.dtype, self.model.device)
+        return StockLoop(load_stock(AutoModelForCausalLM, *place, "for the stock loop"))
 
     def _run(self, job: Job) -> Decoded:
         with cpu_threads(self.model.num_threads):
@@ -227,7 +213,6 @@ class LoopFiles:
     """A checkpoint of any architecture, as far as the loop of its release needs it; see `LoadedModel`."""
 
     is_stock = True
-    adapter = adapter_revision = None
     attention, cuda_graphs = "transformers", False
 
     def __init__(self, args: ModelArgs) -> None:
@@ -295,25 +280,21 @@ class _Elsewhere:
             raise DecodeError(str(answer["error"]))
         try:
             return _decoded(**answer)
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise DecodeError(f"the code of the checkpoint gave an answer that is none: {error}") from error
 
 
 def _decoded(
     tokens: list[int], stop: StopReason, seconds: float, prefill_seconds: float | None, trace: list[Any]
 ) -> Decoded:
-    """What the process of a stranger's code answered; KeyError, TypeError or ValueError for what no loop gives."""
-    steps = Trace.from_json(trace)
-    times = [seconds] if prefill_seconds is None else [seconds, prefill_seconds]
-    if (
-        stop not in get_args(StopReason)
-        or not steps.num_forwards
-        or not all(0 <= float(time) < math.inf for time in times)
-    ):
+    """What the process of a stranger's code answered; an error for what no loop gives."""
+    steps, whole = Trace.from_json(trace), float(seconds)
+    first = None if prefill_seconds is None else float(prefill_seconds)
+    if stop not in get_args(StopReason) or not steps.num_forwards or not 0 <= (first or 0.0) <= whole < math.inf:
         raise ValueError(f"it stopped by {stop} after {steps.num_forwards} forwards and {seconds} s")
-    if not {int}.issuperset(map(type, tokens)):
-        raise TypeError("a token is no whole number")
-    return Decoded(tuple(tokens), stop, steps.num_forwards, seconds, steps, prefill_seconds)
+    if not all(type(token) is int and 0 <= token < MOST_TOKENS for token in tokens):
+        raise TypeError("a token is no whole number, or no id")
+    return Decoded(tuple(tokens), stop, steps.num_forwards, whole, steps, first)
 
 
 class ReleaseBackend(StockBackend):
@@ -322,10 +303,12 @@ class ReleaseBackend(StockBackend):
     ends_no_thoughts = "loop=release"
     decoder = RELEASE_LOOP
     scores = False
+    refusal = Backend.refusal  # the loop itself tells what it cannot decode
 
     @classmethod
     def of(cls, opener: Opener) -> Self:
-        return cls(opener.args, opener.prepared(LoopFiles(opener.args)), opener.get_or_compute, opener.num_processes)
+        files: Any = opener.prepared(LoopFiles(opener.args))
+        return cls(opener, files)
 
     @property
     def _files(self) -> LoopFiles:
@@ -370,9 +353,6 @@ class ReleaseBackend(StockBackend):
             samples = f"samples={self.args.samples}, but {self.entry} is greedy without a temperature"
             raise ConfigError(f"{samples}; set one, such as temperature=0.7, or leave samples out")
 
-    def refusal(self, job: Job) -> str | None:
-        """None: the loop itself tells what it cannot decode."""
-
     @functools.cached_property
     def _loop(self) -> Any:
         files = self._files
@@ -384,6 +364,3 @@ class ReleaseBackend(StockBackend):
     def drawn(self) -> Any:
         """The draws of the last decoding of DiffusionGemma."""
         return self._loop.drawn
-
-    def _settings(self, job: Job) -> Any:
-        return job.settings(self.detokenizer)

@@ -404,18 +404,25 @@ def build_manifest(system: System, task_versions: Mapping[str, str]) -> Manifest
     backend = system.backend
     return replace(
         identity(system),
-        tasks=dict(task_versions),
-        prompts={name: task.benchmark.prompts_name for name in task_versions if (task := find_task(name))},
+        **of_command(system.args, task_versions, cuda_graphs=backend.cuda_graphs),
         batch_size=system.batch_size,
         warmup=system.args.warmup,
         hardware=backend.hardware(),
         versions=package_versions(),
         git_commit=git_commit(),
-        command=sys.argv,
-        arguments=run_arguments(system.args) | {"cuda_graphs": backend.cuda_graphs},
-        protocol=system.args.protocol,
         roofline=backend.roofline(),
     )
+
+
+def of_command(args: ModelArgs, task_versions: Mapping[str, str], *, cuda_graphs: bool) -> dict[str, Any]:
+    """The fields of a manifest that the command of a run decides, whichever process decodes."""
+    return {
+        "tasks": dict(task_versions),
+        "prompts": {name: task.benchmark.prompts_name for name in task_versions if (task := find_task(name))},
+        "command": sys.argv,
+        "arguments": run_arguments(args) | {"cuda_graphs": cuda_graphs},
+        "protocol": args.protocol,
+    }
 
 
 def identity(system: System) -> Manifest:

@@ -61,11 +61,6 @@ class ProcessInfo:
         return info if info.num_processes > 1 else None
 
 
-def num_local_processes() -> int:
-    info = ProcessInfo.from_environment(os.environ)
-    return 1 if info is None else info.num_local
-
-
 @functools.cache
 def open_channel() -> "Channel | None":
     """Joins the processes of this run, once, as the address of the store can be bound only once; None if alone.

@@ -14,7 +14,8 @@ from refusion_eval.benchmarks import find_task
 from refusion_eval.config import build
 from refusion_eval.errors import ScaleOutError
 from refusion_eval.runs.job import Job
-from refusion_eval.runs.model_args import parse_model_args
+from refusion_eval.runs.model_args import RELEASE, parse_model_args
+from refusion_eval.runs.own_engine import OwnEngine
 from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.runs.system import System, identity, run_arguments
 from refusion_eval.runs.terminal import StoppableIterator
@@ -23,6 +24,7 @@ from refusion_eval.store.records import Sample, SampleKey, as_json, from_fields,
 
 ATTENTION = "attention"
 WIDTH_COST = "width_cost"
+_AS_THEY_ARE = ("benchmark", "item_id", "prompt", "prompts", "alone")  # fields of a job that JSON has too
 SAME_VERSION = "all processes of a run need one version of refusion_eval"
 
 # After a signal, the driver waits so long for records of workers, which may be dead. torchrun kills after 30 s.
@@ -50,10 +52,15 @@ class Setup:
         arguments = as_json(run_arguments(system.args))
         return cls(arguments=arguments, run_facts=run_facts, fingerprint=identity(system).fingerprint())
 
-    def open_system(self, device: str, num_processes: int) -> System:
-        """The system of a worker; raises ScaleOutError for an argument that is impossible on this machine."""
+    def open_system(self, device: str, num_processes: int, *, allow_code: bool = False) -> System:
+        """The system of a worker; raises ScaleOutError for an argument that is impossible on this machine.
+
+        Args:
+            allow_code: whether the worker's own command line allows code of a checkpoint, which no message does.
+        """
+        allowed = {"allow_code": allow_code} if self.arguments.get("loop") == RELEASE else {}
         try:
-            args = parse_model_args({**self.arguments, "device": device})
+            args = parse_model_args({**self.arguments, **allowed, "device": device})
         except ValueError as error:
             raise ScaleOutError(f"the driver's model arguments are refused here ({error}); {SAME_VERSION}") from error
         args = replace(args, attention=self.run_facts.get(ATTENTION, args.attention))
@@ -70,8 +77,8 @@ class Setup:
 
 
 def decode(system: System, jobs: Iterator[Job], max_batch_size: int | None = None) -> Iterator[Sample]:
-    if system.backend.device == "cuda":
-        torch.cuda.set_device(system.model.device)  # graphs are recorded on the current device
+    if isinstance(system.backend, OwnEngine) and system.backend.device == "cuda":
+        torch.cuda.set_device(system.backend.model.device)  # graphs are recorded on the current device
     # Without a limit, one worker with a large batch would take all of a few jobs.
     return system.run(jobs, min(system.batch_size, max_batch_size or system.batch_size))
 
@@ -89,13 +96,10 @@ def stop_requested(jobs: Iterable[Job]) -> bool:
 
 def job_to_json(job: Job) -> dict[str, Any]:
     resolved = job.resolved
-    return {
+    return {name: getattr(job, name) for name in _AS_THEY_ARE} | {
         "key": asdict(job.key),
-        "benchmark": job.benchmark,
-        "item_id": job.item_id,
         "prompt_ids": [int(token) for token in job.prompt_ids],
         "sealed": list(job.sealed),
-        "alone": job.alone,
         "settings": dict(resolved.values),
         "sources": dict(resolved.sources),
         "until": list(resolved.until),
@@ -116,7 +120,7 @@ def job_from_json(fields: Mapping[str, Any], settings_type: type) -> Job:
     if resolved.digest != fields["digest"]:
         digests = f"{resolved.digest} here and {fields['digest']} at the sender"
         raise ScaleOutError(f"{where}: its settings have the digest {digests}; {SAME_VERSION}")
-    same = {name: fields[name] for name in ("benchmark", "item_id", "prompt_ids", "alone")}
+    same = {name: fields[name] for name in (*_AS_THEY_ARE, "prompt_ids")}
     return Job(key=SampleKey(**fields["key"]), resolved=resolved, sealed=tuple(fields["sealed"]), **same)
 
 

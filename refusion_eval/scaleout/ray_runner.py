@@ -25,7 +25,7 @@ from refusion_eval.errors import ConfigError, ScaleOutError
 from refusion_eval.runs.job import Job, record_error
 from refusion_eval.runs.model_args import ModelArgs
 from refusion_eval.runs.own_engine import wanted_attention
-from refusion_eval.runs.system import System, run_arguments
+from refusion_eval.runs.system import System, of_command, run_arguments
 from refusion_eval.scaleout import messages, ray_worker
 from refusion_eval.store.manifest import Manifest
 from refusion_eval.store.records import Sample, SampleKey, as_json
@@ -166,9 +166,9 @@ class RayRunner:
         """Describes this run; the device and all that depends on it are those of the first worker, which it awaits."""
         while self._manifest is None:
             self._advance()
-        arguments = run_arguments(self._args) | {"cuda_graphs": self._manifest.arguments["cuda_graphs"]}
-        own: dict[str, Any] = {"checkpoint": self._args.pretrained, "command": sys.argv, "arguments": arguments}
-        return replace(self._manifest, tasks=dict(task_versions), **own)
+        cuda_graphs = self._manifest.arguments["cuda_graphs"]
+        own = of_command(self._args, task_versions, cuda_graphs=cuda_graphs)
+        return replace(self._manifest, checkpoint=self._args.pretrained, **own)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Sample]:
         """Decodes jobs with different keys, those that are timed alone first; yields each record as it arrives.

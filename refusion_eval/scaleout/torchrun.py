@@ -44,7 +44,7 @@ def run_worker_or_return(args: ModelArgs) -> None:
         raise ConfigError(f"engine={args.engine} starts its own workers; run it without torchrun or accelerate launch")
     if channel.info.rank > 0:
         logging.getLogger("refusion_eval").setLevel(logging.WARNING)  # rank 0 logs the rest
-        raise SystemExit(serve(channel, args.device))
+        raise SystemExit(serve(channel, args.device, allow_code=args.allow_code))
 
 
 class TorchrunRunner:
@@ -134,14 +134,14 @@ class TorchrunRunner:
                 yield self._records.read(rank, message["record"])
 
 
-def serve(channel: Channel, device: str) -> int:
+def serve(channel: Channel, device: str, *, allow_code: bool) -> int:
     """Decodes on a rank above 0 until the driver declares the run over, and returns the exit status of this process."""
     rank = channel.info.rank
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the driver handles it
     try:
         with channel.heartbeat():
-            _serve(channel, messages.own_device(device, channel.info.local_rank))
+            _serve(channel, messages.own_device(device, channel.info.local_rank), allow_code=allow_code)
     except Finished:
         channel.leave()
     except RefusionEvalError as error:
@@ -157,7 +157,7 @@ def serve(channel: Channel, device: str) -> int:
     return 0
 
 
-def _serve(channel: Channel, device: str) -> NoReturn:
+def _serve(channel: Channel, device: str, *, allow_code: bool) -> NoReturn:
     """Works through the rounds of the driver; ends with an exception."""
     setup: messages.Setup | None = None
     system: System | None = None
@@ -169,7 +169,7 @@ def _serve(channel: Channel, device: str) -> NoReturn:
         if setup is None or system is None or wanted != setup:
             system = None  # frees one model before another is loaded
             setup = wanted
-            system = setup.open_system(device, channel.info.num_local)
+            system = setup.open_system(device, channel.info.num_local, allow_code=allow_code)
             setup.check(system)
             hardware = system.backend.hardware()
         setup.run_facts.update(header["run_facts"])

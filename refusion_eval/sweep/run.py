@@ -7,9 +7,9 @@ whose settings are those of an earlier point shares its run, and has rows of its
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,8 +152,13 @@ def plan_sweep(
 ) -> SweepPlan:
     """Resolves checkpoints, tasks and settings of a sweep without decoding; raises ConfigError for what cannot run."""
     common = {} if batch_size is None else {"batch_size": batch_size}
-    of_run = {"data": data, "limit": spec.limit, "include_path": include_path, "sandbox": sandbox}
-    made = partial(_job, spec, out, common, of_run)
+    of_run: dict[str, Any] = {"data": data, "limit": spec.limit, "include_path": include_path, "sandbox": sandbox}
+
+    def made(system: SweptSystem, point: SweepPoint) -> _Job:
+        arguments = {**system.arguments, **common, **system.settings, **point.settings}
+        run_dir = out / "runs" / f"{system.name}-{point.name}"
+        return _Job(system, point, plan_run(arguments, spec.tasks, run_dir, **of_run))
+
     jobs = [made(system, point) for system in spec.systems for point in system.known_points]
     run_worker_or_return(jobs[0].run.args)
     shared = _SharedRuns(model_cache := ModelCache(), on_point)
@@ -213,6 +218,8 @@ class _Duplicates:
         settings: dict[str, Mapping[str, Any]] = {}
         with RunReader.open(job.run_dir) as reader:
             for sample in reader.samples(traces=False):
+                if sample.error is not None:  # nothing was decoded
+                    continue
                 task = sample.key.task
                 settings[task] = sample.settings
                 identity = [sample.key.doc_hash, sample.key.sample, sample.tokens or sample.text, sample.num_forwards]
@@ -267,20 +274,8 @@ def _task_results(run_dir: Path) -> list[TaskResult]:
     """TPF and accuracy of each task, sorted by the names of the tasks; 0 if not measured."""
     lines = [line for line in summary(run_measurements([run_dir])) if line.task != MEAN_TASK]
     pairs = [(line.measurement("tpf"), line.measurement(ACCURACY)) for line in lines]
-    return [TaskResult(*(0.0 if figure is None else figure.value for figure in pair)) for pair in pairs]
-
-
-def _job(
-    spec: SweepSpec,
-    out: Path,
-    common: Mapping[str, Any],
-    of_run: Mapping[str, Any],
-    system: SweptSystem,
-    point: SweepPoint,
-) -> _Job:
-    arguments = {**system.arguments, **common, **system.settings, **point.settings}
-    run_dir = out / "runs" / f"{system.name}-{point.name}"
-    return _Job(system, point, plan_run(arguments, spec.tasks, run_dir, **of_run))
+    values = ((0.0 if one is None or math.isnan(one.value) else one.value for one in pair) for pair in pairs)
+    return [TaskResult(*of_task) for of_task in values]
 
 
 def _check_machine(jobs: list[_Job], model_cache: ModelCache) -> None:

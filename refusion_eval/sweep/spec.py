@@ -198,12 +198,14 @@ def read_spec(
 
 def with_model(spec: SweepSpec, model: str) -> SweepSpec:
     """A sweep with another checkpoint for every system that decodes as ReFusion; `_OF_CHECKPOINT` are left out."""
-    systems = tuple(
-        replace(system, arguments=_without(system.arguments, _OF_CHECKPOINT) | {"pretrained": model})
-        if system.arguments["decoder"] == "refusion"
-        else system
-        for system in spec.systems
-    )
+
+    def on_model(system: SweptSystem) -> SweptSystem:
+        if system.arguments["decoder"] != "refusion":
+            return system
+        kept = {name: value for name, value in system.arguments.items() if name not in _OF_CHECKPOINT}
+        return replace(system, arguments=kept | {"pretrained": model})
+
+    systems = tuple(map(on_model, spec.systems))
     if all(system.arguments["decoder"] != "refusion" for system in systems):
         raise ConfigError(f"sweep {spec.name} has no system with decoder refusion, so --model {model} changes nothing")
     return replace(spec, systems=systems)
@@ -212,10 +214,6 @@ def with_model(spec: SweepSpec, model: str) -> SweepSpec:
 def with_samples(spec: SweepSpec, samples: int) -> SweepSpec:
     systems = (replace(system, arguments={**system.arguments, "samples": samples}) for system in spec.systems)
     return replace(spec, systems=tuple(systems))
-
-
-def _without(arguments: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name not in names}
 
 
 def _without_none(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,7 +235,8 @@ def _system(where: str, name: str, row: Any, allow_code: bool, of_servers: Mappi
         point = system.point(values, origin)
         if origin != "around" and (doubled := settings.keys() & point.settings.keys()):
             raise ConfigError(f"{where}: {', '.join(sorted(doubled))} is both fixed under settings and varied")
-        points.setdefault(point.name, point)
+        if points.setdefault(point.name, point).settings != point.settings:
+            raise ConfigError(f"{where}: two points would be called {point.name}; write values that differ more")
     return replace(system, settings=settings, points=tuple(points.values()), frontier=entry.frontier)
 
 

@@ -118,6 +118,7 @@ def test_what_cannot_be_made_again_is_refused_before_decoding(copied: Path, tmp_
             ({"arguments": {}}, ConfigError, "kept no arguments"),
             ({"arguments": {"decoder": "evil.py:DECODER"}}, ConfigError, "a record must not choose"),
             ({"arguments": {"decoder": "refusion", "ray_address": "ray://x"}}, ConfigError, "must not choose"),
+            ({"settings": {"release_loop": {"code": "0" * 64}}}, ConfigError, "code of its checkpoint, which a record"),
         ):
             changed = json.dumps(manifest | change)
             connection.execute("UPDATE meta SET value = ? WHERE name = 'manifest'", (changed,))

@@ -1,5 +1,6 @@
 """A system at work: what it records, what it finds again, and in which process it may be."""
 
+import itertools
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from torch.distributed import HashStore
 from refusion_eval.errors import ConfigError, GaveUpError, ScaleOutError
 from refusion_eval.evaluation.loop import Session
 from refusion_eval.lm_eval_plugin.adapter import RefusionLM
-from refusion_eval.runs.job import Job
+from refusion_eval.runs.job import Job, record_error
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.scaleout import channel
 from refusion_eval.scaleout.channel import Channel, ProcessInfo
@@ -107,6 +108,23 @@ def test_a_worker_of_a_launcher_is_told_that_it_drives_no_run_but_its_objects_ex
     lm = RefusionLM(arguments(checkpoint, tmp_path))
     with pytest.raises(ScaleOutError, match=r"process 1 .*drives no run.*run_worker_or_return\(args\)"):
         _ = lm.session.runner
+
+
+def test_a_run_that_gave_up_says_so_although_what_was_in_flight_succeeds(checkpoint, tmp_path):
+    class InFlight:
+        def run(self, jobs):
+            *failing, good = itertools.islice(jobs, 6)
+            yield from (record_error(job, "no memory", batch_size=6) for job in failing)
+            assert list(jobs) == []
+            yield replace(record_error(good, "", batch_size=6), error=None)
+
+        def close(self):
+            pass
+
+    with closing(Session(arguments(checkpoint, tmp_path))) as session:
+        session._runner = InFlight()
+        with pytest.raises(GaveUpError, match="5 items in a row failed for one reason, so the run gave up: no memory"):
+            session.run(jobs_of(session, *([5, number] for number in range(8))), lambda job, sample: None)
 
 
 def test_of_several_recorded_versions_a_run_goes_on_with_the_latest_by_number(checkpoint, tmp_path):

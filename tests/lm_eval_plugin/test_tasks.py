@@ -256,6 +256,17 @@ def test_a_configuration_of_a_dataset_is_its_part_of_the_rows(rows):
     assert (num("algebra"), num("counting_and_probability"), num("geometry"), num(None)) == (2, 1, 0, 3)
 
 
+def test_rows_that_do_not_say_their_configuration_are_refused_in_one_line(tmp_path):
+    (tmp_path / "bbh").mkdir()
+    rows = [{"input": "not True", "target": "False", "config": "boolean_expressions"}, {"input": "1", "target": "1"}]
+    path = tmp_path / "bbh" / "test.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:1]))
+    assert len(LocalSplits("bbh", "SaylorTwift/bbh", "boolean_expressions", str(tmp_path))["test"]) == 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"test.jsonl: a row does not say .* column config, such as navigate, or leave"):
+        _ = LocalSplits("bbh", "SaylorTwift/bbh", "navigate", str(tmp_path))["test"]
+
+
 @pytest.mark.parametrize(("path", "config"), [("Rowan/hellaswag", None), ("allenai/ai2_arc", "ARC-Easy")])
 def test_a_dataset_that_is_no_benchmark_is_refused(rows, path, config):
     with pytest.raises(DataError, match=rf"mbpp, .*; it reads {path}.* which is none of them: leave data_dir out"):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from refusion_eval.benchmarks import BENCHMARKS
-from refusion_eval.runs.job import Detokenizer, Job, record, response
+from refusion_eval.benchmarks.rows import LONGEST_QUOTE, WITHHELD
+from refusion_eval.runs.job import Detokenizer, Job, record, record_error, response
 from refusion_eval.runs.settings_tables import Resolved
 from refusion_eval.store.records import Sample, SampleKey, from_stored
 from refusion_eval.types import Decoded, Trace
@@ -21,16 +22,19 @@ class Settings:
     gen_length: int = 99
 
 
+def job_of(until, sealed, prompt):
+    resolved = Resolved(settings=Settings(), sources={"gen_length": "default"}, until=until)
+    return Job(key=KEY, benchmark="t", item_id="0", prompt_ids=list(prompt.encode()), resolved=resolved, sealed=sealed)
+
+
 def recorded(text, until, *, stop, sealed=(), prompt="?"):
     tokens = tuple(END if byte == ord("$") else byte for byte in text.encode())
     trace = Trace()
     trace.forward("plan", len(tokens), 0)
     trace.fix(range(len(tokens)), tokens)
     trace.stop(stop, len(tokens))
-    resolved = Resolved(settings=Settings(), sources={"gen_length": "default"}, until=until)
-    job = Job(key=KEY, benchmark="t", item_id="0", prompt_ids=list(prompt.encode()), resolved=resolved, sealed=sealed)
     decoded = Decoded(tokens=tokens, stop=stop, num_forwards=1, seconds=0.5, trace=trace)
-    return record(job, decoded, DETOKENIZER, batch_size=1)
+    return record(job_of(until, sealed, prompt), decoded, DETOKENIZER, batch_size=1)
 
 
 @pytest.mark.parametrize("written", ["4 Q: next question", "4 Q: next$", "4 Q:"])
@@ -46,6 +50,12 @@ def test_tokens_behind_a_stop_string_are_not_counted_however_decoding_ended(writ
 def test_without_a_stop_string_every_token_is_counted_the_eos_included():
     sample = recorded("four$", ("Q:",), stop="eos")
     assert (sample.text, sample.num_tokens, sample.tokens[-1]) == ("four", 5, END)
+
+
+def test_an_error_withholds_sealed_texts():
+    sealed = " ".join(f"word{number}" for number in range(LONGEST_QUOTE + 1))
+    sample = record_error(job_of((), (sealed,), "?"), f"ValueError: cannot read {sealed}", batch_size=1)
+    assert sample.error == f"ValueError: cannot read {WITHHELD}"
 
 
 def test_sealed_tokens_are_counted_alike_and_withheld():

@@ -3,22 +3,24 @@
 import json
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
 from refusion_eval.errors import CheckpointError, ConfigError, DecodeError
 from refusion_eval.exports.source import read_exported
+from refusion_eval.models.stock import load_stock
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.release import Entry, ReleaseSettings, find_entry
-from refusion_eval.runs.stock_loop import StockLoop
 from refusion_eval.runs.system import System, build_manifest
+from refusion_eval.scaleout import messages
 from refusion_eval.store.run_store import RunReader
 from tests.models import tiny
 from tests.scaleout.two_processes import jobs_of
@@ -122,6 +124,18 @@ def test_what_the_loop_returns_is_cut_after_its_end_token(made):
     assert (sample.tokens, sample.stop) == (whole.tokens[: whole.tokens.index(third) + 1], "eos")
 
 
+def test_a_process_of_a_launcher_runs_the_code_that_its_own_command_allows(made, monkeypatch):
+    setup = messages.Setup(**asdict(messages.Setup.of(System(parse_model_args(arguments(made, "llada2"))))))
+    worker, devices = setup.open_system("cpu", 2, allow_code=True), []
+    setup.check(worker)
+    with pytest.raises(ConfigError, match="add --allow-code"):
+        setup.check(setup.open_system("cpu", 2))
+    monkeypatch.setattr(worker.backend, "device", "cuda")
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    (sample,) = messages.decode(worker, iter(jobs_of(worker, 1)))
+    assert (sample.error, devices) == (None, [torch.device("cpu")])
+
+
 def test_no_code_runs_without_leave(made):
     without = arguments(made, "dream", allow_code=False)
     with pytest.raises(ConfigError, match="its loop is code of the checkpoint; read it, then add --allow-code"):
@@ -140,7 +154,7 @@ def test_a_folder_that_replaces_generate_and_pickled_weights_are_refused(made, t
     torch.save(weights, tmp_path / "pickled" / "pytorch_model.bin")
     (tmp_path / "pickled" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError):
-        StockLoop.open(tmp_path / "pickled", torch.float32, torch.device("cpu"))
+        load_stock(AutoModelForCausalLM, tmp_path / "pickled", torch.float32, torch.device("cpu"))
 
 
 GOOD = {"tokens": [1], "stop": "eos", "seconds": 0.5, "prefill_seconds": None, "trace": [["forward", 0, "all", 4, 0]]}
@@ -148,7 +162,17 @@ GOOD = {"tokens": [1], "stop": "eos", "seconds": 0.5, "prefill_seconds": None, "
 
 @pytest.mark.parametrize(
     "changes",
-    [{"trace": []}, {"seconds": -1}, {"stop": "xyz"}, {"tokens": ["1"]}, {"more": 1}, {"seconds": None}, {"trace": 3}],
+    [
+        *({"trace": []}, {"seconds": -1}, {"stop": "xyz"}, {"tokens": ["1"]}, {"more": 1}, {"seconds": None}),
+        *(
+            {"trace": 3},
+            {"tokens": [-1]},
+            {"tokens": [2**31]},
+            {"prefill_seconds": 0.6},
+            {"prefill_seconds": -0.1},
+            {"seconds": 10**400},
+        ),
+    ],
 )
 def test_what_no_loop_answers_is_an_error_of_the_item(made, monkeypatch, changes):
     system = System(parse_model_args(arguments(made, "llada2")))

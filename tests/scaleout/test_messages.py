@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refusion_eval.benchmarks import BENCHMARKS, Task
+from refusion_eval.benchmarks import BENCHMARKS, OTHER, OURS, RELEASE, Task
 from refusion_eval.config import field_types
 from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import ScaleOutError
@@ -61,6 +61,8 @@ def jobs_of(decoder):
         benchmark=TEXT,
         item_id=TEXT,
         prompt_ids=TOKENS,
+        prompt=TEXT,
+        prompts=st.sampled_from([OURS, RELEASE, OTHER]),
         resolved=resolved_of(decoder),
         sealed=st.lists(TEXT, max_size=2).map(tuple),
         alone=st.booleans(),

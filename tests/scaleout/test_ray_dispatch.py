@@ -4,6 +4,7 @@ import itertools
 import math
 import signal
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from refusion_eval.scaleout.messages import STOP_SECONDS
 from refusion_eval.scaleout.ray_runner import MAX_FAILED_STARTS, MAX_LOSSES, MEASURING_SECONDS
 from tests.scaleout.ray_clusters import ray_here
 from tests.scaleout.simulated_ray import ActorDiedError, Answer, RayError, Simulation
+from tests.store.conftest import make_manifest
 
 MOST_WAITS = 5000
 
@@ -237,6 +239,16 @@ def test_a_cluster_without_room_is_waited_for_so_long_and_no_longer():
     with pytest.raises(ScaleOutError, match="no worker could be started in 900 s: each worker needs 1 free cores"):
         simulation.runner.manifest({})
     assert simulation.ray.now == pytest.approx(ray_runner.ROOM_SECONDS, abs=2 * ray_runner.GROW_SECONDS)
+
+
+def test_the_record_of_a_run_has_its_protocol_and_the_prompts_of_its_tasks():
+    runner = simulated(1).runner
+    runner._manifest = make_manifest(arguments={"cuda_graphs": True})
+    stamp = {"label": "mine@0123", "hash": "0123", "system": "refusion", "content": {}}
+    runner._args = replace(runner._args, protocol=stamp)
+    manifest = runner.manifest({"refusion_gsm8k_release": "1.0"})
+    assert (manifest.protocol, manifest.prompts) == (stamp, {"refusion_gsm8k_release": "release"})
+    assert manifest.arguments["cuda_graphs"]
 
 
 @pytest.mark.parametrize("is_ready", [True, False])

@@ -434,6 +434,9 @@ def test_the_kernels_of_a_server_are_not_known_so_no_note_compares_them():
     [
         ({}, "base_url=None is no address"),
         ({"base_url": "ftp://h"}, "is no address"),
+        ({"base_url": "http://[::1"}, "is no address"),
+        ({"base_url": "http://h:port"}, "is no address"),
+        ({"base_url": "http://h:99999"}, "is no address"),
         ({"base_url": "http://user:pw@h"}, "more than an address"),
         ({"base_url": "http://h", "server_threads": 1}, "needs device and dtype"),
         ({"base_url": "http://h", "engine": "ray"}, "engine=local only"),

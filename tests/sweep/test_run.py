@@ -313,3 +313,19 @@ def test_an_interrupted_sweep_compares_with_no_other_point_than_the_first_one_of
     with pytest.raises(KeyboardInterrupt):
         run_sweep(spec, out, on_point=said.append)
     assert not [line for line in said if "collapsed" in line]
+
+
+def test_a_frontier_goes_on_where_one_of_its_ends_decodes_nothing(tmp_path: Path) -> None:
+    ends = {"setting": "gen_length", "low": 32, "high": 2**19, "points": 3, "multiple_of": 32}
+    result = run_sweep(_spec(tmp_path, frontier=ends), tmp_path / "out")
+    assert [path.name.partition("=")[2] for path in result.run_dirs[1:]] == ["32", "524288", "262144"]
+
+
+def test_points_that_decode_nothing_are_not_told_to_be_the_same(tmp_path: Path) -> None:
+    settings = {"block_size": 32, "gen_length": 2**19}  # which exceeds the context with any prompt
+    said: list[str] = []
+    result = run_sweep(
+        _spec(tmp_path, settings=settings, around={"tau_slot": [0.1]}), tmp_path / "out", on_point=said.append
+    )
+    assert len(result.incomplete) == 2
+    assert not [line for line in said if "same decode" in line]

@@ -80,6 +80,7 @@ def test_the_sweep_of_orders_has_the_rows_of_its_table() -> None:
         ({"settings": {"tau_slot": 0.5}, "grid": {"tau_slot": [0.6]}}, "tau_slot is both fixed"),
         ({"arguments": {**REFUSION, "tau_slot": 0.5}}, "settings go under `settings:`"),
         ({"points": ["tau_slot"]}, "points='tau_slot'; input should be a valid dictionary"),
+        ({"around": {"tau_slot": [0.12345671, 0.12345672]}}, "two points would be called tau_slot=0.123457"),
         ({"frontier": {"setting": "tau_slots", "low": 0, "high": 1}}, "did you mean tau_slot"),
         ({"frontier": {"setting": "tau_slot", "low": 1, "high": 0}}, "low must be below high"),
         ({"frontier": {"setting": "tau_slot", "low": 0, "high": 1, "scale": "log"}}, "above 0 on a log scale"),

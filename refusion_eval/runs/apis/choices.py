@@ -1,6 +1,7 @@
 """OpenAI's completions and chats, whose answers have choices."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from refusion_eval.runs.apis.api import Api, Part, Prompt
@@ -10,12 +11,8 @@ from refusion_eval.runs.server_facts import as_dict, as_list
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-def _completions(model: str, prompt: Prompt, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": model, "prompt": prompt, **fields}
-
-
-def _chat(model: str, prompt: Prompt, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": model, "messages": prompt, **fields}
+def _body(name_of_prompt: str, model: str, prompt: Prompt, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": model, name_of_prompt: prompt, **fields}
 
 
 def _part(chunk: Mapping[str, Any]) -> Part:
@@ -38,5 +35,5 @@ def _part(chunk: Mapping[str, Any]) -> Part:
     )
 
 
-COMPLETIONS = Api("/v1/completions", False, _completions, ("choices",), _part, text_only=True)
-CHAT = Api("/v1/chat/completions", True, _chat, ("choices",), _part)
+COMPLETIONS = Api("/v1/completions", False, partial(_body, "prompt"), ("choices",), _part, text_only=True)
+CHAT = Api("/v1/chat/completions", True, partial(_body, "messages"), ("choices",), _part)
