@@ -218,7 +218,7 @@ def training_command(recipe: str, given: argparse.Namespace) -> list[str]:
     """The command that trains a system, or continues its training."""
     work = given.work_dir
     paths = {"data.files": work / "train.jsonl", "data.cache_dir": work / "tokens", "output.run_dir": work / recipe}
-    settings = [f"{name}={path}" for name, path in paths.items()]
+    settings = [f"{name}={json.dumps(str(path))}" for name, path in paths.items()]  # as YAML reads any path
     settings += [f"optimisation.max_steps={given.steps}"] if given.steps else []
     settings += given.overrides
     return ["train", "--config", f"{MODEL}_{recipe}", *(word for one in settings for word in ("--set", one))]

@@ -380,7 +380,7 @@ class Task:
         id_of, turns = self.benchmark.id_of, self.benchmark.turns
         return [
             Item(id=id_of(row, number), number=number, row=row, turns=turns(row), sealing=sealing)
-            for number, row in enumerate(_as_table(rows))
+            for number, row in enumerate(as_table(rows))
         ]
 
     def _sealed(self, row: Row, sealing: Sealing) -> dict[str, Any]:
@@ -389,12 +389,12 @@ class Task:
         return {**row, **{column: sealing.seal(f"{name}/{mark}", row[column]) for column, mark in marks}}
 
 
-def _as_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def as_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows as lm-eval hands them over, which is what records hash: with the columns and types of one table."""
     import pyarrow  # takes a fifth of a second
 
     table: dict[str, list[Any]] = {}
-    for column in rows[0]:
+    for column in rows[0] if rows else ():
         try:
             table[column] = pyarrow.array([row.get(column) for row in rows]).to_pylist()
         except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError) as problem:

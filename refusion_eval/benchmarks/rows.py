@@ -31,7 +31,7 @@ _PATIENCE = 10  # seconds that the hub has for its first answer
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # Columns that identify a row, whichever benchmark it belongs to; the first that a row has counts.
-_ID_COLUMNS = ("id", "question_id", "task_id", "Record ID")
+_ID_COLUMNS = ("id", "question_id", "task_id", "Record ID", "unique_id", "ID", "key")
 
 WITHHELD = "[withheld]"
 # An answer to a sealed question that cannot be a quotation.

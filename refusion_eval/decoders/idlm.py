@@ -105,6 +105,9 @@ class IdlmSettings(MaskedSettings):
             return int(judged.tokens[index])
         probs = residual(judged.logits(index), drafted.logits(index), self.temperature)
         probs[self.mask_id] = 0
+        if not probs.any():  # where the mask alone is likelier than in the draft
+            probs = _softmax(judged.logits(index).astype(np.float64) / self.temperature)
+            probs[self.mask_id] = 0
         sums = probs.cumsum()
         return int(np.searchsorted(sums, self._uniform(position, REPLACE) * sums[-1], side="right"))
 

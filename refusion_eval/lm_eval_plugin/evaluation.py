@@ -16,7 +16,7 @@ import lm_eval
 import numpy as np
 from lm_eval.api.task import ConfigurableTask
 
-from refusion_eval.benchmarks import OTHER, PUBLISHED, Row, Task, find_task, is_sealed
+from refusion_eval.benchmarks import OTHER, PUBLISHED, Row, Task, as_table, find_task, is_sealed
 from refusion_eval.benchmarks.rows import check_rows, find_rows
 from refusion_eval.errors import ConfigError, DataError
 from refusion_eval.evaluation.loop import Session
@@ -88,7 +88,7 @@ class LocalSplits(dict[str, datasets.Dataset]):
                 raise DataError(f"{told}; give each the column config, such as {self._config}, or leave data_dir out")
             spelled = (name.lower().replace("&", "and").replace(" ", "_") for name in names)
             rows = [row for row, name in zip(rows, spelled, strict=True) if name == self._config]
-        self[split] = datasets.Dataset.from_list(list(rows))
+        self[split] = datasets.Dataset.from_list(as_table(rows))
         return self[split]
 
 

@@ -190,7 +190,7 @@ class ModelArgs(CheckpointOptions):
 
     def _check_server(self) -> None:
         if self.loop != SERVER:
-            given = [name for name in OF_SERVERS if getattr(self, name) not in (None, False)]
+            given = [name for name in OF_SERVERS if (value := getattr(self, name)) is not None and value is not False]
             if given:
                 raise ConfigError(f"model_args: {given[0]} is for a server only; add decoder=server, or leave it out")
             return

@@ -131,13 +131,14 @@ class _Tally:
     failed: int = 0
     num_tokens: int = 0
     num_forwards: int = 0
+    num_counted: int = 0  # tokens of samples whose forwards are known
     seconds: float = 0.0
 
     def summary(self, score: RunningScore | None) -> str:
         num_right, num_judged = score or (0, 0)
         parts = (
             self.seconds > 0 and self.num_tokens and f"{self.num_tokens / self.seconds:.1f} tokens/s",
-            self.num_forwards and f"TPF {self.num_tokens / self.num_forwards:.2f}",
+            self.num_forwards and f"TPF {self.num_counted / self.num_forwards:.2f}",
             num_judged and f"accuracy {100 * num_right / num_judged:.1f} % of {num_judged}",
             self.stored and f"{self.stored} from the run directory",
             self.failed and f"{self.failed} FAILED",
@@ -199,6 +200,7 @@ class ProgressDisplay:
         tally.failed += sample.error is not None
         tally.num_tokens += sample.num_decoded or 0
         tally.num_forwards += sample.num_forwards
+        tally.num_counted += (sample.num_decoded or 0) if sample.num_forwards else 0
         self.scored(sample.key.task)
 
     def scored(self, task: str, number: int = 1) -> None:

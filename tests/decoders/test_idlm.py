@@ -204,6 +204,13 @@ def test_replacements_are_drawn_from_the_residual():
     assert abs(counts[1] - 200) < 40
 
 
+def test_where_the_mask_alone_is_likelier_than_in_the_draft_a_token_of_the_clean_row_is_drawn():
+    clean, draft = np.log([0.5, 0.2, 0.2, 0.1]), np.log([0.55, 0.22, 0.22, 0.01])
+    judged, drafted = (replace(readout([0], 0.5), logits=lambda _, rows=rows: rows) for rows in (clean, draft))
+    settings = [IdlmSettings(mask_id=3, temperature=1.0, seed=seed) for seed in range(40)]
+    assert {one.replacement(judged, drafted, 0, 5) for one in settings} == {0, 1, 2}
+
+
 @pytest.mark.parametrize(("alpha", "share"), [(0.0, 1.0), (0.5, 1.0), (1.0, 0.5), (2.0, 0.25)])
 def test_alpha_scales_the_share_of_accepted_drafts(alpha, share):
     uniforms = np.linspace(0, 1, 1000, endpoint=False)

@@ -140,7 +140,7 @@ def test_a_dry_run_prints_all_commands_and_writes_nothing(script, tmp_path, caps
     ]  # fmt: skip
     assert [line.split("smollm2_")[1].split()[0] for line in lines[:5]] == list(script.RECIPES)
     for line in lines[:5]:
-        assert f"--set data.files={work}/train.jsonl" in line
+        assert f'data.files="{work}/train.jsonl"' in line
         assert line.endswith("--set optimisation.max_steps=7 --set optimisation.lr=1e-3")
     assert lines[6].endswith(f"protocol run {work}/comparison.yaml --out {work}/protocol_6 --data D")
     assert not work.exists()

@@ -159,10 +159,11 @@ class Terminal(io.StringIO):
 
 def test_plain_lines_name_system_task_count_and_speed():
     stream = io.StringIO()
-    with ProgressDisplay("ReFusion", {"gsm8k": 2}, stream) as progress:
+    with ProgressDisplay("ReFusion", {"gsm8k": 3}, stream) as progress:
         progress.decoded(sample(num_tokens=30, num_forwards=10, seconds=2.0))
         progress.decoded(sample(num_tokens=10, num_forwards=10, seconds=2.0))
-    assert stream.getvalue().splitlines()[-1] == "ReFusion gsm8k: 2/2  10.0 tokens/s, TPF 2.00"
+        progress.decoded(sample(num_tokens=60, num_forwards=0, seconds=1.0))  # of a server that does not tell them
+    assert stream.getvalue().splitlines()[-1] == "ReFusion gsm8k: 3/3  20.0 tokens/s, TPF 2.00"
 
 
 def test_lines_have_the_running_score_once_there_is_a_verdict():

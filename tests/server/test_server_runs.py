@@ -443,6 +443,7 @@ def test_the_kernels_of_a_server_are_not_known_so_no_note_compares_them():
         ({"base_url": "http://h", "chat_template": "a.jinja"}, "tokenizer"),
         ({"decoder": "refusion", "pretrained": "x", "served_model": "m"}, "for a server only"),
         ({"decoder": "refusion", "pretrained": "x", "server_name": "m"}, "for a server only"),
+        ({"decoder": "refusion", "pretrained": "x", "patience": 0}, "for a server only"),
         ({"base_url": "http://h", "server_name": "a/b"}, "becomes part of the name of a folder"),
         ({"base_url": "http://h", "batch_size": "auto"}, "give a server a number"),
     ],
