@@ -32,6 +32,8 @@ class Engine:
     """Runs decoders on one model: one request (`run`), with which speed is measured, or a batch (`run_many`)."""
 
     conditions_itself = False  # whether forwards take the logits of the forward before
+    shares_prompts = True  # whether rows that prompts of a batch have in common are copied
+    cache_class: type[KVCache] = KVCache
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class Engine:
         return RecordedForwards(self.model, cache, self._record, OVERLAPPED_WIDTHS if is_wide else None)
 
     def _new_cache(self, num_sequences: int, capacity: int) -> KVCache:
-        return KVCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
+        return self.cache_class(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
 
     def _start(self, cache: KVCache, sequence: int, index: int, request: Request) -> ActiveRequest:
         trace = Trace()
@@ -201,6 +203,8 @@ class Engine:
         fed: Mapping[int, int] = NOTHING_FED,
     ) -> Collect | None:
         """As `_launch`, but copies the rows that prompts have in common with the stored prompt."""
+        if not self.shares_prompts:
+            return self._launch(recorded, cache, forwards, sequences, fed)
         filled = [shared.fill(cache, *pair) for pair in zip(sequences, forwards, strict=True)]
         shortened = [without_first_rows(*pair) for pair in zip(forwards, filled, strict=True)]
         collect = self._launch(recorded, cache, shortened, sequences, fed)
