@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from refusion_eval import api
 from refusion_eval.bench import bench
@@ -24,7 +23,7 @@ from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate
 from refusion_eval.bench.child import in_process
 from refusion_eval.bench.gpu_report import OWN_CONDITIONS, Check, Result, reaches_bounds
 from refusion_eval.bench.predict import CARDS, DRIVER_NAMES, expected
-from refusion_eval.bench.profiling import kernels_by_width, microseconds_of, profile
+from refusion_eval.bench.profiling import kernels_by_width, microseconds_of, multiply, profile, replay_of
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import Record, recorder
@@ -181,14 +180,9 @@ class GpuCheck:
             for width in PRODUCT_WIDTHS:
                 rows = of_layers[0].new_ones(width, of_layers[0].shape[1])
                 target = rows.new_empty(width, of_layers[0].shape[0])
-
-                def compute(rows: Tensor = rows, target: Tensor = target, of_layers: list[Tensor] = of_layers) -> None:
-                    for weight in of_layers:
-                        torch.mm(rows, weight.t(), out=target)
-
                 with torch.inference_mode():
-                    times = seconds_of_calls(recorder(self._device)(compute), self._device, 16, 5)
-                    seconds = statistics.median(times)
+                    replay = replay_of(of_layers, partial(multiply, rows, target))
+                    seconds = statistics.median(seconds_of_calls(replay, self._device, 16, 5))
                 figures[name][width] = sum(weight.nbytes for weight in of_layers) / seconds
         text = "; ".join(
             f"{name} {', '.join(f'{speeds[width] / 1e12:.2f}' for width in SHOWN_WIDTHS)}"

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.recorded import RecordedForwards
+from refusion_eval.engine.recorded import RecordedForwards, recorder
 from refusion_eval.engine.width import NUM_REPLAYS, replayed, time_replays
 from refusion_eval.models.device import synchronize
 from refusion_eval.models.transformer import Transformer
@@ -81,6 +82,20 @@ def kernels_by_width(
 def _repeat(call: Callable[[], object], times: int) -> None:
     for _ in range(times):
         call()
+
+
+def replay_of(matrices: Sequence[Tensor], compute: Callable[[Tensor], Any]) -> Callable[[], None]:
+    """Records a computation with each of the matrices; the caller keeps the tensors that it reads and writes."""
+
+    def of_all() -> None:
+        for matrix in matrices:
+            compute(matrix)
+
+    return recorder(matrices[0].device)(of_all)
+
+
+def multiply(x: Tensor, out: Tensor, matrix: Tensor) -> None:
+    torch.mm(x, matrix.t(), out=out)
 
 
 def microseconds_of(seconds: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, float]:

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from refusion_eval.bench.tune_choices import OF_ORDER, WHOLE_WIDTHS, group_of, sizes_of
+from refusion_eval.bench.profiling import replay_of
+from refusion_eval.bench.tune_choices import OF_ORDER, WHOLE_WIDTHS, group_of
 from refusion_eval.bench.tune_steps import (
     LEFT_OUT,
     Tuning,
     matrix_shapes,
     random_matrices,
     ready,
-    replay_of,
     seconds_in_turns,
 )
 from refusion_eval.engine.recorded import recorder
@@ -163,7 +163,6 @@ def sweep_products(tuning: Tuning) -> dict[str, Any]:
     """Searches the fastest own product by matrix and rows. Each is compared with float64 before it is timed."""
     compiled = compile_ahead(tuning)
     device, shapes = ready(tuning), matrix_shapes(tuning)
-    sizes = sizes_of(tuning.sizes, tuning.dtype)
     figures: dict[str, Any] = {"compiled_by": compiled, "best": {}, "tried": {}, "refused": {}}
     groups = list(dict.fromkeys(group_of(width) for width in WHOLE_WIDTHS))
     for place, matrix in enumerate(OWN_MATRICES):
@@ -173,7 +172,7 @@ def sweep_products(tuning: Tuning) -> dict[str, Any]:
             end = time.monotonic() + max(0.0, tuning.until - time.monotonic()) / remaining
             widths = tuning.few([width for width in WHOLE_WIDTHS if group_of(width) == rows])
             search = Search(tuning, matrix, matrices, widths)
-            best = search.run(rows, end, *sizes.of_product(matrix))
+            best = search.run(rows, end, *tuning.of_layers.of_product(matrix))
             label = f"{matrix}, to {rows} rows"
             figures["tried"][label], figures["refused"][label] = search.seconds, search.refused
             figures["best"].setdefault(matrix, {})

@@ -19,9 +19,9 @@ from torch import Tensor
 from refusion_eval import api
 from refusion_eval.bench import bench
 from refusion_eval.bench.batches import speeds_by_way
-from refusion_eval.bench.checkpoints import SHAPES, Shape, inflated_transformer
+from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflated_transformer
 from refusion_eval.bench.gpu_check import REFUSION_SETTINGS, REHEARSAL, REHEARSED_DTYPE
-from refusion_eval.bench.profiling import kernels_by_width
+from refusion_eval.bench.profiling import kernels_by_width, multiply, replay_of
 from refusion_eval.bench.tune_choices import (
     BASE,
     DECIDED,
@@ -32,7 +32,6 @@ from refusion_eval.bench.tune_choices import (
     confirmed,
     decide,
     gains_of,
-    sizes_of,
     skipped_of,
     table_with,
     variants,
@@ -45,9 +44,10 @@ from refusion_eval.engine.width import replayed, time_forwards
 from refusion_eval.errors import ConfigError
 from refusion_eval.models import fused
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.choices import NO_CHOICES, Choices, launches_early
+from refusion_eval.models.choices import MATRICES, NO_CHOICES, Choices, Matrix, Sizes, launches_early
 from refusion_eval.models.device import choose_device, copy_bandwidth, read_bandwidth, seconds_of_calls, synchronize
 from refusion_eval.models.transformer import Transformer
+from refusion_eval.models.weights import padded_rows
 from refusion_eval.paths import embedded_path
 from refusion_eval.runs.hardware import collect_hardware
 
@@ -89,6 +89,10 @@ class Tuning(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.on_gpu else getattr(torch, REHEARSED_DTYPE)
+
+    @property
+    def of_layers(self) -> Sizes:
+        return Sizes.of(config_of(self.sizes), self.dtype)
 
     def few(self, numbers: Sequence[int]) -> Sequence[int]:
         """The numbers, or the first two of them in a rehearsal."""
@@ -176,17 +180,12 @@ def forward(tuning: Tuning) -> dict[str, Any]:
     return {str(width): of | {"wall_ms": 1e3 * statistics.median(timed[width])} for width, of in found.items()}
 
 
-def matrix_shapes(tuning: Tuning) -> dict[str, tuple[int, int]]:
+def matrix_shapes(tuning: Tuning) -> dict[Matrix, tuple[int, int]]:
     """Rows and columns of the matrices of a layer, and of the output head."""
-    shape = tuning.sizes
-    queries = shape.num_attention_heads * shape.head_dim
-    return {
-        "qkv": (queries + 2 * shape.num_key_value_heads * shape.head_dim, shape.hidden_size),
-        "out": (shape.hidden_size, queries),
-        "gate_up": (2 * shape.intermediate_size, shape.hidden_size),
-        "down": (shape.hidden_size, shape.intermediate_size),
-        "head": (-(-shape.vocab_size // 128) * 128, shape.hidden_size),
-    }
+    shapes = {matrix: tuning.of_layers.of_product(matrix) for matrix in MATRICES if matrix != "head"}
+    num_gated, hidden_size = shapes["gate_up"]
+    num_head = padded_rows(tuning.sizes.vocab_size, torch.device(tuning.device))
+    return shapes | {"gate_up": (2 * num_gated, hidden_size), "head": (num_head, hidden_size)}
 
 
 def random_matrices(tuning: Tuning, device: torch.device, rows: int, columns: int) -> list[Tensor]:
@@ -195,16 +194,6 @@ def random_matrices(tuning: Tuning, device: torch.device, rows: int, columns: in
     number = max(2, round(COLD_BYTES / num_bytes)) if tuning.on_gpu else 1
     drawn = (torch.randn(rows, columns, device=device, dtype=tuning.dtype) for _ in range(number))
     return [matrix.mul_(columns**-0.5) for matrix in drawn]
-
-
-def replay_of(matrices: Sequence[Tensor], compute: Callable[[Tensor], Any]) -> Callable[[], None]:
-    """Records a computation with each of the matrices."""
-
-    def of_all() -> None:
-        for matrix in matrices:
-            compute(matrix)
-
-    return recorder(matrices[0].device)(of_all)
 
 
 def seconds_in_turns(tuning: Tuning, device: torch.device, replays: Sequence[Callable[[], None]]) -> list[float]:
@@ -231,14 +220,9 @@ def products(tuning: Tuning, way: str = "default") -> dict[str, dict[str, float]
         for rows in tuning.few(PRODUCT_ROWS):
             x = torch.randn(rows, shape[1], device=device, dtype=tuning.dtype)
             out = x.new_empty(rows, shape[0])
-            compute = partial(_multiply, x, out)
-            (seconds,) = seconds_in_turns(tuning, device, [replay_of(matrices, compute)])
+            (seconds,) = seconds_in_turns(tuning, device, [replay_of(matrices, partial(multiply, x, out))])
             found[name][str(rows)] = seconds / len(matrices)
     return found
-
-
-def _multiply(x: Tensor, out: Tensor, matrix: Tensor) -> None:
-    torch.mm(x, matrix.t(), out=out)
 
 
 @torch.inference_mode()
@@ -287,7 +271,7 @@ def whole(tuning: Tuning) -> dict[str, Any]:
         "refused": refused,
         "changes": {str(width): sorted(names) for width, names in kept.items()},
         "skipped": skipped_of({width: statistics.median(times) for width, times in best.items()}),
-        "sizes": asdict(sizes_of(tuning.sizes, tuning.dtype)),
+        "sizes": asdict(tuning.of_layers),
         LEFT_OUT: left_out,
     }
 
