@@ -195,10 +195,6 @@ def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: 
     out_3N.copy_(torch.cat((tokens_N[None].float(), probs_2N)))
 
 
-def _rows(x: Tensor, num_rows: int, *sizes: int) -> Tensor:
-    return x.new_empty(max(len(x), num_rows), *sizes)
-
-
 # For tensors without storage: a result of the right shape.
 read_rows.register_fake(lambda *_: None)
 
