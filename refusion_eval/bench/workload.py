@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from refusion_eval.bench.prompts import CHARACTERS_A_TOKEN, Prompt, Workload
 from refusion_eval.benchmarks import find_task
 from refusion_eval.benchmarks.rows import Turns
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.device import process_memory
 from refusion_eval.paths import EMBEDDED
 from refusion_eval.runs.job import Job, sample_key
 from refusion_eval.runs.system import System
@@ -270,15 +272,7 @@ def _peak_memory(system: System) -> Iterator[Callable[[], int | None]]:
         return
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is in use now
-    yield _peak_of_process
-
-
-def _peak_of_process() -> int | None:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) << 10
-    return None
+    yield partial(process_memory, peak=True)
 
 
 @dataclass(frozen=True, slots=True)

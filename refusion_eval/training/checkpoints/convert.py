@@ -21,13 +21,13 @@ from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models import checkpoint
-from refusion_eval.models.checkpoint import ModelConfig, read_json
+from refusion_eval.models.checkpoint import ModelConfig, read_json, write_json
 from refusion_eval.models.location import Location, fetch_weights, locate
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.weights import INDEX_FILE, CheckpointFiles, with_saved_head
 from refusion_eval.training.checkpoints import save
 from refusion_eval.training.checkpoints.backbone import CLASSES, num_ids, set_mask_token, special_ids
-from refusion_eval.training.checkpoints.save import replacing, write_json
+from refusion_eval.training.checkpoints.save import replacing
 
 Layout = Literal["release", "stock"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
