@@ -4,7 +4,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Metadata, ten
 library gguf, whose reader has no bounds of its own.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -72,11 +71,11 @@ def unpacked(path: Path) -> Path:
                 whole = Path(part) / "whole"
                 whole.mkdir()
                 unpack(path, whole)
-                with contextlib.suppress(FileExistsError):  # another process has written it meanwhile
-                    whole.rename(folder)
+                whole.rename(folder)
         except OSError as error:
-            advice = "make room there, or name another folder as XDG_CACHE_HOME"
-            raise CheckpointError(f"{path} cannot be unpacked into {cache} ({error}); {advice}") from error
+            if not (folder / "config.json").is_file():  # else another process has written it meanwhile
+                advice = "make room there, or name another folder as XDG_CACHE_HOME"
+                raise CheckpointError(f"{path} cannot be unpacked into {cache} ({error}); {advice}") from error
     return folder
 
 
