@@ -85,7 +85,7 @@ def _repeat(call: Callable[[], object], times: int) -> None:
 
 
 def replay_of(matrices: Sequence[Tensor], compute: Callable[[Tensor], Any]) -> Callable[[], None]:
-    """Records a computation with each of the matrices; the caller keeps the tensors that it reads and writes."""
+    """Records a computation with each of the tensors; the caller keeps the tensors that it reads and writes."""
 
     def of_all() -> None:
         for matrix in matrices:

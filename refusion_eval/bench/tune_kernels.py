@@ -26,7 +26,6 @@ from refusion_eval.bench.tune_steps import (
     ready,
     seconds_in_turns,
 )
-from refusion_eval.engine.recorded import recorder
 from refusion_eval.models import fused
 from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.choices import SPLIT, Matrix, Product
@@ -241,9 +240,7 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
     for keys in ATTENTION_KEYS if tuning.on_gpu else (30,):
         size = (1, shape.num_key_value_heads, keys + ATTENTION_ROWS[-1], shape.head_dim)
         number = max(2, round(4e8 / (2 * torch.Size(size).numel() * tuning.dtype.itemsize))) if tuning.on_gpu else 1
-        caches = [
-            [torch.randn(size, device=device, dtype=tuning.dtype) for _ in range(2)] for _ in range(min(number, 36))
-        ]
+        caches = [torch.randn(2, *size, device=device, dtype=tuning.dtype) for _ in range(min(number, 36))]
         for rows in tuning.few(ATTENTION_ROWS):
             if found and tuning.is_over:
                 left_out.append(f"{rows}/{keys}")
@@ -252,20 +249,18 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
             numbers = [[0] * rows, [keys] * rows, [rows] * rows, list(range(rows))]
             places = torch.tensor(numbers, device=device)
             bits = torch.from_numpy(pattern_bits(causal(rows), num_words(rows))).to(device)
-
-            def compute(queries: Tensor = queries, places: Tensor = places, bits: Tensor = bits) -> None:
-                for cached in caches:  # noqa: B023 - called before the next keys
-                    fused.attend_rows(queries, *cached, places, bits)
-
-            times = {}
+            compute, times = partial(_attend, queries, places, bits), {}
             for name, patch in attention_kernels_of(tuning, rows, size[2]).items():
                 with patched(patch):
-                    replay = recorder(device)(compute)
-                    taken = seconds_of_calls(replay, device, *((7, 2) if tuning.on_gpu else (1, 1)))
+                    taken = seconds_of_calls(replay_of(caches, compute), device, *((7, 2) if tuning.on_gpu else (1, 1)))
                 times[name] = 1e6 * statistics.median(taken) / len(caches)
             usual, best = next(iter(times)), min(times, key=times.__getitem__)
             found[f"{rows}/{keys}"] = {"us": times, "usual": usual, "best": best, "gain": times[usual] / times[best]}
     return found | {LEFT_OUT: left_out}
+
+
+def _attend(queries: Tensor, places: Tensor, bits: Tensor, keys_and_values: Tensor) -> None:
+    fused.attend_rows(queries, *keys_and_values, places, bits)
 
 
 def attention_kernels_of(tuning: Tuning, rows: int, capacity: int) -> dict[str, Mapping[str, Any]]:
