@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -175,7 +174,7 @@ def measure(
     progress: Callable[[str], None],
 ) -> Report:
     torch.set_num_threads(model.num_threads)  # the baselines, on transformers' own model, get as many
-    systems = systems_of(model, model.directory if with_baseline else None, settings)
+    systems = systems_of(model, settings, with_baseline=with_baseline)
     speeds = compare(systems, prompts, num_rounds, progress)
     progress("forwards where rows are free")
     forwards = _count_forwards(model, settings, prompts)
@@ -228,8 +227,8 @@ def _profile_by_operation(
     return profile(engine, resolved(model, "refusion", {**settings, "fuse": True}), prompts)
 
 
-def systems_of(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, System]:
-    """The systems of the comparison, with those on transformers' own model if `baseline` is its checkpoint."""
+def systems_of(model: api.LoadedModel, settings: Mapping[str, Any], *, with_baseline: bool) -> dict[str, System]:
+    """The systems of the comparison, also those on transformers' own model if they are asked for."""
     unfused = resolved(model, "refusion", {**settings, "fuse": False})
     fused = resolved(model, "refusion", {**settings, "fuse": True})
     greedy = resolved(model, "autoregressive", settings)
@@ -242,13 +241,13 @@ def systems_of(model: api.LoadedModel, baseline: Path | None, settings: Mapping[
         eager = Engine(model.engine.model, model.attention)
         systems["refusion fused, without graphs"] = system_of(eager, "refusion", fused, "refusion")
         systems["autoregressive, without graphs"] = system_of(eager, "autoregressive", greedy, "autoregressive")
-    if baseline is not None:
+    if with_baseline:
         from transformers import Qwen3ForCausalLM  # transformers' models load slowly
 
         from refusion_eval.bench.plain import PlainEngine
         from refusion_eval.runs.stock_loop import StockLoop
 
-        stock = Qwen3ForCausalLM.from_pretrained(baseline, dtype=model.dtype).to(model.device).eval()
+        stock = Qwen3ForCausalLM.from_pretrained(model.directory, dtype=model.dtype).to(model.device).eval()
         plain, loop = PlainEngine(stock), StockLoop(stock)
         systems["refusion baseline"] = system_of(plain, "refusion", unfused, "refusion")
         systems["autoregressive baseline"] = system_of(plain, "autoregressive", greedy, "autoregressive")

@@ -235,10 +235,9 @@ class GpuCheck:
         return Result(speed_up >= LEAST_SPEED_UP if self._on_gpu else None, text, figures)
 
     def _speeds(self, with_plain_loops: bool, num_rounds: int) -> tuple[dict[str, Any], Mapping[str, bench.Speed]]:
-        path = self._inflated("refusion")
-        model = self._model(path, self._dtype)
+        model = self._model(self._inflated("refusion"), self._dtype)
         settings = REFUSION_SETTINGS | {"gen_length": self._length(128)}
-        systems = bench.systems_of(model, path if with_plain_loops else None, settings)
+        systems = bench.systems_of(model, settings, with_baseline=with_plain_loops)
         prompts = bench.mini_prompts(model, min(self._num_prompts, NUM_TIMED))
         speeds = bench.compare(systems, prompts, num_rounds, self._progress)
         standings = {name: asdict(speed) for name, speed in speeds.items()}
