@@ -352,11 +352,6 @@ def _figure(answers: Sequence[Answer]) -> Figure:
     )
 
 
-def to_json(conditions: Mapping[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
-    """All of it as plain JSON types."""
-    return {"conditions": dict(conditions), "figures": [asdict(figure) for figure in figures]}
-
-
 def table(conditions: Mapping[str, Any], figures: Sequence[Figure]) -> str:
     """The figures as text, and what they rest on."""
     heading = f"{'prompts':<22} {'system':<22} {'prompt':>7} {'first ms':>20} {'tokens/s after it':>22}"
@@ -449,7 +444,8 @@ def run_workload(
             systems = systems_on(checkpoint, {**SIZES, **settings}, arguments)
         # The folder of a shape has another name each time.
         name = None if names else model
-        measured = measure(systems, workload, num_rounds=num_rounds, checkpoint=name, path=path, progress=progress)
-    conditions, answers = measured
+        conditions, answers = measure(
+            systems, workload, num_rounds=num_rounds, checkpoint=name, path=path, progress=progress
+        )
     figures = figures_of(answers)
-    return to_json(conditions, figures), table(conditions, figures)
+    return {"conditions": conditions, "figures": list(map(asdict, figures))}, table(conditions, figures)
