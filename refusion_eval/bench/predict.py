@@ -1,7 +1,7 @@
 """An estimate of the time of a recorded forward in bfloat16 on a GPU, by part, from data sheets and others' figures."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from refusion_eval.engine.width import time_forwards
 from refusion_eval.models.checkpoint import ModelConfig
 from refusion_eval.models.device import cache_bytes_per_row, cpu_threads, weight_bytes
 from refusion_eval.paths import embedded_path
+from refusion_eval.types import Decoded
 
 
 class Card(NamedTuple):
@@ -108,9 +109,13 @@ def host_seconds(num_prompts: int = 2, num_rounds: int = 50) -> dict[str, float]
     prompts = bench.mini_prompts(model, num_prompts)
     for name, settings in {"autoregressive": {}, "refusion": {"slot_size": 8, "block_size": 32, "fuse": True}}.items():
         run = bench.system_of(engine, name, bench.resolved(model, name, settings | {"gen_length": 128})).run
-        spent, decoded = outside(lambda run=run: [run(prompt) for prompt in prompts])
+        spent, decoded = outside(partial(_each, run, prompts))
         seconds[name] = spent / sum(result.num_forwards for result in decoded)
     return seconds
+
+
+def _each(run: Callable[[Sequence[int]], Decoded], prompts: Sequence[Sequence[int]]) -> list[Decoded]:
+    return [run(prompt) for prompt in prompts]
 
 
 def by_kernels(card: Card, config: ModelConfig) -> dict[str, float]:

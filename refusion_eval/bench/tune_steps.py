@@ -182,7 +182,7 @@ def forward(tuning: Tuning) -> dict[str, Any]:
 
 def matrix_shapes(tuning: Tuning) -> dict[Matrix, tuple[int, int]]:
     """Rows and columns of the matrices of a layer, and of the output head."""
-    shapes = {matrix: tuning.of_layers.of_product(matrix) for matrix in MATRICES if matrix != "head"}
+    shapes: dict[Matrix, tuple[int, int]] = {of: tuning.of_layers.of_product(of) for of in MATRICES if of != "head"}
     num_gated, hidden_size = shapes["gate_up"]
     num_head = padded_rows(tuning.sizes.vocab_size, torch.device(tuning.device))
     return shapes | {"gate_up": (2 * num_gated, hidden_size), "head": (num_head, hidden_size)}
