@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from refusion_eval import api
-from refusion_eval.bench.batches import BatchSpeed, batch_speeds
+from refusion_eval.bench.batches import BatchSpeed, batch_speeds, requests_of
 from refusion_eval.bench.checkpoints import SHAPES, checkpoint_named
 from refusion_eval.bench.profiling import Profile, profile, profile_table
 from refusion_eval.benchmarks import BENCHMARKS
@@ -181,9 +181,8 @@ def measure(
     batch = {}
     for decoder in ("refusion", "autoregressive"):
         progress(f"{decoder} in batches of {', '.join(map(str, BATCH_SIZES))}")
-        batch[decoder] = batch_speeds(
-            model.engine, decoder, resolved(model, decoder, settings), [*prompts] * 2, BATCH_SIZES
-        )
+        requests = requests_of(decoder, resolved(model, decoder, settings), [*prompts] * 2)
+        batch[decoder] = batch_speeds(model.engine, requests, BATCH_SIZES)
     engine, curves, eager_curves = model.engine, {}, {}
     for context in CONTEXTS:
         if context + max(WIDTHS) <= model.config.max_positions:

@@ -18,13 +18,12 @@ import torch
 
 from refusion_eval import api
 from refusion_eval.bench import bench
-from refusion_eval.bench.batches import decode_batch, speeds_by_way
+from refusion_eval.bench.batches import decode_batch, requests_of, speeds_by_way
 from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate
 from refusion_eval.bench.child import in_process
 from refusion_eval.bench.gpu_report import OWN_CONDITIONS, Check, Result, reaches_bounds
 from refusion_eval.bench.predict import CARDS, DRIVER_NAMES, expected
 from refusion_eval.bench.profiling import kernels_by_width, microseconds_of, multiply, profile, replay_of
-from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import Record, recorder
 from refusion_eval.engine.width import time_forwards, time_replays
@@ -261,8 +260,8 @@ class GpuCheck:
         for decoder, checkpoint in checkpoints.items():
             model = self._model(self._inflated(checkpoint), self._dtype)
             settings = self._settings(model, decoder, gen_length=gen_length)
-            prompts = bench.mini_prompts(model, num_prompts)
-            speeds = speeds_by_way(model, decoder, settings, prompts, BATCH_SIZE)
+            requests = requests_of(decoder, settings, bench.mini_prompts(model, num_prompts))
+            speeds = speeds_by_way(model, requests, BATCH_SIZE)
             gain = speeds[f"batch {BATCH_SIZE}"].tokens_per_second / speeds["batch 1"].tokens_per_second
             figures[decoder] = {"gain": gain} | {way: speed._asdict() for way, speed in speeds.items()}
         texts = []
@@ -285,9 +284,9 @@ class GpuCheck:
         engines = [Engine(model.engine.model, model.attention, record=record) for record in ways]
         figures: dict[str, float] = {}
         for decoder in ("refusion", "autoregressive"):
-            settings = self._settings(model, decoder, gen_length=64)
-            eager, recorded = (_tokens(engine, decoder, settings, prompts) for engine in engines)
-            batched = decode_batch(model.engine, decoder, settings, prompts, 16)
+            requests = requests_of(decoder, self._settings(model, decoder, gen_length=64), prompts)
+            eager, recorded = ([engine.run(*request).tokens for request in requests] for engine in engines)
+            batched = decode_batch(model.engine, requests, 16)
             for way, tokens in (("recorded", recorded), ("batch 16", batched)):
                 figures[f"{decoder}, {way}"] = sum(map(operator.eq, eager, tokens)) / len(prompts)
         worst = min(figures, key=figures.__getitem__)
@@ -301,10 +300,10 @@ class GpuCheck:
         for name in embedded_decoders():
             here, there = (self._model(embedded_path(name), "float32", device) for device in ("cpu", str(self._device)))
             for decoder in here.decoders:
-                settings, prompts = self._settings(here, decoder, gen_length=32), bench.mini_prompts(here, num_prompts)
-                pairs = zip(
-                    *(_tokens(model.engine, decoder, settings, prompts) for model in (here, there)), strict=True
-                )
+                settings = self._settings(here, decoder, gen_length=32)
+                requests = requests_of(decoder, settings, bench.mini_prompts(here, num_prompts))
+                tokens = ([model.engine.run(*request).tokens for request in requests] for model in (here, there))
+                pairs = zip(*tokens, strict=True)
                 different += [f"{name}, {decoder}, prompt {n}" for n, (a, b) in enumerate(pairs) if a != b]
                 compared += num_prompts
         text = f"{compared - len(different)} of {compared} decodings have the tokens of the CPU"
@@ -359,7 +358,3 @@ def _caught(tune: Callable[[], Result]) -> tuple[Result | None, str]:
         return tune(), ""
     except (RefusionEvalError, OSError) as error:  # as of a file that is damaged; the other checks go on
         return None, f"{type(error).__name__}: {error}"
-
-
-def _tokens(engine: Engine, decoder: str, settings: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    return [engine.run(DECODERS[decoder].decode, prompt, settings).tokens for prompt in prompts]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from refusion_eval import api
 from refusion_eval.bench import bench
-from refusion_eval.bench.batches import speeds_by_way
+from refusion_eval.bench.batches import requests_of, speeds_by_way
 from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflated_transformer
 from refusion_eval.bench.gpu_check import REFUSION_SETTINGS, REHEARSAL, REHEARSED_DTYPE
 from refusion_eval.bench.profiling import kernels_by_width, multiply, replay_of
@@ -37,7 +37,6 @@ from refusion_eval.bench.tune_choices import (
     variants,
     with_early,
 )
-from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import CHECKED_CONTEXT, WIDTHS, RecordedForwards, recorder
 from refusion_eval.engine.width import replayed, time_forwards
@@ -325,9 +324,9 @@ def tokens(tuning: Tuning) -> dict[str, Any]:
     same, repeated = dict[str, list[int]](), list[bool]()
     for name, (decoder, given, options) in cases.items():
         settings = bench.resolved(model, decoder, options | {"gen_length": 64 if tuning.on_gpu else 8})
+        requests = requests_of(decoder, settings, given)
         first, second, expected = (
-            [engine.run(DECODERS[decoder].decode, prompt, settings) for prompt in given]
-            for engine in (with_table, with_table, eager)
+            [engine.run(*request) for request in requests] for engine in (with_table, with_table, eager)
         )
         repeated += [a.tokens == b.tokens and a.trace == b.trace for a, b in zip(first, second, strict=True)]
         same[name] = [sum(a.tokens == b.tokens for a, b in zip(first, expected, strict=True)), len(given)]
@@ -353,6 +352,6 @@ def batches(tuning: Tuning) -> dict[str, Any]:
             continue
         given = {**REFUSION_SETTINGS, **options, "gen_length": 128 if tuning.on_gpu else 8}
         settings = bench.resolved(model, decoder, given)
-        speeds = speeds_by_way(model, decoder, settings, prompts, BATCH if tuning.on_gpu else 2)
+        speeds = speeds_by_way(model, requests_of(decoder, settings, prompts), BATCH if tuning.on_gpu else 2)
         found |= {f"{name}, {way}": speed._asdict() for way, speed in speeds.items()}
     return found | {LEFT_OUT: left_out}
