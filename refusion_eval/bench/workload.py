@@ -87,9 +87,14 @@ class Answers:
     conditions: Mapping[str, Any]
     path: Path | None = None
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the file has anything; a disk that was full may leave an empty one."""
+        return self.path is not None and self.path.exists() and self.path.stat().st_size > 0
+
     def stored(self) -> list[Answer]:
         """Those of the file; ConfigError if it is of another measurement."""
-        if self.path is None or not self.path.exists():
+        if self.path is None or not self.is_begun:
             return []
         entries = []
         for line in self.path.read_text(encoding="utf-8").splitlines():
@@ -102,7 +107,7 @@ class Answers:
 
     def keep(self, answer: Answer) -> None:
         if self.path is not None:
-            if not self.path.exists():
+            if not self.is_begun:
                 append_line(prepare_output(self.path), json.dumps(self.conditions))
             append_line(self.path, json.dumps(asdict(answer)))
 
