@@ -18,7 +18,7 @@ OF_ORDER = tuple(width for width in WHOLE_WIDTHS if width <= ONE_ORDER)  # where
 OWN: Mapping[str, tuple[Matrix, ...]] = {"own qkv": ("qkv",), "own out, down": SPLIT, "own gate_up": ("gate_up",)}
 SWITCHED = ("joins", "rotates")
 TOGETHER, BASE, DECIDED, EARLY = "all of these", "base", "decided", "decided, early"
-LEAST_SAME = 0.9  # share of prompts that keep their tokens in bfloat16
+LEAST_SAME = 0.9  # share of prompts that keep their tokens in bfloat16, where rounding may tell two paths apart
 _PRODUCT = TypeAdapter(Product)
 
 Figures = Mapping[str, Mapping[str, Any]]  # of the steps, by name

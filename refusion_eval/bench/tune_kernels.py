@@ -19,6 +19,7 @@ from torch.nn.functional import silu
 from refusion_eval.bench.profiling import replay_of
 from refusion_eval.bench.tune_choices import OF_ORDER, WHOLE_WIDTHS, group_of
 from refusion_eval.bench.tune_steps import (
+    COLD_BYTES,
     LEFT_OUT,
     Tuning,
     matrix_shapes,
@@ -238,9 +239,10 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
     found: dict[str, Any] = {}
     left_out: list[str] = []
     for keys in ATTENTION_KEYS if tuning.on_gpu else (30,):
-        size = (1, shape.num_key_value_heads, keys + ATTENTION_ROWS[-1], shape.head_dim)
-        number = max(2, round(4e8 / (2 * torch.Size(size).numel() * tuning.dtype.itemsize))) if tuning.on_gpu else 1
-        caches = [torch.randn(2, *size, device=device, dtype=tuning.dtype) for _ in range(min(number, 36))]
+        # Keys and values, of one sequence.
+        size = torch.Size((2, 1, shape.num_key_value_heads, keys + ATTENTION_ROWS[-1], shape.head_dim))
+        number = max(2, round(COLD_BYTES / (size.numel() * tuning.dtype.itemsize))) if tuning.on_gpu else 1
+        caches = [torch.randn(size, device=device, dtype=tuning.dtype) for _ in range(min(number, 36))]
         for rows in tuning.few(ATTENTION_ROWS):
             if found and tuning.is_over:
                 left_out.append(f"{rows}/{keys}")
@@ -250,7 +252,7 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
             places = torch.tensor(numbers, device=device)
             bits = torch.from_numpy(pattern_bits(causal(rows), num_words(rows))).to(device)
             compute, times = partial(_attend, queries, places, bits), {}
-            for name, patch in attention_kernels_of(tuning, rows, size[2]).items():
+            for name, patch in attention_kernels_of(tuning, rows, size[3]).items():
                 with patched(patch):
                     taken = seconds_of_calls(replay_of(caches, compute), device, *((7, 2) if tuning.on_gpu else (1, 1)))
                 times[name] = 1e6 * statistics.median(taken) / len(caches)

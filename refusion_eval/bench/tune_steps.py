@@ -20,7 +20,7 @@ from refusion_eval import api
 from refusion_eval.bench import bench
 from refusion_eval.bench.batches import requests_of, speeds_by_way
 from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflated_transformer
-from refusion_eval.bench.gpu_check import REFUSION_SETTINGS, REHEARSAL, REHEARSED_DTYPE
+from refusion_eval.bench.gpu_check import PROFILED_WIDTHS, REFUSION_SETTINGS, REHEARSAL, REHEARSED_DTYPE
 from refusion_eval.bench.profiling import kernels_by_width, multiply, replay_of
 from refusion_eval.bench.tune_choices import (
     BASE,
@@ -52,7 +52,6 @@ from refusion_eval.runs.hardware import collect_hardware
 
 CONTEXT = 300  # committed rows of the forwards that are timed
 LONG_CONTEXT = 3000  # of a decoding whose attention takes several steps of keys in each of its splits
-PROFILED_WIDTHS = (1, 8, 40)
 PRODUCT_ROWS = (1, 2, 4, *range(8, 65, 8))
 COLD_BYTES = 400e6  # of matrices that are read in turns: far more than a GPU's cache holds
 NUM_ROUNDS = 10
