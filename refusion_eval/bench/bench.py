@@ -223,7 +223,7 @@ def _profile_by_operation(
 ) -> Profile:
     # A forward that is compiled or recorded as a whole has no operations to time.
     engine = Engine(model.transformer, "sdpa" if model.attention == "native" else model.attention)
-    return profile(engine, resolved(model, "refusion", {**settings, "fuse": True}), prompts)
+    return profile(engine, requests_of("refusion", resolved(model, "refusion", {**settings, "fuse": True}), prompts))
 
 
 def systems_of(model: api.LoadedModel, settings: Mapping[str, Any], *, with_baseline: bool) -> dict[str, System]:

@@ -194,7 +194,7 @@ class GpuCheck:
         model = self._model(self._inflated("refusion"), self._dtype)
         # Five prompts show every kernel; profiles of more take minutes to sum up.
         prompts = bench.mini_prompts(model, NUM_TIMED if self._on_gpu else 1)
-        measured = profile(model.engine, self._settings(model, "refusion"), prompts)
+        measured = profile(model.engine, requests_of("refusion", self._settings(model, "refusion"), prompts))
         counts, num_forwards = measured.counts, measured.num_forwards
         forbidden = [name for name in counts if "cudnn" in name.lower()]
         a_layer = sum(counts.values()) / num_forwards / model.config.num_layers
