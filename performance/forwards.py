@@ -24,7 +24,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from refusion_eval import api
-from refusion_eval.bench.batches import decode_batch
+from refusion_eval.bench.batches import decode_batch, requests_of
 from refusion_eval.bench.bench import mini_prompts
 from refusion_eval.bench.checkpoints import SHAPES, random_checkpoint
 from refusion_eval.bench.plain import PlainEngine
@@ -107,7 +107,7 @@ def compare_decodings(
     ratio = alone["release's manner"] / alone["compiled"]
     print(f"ReFusion, batch 1: compiled forwards are {ratio:.2f} times as fast as the release's manner ({same})")
     batches: Ways = {
-        name: partial(decode_batch, model.engine, "refusion", settings, prompts, BATCH)
+        name: partial(decode_batch, model.engine, requests_of("refusion", settings, prompts), BATCH)
         for name, model in models.items()
     }
     together = medians(batches, num_rounds, clock)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.bench.checkpoints import SHAPES, Shape
 from refusion_eval.errors import ConfigError
-from refusion_eval.models.device import synchronize
+from refusion_eval.models.device import process_memory, synchronize
 from refusion_eval.training.config import ObjectiveConfig
 from refusion_eval.training.data.collate import PackedBatch, collate
 from refusion_eval.training.objectives.example import TrainingSample
@@ -205,11 +204,8 @@ def _memory(device: torch.device, *, peak: bool) -> int:
     """Memory of this process in bytes, on CUDA that of its tensors: the current value or the peak."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.exists():
-        # The peak of getrusage includes that of the parent process from before exec.
-        name = "VmHWM:" if peak else "VmRSS:"
-        (line,) = (line for line in status.read_text().splitlines() if line.startswith(name))
-        return int(line.split()[1]) * 1024
+    # The peak of getrusage includes that of the parent process from before exec.
+    if (own := process_memory(peak=peak)) is not None:
+        return own
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

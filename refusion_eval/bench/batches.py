@@ -29,44 +29,34 @@ class BatchSpeed(NamedTuple):
     host_share: float = 0.0  # of the time, in which the host did not wait for a device; 1 on a CPU
 
 
-def decode_batch(
-    engine: Engine,
-    decoder: str,
-    settings: Any,
-    prompts: Sequence[Sequence[int]],
-    size: int,
-    begin: Callable[[], None] = lambda: None,
-) -> list[tuple[int, ...]]:
-    """The tokens of each prompt, decoded in batches of at most `size` requests; waits until the device has finished."""
+def requests_of(decoder: str, settings: Any, prompts: Sequence[Sequence[int]]) -> list[Request]:
+    return [Request(DECODERS[decoder].decode, prompt, settings) for prompt in prompts]
 
-    def requests() -> Iterator[Request]:
+
+def decode_batch(
+    engine: Engine, requests: Sequence[Request], size: int, begin: Callable[[], None] = lambda: None
+) -> list[tuple[int, ...]]:
+    """The tokens of each request, in batches of at most `size` requests; waits until the device has finished."""
+
+    def begun() -> Iterator[Request]:
         begin()  # the engine has made the buffer of the batch and recorded its forwards
-        for prompt in prompts:
-            yield Request(DECODERS[decoder].decode, prompt, settings)
+        yield from requests
 
     tokens: dict[int, tuple[int, ...]] = {}
-    for index, result in engine.run_many(requests(), size):
+    for index, result in engine.run_many(begun(), size):
         if isinstance(result, DecodeError):
             raise result
         tokens[index] = result.tokens
     synchronize(engine.model.device)
-    return [tokens[index] for index in range(len(prompts))]
+    return [tokens[index] for index in range(len(requests))]
 
 
-def batch_speeds(
-    engine: Engine,
-    decoder: str,
-    settings: Any,
-    prompts: Sequence[Sequence[int]],
-    batch_sizes: Sequence[int],
-) -> dict[int, BatchSpeed]:
+def batch_speeds(engine: Engine, requests: Sequence[Request], batch_sizes: Sequence[int]) -> dict[int, BatchSpeed]:
     """Measures continuous batching at each batch size, and compares the tokens with the first size."""
-    return _measure({size: (engine, size) for size in batch_sizes}, decoder, settings, prompts, expected=[])
+    return _measure({size: (engine, size) for size in batch_sizes}, requests, expected=[])
 
 
-def speeds_by_way(
-    model: api.LoadedModel, decoder: str, settings: Any, prompts: Sequence[Sequence[int]], size: int
-) -> dict[str, BatchSpeed]:
+def speeds_by_way(model: api.LoadedModel, requests: Sequence[Request], size: int) -> dict[str, BatchSpeed]:
     """Measures single requests, batches, and batches with what may make them faster, by name.
 
     That is the overlap of host and device, where forwards are recorded, and rows priced by load, for fused forwards.
@@ -80,15 +70,15 @@ def speeds_by_way(
             overlapped[0].recorded.choices = engine.recorded.choices  # of one table, as a tuning sets it
         ways[f"batch {size}, overlap"] = (overlapped[0], size)
     expected: list[tuple[int, ...]] = []
-    speeds = _measure(ways, decoder, settings, prompts, expected)
-    if getattr(settings, "fused", False):
+    speeds = _measure(ways, requests, expected)
+    if any(getattr(request.settings, "fused", False) for request in requests):
         timed = time_forwards(engine.model, model.attention, LOAD_WIDTHS, recorded=engine.recorded)
         curve = LoadCurve({width: statistics.median(seconds) for width, seconds in timed.items()})
         priced = {f"batch {size}": (engine, size)} | {f"batch {size}, overlap": (one, size) for one in overlapped}
         for one in (engine, *overlapped):
             one.load_curve = curve
         try:
-            found = _measure(priced, decoder, settings, prompts, expected)
+            found = _measure(priced, requests, expected)
         finally:
             engine.load_curve = None
         speeds |= {f"{name}, rows priced by load": speed for name, speed in found.items()}
@@ -97,14 +87,12 @@ def speeds_by_way(
 
 def _measure(
     ways: Mapping[K, tuple[Engine, int]],
-    decoder: str,
-    settings: Any,
-    prompts: Sequence[Sequence[int]],
+    requests: Sequence[Request],
     expected: list[tuple[int, ...]],  # the right tokens; an empty list gets those of the first way
 ) -> dict[K, BatchSpeed]:
     speeds: dict[K, BatchSpeed] = {}
     for name, (engine, size) in ways.items():
-        tokens, seconds, joules = _timed(engine, decoder, settings, prompts, size)
+        tokens, seconds, joules = _timed(engine, requests, size)
         if not expected:
             expected += tokens
         num_tokens, counts = sum(map(len, tokens)), engine.batch_counts
@@ -120,10 +108,8 @@ def _measure(
     return speeds
 
 
-def _timed(
-    engine: Engine, decoder: str, settings: Any, prompts: Sequence[Sequence[int]], size: int
-) -> tuple[list[tuple[int, ...]], float, float | None]:
-    """The tokens of each prompt, and the seconds and joules of them all."""
+def _timed(engine: Engine, requests: Sequence[Request], size: int) -> tuple[list[tuple[int, ...]], float, float | None]:
+    """The tokens of each request, and the seconds and joules of them all."""
     device = engine.model.device
     read_joules = energy_counter(device)
     begun: list[float] = []
@@ -132,6 +118,6 @@ def _timed(
         synchronize(device)
         return [time.perf_counter(), read_joules() if read_joules else 0.0]
 
-    tokens = decode_batch(engine, decoder, settings, prompts, size, lambda: begun.extend(now()))
+    tokens = decode_batch(engine, requests, size, lambda: begun.extend(now()))
     seconds, joules = map(operator.sub, now(), begun)
     return tokens, seconds, joules if read_joules else None

@@ -8,13 +8,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from refusion_eval import api
-from refusion_eval.bench.batches import BatchSpeed, batch_speeds
+from refusion_eval.bench.batches import BatchSpeed, batch_speeds, requests_of
 from refusion_eval.bench.checkpoints import SHAPES, checkpoint_named
 from refusion_eval.bench.profiling import Profile, profile, profile_table
 from refusion_eval.benchmarks import BENCHMARKS
@@ -28,6 +27,7 @@ from refusion_eval.types import Decoded, ForwardDone
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (0, 512, 4096)
+BATCH_SIZES = (1, 16)
 FREE_ROWS = 1 << 20
 # Name of a ratio -> (numerator, denominator), both names of systems in `Report.speeds`.
 RATIOS = {
@@ -164,30 +164,25 @@ class Report:
 
 
 def measure(
-    directory: Path,
+    model: api.LoadedModel,
     prompts: Sequence[Sequence[int]],
     settings: Mapping[str, Any],
     *,
-    dtype: str = "auto",
-    device: str = "auto",
-    num_rounds: int = 3,
-    batch_sizes: Sequence[int] = (1, 16),
-    with_baseline: bool = True,
-    with_profile: bool = False,
-    progress: Callable[[str], None] = lambda text: None,
+    num_rounds: int,
+    with_baseline: bool,
+    with_profile: bool,
+    progress: Callable[[str], None],
 ) -> Report:
-    model = api.load_model(str(directory), dtype=dtype, device=device, tune=True)
     torch.set_num_threads(model.num_threads)  # the baselines, on transformers' own model, get as many
-    systems = systems_of(model, directory if with_baseline else None, settings)
+    systems = systems_of(model, settings, with_baseline=with_baseline)
     speeds = compare(systems, prompts, num_rounds, progress)
     progress("forwards where rows are free")
     forwards = _count_forwards(model, settings, prompts)
     batch = {}
     for decoder in ("refusion", "autoregressive"):
-        progress(f"{decoder} in batches of {', '.join(map(str, batch_sizes))}")
-        batch[decoder] = batch_speeds(
-            model.engine, decoder, resolved(model, decoder, settings), [*prompts] * 2, batch_sizes
-        )
+        progress(f"{decoder} in batches of {', '.join(map(str, BATCH_SIZES))}")
+        requests = requests_of(decoder, resolved(model, decoder, settings), [*prompts] * 2)
+        batch[decoder] = batch_speeds(model.engine, requests, BATCH_SIZES)
     engine, curves, eager_curves = model.engine, {}, {}
     for context in CONTEXTS:
         if context + max(WIDTHS) <= model.config.max_positions:
@@ -199,7 +194,7 @@ def measure(
     progress("profile and copy bandwidth" if with_profile else "copy bandwidth")
     return Report(
         conditions={
-            "model": str(directory),
+            "model": model.options.pretrained,
             "shapes": asdict(model.config),
             "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor(),
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -228,11 +223,11 @@ def _profile_by_operation(
 ) -> Profile:
     # A forward that is compiled or recorded as a whole has no operations to time.
     engine = Engine(model.transformer, "sdpa" if model.attention == "native" else model.attention)
-    return profile(engine, resolved(model, "refusion", {**settings, "fuse": True}), prompts)
+    return profile(engine, requests_of("refusion", resolved(model, "refusion", {**settings, "fuse": True}), prompts))
 
 
-def systems_of(model: api.LoadedModel, baseline: Path | None, settings: Mapping[str, Any]) -> dict[str, System]:
-    """The systems of the comparison, with those on transformers' own model if `baseline` is its checkpoint."""
+def systems_of(model: api.LoadedModel, settings: Mapping[str, Any], *, with_baseline: bool) -> dict[str, System]:
+    """The systems of the comparison, also those on transformers' own model if they are asked for."""
     unfused = resolved(model, "refusion", {**settings, "fuse": False})
     fused = resolved(model, "refusion", {**settings, "fuse": True})
     greedy = resolved(model, "autoregressive", settings)
@@ -245,13 +240,13 @@ def systems_of(model: api.LoadedModel, baseline: Path | None, settings: Mapping[
         eager = Engine(model.engine.model, model.attention)
         systems["refusion fused, without graphs"] = system_of(eager, "refusion", fused, "refusion")
         systems["autoregressive, without graphs"] = system_of(eager, "autoregressive", greedy, "autoregressive")
-    if baseline is not None:
+    if with_baseline:
         from transformers import Qwen3ForCausalLM  # transformers' models load slowly
 
         from refusion_eval.bench.plain import PlainEngine
         from refusion_eval.runs.stock_loop import StockLoop
 
-        stock = Qwen3ForCausalLM.from_pretrained(baseline, dtype=model.dtype).to(model.device).eval()
+        stock = Qwen3ForCausalLM.from_pretrained(model.directory, dtype=model.dtype).to(model.device).eval()
         plain, loop = PlainEngine(stock), StockLoop(stock)
         systems["refusion baseline"] = system_of(plain, "refusion", unfused, "refusion")
         systems["autoregressive baseline"] = system_of(plain, "autoregressive", greedy, "autoregressive")
@@ -348,23 +343,21 @@ def run_bench(
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     extent = {**(LARGE_ON_CPU if on_cpu and size in SHAPES else EXTENT), **extent}
     settings, num_prompts = {**settings, "gen_length": extent["gen_length"]}, extent["num_prompts"]
-    title, prompts = "prompts of the mini tasks (synthetic)", None
     weight_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
     with checkpoint_named(name, weight_dtype, progress) as checkpoint:
+        model = api.load_model(str(checkpoint), dtype=dtype, device=device, tune=True)
         if name in SHAPES:
             # A threshold of 0 accepts the drafts of random weights, so that slots are decoded in parallel.
             settings |= {"tau_token": 0.0, "eos_ids": ()}
             chooser = random.Random(0)
             prompts = [[chooser.randrange(1000) for _ in range(RANDOM_PROMPT_LENGTH)] for _ in range(num_prompts)]
             title = "random weights, random prompts, tau_token 0"
-        if prompts is None:
-            prompts = mini_prompts(api.LoadedModel.open(str(checkpoint), dtype=dtype, device=device), num_prompts)
+        else:
+            prompts, title = mini_prompts(model, num_prompts), "prompts of the mini tasks (synthetic)"
         report = measure(
-            checkpoint,
+            model,
             prompts,
             settings,
-            dtype=dtype,
-            device=device,
             num_rounds=extent["num_rounds"],
             with_baseline=extent["with_baseline"],
             with_profile=with_profile,

@@ -24,7 +24,7 @@ from torch import Tensor
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.checkpoint import ModelConfig, model_config, parse_model_config, read_json
 from refusion_eval.models.transformer import Transformer
-from refusion_eval.models.weights import arrange, padded_rows
+from refusion_eval.models.weights import arrange, matrix_shapes, padded_rows
 from refusion_eval.paths import embedded_path
 
 NOISE = 0.02  # standard deviation of weights without influence
@@ -207,18 +207,8 @@ class _Builder:
 
     def layer(self, number: int) -> dict[str, Tensor]:
         """One layer: a layer of the small model, or one that contributes nothing."""
-        head_dim, hidden, mlp = self._shape.head_dim, self._shape.hidden_size, self._shape.intermediate_size
-        query_width, kv_width = self._shape.num_attention_heads * head_dim, self._shape.num_key_value_heads * head_dim
-        sizes = {
-            "self_attn.q_proj": (query_width, hidden),
-            "self_attn.k_proj": (kv_width, hidden),
-            "self_attn.v_proj": (kv_width, hidden),
-            "self_attn.o_proj": (hidden, query_width),
-            "mlp.gate_proj": (mlp, hidden),
-            "mlp.up_proj": (mlp, hidden),
-            "mlp.down_proj": (hidden, mlp),
-        }
-        tensors = {name: self._noise(*size) for name, size in sizes.items()}
+        head_dim = self._shape.head_dim
+        tensors = {name: self._noise(*size) for name, size in matrix_shapes(config_of(self._shape)).items()}
         # With values and gates of zero, the projections after them contribute nothing, whatever their weights.
         for name in ("self_attn.v_proj", "mlp.gate_proj"):
             tensors[name][:, : self._width + 1] = 0

@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from refusion_eval import api
 from refusion_eval.bench import bench
-from refusion_eval.bench.batches import decode_batch, speeds_by_way
+from refusion_eval.bench.batches import decode_batch, requests_of, speeds_by_way
 from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate
 from refusion_eval.bench.child import in_process
 from refusion_eval.bench.gpu_report import OWN_CONDITIONS, Check, Result, reaches_bounds
 from refusion_eval.bench.predict import CARDS, DRIVER_NAMES, expected
-from refusion_eval.bench.profiling import kernels_by_width, microseconds_of, profile
-from refusion_eval.decoders import DECODERS
+from refusion_eval.bench.profiling import kernels_by_width, microseconds_of, multiply, profile, replay_of
+from refusion_eval.bench.tune_choices import LEAST_SAME
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import Record, recorder
 from refusion_eval.engine.width import time_forwards, time_replays
@@ -51,7 +50,6 @@ PROFILED_WIDTHS = (1, 8, 40)
 # Targets as ratios of systems in one run.
 LEAST_SPEED_UP = 5.0
 LEAST_BATCH_GAIN = 12.0
-LEAST_SAME = 0.9  # share of the prompts whose tokens must agree in bfloat16, where rounding may tell two paths apart
 BATCH_SIZE = 32
 NUM_TIMED = 5  # prompts where every one takes seconds, and where more show nothing new
 PRODUCT_WIDTHS = (1, 2, 8, 16, 40, 64)
@@ -181,14 +179,9 @@ class GpuCheck:
             for width in PRODUCT_WIDTHS:
                 rows = of_layers[0].new_ones(width, of_layers[0].shape[1])
                 target = rows.new_empty(width, of_layers[0].shape[0])
-
-                def compute(rows: Tensor = rows, target: Tensor = target, of_layers: list[Tensor] = of_layers) -> None:
-                    for weight in of_layers:
-                        torch.mm(rows, weight.t(), out=target)
-
                 with torch.inference_mode():
-                    times = seconds_of_calls(recorder(self._device)(compute), self._device, 16, 5)
-                    seconds = statistics.median(times)
+                    replay = replay_of(of_layers, partial(multiply, rows, target))
+                    seconds = statistics.median(seconds_of_calls(replay, self._device, 16, 5))
                 figures[name][width] = sum(weight.nbytes for weight in of_layers) / seconds
         text = "; ".join(
             f"{name} {', '.join(f'{speeds[width] / 1e12:.2f}' for width in SHOWN_WIDTHS)}"
@@ -201,7 +194,7 @@ class GpuCheck:
         model = self._model(self._inflated("refusion"), self._dtype)
         # Five prompts show every kernel; profiles of more take minutes to sum up.
         prompts = bench.mini_prompts(model, NUM_TIMED if self._on_gpu else 1)
-        measured = profile(model.engine, self._settings(model, "refusion"), prompts)
+        measured = profile(model.engine, requests_of("refusion", self._settings(model, "refusion"), prompts))
         counts, num_forwards = measured.counts, measured.num_forwards
         forbidden = [name for name in counts if "cudnn" in name.lower()]
         a_layer = sum(counts.values()) / num_forwards / model.config.num_layers
@@ -241,10 +234,9 @@ class GpuCheck:
         return Result(speed_up >= LEAST_SPEED_UP if self._on_gpu else None, text, figures)
 
     def _speeds(self, with_plain_loops: bool, num_rounds: int) -> tuple[dict[str, Any], Mapping[str, bench.Speed]]:
-        path = self._inflated("refusion")
-        model = self._model(path, self._dtype)
+        model = self._model(self._inflated("refusion"), self._dtype)
         settings = REFUSION_SETTINGS | {"gen_length": self._length(128)}
-        systems = bench.systems_of(model, path if with_plain_loops else None, settings)
+        systems = bench.systems_of(model, settings, with_baseline=with_plain_loops)
         prompts = bench.mini_prompts(model, min(self._num_prompts, NUM_TIMED))
         speeds = bench.compare(systems, prompts, num_rounds, self._progress)
         standings = {name: asdict(speed) for name, speed in speeds.items()}
@@ -268,8 +260,8 @@ class GpuCheck:
         for decoder, checkpoint in checkpoints.items():
             model = self._model(self._inflated(checkpoint), self._dtype)
             settings = self._settings(model, decoder, gen_length=gen_length)
-            prompts = bench.mini_prompts(model, num_prompts)
-            speeds = speeds_by_way(model, decoder, settings, prompts, BATCH_SIZE)
+            requests = requests_of(decoder, settings, bench.mini_prompts(model, num_prompts))
+            speeds = speeds_by_way(model, requests, BATCH_SIZE)
             gain = speeds[f"batch {BATCH_SIZE}"].tokens_per_second / speeds["batch 1"].tokens_per_second
             figures[decoder] = {"gain": gain} | {way: speed._asdict() for way, speed in speeds.items()}
         texts = []
@@ -292,9 +284,9 @@ class GpuCheck:
         engines = [Engine(model.engine.model, model.attention, record=record) for record in ways]
         figures: dict[str, float] = {}
         for decoder in ("refusion", "autoregressive"):
-            settings = self._settings(model, decoder, gen_length=64)
-            eager, recorded = (_tokens(engine, decoder, settings, prompts) for engine in engines)
-            batched = decode_batch(model.engine, decoder, settings, prompts, 16)
+            requests = requests_of(decoder, self._settings(model, decoder, gen_length=64), prompts)
+            eager, recorded = ([engine.run(*request).tokens for request in requests] for engine in engines)
+            batched = decode_batch(model.engine, requests, 16)
             for way, tokens in (("recorded", recorded), ("batch 16", batched)):
                 figures[f"{decoder}, {way}"] = sum(map(operator.eq, eager, tokens)) / len(prompts)
         worst = min(figures, key=figures.__getitem__)
@@ -308,10 +300,10 @@ class GpuCheck:
         for name in embedded_decoders():
             here, there = (self._model(embedded_path(name), "float32", device) for device in ("cpu", str(self._device)))
             for decoder in here.decoders:
-                settings, prompts = self._settings(here, decoder, gen_length=32), bench.mini_prompts(here, num_prompts)
-                pairs = zip(
-                    *(_tokens(model.engine, decoder, settings, prompts) for model in (here, there)), strict=True
-                )
+                settings = self._settings(here, decoder, gen_length=32)
+                requests = requests_of(decoder, settings, bench.mini_prompts(here, num_prompts))
+                tokens = ([model.engine.run(*request).tokens for request in requests] for model in (here, there))
+                pairs = zip(*tokens, strict=True)
                 different += [f"{name}, {decoder}, prompt {n}" for n, (a, b) in enumerate(pairs) if a != b]
                 compared += num_prompts
         text = f"{compared - len(different)} of {compared} decodings have the tokens of the CPU"
@@ -366,7 +358,3 @@ def _caught(tune: Callable[[], Result]) -> tuple[Result | None, str]:
         return tune(), ""
     except (RefusionEvalError, OSError) as error:  # as of a file that is damaged; the other checks go on
         return None, f"{type(error).__name__}: {error}"
-
-
-def _tokens(engine: Engine, decoder: str, settings: Any, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    return [engine.run(DECODERS[decoder].decode, prompt, settings).tokens for prompt in prompts]

@@ -6,7 +6,6 @@ tokens are the engine's, so the ratio between the two measures the execution of 
 """
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,44 +19,11 @@ from refusion_eval.types import Attention, Forward, Read, Readout
 
 KeysValues = list[tuple[Tensor, Tensor]]  # one pair per layer, each [batch, key-value heads, rows, head width]
 
-# Sizes of a buffer without keys and values, which only counts rows.
-_NO_LAYERS: Any = SimpleNamespace(num_layers=0, num_kv_heads=1, head_dim=1)
-
-
-class PlainEngine(Engine):
-    """Runs a decoder, one request at a time; its forwards have causal rows or equal groups, so they are not fused."""
-
-    def __init__(self, model: Qwen3ForCausalLM) -> None:
-        super().__init__(model, "sdpa")  # type: ignore[arg-type] # it has the device and the vocabulary that a loop needs
-
-    def _new_cache(self, num_sequences: int, capacity: int) -> "_PlainCache":
-        return _PlainCache(_NO_LAYERS, num_sequences, capacity, self.model.dtype, self.model.device)
-
-    @torch.inference_mode()
-    def _compute(self, cache: KVCache, forwards: Sequence[Forward], _sequences: Sequence[int]) -> list[Readout]:
-        assert isinstance(cache, _PlainCache)
-        (forward,) = forwards
-        num_groups, device = _num_groups(forward.attention), self.model.device
-        tokens = torch.tensor(forward.tokens, device=device).view(num_groups, -1)
-        positions = torch.tensor(forward.positions, device=device).view(num_groups, -1)
-        past = DynamicCache()
-        for layer, (keys, values) in enumerate(cache.committed):
-            past.update(keys.repeat(num_groups, 1, 1, 1), values.repeat(num_groups, 1, 1, 1), layer)
-        # Without a mask, transformers would read jumps in the position ids as borders between packed texts.
-        mask = torch.ones(num_groups, cache.lengths[0] + tokens.shape[1], dtype=torch.long, device=device)
-        model: Any = self.model
-        output = model(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=past, use_cache=True
-        )
-        cache.last = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
-        logits_QV = output.logits.flatten(0, 1).float()
-        probs_QV = logits_QV.softmax(dim=-1)
-        return [_read(read, logits_QV, probs_QV) for read in forward.reads]
-
 
 class _PlainCache(KVCache):
-    """Keys and values of one sequence, as transformers keeps them; the buffer of `KVCache` is empty and counts rows."""
+    """Keys and values of one sequence, as transformers keeps them."""
 
+    only_counts = True
     committed: KeysValues
     last: KeysValues
 
@@ -79,6 +45,36 @@ class _PlainCache(KVCache):
             old = [(part,) for part in self.committed[layer]] if self.committed else [(), ()]
             committed.append((torch.cat((*old[0], flat[0]), 2), torch.cat((*old[1], flat[1]), 2)))
         self.committed = committed
+
+
+class PlainEngine(Engine):
+    """Runs a decoder, one request at a time; its forwards have causal rows or equal groups, so they are not fused."""
+
+    cache_class = _PlainCache
+
+    def __init__(self, model: Qwen3ForCausalLM) -> None:
+        super().__init__(model, "sdpa")  # type: ignore[arg-type] # it has the device and the vocabulary that a loop needs
+
+    @torch.inference_mode()
+    def _compute(self, cache: KVCache, forwards: Sequence[Forward], _sequences: Sequence[int]) -> list[Readout]:
+        assert isinstance(cache, _PlainCache)
+        (forward,) = forwards
+        num_groups, device = _num_groups(forward.attention), self.model.device
+        tokens = torch.tensor(forward.tokens, device=device).view(num_groups, -1)
+        positions = torch.tensor(forward.positions, device=device).view(num_groups, -1)
+        past = DynamicCache()
+        for layer, (keys, values) in enumerate(cache.committed):
+            past.update(keys.repeat(num_groups, 1, 1, 1), values.repeat(num_groups, 1, 1, 1), layer)
+        # Without a mask, transformers would read jumps in the position ids as borders between packed texts.
+        mask = torch.ones(num_groups, cache.lengths[0] + tokens.shape[1], dtype=torch.long, device=device)
+        model: Any = self.model
+        output = model(
+            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=past, use_cache=True
+        )
+        cache.last = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
+        logits_QV = output.logits.flatten(0, 1).float()
+        probs_QV = logits_QV.softmax(dim=-1)
+        return [_read(read, logits_QV, probs_QV) for read in forward.reads]
 
 
 def _num_groups(attention: Attention) -> int:

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from refusion_eval.decoders import DECODERS
-from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.recorded import RecordedForwards
+from refusion_eval.engine.engine import Engine, Request
+from refusion_eval.engine.recorded import RecordedForwards, recorder
 from refusion_eval.engine.width import NUM_REPLAYS, replayed, time_replays
 from refusion_eval.models.device import synchronize
 from refusion_eval.models.transformer import Transformer
@@ -83,17 +83,30 @@ def _repeat(call: Callable[[], object], times: int) -> None:
         call()
 
 
+def replay_of(matrices: Sequence[Tensor], compute: Callable[[Tensor], Any]) -> Callable[[], None]:
+    """Records a computation with each of the tensors; the caller keeps the tensors that it reads and writes."""
+
+    def of_all() -> None:
+        for matrix in matrices:
+            compute(matrix)
+
+    return recorder(matrices[0].device)(of_all)
+
+
+def multiply(x: Tensor, out: Tensor, matrix: Tensor) -> None:
+    torch.mm(x, matrix.t(), out=out)
+
+
 def microseconds_of(seconds: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, float]:
     """Microseconds of one call of each operation."""
     return {name: 1e6 * taken / counts[name] for name, taken in seconds.items()}
 
 
-def profile(engine: Engine, settings: Any, prompts: Sequence[Sequence[int]]) -> Profile:
-    """Decodes token ids with ReFusion at batch size 1, first without the profiler and then with it."""
-    decode, device = DECODERS["refusion"].decode, engine.model.device
-    engine.run(decode, prompts[0], settings)
-    unwatched = sum(engine.run(decode, prompt, settings).seconds for prompt in prompts)
-    watched = watch(lambda: sum(engine.run(decode, prompt, settings).num_forwards for prompt in prompts), device)
+def profile(engine: Engine, requests: Sequence[Request]) -> Profile:
+    """Decodes requests one at a time, first without the profiler and then with it."""
+    engine.run(*requests[0])
+    unwatched = sum(engine.run(*request).seconds for request in requests)
+    watched = watch(lambda: sum(engine.run(*request).num_forwards for request in requests), engine.model.device)
     return Profile(watched.seconds, watched.counts, watched.value, watched.wall, unwatched)
 
 

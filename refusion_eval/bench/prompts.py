@@ -5,9 +5,9 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from refusion_eval.bench.bench import PROMPTED, mini_texts
 from refusion_eval.benchmarks import BENCHMARKS, Task
@@ -136,12 +136,8 @@ def speed_bench(split: str, data: Path | None, limit: int | None) -> Workload:
                 f"{origin}, row {number} (from 0): its text was not fetched from {row['source']}; run the script that "
                 "comes with SPEED-Bench, which writes whole rows"
             )
-        group = _group(row)
+        group = ", ".join(filter(None, (row["category"], row["difficulty"])))
         counts[group] += 1
         if limit is None or counts[group] <= limit:
             prompts.append(Prompt(group, str(row["question_id"]), row["turns"]))
     return Workload(prompts, f"SPEED-Bench, {split} ({origin})")
-
-
-def _group(row: Mapping[str, Any]) -> str:
-    return ", ".join(filter(None, (row["category"], row["difficulty"])))

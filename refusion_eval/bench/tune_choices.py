@@ -6,10 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import torch
 from pydantic import TypeAdapter
 
-from refusion_eval.bench.checkpoints import config_of
 from refusion_eval.engine.recorded import WIDTHS
 from refusion_eval.models.choices import MATRICES, ONE_ORDER, SPLIT, Choices, Matrix, Product, Sizes, Switches
 
@@ -20,7 +18,7 @@ OF_ORDER = tuple(width for width in WHOLE_WIDTHS if width <= ONE_ORDER)  # where
 OWN: Mapping[str, tuple[Matrix, ...]] = {"own qkv": ("qkv",), "own out, down": SPLIT, "own gate_up": ("gate_up",)}
 SWITCHED = ("joins", "rotates")
 TOGETHER, BASE, DECIDED, EARLY = "all of these", "base", "decided", "decided, early"
-LEAST_SAME = 0.9  # share of prompts that keep their tokens in bfloat16
+LEAST_SAME = 0.9  # share of prompts that keep their tokens in bfloat16, where rounding may tell two paths apart
 _PRODUCT = TypeAdapter(Product)
 
 Figures = Mapping[str, Mapping[str, Any]]  # of the steps, by name
@@ -166,10 +164,6 @@ def is_right(tokens: Mapping[str, Any]) -> bool:
     # Rounding may turn one of a few long prompts; kernels that are wrong there turn all.
     is_half = all(same >= number / 2 for same, number in tokens["same"].values())
     return tokens["repeated"] == 1 and is_half and num_same >= LEAST_SAME * num_prompts
-
-
-def sizes_of(shape: Any, dtype: torch.dtype) -> Sizes:
-    return Sizes.of(config_of(shape), dtype)
 
 
 def summary(done: Figures, table: Choices | None) -> list[str]:

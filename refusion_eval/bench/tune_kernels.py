@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from refusion_eval.bench.tune_choices import OF_ORDER, WHOLE_WIDTHS, group_of, sizes_of
+from refusion_eval.bench.profiling import replay_of
+from refusion_eval.bench.tune_choices import OF_ORDER, WHOLE_WIDTHS, group_of
 from refusion_eval.bench.tune_steps import (
+    COLD_BYTES,
     LEFT_OUT,
     Tuning,
     matrix_shapes,
     random_matrices,
     ready,
-    replay_of,
     seconds_in_turns,
 )
-from refusion_eval.engine.recorded import recorder
 from refusion_eval.models import fused
 from refusion_eval.models.attention import num_words, pattern_bits
 from refusion_eval.models.choices import SPLIT, Matrix, Product
@@ -163,7 +163,6 @@ def sweep_products(tuning: Tuning) -> dict[str, Any]:
     """Searches the fastest own product by matrix and rows. Each is compared with float64 before it is timed."""
     compiled = compile_ahead(tuning)
     device, shapes = ready(tuning), matrix_shapes(tuning)
-    sizes = sizes_of(tuning.sizes, tuning.dtype)
     figures: dict[str, Any] = {"compiled_by": compiled, "best": {}, "tried": {}, "refused": {}}
     groups = list(dict.fromkeys(group_of(width) for width in WHOLE_WIDTHS))
     for place, matrix in enumerate(OWN_MATRICES):
@@ -173,7 +172,7 @@ def sweep_products(tuning: Tuning) -> dict[str, Any]:
             end = time.monotonic() + max(0.0, tuning.until - time.monotonic()) / remaining
             widths = tuning.few([width for width in WHOLE_WIDTHS if group_of(width) == rows])
             search = Search(tuning, matrix, matrices, widths)
-            best = search.run(rows, end, *sizes.of_product(matrix))
+            best = search.run(rows, end, *tuning.of_layers.of_product(matrix))
             label = f"{matrix}, to {rows} rows"
             figures["tried"][label], figures["refused"][label] = search.seconds, search.refused
             figures["best"].setdefault(matrix, {})
@@ -240,11 +239,10 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
     found: dict[str, Any] = {}
     left_out: list[str] = []
     for keys in ATTENTION_KEYS if tuning.on_gpu else (30,):
-        size = (1, shape.num_key_value_heads, keys + ATTENTION_ROWS[-1], shape.head_dim)
-        number = max(2, round(4e8 / (2 * torch.Size(size).numel() * tuning.dtype.itemsize))) if tuning.on_gpu else 1
-        caches = [
-            [torch.randn(size, device=device, dtype=tuning.dtype) for _ in range(2)] for _ in range(min(number, 36))
-        ]
+        # Keys and values, of one sequence.
+        size = torch.Size((2, 1, shape.num_key_value_heads, keys + ATTENTION_ROWS[-1], shape.head_dim))
+        number = max(2, round(COLD_BYTES / (size.numel() * tuning.dtype.itemsize))) if tuning.on_gpu else 1
+        caches = [torch.randn(size, device=device, dtype=tuning.dtype) for _ in range(min(number, 36))]
         for rows in tuning.few(ATTENTION_ROWS):
             if found and tuning.is_over:
                 left_out.append(f"{rows}/{keys}")
@@ -253,20 +251,18 @@ def attention_by_case(tuning: Tuning) -> dict[str, Any]:
             numbers = [[0] * rows, [keys] * rows, [rows] * rows, list(range(rows))]
             places = torch.tensor(numbers, device=device)
             bits = torch.from_numpy(pattern_bits(causal(rows), num_words(rows))).to(device)
-
-            def compute(queries: Tensor = queries, places: Tensor = places, bits: Tensor = bits) -> None:
-                for cached in caches:  # noqa: B023 - called before the next keys
-                    fused.attend_rows(queries, *cached, places, bits)
-
-            times = {}
-            for name, patch in attention_kernels_of(tuning, rows, size[2]).items():
+            compute, times = partial(_attend, queries, places, bits), {}
+            for name, patch in attention_kernels_of(tuning, rows, size[3]).items():
                 with patched(patch):
-                    replay = recorder(device)(compute)
-                    taken = seconds_of_calls(replay, device, *((7, 2) if tuning.on_gpu else (1, 1)))
+                    taken = seconds_of_calls(replay_of(caches, compute), device, *((7, 2) if tuning.on_gpu else (1, 1)))
                 times[name] = 1e6 * statistics.median(taken) / len(caches)
             usual, best = next(iter(times)), min(times, key=times.__getitem__)
             found[f"{rows}/{keys}"] = {"us": times, "usual": usual, "best": best, "gain": times[usual] / times[best]}
     return found | {LEFT_OUT: left_out}
+
+
+def _attend(queries: Tensor, places: Tensor, bits: Tensor, keys_and_values: Tensor) -> None:
+    fused.attend_rows(queries, *keys_and_values, places, bits)
 
 
 def attention_kernels_of(tuning: Tuning, rows: int, capacity: int) -> dict[str, Mapping[str, Any]]:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from refusion_eval import api
 from refusion_eval.bench import bench
-from refusion_eval.bench.batches import speeds_by_way
-from refusion_eval.bench.checkpoints import SHAPES, Shape, inflated_transformer
-from refusion_eval.bench.gpu_check import REFUSION_SETTINGS, REHEARSAL, REHEARSED_DTYPE
-from refusion_eval.bench.profiling import kernels_by_width
+from refusion_eval.bench.batches import requests_of, speeds_by_way
+from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflated_transformer
+from refusion_eval.bench.gpu_check import PROFILED_WIDTHS, REFUSION_SETTINGS, REHEARSAL, REHEARSED_DTYPE
+from refusion_eval.bench.profiling import kernels_by_width, multiply, replay_of
 from refusion_eval.bench.tune_choices import (
     BASE,
     DECIDED,
@@ -32,28 +32,26 @@ from refusion_eval.bench.tune_choices import (
     confirmed,
     decide,
     gains_of,
-    sizes_of,
     skipped_of,
     table_with,
     variants,
     with_early,
 )
-from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import CHECKED_CONTEXT, WIDTHS, RecordedForwards, recorder
 from refusion_eval.engine.width import replayed, time_forwards
 from refusion_eval.errors import ConfigError
 from refusion_eval.models import fused
 from refusion_eval.models.cache import KVCache
-from refusion_eval.models.choices import NO_CHOICES, Choices, launches_early
+from refusion_eval.models.choices import MATRICES, NO_CHOICES, Choices, Matrix, Sizes, launches_early
 from refusion_eval.models.device import choose_device, copy_bandwidth, read_bandwidth, seconds_of_calls, synchronize
 from refusion_eval.models.transformer import Transformer
+from refusion_eval.models.weights import padded_rows
 from refusion_eval.paths import embedded_path
 from refusion_eval.runs.hardware import collect_hardware
 
 CONTEXT = 300  # committed rows of the forwards that are timed
 LONG_CONTEXT = 3000  # of a decoding whose attention takes several steps of keys in each of its splits
-PROFILED_WIDTHS = (1, 8, 40)
 PRODUCT_ROWS = (1, 2, 4, *range(8, 65, 8))
 COLD_BYTES = 400e6  # of matrices that are read in turns: far more than a GPU's cache holds
 NUM_ROUNDS = 10
@@ -89,6 +87,10 @@ class Tuning(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.on_gpu else getattr(torch, REHEARSED_DTYPE)
+
+    @property
+    def of_layers(self) -> Sizes:
+        return Sizes.of(config_of(self.sizes), self.dtype)
 
     def few(self, numbers: Sequence[int]) -> Sequence[int]:
         """The numbers, or the first two of them in a rehearsal."""
@@ -176,17 +178,12 @@ def forward(tuning: Tuning) -> dict[str, Any]:
     return {str(width): of | {"wall_ms": 1e3 * statistics.median(timed[width])} for width, of in found.items()}
 
 
-def matrix_shapes(tuning: Tuning) -> dict[str, tuple[int, int]]:
+def matrix_shapes(tuning: Tuning) -> dict[Matrix, tuple[int, int]]:
     """Rows and columns of the matrices of a layer, and of the output head."""
-    shape = tuning.sizes
-    queries = shape.num_attention_heads * shape.head_dim
-    return {
-        "qkv": (queries + 2 * shape.num_key_value_heads * shape.head_dim, shape.hidden_size),
-        "out": (shape.hidden_size, queries),
-        "gate_up": (2 * shape.intermediate_size, shape.hidden_size),
-        "down": (shape.hidden_size, shape.intermediate_size),
-        "head": (-(-shape.vocab_size // 128) * 128, shape.hidden_size),
-    }
+    shapes: dict[Matrix, tuple[int, int]] = {of: tuning.of_layers.of_product(of) for of in MATRICES if of != "head"}
+    num_gated, hidden_size = shapes["gate_up"]
+    num_head = padded_rows(tuning.sizes.vocab_size, torch.device(tuning.device))
+    return shapes | {"gate_up": (2 * num_gated, hidden_size), "head": (num_head, hidden_size)}
 
 
 def random_matrices(tuning: Tuning, device: torch.device, rows: int, columns: int) -> list[Tensor]:
@@ -195,16 +192,6 @@ def random_matrices(tuning: Tuning, device: torch.device, rows: int, columns: in
     number = max(2, round(COLD_BYTES / num_bytes)) if tuning.on_gpu else 1
     drawn = (torch.randn(rows, columns, device=device, dtype=tuning.dtype) for _ in range(number))
     return [matrix.mul_(columns**-0.5) for matrix in drawn]
-
-
-def replay_of(matrices: Sequence[Tensor], compute: Callable[[Tensor], Any]) -> Callable[[], None]:
-    """Records a computation with each of the matrices."""
-
-    def of_all() -> None:
-        for matrix in matrices:
-            compute(matrix)
-
-    return recorder(matrices[0].device)(of_all)
 
 
 def seconds_in_turns(tuning: Tuning, device: torch.device, replays: Sequence[Callable[[], None]]) -> list[float]:
@@ -231,14 +218,9 @@ def products(tuning: Tuning, way: str = "default") -> dict[str, dict[str, float]
         for rows in tuning.few(PRODUCT_ROWS):
             x = torch.randn(rows, shape[1], device=device, dtype=tuning.dtype)
             out = x.new_empty(rows, shape[0])
-            compute = partial(_multiply, x, out)
-            (seconds,) = seconds_in_turns(tuning, device, [replay_of(matrices, compute)])
+            (seconds,) = seconds_in_turns(tuning, device, [replay_of(matrices, partial(multiply, x, out))])
             found[name][str(rows)] = seconds / len(matrices)
     return found
-
-
-def _multiply(x: Tensor, out: Tensor, matrix: Tensor) -> None:
-    torch.mm(x, matrix.t(), out=out)
 
 
 @torch.inference_mode()
@@ -287,7 +269,7 @@ def whole(tuning: Tuning) -> dict[str, Any]:
         "refused": refused,
         "changes": {str(width): sorted(names) for width, names in kept.items()},
         "skipped": skipped_of({width: statistics.median(times) for width, times in best.items()}),
-        "sizes": asdict(sizes_of(tuning.sizes, tuning.dtype)),
+        "sizes": asdict(tuning.of_layers),
         LEFT_OUT: left_out,
     }
 
@@ -341,9 +323,9 @@ def tokens(tuning: Tuning) -> dict[str, Any]:
     same, repeated = dict[str, list[int]](), list[bool]()
     for name, (decoder, given, options) in cases.items():
         settings = bench.resolved(model, decoder, options | {"gen_length": 64 if tuning.on_gpu else 8})
+        requests = requests_of(decoder, settings, given)
         first, second, expected = (
-            [engine.run(DECODERS[decoder].decode, prompt, settings) for prompt in given]
-            for engine in (with_table, with_table, eager)
+            [engine.run(*request) for request in requests] for engine in (with_table, with_table, eager)
         )
         repeated += [a.tokens == b.tokens and a.trace == b.trace for a, b in zip(first, second, strict=True)]
         same[name] = [sum(a.tokens == b.tokens for a, b in zip(first, expected, strict=True)), len(given)]
@@ -369,6 +351,6 @@ def batches(tuning: Tuning) -> dict[str, Any]:
             continue
         given = {**REFUSION_SETTINGS, **options, "gen_length": 128 if tuning.on_gpu else 8}
         settings = bench.resolved(model, decoder, given)
-        speeds = speeds_by_way(model, decoder, settings, prompts, BATCH if tuning.on_gpu else 2)
+        speeds = speeds_by_way(model, requests_of(decoder, settings, prompts), BATCH if tuning.on_gpu else 2)
         found |= {f"{name}, {way}": speed._asdict() for way, speed in speeds.items()}
     return found | {LEFT_OUT: left_out}

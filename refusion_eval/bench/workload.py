@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from refusion_eval.bench.prompts import CHARACTERS_A_TOKEN, Prompt, Workload
 from refusion_eval.benchmarks import find_task
 from refusion_eval.benchmarks.rows import Turns
 from refusion_eval.errors import ConfigError
+from refusion_eval.models.device import process_memory
 from refusion_eval.paths import EMBEDDED
 from refusion_eval.runs.job import Job, sample_key
 from refusion_eval.runs.system import System
@@ -85,9 +87,14 @@ class Answers:
     conditions: Mapping[str, Any]
     path: Path | None = None
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the file has anything; a disk that was full may leave an empty one."""
+        return self.path is not None and self.path.exists() and self.path.stat().st_size > 0
+
     def stored(self) -> list[Answer]:
         """Those of the file; ConfigError if it is of another measurement."""
-        if self.path is None or not self.path.exists():
+        if self.path is None or not self.is_begun:
             return []
         entries = []
         for line in self.path.read_text(encoding="utf-8").splitlines():
@@ -100,7 +107,7 @@ class Answers:
 
     def keep(self, answer: Answer) -> None:
         if self.path is not None:
-            if not self.path.exists():
+            if not self.is_begun:
                 append_line(prepare_output(self.path), json.dumps(self.conditions))
             append_line(self.path, json.dumps(asdict(answer)))
 
@@ -270,15 +277,7 @@ def _peak_memory(system: System) -> Iterator[Callable[[], int | None]]:
         return
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is in use now
-    yield _peak_of_process
-
-
-def _peak_of_process() -> int | None:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) << 10
-    return None
+    yield partial(process_memory, peak=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,11 +355,6 @@ def _figure(answers: Sequence[Answer]) -> Figure:
         peak_bytes=max(filter(None, (answer.peak_bytes for answer in measured)), default=None),
         joules_a_token=sum(joules) / sum(tokens) if joules and tokens and sum(tokens) else None,
     )
-
-
-def to_json(conditions: Mapping[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
-    """All of it as plain JSON types."""
-    return {"conditions": dict(conditions), "figures": [asdict(figure) for figure in figures]}
 
 
 def table(conditions: Mapping[str, Any], figures: Sequence[Figure]) -> str:
@@ -455,7 +449,8 @@ def run_workload(
             systems = systems_on(checkpoint, {**SIZES, **settings}, arguments)
         # The folder of a shape has another name each time.
         name = None if names else model
-        measured = measure(systems, workload, num_rounds=num_rounds, checkpoint=name, path=path, progress=progress)
-    conditions, answers = measured
+        conditions, answers = measure(
+            systems, workload, num_rounds=num_rounds, checkpoint=name, path=path, progress=progress
+        )
     figures = figures_of(answers)
-    return to_json(conditions, figures), table(conditions, figures)
+    return {"conditions": conditions, "figures": list(map(asdict, figures))}, table(conditions, figures)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from refusion_eval.engine.prefix import SharedPrefix
+from refusion_eval.engine.prefix import SharedPrefix, without_first_rows
 from refusion_eval.engine.readout import Collect, is_plain
 from refusion_eval.engine.recorded import NOTHING_FED, RecordedForwards
 from refusion_eval.engine.request import ActiveRequest, Request
@@ -135,8 +135,19 @@ class Batch:
         sequences: Sequence[int],
         fed: Mapping[int, int] = NOTHING_FED,
     ) -> Collect | None:
-        collect = self._engine._launch_shared(self._recorded, self._shared, cache, forwards, sequences, fed)
-        curve = self._engine.load_curve
+        """Starts a model call, in which the rows that prompts have in common with the stored one are copied."""
+        engine, shared = self._engine, self._shared
+        if engine.shares_prompts:
+            filled = [shared.fill(cache, *pair) for pair in zip(sequences, forwards, strict=True)]
+            shortened = [without_first_rows(*pair) for pair in zip(forwards, filled, strict=True)]
+            collect = engine._launch(self._recorded, cache, shortened, sequences, fed)
+            for sequence, forward, num_rows in zip(sequences, forwards, filled, strict=True):
+                cache.lengths[sequence] -= num_rows  # the copied rows counted as committed in this one call
+                if collect is not None:
+                    shared.keep(cache, sequence, forward, num_rows)
+        else:
+            collect = engine._launch(self._recorded, cache, forwards, sequences, fed)
+        curve = engine.load_curve
         if collect is None or curve is None:
             return collect
         cost = curve.row_cost(sum([len(forward.tokens) for forward in forwards]), len(forwards))

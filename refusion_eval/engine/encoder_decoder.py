@@ -1,18 +1,47 @@
 """The engine over a model of an encoder, which writes keys and values, and a decoder, which only reads them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.readout import Collect, ReadPlan, read_out
+from refusion_eval.engine.readout import ReadPlan, read_out
 from refusion_eval.errors import DecodeError
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.diffusion_gemma import EncoderDecoder
 from refusion_eval.types import Forward, Readout, bidirectional, causal
+
+
+class _Text:
+    """What one sequence has: the encoder's cache, and of its last forward the rows written and the logits."""
+
+    def __init__(self, encoded: Any) -> None:
+        self.encoded, self.num_written = encoded, 0
+        self.logits_NV: Tensor | None = None
+
+
+class EncodedCache(KVCache):
+    only_counts = True  # keys and values are in the caches of transformers
+
+    def text(self, sequence: int) -> _Text | None:
+        text = self.states[sequence]
+        return text if isinstance(text, _Text) else None
+
+    def commit(self, sequence: int, rows: Sequence[int], keep: int | None = None) -> None:
+        """See `KVCache.commit`; DecodeError unless exactly the rows stay that the encoder wrote, or none at all."""
+        if keep == 0 and not rows:
+            self.clear(sequence)
+            return
+        text = self.text(sequence)
+        num_written = 0 if text is None else text.num_written
+        if keep not in (None, self.lengths[sequence]) or list(rows) != list(range(num_written)):
+            raise DecodeError(
+                f"commit of rows {list(rows)}, keep={keep}; an encoder keeps all of its {num_written} rows, and a "
+                "decoder none"
+            )
+        super().commit(sequence, rows, keep)
 
 
 class EncoderDecoderEngine(Engine):
@@ -22,18 +51,11 @@ class EncoderDecoderEngine(Engine):
     """
 
     conditions_itself = True
+    shares_prompts = False  # layers with a window have dropped some keys and values of a common beginning
+    cache_class = EncodedCache
 
     def __init__(self, model: EncoderDecoder, kv_budget: int | None) -> None:
         super().__init__(model, "sdpa", kv_budget)  # type: ignore[arg-type] # the engine asks for sizes and device
-
-    def _new_cache(self, num_sequences: int, capacity: int) -> "EncodedCache":
-        return EncodedCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
-
-    def _launch_shared(
-        self, recorded: Any, shared: Any, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int], *_: Any
-    ) -> Collect | None:
-        # Keys and values of a common beginning are not copied: layers with a window have dropped some of them.
-        return self._launch(recorded, cache, forwards, sequences)
 
     @torch.inference_mode()
     def _compute(self, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int]) -> list[Readout]:
@@ -44,11 +66,11 @@ class EncoderDecoderEngine(Engine):
             for readout in self._compute_one(cache, sequence, forward)
         ]
 
-    def _compute_one(self, cache: "EncodedCache", sequence: int, forward: Forward) -> list[Readout]:
+    def _compute_one(self, cache: EncodedCache, sequence: int, forward: Forward) -> list[Readout]:
         model: Any = self.model
-        num_rows, text = len(forward.tokens), cache.texts[sequence]
+        num_rows, text = len(forward.tokens), cache.text(sequence)
         if text is None:
-            text = cache.texts[sequence] = _Text(model.new_cache())
+            cache.states[sequence] = text = _Text(model.new_cache())
         is_read, conditioning = bool(forward.reads), forward.self_conditioning
         if not is_read and forward.attention == causal(num_rows):
             model.encode(forward.tokens, forward.positions, text.encoded)
@@ -65,47 +87,3 @@ class EncoderDecoderEngine(Engine):
         text.logits_NV = model.denoise(forward.tokens, forward.positions, text.encoded, before_NV)
         plan = ReadPlan.of([forward])
         return read_out(plan, text.logits_NV, Tensor.float, model.config.vocab_size, model.dtype)
-
-
-class _Text:
-    """What one sequence has: the encoder's cache, and of its last forward the rows written and the logits."""
-
-    def __init__(self, encoded: Any) -> None:
-        self.encoded, self.num_written = encoded, 0
-        self.logits_NV: Tensor | None = None
-
-
-class EncodedCache(KVCache):
-    # Keys and values are in the caches of transformers. The bookkeeping of rows is the cache's own.
-
-    def __init__(self, config: Any, num_sequences: int, *more: Any) -> None:
-        super().__init__(replace(config, num_layers=0), num_sequences, *more)
-        self.texts: list[_Text | None] = [None] * num_sequences
-
-    def resize(self, num_sequences: int, capacity: int) -> None:
-        num_more = num_sequences - self.num_sequences
-        super().resize(num_sequences, capacity)
-        self.texts = self.texts[:num_sequences] + [None] * num_more
-
-    def clear(self, sequence: int) -> None:
-        super().clear(sequence)
-        self.texts[sequence] = None
-
-    def move(self, source: int, target: int) -> None:
-        text = self.texts[source]
-        super().move(source, target)
-        self.texts[target], self.texts[source] = text, None
-
-    def commit(self, sequence: int, rows: Sequence[int], keep: int | None = None) -> None:
-        """See `KVCache.commit`; DecodeError unless exactly the rows stay that the encoder wrote, or none at all."""
-        if keep == 0 and not rows:
-            self.clear(sequence)
-            return
-        text = self.texts[sequence]
-        num_written = 0 if text is None else text.num_written
-        if keep not in (None, self.lengths[sequence]) or list(rows) != list(range(num_written)):
-            raise DecodeError(
-                f"commit of rows {list(rows)}, keep={keep}; an encoder keeps all of its {num_written} rows, and a "
-                "decoder none"
-            )
-        super().commit(sequence, rows, keep)

@@ -11,7 +11,6 @@ import torch
 
 from refusion_eval.engine.batch import FIRST_CAPACITY, Batch, BatchCounts
 from refusion_eval.engine.features import check_reuse
-from refusion_eval.engine.prefix import SharedPrefix, without_first_rows
 from refusion_eval.engine.readout import Collect, ReadPlan, hidden_of, read_native, read_out
 from refusion_eval.engine.recorded import CAPACITY_STEP, NOTHING_FED, OVERLAPPED_WIDTHS, Record, RecordedForwards
 from refusion_eval.engine.request import ActiveRequest, Request, check_forward
@@ -32,6 +31,8 @@ class Engine:
     """Runs decoders on one model: one request (`run`), with which speed is measured, or a batch (`run_many`)."""
 
     conditions_itself = False  # whether forwards take the logits of the forward before
+    shares_prompts = True  # whether rows that prompts of a batch have in common are copied
+    cache_class: type[KVCache] = KVCache
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class Engine:
         return RecordedForwards(self.model, cache, self._record, OVERLAPPED_WIDTHS if is_wide else None)
 
     def _new_cache(self, num_sequences: int, capacity: int) -> KVCache:
-        return KVCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
+        return self.cache_class(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
 
     def _start(self, cache: KVCache, sequence: int, index: int, request: Request) -> ActiveRequest:
         trace = Trace()
@@ -190,25 +191,6 @@ class Engine:
             start, end = end, end + len(forward.reads)
             if request.pending is not None:
                 self._advance(cache, request, tuple(readouts[start:end]))
-
-    def _launch_shared(
-        self,
-        recorded: RecordedForwards | None,
-        shared: SharedPrefix,
-        cache: KVCache,
-        forwards: Sequence[Forward],
-        sequences: Sequence[int],
-        fed: Mapping[int, int] = NOTHING_FED,
-    ) -> Collect | None:
-        """As `_launch`, but copies the rows that prompts have in common with the stored prompt."""
-        filled = [shared.fill(cache, *pair) for pair in zip(sequences, forwards, strict=True)]
-        shortened = [without_first_rows(*pair) for pair in zip(forwards, filled, strict=True)]
-        collect = self._launch(recorded, cache, shortened, sequences, fed)
-        for sequence, forward, num_rows in zip(sequences, forwards, filled, strict=True):
-            cache.lengths[sequence] -= num_rows  # the copied rows counted as committed in this one call
-            if collect is not None:
-                shared.keep(cache, sequence, forward, num_rows)
-        return collect
 
     def _launch(
         self,

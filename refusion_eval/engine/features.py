@@ -42,7 +42,7 @@ def check_reuse(forward: Forward, reuse: FeatureReuse, cache: KVCache, sequence:
 
 
 def _stored(cache: KVCache, sequence: int, forward: Forward) -> Features | None:
-    features = cache.approximations[sequence]
+    features = cache.states[sequence]
     if isinstance(features, Features) and features.positions == list(forward.positions):
         return features
     return None
@@ -55,7 +55,7 @@ def hidden_with_reuse(
     features = _stored(cache, sequence, forward)
     if features is None:
         features = Features(model.config, forward.positions, model.dtype, model.device)
-        cache.approximations[sequence] = features
+        cache.states[sequence] = features
     numbers = np.array([forward.tokens, forward.positions], dtype=np.int64)
     tokens_T, positions_T = torch.from_numpy(numbers).to(model.device)
     cos_T1D, sin_T1D = model.rotary.lookup(positions_T, max(forward.positions))
@@ -126,4 +126,4 @@ class ScoringAttend:
 
     def store(self, cache: KVCache) -> None:
         for sequence, scores, _, _, layers in self._scored:
-            cache.approximations[sequence] = ScoredRows(scores.keys, scores.best, torch.stack(layers))
+            cache.states[sequence] = ScoredRows(scores.keys, scores.best, torch.stack(layers))

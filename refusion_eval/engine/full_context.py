@@ -1,7 +1,6 @@
 """The engine over a model of transformers: every forward computes the whole text again."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,38 +9,12 @@ import torch
 from torch import Tensor
 
 from refusion_eval.engine.engine import Engine
-from refusion_eval.engine.readout import Collect, ReadPlan, read_out
+from refusion_eval.engine.readout import ReadPlan, read_out
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.attention import visible
 from refusion_eval.models.cache import KVCache
 from refusion_eval.models.stock import StockModel
 from refusion_eval.types import Forward, Readout
-
-
-class FullContextEngine(Engine):
-    def __init__(self, model: StockModel) -> None:
-        super().__init__(model, "sdpa")  # type: ignore[arg-type] # the engine itself asks only for sizes and device
-
-    def _new_cache(self, num_sequences: int, capacity: int) -> "ContextCache":
-        return ContextCache(self.model.config, num_sequences, capacity, self.model.dtype, self.model.device)
-
-    def _launch_shared(
-        self, recorded: Any, shared: Any, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int], *_: Any
-    ) -> Collect | None:
-        # Nothing can be shared: every forward computes the whole text.
-        return self._launch(recorded, cache, forwards, sequences)
-
-    @torch.inference_mode()
-    def _compute(self, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int]) -> list[Readout]:
-        assert isinstance(cache, ContextCache)
-        model: Any = self.model
-        logits = []
-        for sequence, forward in zip(sequences, forwards, strict=True):
-            if forward.approximation is not None:
-                raise _refusal("scores rows or reuses features")
-            rows = cache.rows_of(sequence, forward)
-            logits.append(model.logits(*rows)[-len(forward.tokens) :])
-        return read_out(ReadPlan.of(forwards), torch.cat(logits), Tensor.float, model.config.vocab_size, model.dtype)
 
 
 class _Rows(NamedTuple):
@@ -58,47 +31,56 @@ class ContextCache(KVCache):
     # that it saw. A forward computes the committed rows and its own. The result is that of a cache, because a committed
     # row may not have seen a row that is gone.
 
-    def __init__(self, config: Any, num_sequences: int, *more: Any) -> None:
-        # No layers: the bookkeeping of rows is the cache's own, and no keys and values take memory.
-        super().__init__(replace(config, num_layers=0), num_sequences, *more)
-        self._rows = [_NO_ROWS] * num_sequences  # of the last forward and before, committed rows first
+    only_counts = True
+
+    def _rows(self, sequence: int) -> _Rows:
+        """Those of the last forward and before, committed rows first."""
+        rows = self.states[sequence]
+        return rows if isinstance(rows, _Rows) else _NO_ROWS
 
     def rows_of(self, sequence: int, forward: Forward) -> _Rows:
-        before = self._rows[sequence]
+        before = self._rows(sequence)
         num_old, num_new = len(before.tokens), len(forward.tokens)
         sees_NN = np.zeros((num_old + num_new,) * 2, dtype=np.bool_)
         sees_NN[:num_old, :num_old] = before.sees_NN
         sees_NN[num_old:, :num_old] = True
         sees_NN[num_old:, num_old:] = visible(forward.attention)
         rows = _Rows([*before.tokens, *forward.tokens], [*before.positions, *forward.positions], sees_NN)
-        self._rows[sequence] = rows
+        self.states[sequence] = rows
         return rows
-
-    def resize(self, num_sequences: int, capacity: int) -> None:
-        num_more = num_sequences - self.num_sequences
-        super().resize(num_sequences, capacity)
-        self._rows = self._rows[:num_sequences] + [_NO_ROWS] * num_more
-
-    def clear(self, sequence: int) -> None:
-        super().clear(sequence)
-        self._rows[sequence] = _NO_ROWS
-
-    def move(self, source: int, target: int) -> None:
-        super().move(source, target)
-        self._rows[target] = self._rows[source]
 
     def commit(self, sequence: int, rows: Sequence[int], keep: int | None = None) -> None:
         """See `KVCache.commit`; raises ConfigError if a row stays that saw a row which is gone."""
         length = self.lengths[sequence]
         super().commit(sequence, rows, keep)
-        before = self._rows[sequence]
+        before = self._rows(sequence)
         stays = [*range(length if keep is None else keep), *(length + row for row in rows)]
         gone = sorted(set(range(len(before.tokens))) - set(stays))
         # With a cache that row would keep what it saw; computed again, it would not see the row that is gone.
         if before.sees_NN[np.ix_(stays, gone)].any():
             raise _refusal("keeps rows in a cache that were computed beside other rows than the later ones")
         tokens, positions = ([numbers[row] for row in stays] for numbers in before[:2])
-        self._rows[sequence] = _Rows(tokens, positions, before.sees_NN[np.ix_(stays, stays)])
+        self.states[sequence] = _Rows(tokens, positions, before.sees_NN[np.ix_(stays, stays)])
+
+
+class FullContextEngine(Engine):
+    shares_prompts = False  # every forward computes the whole text
+    cache_class = ContextCache
+
+    def __init__(self, model: StockModel) -> None:
+        super().__init__(model, "sdpa")  # type: ignore[arg-type] # the engine itself asks only for sizes and device
+
+    @torch.inference_mode()
+    def _compute(self, cache: KVCache, forwards: Sequence[Forward], sequences: Sequence[int]) -> list[Readout]:
+        assert isinstance(cache, ContextCache)
+        model: Any = self.model
+        logits = []
+        for sequence, forward in zip(sequences, forwards, strict=True):
+            if forward.approximation is not None:
+                raise _refusal("scores rows or reuses features")
+            rows = cache.rows_of(sequence, forward)
+            logits.append(model.logits(*rows)[-len(forward.tokens) :])
+        return read_out(ReadPlan.of(forwards), torch.cat(logits), Tensor.float, model.config.vocab_size, model.dtype)
 
 
 def _refusal(action: str) -> ConfigError:

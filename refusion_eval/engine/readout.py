@@ -172,9 +172,9 @@ def read_out(
     head: Callable[[Tensor], Tensor],
     vocab_size: int,
     model_dtype: torch.dtype = torch.float32,
-    numbers_4N: Tensor | None = None,
 ) -> list[Readout]:
     """Answers all reads of one forward; `head` turns rows of the residual stream into float32 logits."""
+    numbers_4N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
     return launch_reads(plan, hidden_TC, head, vocab_size, model_dtype, numbers_4N)()
 
 
@@ -184,11 +184,9 @@ def launch_reads(
     head: Callable[[Tensor], Tensor],
     vocab_size: int,
     model_dtype: torch.dtype,
-    numbers_4N: Tensor | None = None,
+    numbers_4N: Tensor,
 ) -> Collect:
-    """As `read_out`, but does not wait for the device."""
-    if numbers_4N is None:
-        numbers_4N = torch.from_numpy(plan.numbers).to(hidden_TC.device)
+    """As `read_out`, but does not wait for the device, which has the numbers of the plan already."""
     columns: list[Tensor] = []
     logits: dict[int, Tensor] = {}
     for options, group in plan.groups:

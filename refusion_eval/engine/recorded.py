@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -48,7 +47,6 @@ NUM_COLUMNS = 10
 NOTHING_FED: Mapping[int, int] = MappingProxyType({})
 SIZE = 1 << 21  # 64-bit numbers on the device and in pinned memory, 16 MiB each
 
-IntArray = npt.NDArray[np.int64]
 Shape = tuple[int, int]  # the width to which forwards are padded, and the words of a row of their pattern
 # Records a computation on buffers that stay where they are; returns a function that repeats it on their new contents.
 Record = Callable[[Callable[[], None]], Callable[[], None]]

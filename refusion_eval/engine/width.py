@@ -41,27 +41,15 @@ class LoadCurve:
         # A wider call never counts as faster, so that no row has a price below zero.
         self._seconds = np.maximum.accumulate([seconds[number] for number in rows])
 
-    def seconds(self, num_rows: int) -> float:
-        """Seconds of a call; beyond the curve, as its last two points go on."""
-        return float(
-            self._seconds[self._place(num_rows)]
-            + self._slope(num_rows) * (num_rows - self._rows[self._place(num_rows)])
-        )
-
     def row_cost(self, num_rows: int, num_requests: int) -> float:
         """What a further row adds to a call, in units of what one more forward of one of its requests costs at least.
 
         A forward that one of n requests saves makes its batch 1 / n of a call of one row shorter, not a whole call.
         """
-        return num_requests * self._slope(num_rows) / float(self._seconds[0])
-
-    def _place(self, num_rows: int) -> int:
-        return min(int(np.searchsorted(self._rows, num_rows, side="right")), len(self._rows) - 1) - 1
-
-    def _slope(self, num_rows: int) -> float:
-        place = self._place(num_rows)
+        # Beyond the curve, as its last two points go on.
+        place = min(int(np.searchsorted(self._rows, num_rows, side="right")), len(self._rows) - 1) - 1
         (left, right), (first, last) = self._rows[place : place + 2], self._seconds[place : place + 2]
-        return float((last - first) / (right - left))
+        return num_requests * float((last - first) / (right - left)) / float(self._seconds[0])
 
 
 # By kind of device, so that equal settings make equal forwards on every machine. The CPU's is that of the embedded

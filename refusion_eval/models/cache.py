@@ -36,19 +36,22 @@ class Features:
 class KVCache:
     """Keys and values, each [layers, sequences, key-value heads, capacity, head width], grown by doubling."""
 
+    only_counts = False  # whether the buffers are empty, of a subclass that keeps rows in another way
+
     def __init__(
         self, config: ModelConfig, num_sequences: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_sequences, self.capacity = num_sequences, capacity
-        shape = (config.num_layers, num_sequences, config.num_kv_heads, capacity, config.head_dim)
+        sizes = (0, 1, 1) if self.only_counts else (config.num_layers, config.num_kv_heads, config.head_dim)
+        shape = (sizes[0], num_sequences, sizes[1], capacity, sizes[2])
         # Zeros, not empty: a masked key still enters a product with weight 0, and 0 * NaN is NaN.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * num_sequences
         self.staged = [0] * num_sequences
         self._written = [0] * num_sequences  # rows from the first one on that may differ from zero
-        # Scores of staged rows, valid until the next commit, or the features of a text.
-        self.approximations: list[ScoredRows | Features | None] = [None] * num_sequences
+        # Of each sequence `ScoredRows`, valid until the next commit, `Features`, or what another engine keeps of it.
+        self.states: list[object] = [None] * num_sequences
         # Whether the next `move_rows` moves the rows of a commit, so that their numbers are sent with the next forward.
         self.defers_moves = False
         self.moves: list[tuple[int, int, int]] = []  # sequence, source row and target row
@@ -75,12 +78,12 @@ class KVCache:
         self.lengths = self.lengths[kept] + [0] * num_more
         self.staged = self.staged[kept] + [0] * num_more
         self._written = self._written[kept] + [0] * num_more
-        self.approximations = self.approximations[kept] + [None] * num_more
+        self.states = self.states[kept] + [None] * num_more
         self.moves = [move for move in self.moves if move[0] < num_sequences]
 
     def clear(self, sequence: int) -> None:
         self.lengths[sequence] = self.staged[sequence] = 0
-        self.approximations[sequence] = None
+        self.states[sequence] = None
         self.moves = [move for move in self.moves if move[0] != sequence]
 
     @torch.inference_mode()
@@ -101,14 +104,14 @@ class KVCache:
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
         self.lengths[target], self.staged[target] = self.lengths[source], self.staged[source]
         self._written[target] = length + self.staged[target]
-        self.approximations[target], self.approximations[source] = self.approximations[source], None
+        self.states[target], self.states[source] = self.states[source], None
 
     def stage(self, sequence: int, num_rows: int) -> None:
         """Declares the rows of a sequence's next forward; whatever was staged before is dropped."""
         self.staged[sequence] = num_rows
         self.touch(sequence, self.lengths[sequence] + num_rows)
-        if isinstance(self.approximations[sequence], ScoredRows):
-            self.approximations[sequence] = None
+        if isinstance(self.states[sequence], ScoredRows):
+            self.states[sequence] = None
 
     def touch(self, sequence: int, num_rows: int) -> None:
         """Says that rows of a sequence up to this number are written."""
@@ -122,7 +125,7 @@ class KVCache:
             raise DecodeError(f"keep={keep} of {length} committed rows")
         if rows and not 0 <= min(rows) <= max(rows) < staged:
             raise DecodeError(f"commit of rows {list(rows)} after a forward of {staged} rows")
-        scored, num_kept = self.approximations[sequence], len(rows)
+        scored, num_kept = self.states[sequence], len(rows)
         if rows and isinstance(scored, ScoredRows):
             if list(scored.rows) != list(rows):
                 raise DecodeError(

@@ -42,38 +42,19 @@ def _shape(model_type: str, vocab_size: int, width: int, num_layers: int, **more
 
 
 LLADA_SHAPE: dict[str, object] = {"model_type": "llada", "embedding_size": 126464, "d_model": 4096, "n_layers": 32}
-
-
 LLADA_EOS = (126081, 126348)  # <|endoftext|>, <|eot_id|>
-
-
 QWEN_EOS = (151645, 151643)  # <|im_end|>, <|endoftext|>
-
-
 DREAM_EOS = QWEN_EOS[::-1]
-
-
 LLAMA_EOS = (128001, 128009)
-
-
 SEED_EOS = (2,)  # of Seed-Coder's tokenizer and of iLLaDA's, which both have the mask as token 5
-
-
 SDAR_MASK = 151669
-
-
 _IN_BLOCKS = ("sdar", "sdar_moe", "DreamReasoner")  # families whose `block_size` is that of their training
-
-
 _DMAX = (
     "DMax is decoded with embeddings between those of a token and of the mask, which no decoder here feeds; decode it "
     "by its own loop: --loop release --allow-code"
 )
-
-
 # Llama 3.1 has the same sizes and another end token; the context length distinguishes it.
 LLAMA_SHAPE = _shape("llama", 128256, 4096, 32, max_position_embeddings=8192)
-
 
 CARDS: dict[str, Card] = {
     card.name: card

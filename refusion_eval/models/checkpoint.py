@@ -1,5 +1,6 @@
 """A checkpoint: its shapes and its family, and what it was trained for."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -65,9 +66,7 @@ class Family:
     tensors: TensorNames = TensorNames()
     keys: ConfigKeys = ConfigKeys()
     must_be: Mapping[str, object] = field(default_factory=dict)  # must be present, because the default is another value
-    needed: tuple[
-        str, ...
-    ] = ()  # must be present, whatever the value: the public code has other defaults than this one
+    needed: tuple[str, ...] = ()  # must be present, whatever the value: the public code has other defaults
     may_be: Mapping[str, tuple[object, ...]]  # the first value is the default
     # Attributes of this class that config.json states, and their names there; the value here is the default.
     stated: Mapping[str, str] = field(default_factory=dict)
@@ -288,6 +287,10 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a JSON {type(content).__name__}, not an object; download the file again")
     return content
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def model_config(directory: Path) -> ModelConfig:

@@ -136,6 +136,14 @@ def energy_counter(device: torch.device) -> Callable[[], float] | None:
     return lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000  # of millijoules
 
 
+def process_memory(*, peak: bool = False) -> int | None:
+    """Bytes of memory that this process has, or the most that it had; None where the system does not tell."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as lines:
+        name = "VmHWM:" if peak else "VmRSS:"
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), None)
+    return None
+
+
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -195,56 +195,6 @@ def read_rows(logits_WV: Tensor, rows_N: Tensor, given_N: Tensor, suppressed_N: 
     out_3N.copy_(torch.cat((tokens_N[None].float(), probs_2N)))
 
 
-def _rows(x: Tensor, num_rows: int, *sizes: int) -> Tensor:
-    return x.new_empty(max(len(x), num_rows), *sizes)
-
-
-# For tensors without storage: a result of the right shape.
-read_rows.register_fake(lambda *_: None)
-
-
-@add_rms_norm.register_fake
-def _(x_WC: Tensor, added: Tensor, weight_C: Tensor, eps: float, num_rows: int = 0, early: bool = False) -> Any:
-    return torch.empty_like(x_WC), x_WC.new_empty(max(len(x_WC), num_rows), x_WC.shape[1])
-
-
-@swiglu.register_fake
-def _(gate_up_WI: Tensor, num_rows: int = 0, early: bool = False) -> Tensor:
-    return gate_up_WI.new_empty(max(len(gate_up_WI), num_rows), gate_up_WI.shape[1] // 2)
-
-
-@attend_rows.register_fake
-def _(queries_WHD: Tensor, keys_SGKD: Tensor, values: Tensor, places: Tensor, bits: Tensor, *rest: Any) -> Tensor:
-    return queries_WHD.new_empty(max((len(queries_WHD), *rest[:1])), *queries_WHD.shape[1:])
-
-
-@rotate_and_store.register_fake
-def _(qkv_WO: Tensor, *rest: Any) -> Tensor:
-    num_groups, head = rest[4].shape[1], rest[4].shape[3]
-    return qkv_WO.new_empty(len(qkv_WO), qkv_WO.shape[1] // head - 2 * num_groups, head)
-
-
-@rotate_and_attend.register_fake
-def _(qkv_WO: Tensor, *rest: Any) -> Tensor:
-    num_groups, head = rest[4].shape[1], rest[4].shape[3]
-    return qkv_WO.new_empty(max((len(qkv_WO), *rest[8:9])), qkv_WO.shape[1] // head - 2 * num_groups, head)
-
-
-@product.register_fake
-def _(x_RI: Tensor, weight_OI: Tensor, num_rows: int, *rest: Any) -> Tensor:
-    return x_RI.new_empty(num_rows, len(weight_OI))
-
-
-@product_parts.register_fake
-def _(x_RI: Tensor, weight_OI: Tensor, num_rows: int, kernel: str, tiles: Sequence[int], early: bool = False) -> Tensor:
-    return x_RI.new_empty(tiles[2], num_rows, len(weight_OI), dtype=torch.float32)
-
-
-@gated_product.register_fake
-def _(x_RI: Tensor, gate_up_QI: Tensor, rows_read: int, kernel: str, tiles: Sequence[int], *rest: Any) -> Tensor:
-    return x_RI.new_empty(max((rows_read, *rest[:1])), len(gate_up_QI) // 2)
-
-
 OPERATIONS = {
     "add_rms_norm": add_rms_norm,
     "rotate_and_store": rotate_and_store,

@@ -4,7 +4,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Metadata, ten
 library gguf, whose reader has no bounds of its own.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -20,7 +19,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from refusion_eval.errors import CheckpointError
-from refusion_eval.models.checkpoint import ModelConfig, RopeScaling, parse_model_config
+from refusion_eval.models.checkpoint import ModelConfig, RopeScaling, parse_model_config, write_json
 from refusion_eval.models.packaged import cache_folder, sha256_of
 from refusion_eval.models.weights import tensor_shapes
 from refusion_eval.untrusted import LARGEST, open_plain
@@ -72,11 +71,11 @@ def unpacked(path: Path) -> Path:
                 whole = Path(part) / "whole"
                 whole.mkdir()
                 unpack(path, whole)
-                with contextlib.suppress(FileExistsError):  # another process has written it meanwhile
-                    whole.rename(folder)
+                whole.rename(folder)
         except OSError as error:
-            advice = "make room there, or name another folder as XDG_CACHE_HOME"
-            raise CheckpointError(f"{path} cannot be unpacked into {cache} ({error}); {advice}") from error
+            if not (folder / "config.json").is_file():  # else another process has written it meanwhile
+                advice = "make room there, or name another folder as XDG_CACHE_HOME"
+                raise CheckpointError(f"{path} cannot be unpacked into {cache} ({error}); {advice}") from error
     return folder
 
 
@@ -119,14 +118,10 @@ def unpack(path: Path, folder: Path, dtype: str | None = None) -> None:
     raw |= {"source": {"file": path.name, "sha256": digest}}
     tokenizer, tokenizer_config, ids = _tokenizer(path, facts)
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "tokenizer_config.json", tokenizer_config | {"model_max_length": config.max_positions})
-    _write_json(folder / "generation_config.json", ids)
-    _write_json(folder / "config.json", raw | ids)
+    write_json(folder / "tokenizer_config.json", tokenizer_config | {"model_max_length": config.max_positions})
+    write_json(folder / "generation_config.json", ids)
+    write_json(folder / "config.json", raw | ids)
     _write_weights(folder / "model.safetensors", tensors, dtypes, config)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _read(path: Path) -> tuple[Any, dict[str, Any]]:

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.checkpoint import ModelConfig
-from refusion_eval.models.device import weight_bytes
+from refusion_eval.models.weights import count_parameters, matrix_shapes
 from refusion_eval.training.config import LoraSettings, RunConfig
 from refusion_eval.training.data.batches import ForwardInputs
 
@@ -55,23 +55,15 @@ PEAK_FLOPS = {
 }
 
 
-def num_weights(model: ModelConfig) -> int:
-    embedding = 0 if model.tied_head else model.vocab_size * model.hidden_size
-    return weight_bytes(model, torch.int8) + embedding
-
-
 def num_adapter_weights(lora: LoraSettings, model: ModelConfig) -> int:
     """Trained weights of the adapters of all layers: rank x (inputs + outputs) of each adapted matrix."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
-    widths = [hidden + outputs.get(name, inner) for name in lora.target_modules]
-    return lora.rank * model.num_layers * sum(widths)
+    shapes = {module.rpartition(".")[2]: shape for module, shape in matrix_shapes(model).items()}
+    return lora.rank * model.num_layers * sum(sum(shapes[name]) for name in lora.target_modules)
 
 
 def training_memory(config: RunConfig, model: ModelConfig, num_processes: int) -> float:
     """Bytes of weights, gradients and optimiser on each of `num_processes` devices, from the table above."""
-    weights, lora, size = num_weights(model), config.backbone.lora, 2 if config.backbone.dtype == "bfloat16" else 4
+    weights, lora, size = count_parameters(model), config.backbone.lora, 2 if config.backbone.dtype == "bfloat16" else 4
     # Adapters are float32.
     trained, trained_size = (weights, size) if lora is None else (num_adapter_weights(lora, model), 4)
     if config.parallelism == "zero2":

@@ -6,7 +6,7 @@ import pytest
 
 from refusion_eval import api
 from refusion_eval.bench import batches
-from refusion_eval.bench.batches import speeds_by_way
+from refusion_eval.bench.batches import requests_of, speeds_by_way
 from refusion_eval.bench.bench import mini_prompts
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.recorded import RecordedForwards, recorder
@@ -20,7 +20,7 @@ def test_every_way_of_a_batch_is_measured_with_the_same_tokens(monkeypatch, deco
     loaded = SimpleNamespace(engine=engine, attention="sdpa", cuda_graphs=True, device=model.device)
     more = {"slot_size": 8, "block_size": 16, "fuse": True, "row_cost": 0.002} if decoder == "refusion" else {}
     settings = api.decoder_settings(model, decoder, gen_length=16, **more)
-    speeds = speeds_by_way(loaded, decoder, settings, mini_prompts(model, 6), 3)
+    speeds = speeds_by_way(loaded, requests_of(decoder, settings, mini_prompts(model, 6)), 3)
     ways = ["batch 1", "batch 3", "batch 3, overlap"]
     if decoder == "refusion":
         ways += [f"{way}, rows priced by load" for way in ways[1:]]
@@ -39,12 +39,12 @@ def test_rows_priced_by_load_are_compared_with_single_requests(monkeypatch):
     settings = api.decoder_settings(model, "refusion", gen_length=8, slot_size=8, block_size=8, fuse=True)
     loaded = SimpleNamespace(engine=model.engine, attention="sdpa", cuda_graphs=False, device=model.device)
 
-    def timed(engine, decoder, settings, prompts, size):
-        return [(1 if engine.load_curve is None else 2,)] * len(prompts), 1.0, None
+    def timed(engine, requests, size):
+        return [(1 if engine.load_curve is None else 2,)] * len(requests), 1.0, None
 
     monkeypatch.setattr("refusion_eval.bench.batches._timed", timed)
     monkeypatch.setattr("refusion_eval.bench.batches.time_forwards", lambda *args, **more: {1: [1.0], 2: [2.0]})
-    speeds = speeds_by_way(loaded, "refusion", settings, mini_prompts(model, 2), 2)
+    speeds = speeds_by_way(loaded, requests_of("refusion", settings, mini_prompts(model, 2)), 2)
     assert {name: speed.same for name, speed in speeds.items()} == {
         "batch 1": 1,
         "batch 2": 1,
@@ -60,4 +60,4 @@ def test_every_way_of_a_batch_follows_one_table(monkeypatch):
     monkeypatch.setattr(
         batches, "_measure", lambda ways, *_: {way: one.recorded.choices for way, (one, _) in ways.items()}
     )
-    assert set(speeds_by_way(loaded, "autoregressive", None, [], 3).values()) == {"decided"}
+    assert set(speeds_by_way(loaded, [], 3).values()) == {"decided"}

@@ -93,6 +93,6 @@ class _SlowSetUp:
 def test_the_speed_of_a_batch_leaves_out_the_set_up_of_its_buffer(monkeypatch):
     engine = _SlowSetUp()
     monkeypatch.setattr(batches.time, "perf_counter", lambda: engine.now)
-    speeds = batches.batch_speeds(engine, "refusion", None, [[0]] * 3, (1, 16))
+    speeds = batches.batch_speeds(engine, batches.requests_of("refusion", None, [[0]] * 3), (1, 16))
     assert {size: speed.tokens_per_second for size, speed in speeds.items()} == {1: 2.0, 16: 2.0}
     assert speeds[16] == BatchSpeed(2.0, 1.0, None, 4, 1.5, 2.5, pytest.approx(0.75))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from refusion_eval.bench.contestants import systems_named, systems_on
 from refusion_eval.bench.prompts import Prompt, Workload, long_prompts, parse_lengths, speed_bench
-from refusion_eval.bench.workload import Answer, figures_of, measure, table, to_json
+from refusion_eval.bench.workload import Answer, figures_of, measure, table
 from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, DataError, MissingRowsError
 from refusion_eval.paths import embedded_path
@@ -84,7 +84,7 @@ def test_systems_take_turns_and_figures_are_sums_over_sums(systems):
     shown = table(conditions, figures_of(answers))
     assert "The text was generated" in shown
     assert "accuracy" not in shown.lower()
-    assert to_json(conditions, figures_of(answers))["conditions"]["num_rounds"] == 2
+    assert conditions["num_rounds"] == 2
 
 
 def test_a_prompt_that_does_not_fit_is_named_and_nothing_else_is_lost(systems):
@@ -100,6 +100,7 @@ def test_an_interrupted_measurement_goes_on_where_it_ended(systems, tmp_path):
         if text.startswith("round 1 of 2, 128"):
             raise KeyboardInterrupt
 
+    path.touch()  # as a measurement leaves it that found the disk full
     with pytest.raises(KeyboardInterrupt):
         measure(systems, load, num_rounds=2, path=path, progress=stop)
     before = path.read_text()

@@ -38,6 +38,53 @@ WHOLE = ("rms_norm", "scaled_dot_product_attention")  # one fused kernel each
 WAITS = ("_local_scalar_dense", "nonzero", "item", "equal")
 
 
+# Results of the right shape, of operations whose tensors have no storage.
+fused.mix_experts.register_fake(lambda x_TC, *_: torch.empty_like(x_TC))
+fused.read_rows.register_fake(lambda *_: None)
+
+
+@fused.add_rms_norm.register_fake
+def _(x_WC, added, weight_C, eps, num_rows=0, early=False):
+    return torch.empty_like(x_WC), x_WC.new_empty(max(len(x_WC), num_rows), x_WC.shape[1])
+
+
+@fused.swiglu.register_fake
+def _(gate_up_WI, num_rows=0, early=False):
+    return gate_up_WI.new_empty(max(len(gate_up_WI), num_rows), gate_up_WI.shape[1] // 2)
+
+
+@fused.attend_rows.register_fake
+def _(queries_WHD, keys_SGKD, values, places, bits, *rest):
+    return queries_WHD.new_empty(max((len(queries_WHD), *rest[:1])), *queries_WHD.shape[1:])
+
+
+@fused.rotate_and_store.register_fake
+def _(qkv_WO, *rest):
+    num_groups, head = rest[4].shape[1], rest[4].shape[3]
+    return qkv_WO.new_empty(len(qkv_WO), qkv_WO.shape[1] // head - 2 * num_groups, head)
+
+
+@fused.rotate_and_attend.register_fake
+def _(qkv_WO, *rest):
+    num_groups, head = rest[4].shape[1], rest[4].shape[3]
+    return qkv_WO.new_empty(max((len(qkv_WO), *rest[8:9])), qkv_WO.shape[1] // head - 2 * num_groups, head)
+
+
+@fused.product.register_fake
+def _(x_RI, weight_OI, num_rows, *rest):
+    return x_RI.new_empty(num_rows, len(weight_OI))
+
+
+@fused.product_parts.register_fake
+def _(x_RI, weight_OI, num_rows, kernel, tiles, early=False):
+    return x_RI.new_empty(tiles[2], num_rows, len(weight_OI), dtype=torch.float32)
+
+
+@fused.gated_product.register_fake
+def _(x_RI, gate_up_QI, rows_read, kernel, tiles, *rest):
+    return x_RI.new_empty(max((rows_read, *rest[:1])), len(gate_up_QI) // 2)
+
+
 def make_guard(folder: Path) -> None:
     """Compiles and loads the device guard, or skips the test and says why."""
     if torch.cuda.is_available():

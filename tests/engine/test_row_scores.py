@@ -87,7 +87,7 @@ def test_among_equals_the_first_rows_stay():
     cache = KVCache(model.config, 1, 16, torch.float32, CPU)
     cache.keys[:, 0, :, :8] = torch.arange(8.0)[:, None]
     cache.stage(0, 8)
-    cache.approximations[0] = ScoredRows([1, 3, 5, 7], 2, torch.tensor([[0.0, 1, 1, 1], [2, 2, 2, 2]]))
+    cache.states[0] = ScoredRows([1, 3, 5, 7], 2, torch.tensor([[0.0, 1, 1, 1], [2, 2, 2, 2]]))
     cache.commit(0, [1, 3, 5, 7])
     assert cache.keys[:, 0, 0, :2, 0].tolist() == [[3, 5], [1, 3]]
     assert (cache.lengths, cache.staged) == ([2], [0])
@@ -99,7 +99,7 @@ def test_the_best_rows_stand_behind_what_is_kept():
     cache.keys[:, 0, :, :9] = torch.arange(9.0)[:, None]
     cache.lengths[0] = 3
     cache.stage(0, 6)
-    cache.approximations[0] = ScoredRows([0, 2, 5], 2, torch.tensor([[1.0, 3, 2], [3, 1, 2]]))
+    cache.states[0] = ScoredRows([0, 2, 5], 2, torch.tensor([[1.0, 3, 2], [3, 1, 2]]))
     cache.commit(0, [0, 2, 5], keep=1)
     assert cache.keys[:, 0, 0, :3, 0].tolist() == [[0, 5, 8], [0, 3, 8]]
 

@@ -349,6 +349,20 @@ def test_a_run_calls_the_model_by_its_own_name(tmp_path):
     assert mine.checkpoint_hash == theirs.checkpoint_hash != ""
 
 
+def test_a_file_that_another_process_unpacks_meanwhile_is_that_of_the_other(monkeypatch):
+    path = DATA / "qwen3-Q4_0.gguf"
+
+    def unpack_second(given, folder):
+        monkeypatch.setattr(reading, "unpack", unpack)
+        reading.unpacked(path)
+        unpack(given, folder)
+
+    monkeypatch.setattr(reading, "unpack", unpack_second)
+    folder = reading.unpacked(path)
+    assert [found.name for found in folder.parent.iterdir()] == [path.stem]
+    assert (folder / "config.json").is_file()
+
+
 def test_a_file_is_unpacked_once_for_its_content_and_name(tmp_path, cache):
     path = tmp_path / "a.gguf"
     write(path)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusion_eval import api
-from refusion_eval.bench.batches import decode_batch
+from refusion_eval.bench.batches import decode_batch, requests_of
 from refusion_eval.decoders import DECODERS
 from refusion_eval.engine.engine import Engine
 from refusion_eval.engine.readout import ReadPlan, hidden_of, read_native, read_out
@@ -186,5 +186,5 @@ def test_compiled_forwards_give_the_tokens_of_torch_with_code_for_one_list_of_ty
         )
         assert others == [expected, expected], decoder
         for model in (whole, halves):
-            assert decode_batch(model.engine, decoder, resolved, prompts, 3) == expected, decoder
+            assert decode_batch(model.engine, requests_of(decoder, resolved, prompts), 3) == expected, decoder
     assert [len(function.signatures) for function in (native._hidden, native._read)] == [1, 1]

@@ -9,6 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.training.data.collate import collate
+from refusion_eval.training.objectives import loss
 from refusion_eval.training.objectives.corrupt import Draws, arrange, causal_example
 from refusion_eval.training.objectives.loss import hybrid_loss, weighted_cross_entropy
 
@@ -96,12 +97,13 @@ def test_cross_entropy_of_known_logits() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("chunk_logits", [1, 11, 33, 1000])
-def test_chunks_change_neither_the_loss_nor_its_gradients(chunk_logits: int, tied: bool) -> None:
+def test_chunks_change_neither_the_loss_nor_its_gradients(monkeypatch, chunk_logits: int, tied: bool) -> None:
+    monkeypatch.setattr(loss, "CHUNK_LOGITS_ON_CPU", chunk_logits)
     found = []
     for chunked in (True, False):
         head, hidden_RD, labels_R, weights_R = _rows(8, tied)
         if chunked:
-            total = weighted_cross_entropy(head, hidden_RD, labels_R, weights_R, chunk_logits=chunk_logits).total
+            total = weighted_cross_entropy(head, hidden_RD, labels_R, weights_R).total
         else:
             total = _direct(head, hidden_RD, labels_R, weights_R)
         (3 * total).backward()
@@ -119,8 +121,9 @@ def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch
         return output
 
     monkeypatch.setattr(functional, "linear", recorded)
+    monkeypatch.setattr(loss, "CHUNK_LOGITS_ON_CPU", 3 * 11 + 5)
     head, *rows = _rows(8)
-    weighted_cross_entropy(head, *rows, chunk_logits=3 * 11 + 5).total.backward()
+    weighted_cross_entropy(head, *rows).total.backward()
     assert shapes == [(3, 11), (3, 11), (2, 11)]
 
 
@@ -134,7 +137,8 @@ def test_a_frozen_head_gets_no_gradient_and_rows_theirs() -> None:
 
 
 @pytest.mark.parametrize("half", ["autocast", "weights"])
-def test_bfloat16_is_that_of_the_direct_computation_with_losses_in_float32(half: str) -> None:
+def test_bfloat16_is_that_of_the_direct_computation_with_losses_in_float32(monkeypatch, half: str) -> None:
+    monkeypatch.setattr(loss, "CHUNK_LOGITS_ON_CPU", 1000)
     found = []
     for chunked in (True, False):
         head, hidden_RD, labels_R, weights_R = _rows(40)
@@ -143,7 +147,7 @@ def test_bfloat16_is_that_of_the_direct_computation_with_losses_in_float32(half:
             hidden_RD = hidden_RD.detach().bfloat16().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=half == "autocast"):
             if chunked:
-                total = weighted_cross_entropy(head, hidden_RD, labels_R, weights_R, chunk_logits=1000).total
+                total = weighted_cross_entropy(head, hidden_RD, labels_R, weights_R).total
             else:
                 total = _direct(head, hidden_RD, labels_R, weights_R)
         total.backward()

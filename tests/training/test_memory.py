@@ -6,8 +6,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.checkpoint import parse_model_config
+from refusion_eval.models.weights import count_parameters
 from refusion_eval.training.config import read_run_config
-from refusion_eval.training.cost import check_memory, num_adapter_weights, num_weights, training_memory
+from refusion_eval.training.cost import check_memory, num_adapter_weights, training_memory
 
 QWEN3_8B = {
     "model_type": "qwen3",
@@ -42,7 +43,7 @@ def test_the_weights_are_those_of_the_model(tmp_path, tied: bool) -> None:
     with torch.device("meta"):
         model = Qwen3ForCausalLM(Qwen3Config(**raw))
     counted = sum(weight.numel() for weight in model.parameters())
-    assert num_weights(parse_model_config(raw, tmp_path)) == counted
+    assert count_parameters(parse_model_config(raw, tmp_path)) == counted
     if not tied:
         assert counted == WEIGHTS
 

@@ -21,29 +21,20 @@ from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models import checkpoint
-from refusion_eval.models.checkpoint import ModelConfig, read_json
+from refusion_eval.models.checkpoint import ModelConfig, read_json, write_json
 from refusion_eval.models.location import Location, fetch_weights, locate
-from refusion_eval.models.tokenizer import Tokenizer
+from refusion_eval.models.tokenizer import JSON_FILES, TEMPLATE_FILE, Tokenizer
 from refusion_eval.models.weights import INDEX_FILE, CheckpointFiles, with_saved_head
 from refusion_eval.training.checkpoints import save
 from refusion_eval.training.checkpoints.backbone import CLASSES, num_ids, set_mask_token, special_ids
-from refusion_eval.training.checkpoints.save import replacing, write_json
+from refusion_eval.training.checkpoints.save import replacing
 
 Layout = Literal["release", "stock"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # Qwen's tokenizers have at least `_QWEN_IDS` ids. Its checkpoints have more rows; those of Qwen2 from 7B on the most.
 _QWEN_IDS, _QWEN_ROWS, _WIDE_QWEN2_ROWS, _WIDE_HIDDEN_SIZE = 151_643, 151_936, 152_064, 3584
-_COPIED = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-)
+_COPIED = (*JSON_FILES, TEMPLATE_FILE, "generation_config.json", "merges.txt")
 _TOKENS = ("bos_token", "eos_token", "pad_token", "mask_token")
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models import gguf
-from refusion_eval.models.checkpoint import read_json
-from refusion_eval.training.checkpoints.save import replacing, with_both_spellings, write_json
+from refusion_eval.models.checkpoint import read_json, write_json
+from refusion_eval.training.checkpoints.save import replacing, with_both_spellings
 
 
 def convert(source: Path, target: Path, *, dtype: str | None = None) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import json
 import os
 import shutil
 import warnings
@@ -12,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from refusion_eval.models.checkpoint import read_json
+from refusion_eval.models.checkpoint import read_json, write_json
 
 ADAPTER_FOLDER = "adapter"
 SHARD_BYTES = 5 * 10**9
@@ -76,10 +75,6 @@ def replacing(target: Path) -> Iterator[Path]:
         os.replace(target, old)
     os.replace(part, target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 # Two layouts of config.json and tokenizer_config.json: transformers 4 (the release of ReFusion) and transformers 5.

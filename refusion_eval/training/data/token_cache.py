@@ -30,6 +30,7 @@ from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerFast
 
 from refusion_eval.errors import ConfigError, DataError
+from refusion_eval.models.packaged import sha256_of
 from refusion_eval.models.tokenizer import render_chat
 from refusion_eval.training.data.rows import OnBad, Paths, RowReader, RowReport
 from refusion_eval.training.objectives.example import TrainingSample
@@ -101,7 +102,7 @@ def build_cache(
     # `on_bad` is not part of the name, as a cache without bad rows is the same under both.
     source = {
         "format": 1,
-        "files": [_file_facts(path) for path in rows.files],
+        "files": [{"path": str(path), "bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in rows.files],
         "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
         "chat_template": tokenizer.chat_template,
         "special_tokens": tokenizer.special_tokens_map | {"split": tokenizer.split_special_tokens},
@@ -141,12 +142,6 @@ def flush(folder: Path) -> None:
 
 def _file_states(files: Iterable[Path]) -> list[tuple[int, int]]:
     return [(path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-
-
-def _file_facts(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"path": str(path), "bytes": path.stat().st_size, "sha256": sha256}
 
 
 def _digest(source: dict[str, Any]) -> str:

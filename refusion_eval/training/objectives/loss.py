@@ -85,20 +85,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def weighted_cross_entropy(
-    head: torch.nn.Module | None,
-    hidden_RD: torch.Tensor,
-    labels_R: torch.Tensor,
-    weights_R: torch.Tensor,
-    *,
-    chunk_logits: int | None = None,
+    head: torch.nn.Module | None, hidden_RD: torch.Tensor, labels_R: torch.Tensor, weights_R: torch.Tensor
 ) -> CrossEntropies:
-    """Weighted cross-entropies in float32, in chunks of at most `chunk_logits` logits, with exact gradients."""
+    """Weighted cross-entropies in float32, in chunks of at most `CHUNK_LOGITS` logits, with exact gradients."""
     if not isinstance(head, torch.nn.Linear) or head.bias is not None:
         raise ConfigError(f"the loss needs a linear output layer without bias, not {head}; keep adapters off it")
     dtype = computing_dtype(head.weight)
     if dtype == torch.float16:
         raise ConfigError("the gradients of the loss vanish in float16; train in bfloat16 or float32")
-    chunk_logits = chunk_logits or (CHUNK_LOGITS_ON_CPU if hidden_RD.device.type == "cpu" else CHUNK_LOGITS)
+    chunk_logits = CHUNK_LOGITS_ON_CPU if hidden_RD.device.type == "cpu" else CHUNK_LOGITS
     rows_per_chunk = max(chunk_logits // head.weight.shape[0], 1)
     total, row_losses_R = _ChunkedCrossEntropy.apply(
         hidden_RD, head.weight, labels_R, weights_R, dtype, rows_per_chunk, torch.is_grad_enabled()
