@@ -372,9 +372,8 @@ def _case_study(model: str, task: str, settings: dict[str, str], data: Path | No
     from refusion_eval.evaluation.tasks import task_names
     from refusion_eval.paper.studies import CASE_STUDY
 
-    where = {"pretrained": model, "decoder": "refusion", "run_dir": str(run_dir)}
-    where |= {} if data is None else {"data_dir": str(data)}
-    args = parse_model_args({**where, **CASE_STUDY, "fuse": False, **settings})
+    given = {"pretrained": model, "decoder": "refusion", "run_dir": str(run_dir), **CASE_STUDY, "fuse": False}
+    args = parse_model_args({**given, "data_dir": None if data is None else str(data), **settings})
     evaluate(args, task_names([task], model, data=data), limit=NUM_CASES)
     return run_dir
 
@@ -418,12 +417,11 @@ def paper_table(
 
     Table 8 has the answers of several runs to one problem side by side.
     """
-    from refusion_eval.paper.tables import NUMBERS
-    from refusion_eval.paper.tables import paper_table as make_table
+    from refusion_eval.paper import tables
 
-    names = [str(number) for number in NUMBERS] if table == "all" else parameters.names_of(table)
+    names = [str(number) for number in tables.NUMBERS] if table == "all" else parameters.names_of(table)
     numbers = [int(name) for name in (name.removeprefix("table") for name in names) if name.isdecimal()]
-    if not numbers or len(numbers) < len(names) or not set(numbers) <= {*NUMBERS, ANSWERS}:
+    if not numbers or len(numbers) < len(names) or not set(numbers) <= {*tables.NUMBERS, ANSWERS}:
         raise ConfigError(f"{table!r}: name tables by number, 1 to {ANSWERS}, or all")
     if (ANSWERS in numbers) != (item is not None) or (ANSWERS in numbers and numbers != [ANSWERS]):
         raise ConfigError("Table 8 shows one problem: paper-table 8 RUN RUN RUN --item ID; other tables take no --item")
@@ -431,14 +429,13 @@ def paper_table(
         cli.prepare(out / f"table{numbers[0]}.csv")
     else:
         cli.refuse_unused("tables that are written, without --row", rows=rows)
-    if item is None:
-        cli.refuse_unused("Table 8", task=task, data=data)
     if item is not None:
         made = [_answers(results or [], task, item, data)]
     else:
+        cli.refuse_unused("Table 8", task=task, data=data)
         measured = read_measurements(results or [], baseline=baseline)
         systems = parameters.names_of(rows or "") if row is None else [row]
-        made = [make_table(number, measured, paper, systems) for number in numbers]
+        made = [tables.paper_table(number, measured, paper, systems) for number in numbers]
         made = [one.without_empty_columns() for one in made] if rows else made
     for made_table in made:
         if row is None:
