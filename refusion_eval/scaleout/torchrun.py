@@ -134,7 +134,7 @@ class TorchrunRunner:
                 yield self._records.read(rank, message["record"])
 
 
-def serve(channel: Channel, device: str, *, allow_code: bool) -> int:
+def serve(channel: Channel, device: str, *, allow_code: bool = False) -> int:
     """Decodes on a rank above 0 until the driver declares the run over, and returns the exit status of this process."""
     rank = channel.info.rank
     if threading.current_thread() is threading.main_thread():

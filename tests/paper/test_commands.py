@@ -142,7 +142,7 @@ def test_settings_of_the_case_study_may_be_others(tmp_path, monkeypatch):
     settings = {name: sample.settings[name] for name in (*CASE_STUDY, "fuse")}
     assert settings == {"slot_size": 4, "block_size": 96, "tau_slot": 1.0, "tau_token": 0.3, "fuse": False}
     refused = RUNNER.invoke(app, [*ordered, str(tmp_path / "case_study")])
-    assert "name a model with it" in str(refused.exception)
+    assert "--set is for --model" in str(refused.exception)
 
 
 @pytest.mark.process
