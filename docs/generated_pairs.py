@@ -12,11 +12,16 @@ import numpy as np
 import pandas
 from generated_common import RESULTS, interval, listed, table_of, title
 
+from miniature.equal_start import ANSWERS, SETTINGS, SYSTEMS, VARIANTS
+from miniature.infilling import table
+from miniature.seeds import over_seeds, summary
 from refusion_eval.metrics import Interval, Statistic, bootstrap, mean_of_intervals, paired_difference, scaled
 from refusion_eval.results.compare import holm, mcnemar
 
 AR, AR_SFT = "AR", "AR-SFT"
 LEVEL = 0.05
+COURSES = RESULTS / "courses"
+_COUNTS = ["tokens", "forwards", "rows"]
 
 
 class Pair(NamedTuple):
@@ -130,6 +135,56 @@ def _apart(found: pandas.DataFrame, fewest: str, other: str) -> bool:
     return bootstrap([Statistic(columns, difference)])[0].interval().low > 0
 
 
+def equal_start(words: Sequence[str]) -> str:
+    """What systems reach that continue one model on the same samples: all tasks, or with the word "tasks" each task."""
+    answers, settings = (pandas.read_csv(COURSES / file) for file in (ANSWERS, SETTINGS))
+    answers = answers[~answers.model.isin(VARIANTS)]
+    systems = [system for system in answers.system.unique() if system != AR_SFT]
+    if words == ["tasks"]:
+        return _by_task(answers, systems)
+    found = summary(answers, settings, AR_SFT)
+    columns = ["system", "accuracy, %", f"minus {AR_SFT}", "TPF", "rows a token"]
+    estimates = {system: over_seeds(answers, system, AR_SFT) for system in systems}
+    p_values = holm([estimate.p_value() for estimate in estimates.values()])
+    left = [system for system, value in zip(systems, p_values, strict=True) if value < LEVEL]
+    lower = [system for system in left if estimates[system].value < 0]
+    seeds = [f"{number} of {listed(list(part.system))}" for number, part in found.groupby("seeds")]
+    missing = [system.name for system in SYSTEMS if system.name not in set(found.system)]
+    numbers = answers.groupby("task").item.nunique()
+    best = found.set_index("system").TPF.loc[systems]
+    return (
+        f"Training seeds: {'; '.join(reversed(seeds))}.{f' Not trained yet: {listed(missing)}.' if missing else ''} "
+        f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, Holm's correction over the systems leaves an "
+        f"accuracy below that of {AR_SFT} for {listed(lower)}, and above it for "
+        f"{listed([system for system in left if system not in lower])}. {best.idxmax()} has the highest TPF, "
+        f"{best.max():.1f}. Intervals are over items and, where a system has several, over training seeds.\n\n"
+        f"{table_of(columns, found[columns].to_numpy().tolist())}"
+    )
+
+
+def _spelled(value: Interval) -> str:
+    return interval(value.value, value.low, value.high)
+
+
+def _by_task(answers: pandas.DataFrame, systems: Sequence[str]) -> str:
+    """Accuracy of AR-SFT by task, and of each system the difference from it and TPF."""
+    rows = []
+    for task, part in answers.groupby("task", sort=False):
+        cells = []
+        for system in systems:
+            value, totals = over_seeds(part, system, AR_SFT).interval(), part[part.system == system][_COUNTS].sum()
+            cells.append(f"{_spelled(value)} at {totals.tokens / totals.forwards:.1f}")
+        rows.append((title(f"mini_{task}"), f"{over_seeds(part, AR_SFT).interval().value:.1f}", *cells))
+    return table_of(("Task", f"{AR_SFT}, %", *(f"{system}, points at TPF" for system in systems)), rows)
+
+
+def infilling(_: Sequence[str]) -> str:
+    """What the systems of the equal start make of a suffix."""
+    found = table(pandas.read_csv(COURSES / "infilling.csv", keep_default_na=False))
+    shown = found.map(lambda value: "" if value != value else f"{value:.1f}" if isinstance(value, float) else value)
+    return table_of(list(shown.columns), shown.to_numpy().tolist(), num_left=2)
+
+
 def _pooled(rows: pandas.DataFrame) -> str:
     """The gain of the verifier over several tasks: mean difference, items gained and lost, and their p value."""
     parts = [Interval(*row) for row in rows[["difference", "difference_ci_low", "difference_ci_high", "n"]].to_numpy()]
@@ -197,6 +252,8 @@ def processors(_: Sequence[str]) -> str:
 
 
 PAIRED = {
+    "equal_start": equal_start,
+    "infilling_family": infilling,
     "processors": processors,
     "paired": paired,
     "equal_accuracy": equal_accuracy,

@@ -1,8 +1,8 @@
 """`python -m miniature.equal_start`: six systems from one autoregressive model, on the same last samples.
 
     python -m miniature.equal_start train --work-dir W --runs refusion:2514,bd3lm:2514
-    python -m miniature.equal_start measure --work-dir W --out results/embedded
-    python -m miniature.equal_start table --out results/embedded
+    python -m miniature.equal_start measure --work-dir W --out results/embedded/courses
+    python -m miniature.equal_start table --out results/embedded/courses
 
 The start is the embedded AR-SFT (300,536 samples), whose weights are in the package, so that anyone can repeat a
 course. Every system then has one course more: the same 75,000 samples (`EQUAL_START`), steps, batch, learning rate and
@@ -169,7 +169,7 @@ def main() -> None:
     )
     parser.add_argument("--runs", default="", help="train: NAME:SEED of courses, separated by commas")
     parser.add_argument("--items", type=int, default=100, help="measure: draws of each task to choose on")
-    parser.add_argument("--out", type=Path, default=Path("results/embedded"), help="folder of the CSV files")
+    parser.add_argument("--out", type=Path, default=Path("results/embedded/courses"), help="folder of the CSV files")
     given = parser.parse_args()
     if given.action == "table":
         print(table(given.out).to_string(index=False))

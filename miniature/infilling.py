@@ -1,7 +1,7 @@
 """`python -m miniature.infilling`: what the systems of the equal start make of a suffix.
 
-    python -m miniature.infilling measure --courses W --runs R --out results/embedded/infilling.csv
-    python -m miniature.infilling table --out results/embedded/infilling.csv
+    python -m miniature.infilling measure --courses W --runs R --out results/embedded/courses/infilling.csv
+    python -m miniature.infilling table --out results/embedded/courses/infilling.csv
 
 `measure` asks every trained model in W whose system fills gaps all tasks `mini_infill_*`, with their controls, and
 continues runs that are there. The CSV has a row for each item, model and task. `table` prints accuracy and forwards
@@ -117,7 +117,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--courses", type=Path, help="measure: folder of the courses of `miniature.equal_start`")
     parser.add_argument("--runs", type=Path, help="measure: folder of the runs")
     parser.add_argument("--limit", type=int, help="measure: only the first items of each task")
-    parser.add_argument("--out", type=Path, default=Path("results/embedded/infilling.csv"), help="CSV")
+    parser.add_argument("--out", type=Path, default=Path("results/embedded/courses/infilling.csv"), help="CSV")
     given = parser.parse_args(words)
     if given.action == "measure":
         if given.courses is None or given.runs is None:
