@@ -158,7 +158,7 @@ def test_lone_surrogates_are_scored_and_written(data: Path, tmp_path: Path) -> N
         (b"\n\n", "is empty"),
         (b"not json\n", r"outputs.jsonl, line 1: not a JSON value"),
         (b'{"id": 0, "text": "x"}\n{"id": 0, "te', "line 2: not a JSON value"),
-        (b'[0, "x"]\n', "line 1: expected an object"),
+        (b'[0, "x"]\n', "line 1, sample 1: expected an object"),
         (b'{"text": "x"}\n', "line 1: expected the keys id and text, found text"),
         (b'{"id": 0, "output": "x"}\n', "found id, output"),
         (b'{"id": 0, "text": "x", "more": 1}\n', "found id, more, text"),
