@@ -21,7 +21,6 @@ from refusion_eval.results.compare import holm, mcnemar
 AR, AR_SFT = "AR", "AR-SFT"
 LEVEL = 0.05
 COURSES = RESULTS / "courses"
-_COUNTS = ["tokens", "forwards", "rows"]
 
 
 class Pair(NamedTuple):
@@ -51,6 +50,10 @@ def compared(answers: pandas.DataFrame, system: str, reference: str) -> Pair:
     )
 
 
+def _spelled(value: Interval) -> str:
+    return interval(value.value, value.low, value.high)
+
+
 def differences(answers: pandas.DataFrame, systems: Sequence[str], reference: str = AR_SFT) -> str:
     """The differences of systems from a reference, the largest first, with the tasks that differ."""
     pairs = {system: compared(answers, system, reference) for system in systems}
@@ -58,8 +61,7 @@ def differences(answers: pandas.DataFrame, systems: Sequence[str], reference: st
     for system, pair in sorted(pairs.items(), key=lambda entry: -entry[1].mean.value):
         named = (("lower", pair.lower), ("higher", pair.higher))
         where = [f"{word} on {listed(tasks)}" for word, tasks in named if tasks]
-        mean = interval(pair.mean.value, pair.mean.low, pair.mean.high)
-        parts.append(f"{system} {mean} ({', '.join(where) or 'on no task'})")
+        parts.append(f"{system} {_spelled(pair.mean)} ({', '.join(where) or 'on no task'})")
     return "; ".join(parts)
 
 
@@ -162,19 +164,15 @@ def equal_start(words: Sequence[str]) -> str:
     )
 
 
-def _spelled(value: Interval) -> str:
-    return interval(value.value, value.low, value.high)
-
-
 def _by_task(answers: pandas.DataFrame, systems: Sequence[str]) -> str:
     """Accuracy of AR-SFT by task, and of each system the difference from it and TPF."""
     rows = []
     for task, part in answers.groupby("task", sort=False):
         cells = []
         for system in systems:
-            value, totals = over_seeds(part, system, AR_SFT).interval(), part[part.system == system][_COUNTS].sum()
-            cells.append(f"{_spelled(value)} at {totals.tokens / totals.forwards:.1f}")
-        rows.append((title(f"mini_{task}"), f"{over_seeds(part, AR_SFT).interval().value:.1f}", *cells))
+            value, of_system = over_seeds(part, system, AR_SFT).interval(), part[part.system == system]
+            cells.append(f"{_spelled(value)} at {of_system.tokens.sum() / of_system.forwards.sum():.1f}")
+        rows.append((title(f"mini_{task}"), f"{100 * over_seeds(part, AR_SFT).value:.1f}", *cells))
     return table_of(("Task", f"{AR_SFT}, %", *(f"{system}, points at TPF" for system in systems)), rows)
 
 
@@ -189,10 +187,7 @@ def _pooled(rows: pandas.DataFrame) -> str:
     """The gain of the verifier over several tasks: mean difference, items gained and lost, and their p value."""
     parts = [Interval(*row) for row in rows[["difference", "difference_ci_low", "difference_ci_high", "n"]].to_numpy()]
     mean, gained, lost = mean_of_intervals(parts), int(rows.gained.sum()), int(rows.lost.sum())
-    return (
-        f"{interval(mean.value, mean.low, mean.high)} points ({gained} items gained, {lost} lost, "
-        f"p = {mcnemar(gained, lost):.2g})"
-    )
+    return f"{_spelled(mean)} points ({gained} items gained, {lost} lost, p = {mcnemar(gained, lost):.2g})"
 
 
 def verifier_gain(_: Sequence[str]) -> str:
