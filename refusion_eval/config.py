@@ -380,6 +380,11 @@ class _Loader(yaml.SafeLoader):
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
+# What the parser of YAML raises: for a text that is none, and for a value that does not fit its tag, as `!!bool maybe`.
+NOT_YAML = (yaml.YAMLError, ArithmeticError, ValueError, RecursionError)
+NOT_OF_ITS_TAG = (LookupError, AttributeError, TypeError)
+
+
 @lru_cache(maxsize=32)
 def _parsed(text: str) -> Any:
     # Each run of a protocol reads the same tables of settings.
@@ -394,9 +399,9 @@ def read_yaml(path: Path, where: str) -> dict[str, Any]:
         content = copy.deepcopy(_parsed(read_text(path, LARGEST_YAML)))
     except FileNotFoundError as error:
         raise ConfigError(f"{where}: there is no such file; correct the path") from error
-    except (OSError, yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:
+    except (OSError, *NOT_YAML) as error:
         raise ConfigError(f"{where}: cannot be read as YAML in UTF-8 ({error}); correct it") from error
-    except (LookupError, AttributeError, TypeError) as error:  # the parser's own, as of `!!bool maybe`
+    except NOT_OF_ITS_TAG as error:
         raise ConfigError(f"{where}: cannot be read as YAML: a value does not fit its tag; correct it") from error
     if content is None:
         raise ConfigError(f"{where}: the file is empty; write its settings, or remove it")

@@ -55,7 +55,8 @@ def find_sample(
             if sample.key in keys and sample.trace is not None:
                 sample.events()  # here the error names the run
                 return reader.run, sample
-            if sample.key in keys and {"text": sample.error is None, "steps": states_of(sample)}.get(needs):
+            has_it = sample.error is None if needs == "text" else needs == "steps" and states_of(sample)
+            if sample.key in keys and has_it:
                 return reader.run, sample
     no_trace = "no trace is recorded of what fits, so it cannot be replayed"
     lacks = "what fits could not be decoded" if needs == "text" else no_trace

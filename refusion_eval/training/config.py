@@ -15,6 +15,8 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt
 
 from refusion_eval.config import (
+    NOT_OF_ITS_TAG,
+    NOT_YAML,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -440,7 +442,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: write section.key=value, such as optimisation.lr=1e-5")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as problem:
+    except (*NOT_YAML, *NOT_OF_ITS_TAG) as problem:
         raise ConfigError(f"--set {override}: {text!r} is not YAML ({problem})") from problem
     *sections, name = key.strip().split(".")
     for section in sections:

@@ -140,6 +140,8 @@ def test_what_a_run_must_keep_is_all_but_output_and_helpers() -> None:
         (["optimisation.lr.x=3"], "lr is one value, not a section"),
         (["lr"], "write section.key=value"),
         (["data.files=[a"], "is not YAML"),
+        (["optimisation.lr=2026-99-99"], "is not YAML"),
+        (["optimisation.lr=!!int ''"], "is not YAML"),
         (["optimisation.lr=fast"], "optimisation.lr='fast' is not a number"),
         (["data.files=[]"], "data: files is empty"),
         (["data.on_bad=ignore"], "data.on_bad='ignore'; choose one of fail, skip"),
