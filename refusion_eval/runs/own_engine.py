@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnEngine(Backend):
+    own_forwards: ClassVar[bool] = True  # whether they are this engine's, which may be recorded
     scores: ClassVar[bool] = True  # whether log-likelihoods are computed
 
     def __init__(self, opener: Opener, model: api.LoadedModel) -> None:
@@ -48,13 +49,13 @@ class OwnEngine(Backend):
         kernels = ":flash,efficient,math" if self.device == "cuda" and model.attention == "sdpa" else ""
         own = model.attention + kernels + ("+graphs" if model.cuda_graphs else "")
         # Transformers chooses its own.
-        self.attention = own if self.args.loop == "engine" and not model.is_stock else "transformers"
+        self.attention = own if self.own_forwards and not model.is_stock else "transformers"
         self.cuda_graphs = model.cuda_graphs
 
     @classmethod
     def of(cls, opener: Opener) -> Self:
         args = opener.args
-        cuda_graphs = args.cuda_graphs if args.loop == "engine" else False
+        cuda_graphs = args.cuda_graphs if cls.own_forwards else False
         options = replace(args.options, attention=wanted_attention(args), cuda_graphs=cuda_graphs)
         return cls(opener, opener.shared(options))
 

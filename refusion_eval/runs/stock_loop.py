@@ -197,6 +197,7 @@ class StockBackend(OwnEngine):
 
     ends_no_thoughts = "loop=generate"
     decoder = STOCK_GENERATE
+    own_forwards = False
     together = Backend.together
 
     @functools.cached_property
