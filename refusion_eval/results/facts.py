@@ -273,7 +273,8 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
     extents = _extents(run, {row: len(task.samples) + task.num_refused for row, task in tasks.items()})
     for row in extents.keys() - tasks.keys():
         entry = find_task(row.task)
-        tasks[row] = TaskFacts(row, "" if entry is None else entry.benchmark.name, {})
+        benchmark = "" if entry is None else entry.benchmark.name
+        tasks[row] = TaskFacts(row, benchmark, {}, protocols=set(filter(None, [run.protocol])))
     for row, task in tasks.items():
         task.records = digests.get(task.task, "")
         task.items = digest(str(sample.item) for sample in task.samples)
@@ -328,7 +329,8 @@ def _extents(run: Run, present: Mapping[RowKey, int]) -> dict[RowKey, Extent]:
     """The extent of every row, by its decoded and refused samples, and of tasks of which no sample is there yet."""
     begun = {row.task for row in present}
     waiting = ((task, version) for task, version in run.manifest.tasks.items() if task not in begun)
-    missing = [RowKey(task, str(version), is_mini(task), "") for task, version in waiting]
+    protocol = hash_of_protocol(run.protocol)
+    missing = [RowKey(task, str(version), is_mini(task), "", protocol=protocol) for task, version in waiting]
     extents: dict[RowKey, Extent] = {}
     for row in sorted((*present, *missing)):
         of_task = [other._replace(protocol="") for other in present if other.task == row.task]

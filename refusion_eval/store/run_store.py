@@ -79,6 +79,12 @@ class Run:
         return shlex.join([*(("python", program) if name.endswith(".py") else (name,)), *words]) if name else ""
 
     @property
+    def protocol(self) -> str:
+        """The protocol, as NAME@HASH, under which the last process continued the run; empty for none."""
+        *_, last = ({}, *(process for process in self.processes.values() if "command" in process))  # workers have none
+        return str(last.get("protocol", {}).get("label", ""))
+
+    @property
     def missing(self) -> dict[str, str]:
         """Task without rows -> what to do, as the last process says that found none."""
         every = (process.get("missing", {}) for process in self.processes.values())

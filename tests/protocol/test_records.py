@@ -67,6 +67,12 @@ def test_a_table_names_the_protocol_and_tells_two_apart(write_run, tmp_path):
     assert "ReFusion, no protocol" in table(one, write_run("c", samples()))
 
 
+def test_a_task_of_which_no_sample_is_there_yet_belongs_to_the_protocol_too(write_run):
+    begun = write_run("a", samples(), protocol=STAMP, tasks={"mini_gsm8k": "1", "mini_parts": "1"})
+    assert {entry.protocol for entry in run_measurements([begun])} == {STAMP["label"]}
+    assert "no protocol" not in table(begun)
+
+
 @pytest.fixture
 def continued(write_run):
     """A run of two tasks that was begun under one protocol, and continued under another one and without any."""
