@@ -145,7 +145,8 @@ def equal_start(words: Sequence[str]) -> str:
     if words == ["tasks"]:
         return _by_task(answers, systems)
     found = summary(answers, settings, AR_SFT)
-    columns = ["system", "accuracy, %", f"minus {AR_SFT}", "TPF", "rows a token"]
+    found["million rows trained"] = (found["trained rows"] / 1e6).round(1)
+    columns = ["system", "million rows trained", "accuracy, %", f"minus {AR_SFT}", "TPF", "rows a token"]
     estimates = {system: over_seeds(answers, system, AR_SFT) for system in systems}
     p_values = holm([estimate.p_value() for estimate in estimates.values()])
     left = [system for system, value in zip(systems, p_values, strict=True) if value < LEVEL]

@@ -33,7 +33,12 @@ from miniature.systems import equally_tuned
 from miniature.train import BACKBONE, LATER_SETTINGS, STAGES, carry_out, config_of, write_rows
 from refusion_eval import api
 from refusion_eval.benchmarks import BENCHMARKS
+from refusion_eval.config import build
 from refusion_eval.paths import embedded_path
+from refusion_eval.training.config import ObjectiveConfig
+from refusion_eval.training.data.token_cache import TokenCache
+from refusion_eval.training.objectives.table import num_rows
+from refusion_eval.training.run import RUN_FILE
 
 START = "autoregressive_sft"
 ROWS = "equal_start.jsonl"
@@ -49,9 +54,9 @@ class Variant(NamedTuple):
 
 # Further courses beside those of the stages.
 VARIANTS = {
-    # As many trained rows as ReFusion's: a noisy copy of the answer beside the clean one doubles them.
-    "idlm_half": Variant("idlm", "half of the samples", ("data.share=0.5",)),
-    "bd3lm_half": Variant("bd3lm", "half of the samples", ("data.share=0.5",)),
+    # ReFusion's 11.3 million trained rows: these two have a noisy copy of each answer beside the clean one.
+    "idlm_equal_rows": Variant("idlm", "rows of ReFusion", ("data.share=0.7407",)),
+    "bd3lm_equal_rows": Variant("bd3lm", "rows of ReFusion", ("data.share=0.6714",)),
     # Does the gain of the verifier's token vanish where the state that it avoids was trained?
     "refusion_half_filled": Variant("refusion", "half-filled slots", ("objective.half_filled_share=0.5",)),
 }
@@ -110,8 +115,14 @@ def trained(work_dir: Path) -> dict[tuple[str, int], Path]:
 
 
 def trained_rows(work_dir: Path, name: str, seed: int) -> int:
-    """The rows, over all steps, that a course computed for training."""
-    return int(pandas.read_csv(work_dir / f"{name}_{seed}" / "log.csv").tokens.sum())
+    """The rows that a course computed: of prompts, of answers with their filling, and of noisy copies of them."""
+    identity = json.loads((work_dir / f"{name}_{seed}" / RUN_FILE).read_text(encoding="utf-8"))["identity"]
+    samples = TokenCache(work_dir / "tokens" / f"{identity['tokens']}.arrow")
+    if (share := identity["data"]["share"]) is not None:
+        samples = samples.draw(max_samples=None, share=share, seed=identity["data"]["sample_seed"])
+    objective = build(ObjectiveConfig, identity["objective"], "objective")
+    rows = num_rows(objective, samples.prompt_lengths, samples.lengths - samples.prompt_lengths)
+    return int(rows.sum() * identity["optimisation"]["epochs"])
 
 
 def measure_course(

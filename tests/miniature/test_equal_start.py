@@ -1,5 +1,6 @@
 """Courses of several systems from one start, and what is measured of them (`miniature.equal_start`)."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from miniature import equal_start
 from miniature.equal_start import (
     ANSWER_COLUMNS,
     ANSWERS,
+    ROWS,
     SETTING_COLUMNS,
     SETTINGS,
+    START,
     SYSTEMS,
     VARIANTS,
     main,
@@ -19,6 +22,7 @@ from miniature.equal_start import (
     settings_of,
     table,
     trained,
+    trained_rows,
     variant_of,
 )
 from miniature.family import EQUAL_START
@@ -27,7 +31,11 @@ from miniature.run import MiniatureConfig
 from miniature.systems import NUM_EQUAL
 from miniature.train import config_of
 from refusion_eval.decoders import DECODERS
+from refusion_eval.paths import embedded_path
+from refusion_eval.training.checkpoints.backbone import load_tokenizer
 from refusion_eval.training.config import RunConfig, read_run_config
+from refusion_eval.training.data.token_cache import build_cache
+from refusion_eval.training.run import RUN_FILE
 
 STAGES = ("autoregressive_sft", "refusion", "llada", "bd3lm", "idlm", "wedlm")
 
@@ -59,11 +67,34 @@ def test_a_folder_may_have_any_name() -> None:
     assert read.output.run_dir.endswith("work #1: two/refusion_1")
 
 
-def test_halves_have_half_of_the_samples() -> None:
-    assert {name: config(name).data.share for name in VARIANTS if config(name).data.share} == {
-        "idlm_half": 0.5,
-        "bd3lm_half": 0.5,
-    }
+def test_only_courses_of_equal_rows_have_fewer_samples() -> None:
+    assert {name for name in (*STAGES, *VARIANTS) if config(name).data.share} == {"idlm_equal_rows", "bd3lm_equal_rows"}
+
+
+def finished(work_dir: Path, name: str, seed: int, num_samples: int = 2) -> Path:
+    """A course that is finished, with two tokenised samples and without weights."""
+    rows = work_dir / ROWS
+    rows.parent.mkdir(exist_ok=True)
+    rows.write_text('{"query": "1 + 1", "response": "2"}\n' * num_samples)
+    options: dict = {"max_length": 64, "on_bad": "fail", "workers": 0}
+    tokenizer = load_tokenizer(replace(config(name).backbone, model=str(embedded_path(START))))
+    cache = build_cache([str(rows)], tokenizer, work_dir / "tokens", **options)
+    course = work_dir / f"{name}_{seed}"
+    (course / "model").mkdir(parents=True)
+    identity = config(name, seed).identity() | {"tokens": cache.directory.stem}
+    (course / RUN_FILE).write_text(json.dumps({"identity": identity}))
+    return course
+
+
+def test_copies_and_fillings_are_trained_rows_and_samples_left_out_are_not(tmp_path: Path) -> None:
+    for name in (*STAGES, "idlm_equal_rows"):
+        finished(tmp_path, name, 1, num_samples=100)
+    found = {name: trained_rows(tmp_path, name, 1) / 100 for name in (*STAGES, "idlm_equal_rows")}
+    prompt, answer = found["autoregressive_sft"] - 2, 2  # the digit and EOS
+    assert found["idlm"] == prompt + 2 * answer
+    assert found["idlm_equal_rows"] == pytest.approx(0.74 * found["idlm"])
+    assert (found["refusion"], found["llada"]) == (prompt + 32, prompt + 96)
+    assert found["bd3lm"] == prompt + 32 + 24  # three of four blocks of 8 have a copy
 
 
 def test_all_systems_have_as_many_valid_settings() -> None:
@@ -78,18 +109,17 @@ def test_all_systems_have_as_many_valid_settings() -> None:
 
 def test_finished_courses_are_found(tmp_path: Path) -> None:
     (tmp_path / "refusion_2514" / "model").mkdir(parents=True)
-    (tmp_path / "idlm_half_2515" / "model").mkdir(parents=True)
+    (tmp_path / "idlm_equal_rows_2515" / "model").mkdir(parents=True)
     (tmp_path / "bd3lm_2514").mkdir()  # not finished
-    assert trained(tmp_path).keys() == {("refusion", 2514), ("idlm_half", 2515)}
+    assert trained(tmp_path).keys() == {("refusion", 2514), ("idlm_equal_rows", 2515)}
 
 
 def test_each_course_is_measured_once_with_the_settings_chosen_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work_dir, out = tmp_path / "work", tmp_path / "out"
-    (work_dir / "refusion_2515" / "model").mkdir(parents=True)
+    finished(work_dir, "refusion", 2515)
     out.mkdir()
-    pandas.DataFrame({"tokens": [40, 2]}).to_csv(work_dir / "refusion_2515" / "log.csv")
     loaded = []
 
     def measure(model: object, decoder: str, benchmark: object, chosen: list, **settings: object) -> Measured:
@@ -106,11 +136,10 @@ def test_each_course_is_measured_once_with_the_settings_chosen_for_it(
     assert answers.groupby("system").size().to_dict() == {"ReFusion": 100, "ReFusion, verifier": 100}
     assert set(answers.itertuples(index=False, name=None)) >= {("ReFusion", "refusion", 2515, "gsm8k", 0, 1, 8, 2, 30)}
     settings = pandas.read_csv(out / SETTINGS)
-    assert set(settings.trained_rows) == {42}
+    assert set(settings.trained_rows) == {trained_rows(work_dir, "refusion", 2515)}
     assert all('"slot_size": 16, "block_size": 32' in text for text in settings.settings)
     assert set(loaded) == {str(work_dir / "refusion_2515" / "model")}
-    (work_dir / "refusion_half_filled_2514" / "model").mkdir(parents=True)
-    pandas.DataFrame({"tokens": [7]}).to_csv(work_dir / "refusion_half_filled_2514" / "log.csv")
+    finished(work_dir, "refusion_half_filled", 2514)
     measure_all(family, work_dir, 3, out)
     answers = pandas.read_csv(out / ANSWERS)
     assert set(answers[answers.model == "refusion_half_filled"].system) == {
