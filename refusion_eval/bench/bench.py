@@ -345,7 +345,8 @@ def run_bench(
     settings, num_prompts = {**settings, "gen_length": extent["gen_length"]}, extent["num_prompts"]
     weight_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
     with checkpoint_named(name, weight_dtype, progress) as checkpoint:
-        model = api.load_model(str(checkpoint), dtype=dtype, device=device, tune=True)
+        # Its weights are loaded after the prompts are made, so that a wrong tokenizer or template is said at once.
+        model = api.LoadedModel.open(str(checkpoint), dtype=dtype, device=device, tune=True)
         if name in SHAPES:
             # A threshold of 0 accepts the drafts of random weights, so that slots are decoded in parallel.
             settings |= {"tau_token": 0.0, "eos_ids": ()}
@@ -354,6 +355,7 @@ def run_bench(
             title = "random weights, random prompts, tau_token 0"
         else:
             prompts, title = mini_prompts(model, num_prompts), "prompts of the mini tasks (synthetic)"
+        _ = model.engine  # `measure` sets the threads
         report = measure(
             model,
             prompts,

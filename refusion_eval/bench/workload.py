@@ -87,27 +87,27 @@ class Answers:
     conditions: Mapping[str, Any]
     path: Path | None = None
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether the file has anything; a disk that was full may leave an empty one."""
-        return self.path is not None and self.path.exists() and self.path.stat().st_size > 0
+    def _entries(self) -> list[dict[str, Any]]:
+        """The whole lines of the file; a killed process or a full disk may leave an unfinished one, or none."""
+        entries: list[dict[str, Any]] = []
+        if self.path is not None and self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError):
+                    entries += [json.loads(line)] if line else []
+        return entries
 
     def stored(self) -> list[Answer]:
         """Those of the file; ConfigError if it is of another measurement."""
-        if self.path is None or not self.is_begun:
+        if not (entries := self._entries()):
             return []
-        entries = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # of a line that a killed process left unfinished
-                entries += [json.loads(line)] if line else []
-        (first, *answers), here = entries or [{}], json.loads(json.dumps(self.conditions))
+        (first, *answers), here = entries, json.loads(json.dumps(self.conditions))
         if differ := sorted(name for name in {*first, *here} if first.get(name) != here.get(name)):
             raise ConfigError(f"{self.path} was measured under other {', '.join(differ)}; name another file for --out")
         return [Answer(**entry) for entry in answers]
 
     def keep(self, answer: Answer) -> None:
         if self.path is not None:
-            if not self.is_begun:
+            if not self._entries():
                 append_line(prepare_output(self.path), json.dumps(self.conditions))
             append_line(self.path, json.dumps(asdict(answer)))
 

@@ -93,14 +93,15 @@ def test_a_prompt_that_does_not_fit_is_named_and_nothing_else_is_lost(systems):
     assert "not measured: " in table(conditions, figures_of(answers)).splitlines()[4]
 
 
-def test_an_interrupted_measurement_goes_on_where_it_ended(systems, tmp_path):
+@pytest.mark.parametrize("left", ["", "\n", '\n{"systems": {"a'])
+def test_an_interrupted_measurement_goes_on_where_it_ended(systems, tmp_path, left):
     load, path = long_prompts([64, 128], 1, None), tmp_path / "answers"
 
     def stop(text):
         if text.startswith("round 1 of 2, 128"):
             raise KeyboardInterrupt
 
-    path.touch()  # as a measurement leaves it that found the disk full
+    path.write_text(left)  # as a measurement leaves it that found the disk full
     with pytest.raises(KeyboardInterrupt):
         measure(systems, load, num_rounds=2, path=path, progress=stop)
     before = path.read_text()
