@@ -362,8 +362,7 @@ def check(
         names = task_names(asked or ["mini_gsm8k"], arguments["pretrained"], prompts=prompts, data=data)
         pairs = (cli.read_pairs(settings), cli.read_pairs(release_set))
         raise typer.Exit(_against_release(arguments, pairs, names, against_release, data, out, as_json=as_json))
-    if release_set or out is not None:
-        raise ConfigError("--release-set and --out are for --against-release; add it, or leave them out")
+    cli.refuse_unused("--against-release", release_set=release_set, out=out)
     args = parse_model_args({**arguments, **cli.read_pairs(settings)})
     names = task_names(asked, args.pretrained, prompts=prompts, data=data) if asked else []
     with cli.told_if_silent(f"asking {args.base_url}" if args.base_url else cli.LOADING):

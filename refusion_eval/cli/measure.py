@@ -97,9 +97,9 @@ def bench(
     given_sizes = {name: size for name, size in sizes.items() if size is not None}
     if prompt_lengths and suite:
         raise ConfigError("--prompt-lengths and --suite are two measurements; give one of them")
-    if not (prompt_lengths or suite) and (system or data or split):
-        raise ConfigError("--system, --data and --split are for --prompt-lengths or --suite; give one of them, too")
     if prompt_lengths or suite:
+        cli.refuse_unused("measurements of forwards", profile=profile, baseline=None if baseline is None else "given")
+        cli.refuse_unused("--suite", split=split if prompt_lengths else None)
         from refusion_eval.bench.prompts import SPLITS, long_prompts, parse_lengths, speed_bench
         from refusion_eval.bench.workload import run_workload
 
@@ -116,6 +116,7 @@ def bench(
             progress=cli.say,
         )
     else:
+        cli.refuse_unused("--prompt-lengths and --suite", system=system, data=data, split=split)
         extent = {"num_prompts": prompts, "num_rounds": rounds, "gen_length": gen_length, "with_baseline": baseline}
         report, text = run_bench(
             model or "embedded",
@@ -283,8 +284,8 @@ def gpu_check(
     names = parameters.names_of(checks) if checks is not None else list(CHECKS)
     if not names or not {*CHECKS, TUNE} >= set(names):
         raise ConfigError(f"--checks {checks}: choose among {', '.join([*CHECKS, TUNE])}")
-    if seconds is not None and TUNE not in names:
-        raise ConfigError("--seconds is for --checks tune alone; leave it out")
+    if TUNE not in names:
+        cli.refuse_unused(f"--checks {TUNE} alone", seconds=seconds)
     if TUNE in names and not graphs:
         raise ConfigError("--checks tune measures recorded forwards; leave out --no-cuda-graphs")
     if names == [TUNE] and (prompts is not None or folder is not None):

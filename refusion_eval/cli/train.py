@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from refusion_eval.cli import wrong_options
+from refusion_eval.cli import refuse_unused, wrong_options
 from refusion_eval.cli.parameters import DryRun
 from refusion_eval.errors import ConfigError
 from refusion_eval.paths import embedded_name, embedded_path
@@ -128,16 +128,14 @@ def convert(
     if from_ is not None:
         from refusion_eval.training.checkpoints import from_gguf
 
-        if rows is not None or revision is not None:
-            raise ConfigError("--rows and --revision are for other conversions than --from gguf; leave them out")
+        refuse_unused("conversions --to a layout", rows=rows, revision=revision)
         from_gguf.convert(Path(source), target, dtype=dtype)
         print(f"{target}: {source} in Hugging Face layout")
         return
     if to == "gguf":
         from refusion_eval.training.checkpoints import to_gguf
 
-        if rows is not None:
-            raise ConfigError("--rows is for --to stock; leave it out")
+        refuse_unused("--to stock", rows=rows)
         packaged = embedded_name(source, "autoregressive")
         place = source if packaged is None else str(embedded_path(packaged))
         to_gguf.convert(place, target, dtype=dtype, revision=revision)

@@ -222,7 +222,10 @@ def test_the_command_prints_a_table_and_its_file_is_drawn(tmp_path, monkeypatch)
     assert "The text was generated" in (tmp_path / "x.txt").read_text()
     with pytest.raises(ConfigError, match="give one of them"):
         CliRunner().invoke(app, [*words, "--suite", "speed"], catch_exceptions=False)
-    with pytest.raises(ConfigError, match="are for --prompt-lengths or --suite"):
+    with pytest.raises(ConfigError, match="--system is for --prompt-lengths and --suite"):
         CliRunner().invoke(app, ["bench", "--system", "wedlm"], catch_exceptions=False)
+    for unused in ("--profile", "--no-baseline", "--split=throughput_1k"):
+        with pytest.raises(ConfigError, match="would change nothing here"):
+            CliRunner().invoke(app, [*words, unused], catch_exceptions=False)
     with pytest.raises(ConfigError, match="take 8B-inflated"):
         CliRunner().invoke(app, [*words, "--model", "8B"], catch_exceptions=False)
