@@ -79,7 +79,8 @@ class Share(Bootstrap):
         share, correction = self.value / self.whole, Z_95**2 / self.n
         centre = (share + correction / 2) / (1 + correction)
         half = Z_95 / (1 + correction) * math.sqrt((share * (1 - share) + correction / 4) / self.n)
-        low, high = max(centre - half, 0.0), min(centre + half, 1.0)
+        # Without rounding at the ends: a mean of such bounds would be a little below 0.
+        low, high = centre - half if share else 0.0, centre + half if share < 1 else 1.0
         return Interval(self.value, self.whole * low, self.whole * high, self.n)
 
     def scaled(self, factor: float) -> Share:

@@ -24,6 +24,7 @@ from refusion_eval.metrics import (
     majority_passed,
     mean,
     mean_of,
+    mean_of_intervals,
     measured,
     pass_at_k,
     rate,
@@ -141,6 +142,13 @@ def test_a_mean_over_tasks_that_are_all_right_or_all_wrong_has_a_width():
     assert 1 - both.low == pytest.approx((1 - single.low) / math.sqrt(2))
     mixed = mean_of([right, wrong]).interval()
     assert mixed.low < mixed.value == 0.5 < mixed.high
+
+
+@pytest.mark.parametrize("count", [37, 164, 541])
+def test_bounds_of_no_and_of_all_items_are_exact(count):
+    none, all_items = accuracy([0.0] * count).interval(), accuracy([1.0] * count).interval()
+    assert (none.low, all_items.high) == (0.0, 1.0)
+    assert mean_of_intervals([none, none]).low == 0.0
 
 
 @examples(60)
