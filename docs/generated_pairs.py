@@ -72,8 +72,7 @@ def front(systems: Sequence[str], tpf: Mapping[str, float]) -> str:
     return (
         f"Of these, {max(others, key=tpf.__getitem__)} has the highest TPF over all tasks. The accuracies differ from "
         f"that of AR-SFT, in points over all {answers.task.nunique()} tasks and paired by item, as follows: "
-        f"{differences(answers, others)}. A task is named if Holm's correction leaves its difference at 5 % "
-        "([why](docs/results.md#the-controlled-comparison-in-miniature)).\n"
+        f"{differences(answers, others)}. A task is named if Holm's correction leaves its difference at 5 %.\n"
     )
 
 

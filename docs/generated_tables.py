@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
 import yaml
-from generated_common import GPU_RESULTS, RESULTS, ROOT, interval, listed, systems_of, table_of
+from generated_common import GPU_RESULTS, RESULTS, ROOT, interval, listed, systems_of, table_of, title
 from generated_pairs import PAIRED, front
 from generated_text import FAMILY, means_of
 
@@ -29,7 +29,7 @@ from refusion_eval.models.checkpoint import parse_model_config
 from refusion_eval.models.device import weight_bytes
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.metric_list import METRICS
+from refusion_eval.results.metric_list import ACCURACY, METRICS, SCORES
 from refusion_eval.results.published import read_published
 from refusion_eval.results.results_file import read_csv
 from refusion_eval.results.tables import summary, summary_table
@@ -78,6 +78,82 @@ def results(tasks: Sequence[str]) -> str:
     rows = [row for row in read_csv(RESULTS / "results.csv") if not tasks or row.task in tasks or row.is_mean]
     hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
     return f"{summary_table(summary(rows)).markdown().strip()}\n\nMeasured on {hardware}.\n"
+
+
+class _Score(NamedTuple):
+    """A score of the real checkpoint.
+
+    Attributes:
+        heading: what stands in the place of the benchmark's name.
+        metrics: several have a mean without an interval.
+        beside: tasks whose published figures are shown.
+        guessing: percent that guessing gives.
+    """
+
+    task: str
+    heading: str = ""
+    metrics: Sequence[str] = SCORES
+    beside: Sequence[str] = ()
+    guessing: float = 0.0
+
+
+_BY_INSTRUCTION = "accuracy by instruction"
+REAL = (
+    _Score("refusion_ifeval", "IFEval, prompts"),
+    _Score("refusion_ifeval", "IFEval, instructions", (_BY_INSTRUCTION,)),
+    _Score("refusion_ifeval", "IFEval, mean of both", (ACCURACY, _BY_INSTRUCTION), ("ifeval",)),
+    _Score("refusion_arc_challenge_release", beside=("arc_challenge", "arc"), guessing=25.0),
+    _Score("refusion_mmlu_redux_ok", beside=("mmlu",), guessing=25.0),
+    # The mean over its rows of 1 / number of choices, which is 0 for free answers.
+    _Score("refusion_bbh", beside=("bbh",), guessing=26.4),
+    _Score("refusion_gsm8k_release", beside=("gsm8k",)),
+    _Score("refusion_humaneval_release", beside=("humaneval",)),
+)
+NEAR_FLOOR = 2  # points
+
+
+def real(words: Sequence[str]) -> str:
+    """The scores of the real checkpoint beside published ones; with the word "front" a sentence of them."""
+    measured = {(row.task, row.metric): row for row in read_csv(ROOT / "results" / "real" / "smollm2.csv")}
+    published = [row for row in read_published("published.csv") if row["artefact"] == "smollm2"]
+    rows, sentence, floors = [], [], []
+    for entry in REAL:
+        scores = [measured[entry.task, metric] for metric in entry.metrics if (entry.task, metric) in measured]
+        first = scores[0]
+        shown = interval(first.value, first.ci_low, first.ci_high)
+        if len(scores) > 1:
+            shown = f"{fmean(score.value for score in scores):.1f}"
+        elif first.ci_low <= entry.guessing + NEAR_FLOOR:
+            shown += f" (floor: {entry.guessing:g})"
+        beside = [row for name in entry.beside for row in published if row["task"] == name]
+        named = (entry.heading or title(first.benchmark), first.n, shown)
+        printed = f", published {beside[0]['value']}" if beside else ""
+        number, is_low = f"{first.n:,} rows{printed}", "floor" in shown
+        told = f"{named[0]} {shown.partition(' (')[0]}" + (printed if len(scores) > 1 else f" ({number})")
+        (floors if is_low else sentence).append(told)
+        shares = [f"{measured[entry.task, metric].value:.0f}" for metric in ("extracted", "cut", "collapsed")]
+        of_others = [f"{row['value']} ({row['settings'].replace('=', ': ')})" for row in beside]
+        rows.append((*named, *shares, "; ".join(of_others) or "-"))
+    if words == ["front"]:
+        return (
+            f"Accuracy in percent: {'; '.join(sentence)}. At their floor, where guessing does about as well, so that "
+            f"they cannot tell models of this size apart: {'; '.join(floors)}. What is published is of the bfloat16 "
+            "weights, under other protocols.\n"
+        )
+    columns = ("Benchmark", "Rows", "Accuracy %", "Answer found %", "Cut short %", "Collapsed %", "Published %")
+    return table_of(columns, rows)
+
+
+def small_runs(_: Sequence[str]) -> str:
+    """The loss of short trainings from the real checkpoint: the means of the first and of the last quarter of a log."""
+    rows = []
+    for path in sorted((ROOT / "results" / "real" / "small").glob("*.csv")):
+        entries = _csv_rows(f"../real/small/{path.name}")
+        quarter, losses = len(entries) // 4, [float(entry["total"]) for entry in entries]
+        minutes = sum(float(entry["seconds"]) for entry in entries) / 60
+        means = (f"{fmean(part):.2f}" for part in (losses[:quarter], losses[-quarter:]))
+        rows.append((f"`smollm2_{path.stem}`", entries[-1]["step"], *means, f"{minutes:.0f}"))
+    return table_of(("Recipe", "Steps", "Loss, first quarter", "Loss, last quarter", "Minutes"), rows)
 
 
 def engines(words: Sequence[str]) -> str:
@@ -401,7 +477,7 @@ def training_memory_table(_: Sequence[str]) -> str:
 
 
 # What makes sentences, some of them with a table.
-TEXTS: dict[str, Maker] = {**FAMILY, **PAIRED, "recordings": recordings, "engines_text": engines_text}
+TEXTS: dict[str, Maker] = {**FAMILY, **PAIRED, "recordings": recordings, "engines_text": engines_text, "real": real}
 # --- Answers ---
 
 
@@ -446,6 +522,7 @@ MAKERS: dict[str, Maker] = {
     "frames": answer_frames,
     "clone": clone,
     "results": results,
+    "small_runs": small_runs,
     "engines": engines,
     "gpu": gpu,
     "gpu_checks": gpu_checks,

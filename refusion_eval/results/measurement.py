@@ -53,9 +53,10 @@ class RowKey(NamedTuple):
         return self.mini, self.prompts, self.protocol
 
     @property
-    def source(self) -> tuple[str, str, bool]:
+    def source(self) -> tuple[str, str, bool, str]:
         """Where the items are from: rows that share it and have other numbers of items rest on other items."""
-        return self.task, self.version, self.mini
+        # Tasks with other prompts have a mean of their own, which is a mean of other tasks.
+        return self.task, self.version, self.mini, self.prompts if self.task == MEAN_TASK else ""
 
     @property
     def names(self) -> tuple[str, str, str, str]:

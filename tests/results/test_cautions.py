@@ -10,7 +10,7 @@ from refusion_eval.cli import app
 from refusion_eval.report.collect import collect
 from refusion_eval.report.leaderboard import leaderboard, read_placed
 from refusion_eval.results.cautions import Conditions, cautions, sentences
-from refusion_eval.results.measurement import have_fewer
+from refusion_eval.results.measurement import RowKey, have_fewer
 from refusion_eval.results.render import csv_text
 from refusion_eval.results.results_file import measurement_cells, read_csv
 from tests.report.conftest import NoSources
@@ -54,6 +54,13 @@ def test_a_measurement_from_a_file_has_the_cautions_of_the_run(tmp_path):
     (found,) = read_csv(tmp_path / "results.csv")
     assert [one.label for one in found.cautions] == ["2 errors", "1 refused", "1 unscored", "2 cut short"]
     assert (found.notes, found.note) == (written.notes, written.note)
+
+
+def test_means_over_tasks_with_other_prompts_are_of_other_items():
+    ours, release = (RowKey("mean", "", False, prompts).source for prompts in ("ours", "release"))
+    assert have_fewer([(ours, 3), (release, 4)]) == [False, False]
+    assert have_fewer([(ours, 3), (ours, 4)]) == [True, False]
+    assert RowKey("gsm8k", "1", False, "ours").source == RowKey("gsm8k", "1", False, "release").source
 
 
 def test_a_row_has_fewer_items_than_another_only_if_it_has_some():
