@@ -103,7 +103,7 @@ REAL = (
     _Score("refusion_ifeval", "IFEval, instructions", (_BY_INSTRUCTION,)),
     _Score("refusion_ifeval", "IFEval, mean of both", (ACCURACY, _BY_INSTRUCTION), ("ifeval",)),
     _Score("refusion_arc_challenge_release", beside=("arc_challenge", "arc"), guessing=25.0),
-    _Score("refusion_mmlu_redux_ok", beside=("mmlu",), guessing=25.0),
+    _Score("refusion_mmlu_redux_ok", beside=("mmlu",), guessing=25.0),  # of which nothing is published
     # The mean over its rows of 1 / number of choices, which is 0 for free answers.
     _Score("refusion_bbh", beside=("bbh",), guessing=26.4),
     _Score("refusion_gsm8k_release", beside=("gsm8k",)),
@@ -127,17 +127,18 @@ def real(words: Sequence[str]) -> str:
             shown += f" (floor: {entry.guessing:g})"
         beside = [row for name in entry.beside for row in published if row["task"] == name]
         named = (entry.heading or title(first.benchmark), first.n, shown)
-        printed = f", published {beside[0]['value']}" if beside else ""
+        of = f" for {beside[0]['task'].upper()}" if beside and beside[0]["task"] != first.benchmark else ""
+        printed = f", published{of}: {beside[0]['value']}" if beside else ""
         number, is_low = f"{first.n:,} rows{printed}", "floor" in shown
         told = f"{named[0]} {shown.partition(' (')[0]}" + (printed if len(scores) > 1 else f" ({number})")
         (floors if is_low else sentence).append(told)
         shares = [f"{measured[entry.task, metric].value:.0f}" for metric in ("extracted", "cut", "collapsed")]
-        of_others = [f"{row['value']} ({row['settings'].replace('=', ': ')})" for row in beside]
+        of_others = [f"{row['value']} ({row['task']}; {row['settings'].replace('=', ': ')})" for row in beside]
         rows.append((*named, *shares, "; ".join(of_others) or "-"))
     if words == ["front"]:
         return (
-            f"Accuracy in percent: {'; '.join(sentence)}. At their floor, where guessing does about as well, so that "
-            f"they cannot tell models of this size apart: {'; '.join(floors)}. What is published is of the bfloat16 "
+            f"Accuracy in percent: {'; '.join(sentence)}. Near or below what guessing gives, so that they "
+            f"cannot tell models of this size apart: {'; '.join(floors)}. What is published is of the bfloat16 "
             "weights, under other protocols.\n"
         )
     columns = ("Benchmark", "Rows", "Accuracy %", "Answer found %", "Cut short %", "Collapsed %", "Published %")
@@ -157,7 +158,7 @@ def small_runs(_: Sequence[str]) -> str:
 
 
 def engines(words: Sequence[str]) -> str:
-    """Tokens per second of each engine by threads and length of the prompt, for these types of weights or for all."""
+    """Tokens per second of each engine by threads and length, for these types of weights or, with memory, for all."""
     rows = _csv_rows("../real/engines.csv")
     places = sorted({(int(row["threads"]), int(row["length"])) for row in rows})
     by_engine: dict[tuple[str, str], list[dict[str, str]]] = {}
@@ -172,35 +173,41 @@ def engines(words: Sequence[str]) -> str:
             there = [row for row in own if (int(row["threads"]), int(row["length"])) == place]
             seconds = sum(float(row["decode_seconds"]) for row in there)
             rates.append(f"{sum(int(row['tokens']) - 1 for row in there) / seconds:.1f}")
-        lines.append((engine, {"file": "Q4_1"}.get(weights, weights), *rates, max(int(row["peak_mb"]) for row in own)))
+        memory = [] if words else [max(int(row["peak_mb"]) for row in own)]
+        lines.append((engine, {"file": "Q4_1"}.get(weights, weights), *rates, *memory))
     sizes = {place: {int(row["prompt_tokens"]) for row in rows if row["length"] == str(place[1])} for place in places}
     headings = [f"{threads} × {fmean(sizes[threads, length]):.0f}" for threads, length in places]
-    return table_of(("Engine", "Weights", *headings, "MB"), lines, 2)
+    return table_of(("Engine", "Weights", *headings, *([] if words else ["MB"])), lines, 2)
 
 
 def engines_text(_: Sequence[str]) -> str:
-    """What bounds the speeds of `engines`, and where its tokens differ."""
+    """How the speeds of `engines` compare with transformers', what bounds them, and where its tokens differ."""
     rows = _csv_rows("../real/engines.csv")
-    first = (rows[0]["threads"], rows[0]["length"])
-    rates = {}
-    for engine in (OWN, "transformers"):
-        found = [
-            row
-            for row in rows
-            if (row["threads"], row["length"], row["engine"], row["weights"]) == (*first, engine, "F32")
-        ]
-        rates[engine] = sum(int(row["tokens"]) - 1 for row in found) / sum(
-            float(row["decode_seconds"]) for row in found
-        )
-        size, copied = float(found[0]["weight_bytes"]), float(found[0]["copy_gb_per_second"]) * 1e9
-    ratio, limit = rates[OWN] / rates["transformers"], copied / size / rates["transformers"]
-    leads = [float(row["margin"]) for row in rows if row["engine"] == OWN and row["margin"]]
-    exception = f" but where the first choice led by {max(leads):.3f} or less" if leads else ""
+
+    def rate(engine: str, place: tuple[str, str]) -> float:
+        wanted = (*place, engine, "F32")
+        found = [row for row in rows if (row["threads"], row["length"], row["engine"], row["weights"]) == wanted]
+        return sum(int(row["tokens"]) - 1 for row in found) / sum(float(row["decode_seconds"]) for row in found)
+
+    places = dict.fromkeys((row["threads"], row["length"]) for row in rows)
+    ratios: dict[str, list[float]] = {}
+    for place in places:
+        ratios.setdefault(place[0], []).append(rate(OWN, place) / rate("transformers", place))
+    one, two = (f"{min(ratios[threads]):.1f} to {max(ratios[threads]):.1f}" for threads in ("1", "2"))
+    first = next(row for row in rows if (row["engine"], row["weights"]) == (OWN, "F32"))
+    share = rate(OWN, next(iter(places))) * float(first["weight_bytes"]) / float(first["copy_gb_per_second"]) / 1e9
+    answers = [row for row in rows if row["engine"] == OWN and row["weights"] in ("F16", "BF16")]
+    leads = [float(row["margin"]) for row in answers if row["margin"]]
+    rounded = (
+        f" {len(answers) - len(leads)} of {len(answers)} answers with 16-bit weights are those of float32; the others "
+        f"leave it where its first choice led by {max(leads):.3f} or less, because the weights were rounded."
+        if leads
+        else ""
+    )
     return (
-        f"With one thread and short prompts this engine is {ratio:.1f} times as fast as transformers in float32, and "
-        f"reads its weights at {rates[OWN] * size / copied:.0%} of the speed of a copy, at which it would "
-        f"be {limit:.1f} times as fast. 16-bit weights stay 16 bits in memory and are computed with in float32: this "
-        f"engine then has the tokens of its float32 run{exception}.\n"
+        f"In float32 this engine is {one} times as fast as transformers with one thread, and {two} times with two. "
+        f"With one thread and the shortest prompts it reads its weights at {share:.0%} of the speed of a copy, which "
+        f"bounds it. 16-bit weights stay 16 bits in memory and are computed with in float32.{rounded}\n"
     )
 
 
