@@ -25,6 +25,8 @@ def test_a_local_directory_is_taken_as_it_is(tmp_path):
 def test_missing_directory(name):
     with pytest.raises(CheckpointError, match="no directory"):
         locate(name, None)
+    with pytest.raises(CheckpointError, match="^no file 'model.gguf'"):  # the hub is not asked
+        locate("model.gguf", None)
 
 
 def test_revision_is_for_hub_ids(tmp_path):
