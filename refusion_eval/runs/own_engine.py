@@ -64,16 +64,18 @@ class OwnEngine(Backend):
         model, name, decoder = self.model, self.args.pretrained, self.args.decoder
         has_weights, config, settings = model.check_files(), model.config, system.checkpoint_settings
         facts: dict[str, Any] = {"model": name, "decoder": decoder, "family": config.family}
-        facts["num_layers"] = config.num_layers
+        facts |= {"num_layers": config.num_layers, "weights": model.card.display_name}
         brought = "".join(f", {key}={value}" for key, value in settings.items())
         has_template = f"{'a' if system.has_template else 'no'} chat template"
-        lines = [f"{config.family}, {config.num_layers} layers{brought}; {decoder} can run it"]
+        lines = [] if model.card.display_name is None else [f"weights of {model.card.display_name}"]
+        lines.append(f"{config.family}, {config.num_layers} layers{brought}; {decoder} can run it")
         lines.append(f"context of {config.max_positions:,} tokens, {has_template}")
         if not model.is_stock:  # whose tensors transformers alone knows
             number, num_bytes = count_parameters(config), weight_bytes(config, model.weight_dtype)
             facts |= {"num_parameters": number, "weight_bytes": num_bytes}
-            read = f"a forward reads {num_bytes / 1e6:,.0f} MB of them"
-            lines.append(f"{number / 1e6:,.1f} million parameters; {read}")
+            read = f"a forward reads {num_bytes / 1e6:,.{2 * (num_bytes < 1e7)}f} MB of them"
+            unit, size = ("million", 1e6) if number >= 1e5 else ("thousand", 1e3)
+            lines.append(f"{number / size:,.1f} {unit} parameters; {read}")
         facts |= {"context": config.max_positions, "has_template": system.has_template}
         facts |= {"prompts_begin": system.beginning, "prompts": {}, "settings": settings, "place": model.place}
         lines += [model.place, *([] if has_weights else ["the folder has no weights yet"])]

@@ -25,7 +25,7 @@ def test_a_local_directory_is_taken_as_it_is(tmp_path):
 def test_missing_directory(name):
     with pytest.raises(CheckpointError, match="no directory"):
         locate(name, None)
-    with pytest.raises(CheckpointError, match="^no file 'model.gguf'"):  # the hub is not asked
+    with pytest.raises(CheckpointError, match="no file 'model"):  # the hub is not asked
         locate("model.gguf", None)
 
 

@@ -349,6 +349,14 @@ def test_a_run_calls_the_model_by_its_own_name(tmp_path):
     assert mine.checkpoint_hash == theirs.checkpoint_hash != ""
 
 
+def test_check_names_the_quantisation_and_small_sizes():
+    words = ["check", "--model", str(DATA / "llama-Q4_1.gguf"), "--decoder", "autoregressive", "--device", "cpu"]
+    told = CliRunner().invoke(app, words).stdout
+    assert ": weights of llama, Q4_1\n" in told
+    assert "35.7 thousand parameters; a forward reads 0.11 MB of them" in told
+    assert json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["weights"] == "llama, Q4_1"
+
+
 def test_a_file_that_another_process_unpacks_meanwhile_is_that_of_the_other(monkeypatch):
     path = DATA / "qwen3-Q4_0.gguf"
 
