@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Answer:
 
     Attributes:
         system, group, prompt, turn, round: what was asked; turns and rounds count from 0.
-        prompt_tokens: of the whole prompt, earlier turns included; 0 where no tokenizer is here.
+        prompt_tokens: number of tokens of the whole prompt, earlier turns included; 0 where no tokenizer is here.
         cached_tokens: those of them that a server says it took from a cache.
         tokens, seconds: of the answer.
         first_seconds: from the request to the end of the first forward; of a server, to the first byte of the answer.
@@ -87,9 +87,10 @@ class Answers:
     conditions: Mapping[str, Any]
     path: Path | None = None
 
-    def _entries(self) -> list[dict[str, Any]]:
+    @cached_property
+    def _entries(self) -> list[Mapping[str, Any]]:
         """The whole lines of the file; a killed process or a full disk may leave an unfinished one, or none."""
-        entries: list[dict[str, Any]] = []
+        entries: list[Mapping[str, Any]] = []
         if self.path is not None and self.path.exists():
             for line in self.path.read_text(encoding="utf-8").splitlines():
                 with contextlib.suppress(ValueError):
@@ -98,17 +99,18 @@ class Answers:
 
     def stored(self) -> list[Answer]:
         """Those of the file; ConfigError if it is of another measurement."""
-        if not (entries := self._entries()):
+        if not self._entries:
             return []
-        (first, *answers), here = entries, json.loads(json.dumps(self.conditions))
+        (first, *answers), here = self._entries, json.loads(json.dumps(self.conditions))
         if differ := sorted(name for name in {*first, *here} if first.get(name) != here.get(name)):
             raise ConfigError(f"{self.path} was measured under other {', '.join(differ)}; name another file for --out")
         return [Answer(**entry) for entry in answers]
 
     def keep(self, answer: Answer) -> None:
         if self.path is not None:
-            if not self._entries():
+            if not self._entries:
                 append_line(prepare_output(self.path), json.dumps(self.conditions))
+                self._entries.append(self.conditions)
             append_line(self.path, json.dumps(asdict(answer)))
 
 

@@ -41,9 +41,9 @@ def locate(name: str, revision: str | None, *, with_code: bool = False) -> Locat
             names = ", ".join(str(path) for path in files[:3])
             raise CheckpointError(f"{name} has no config.json, but GGUF files; name one of these files: {names}")
         return Location(name, directory, None)
-    is_path = directory.is_absolute() or name.startswith((".", "~")) or name.endswith(".gguf") or name.count("/") > 1
-    if is_path or not name:
-        kind = "file" if name.endswith(".gguf") else "directory"
+    is_file = name.endswith(".gguf")
+    if is_file or directory.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
+        kind = "file" if is_file else "directory"
         raise CheckpointError(f"no {kind} {name!r}; give a directory, a GGUF file or a hub id such as GSAI-ML/ReFusion")
     directory = _download(name, revision, (*SMALL_FILES, *(["*.py"] if with_code else [])))
     return Location(name, directory, directory.name)

@@ -73,7 +73,8 @@ class OwnEngine(Backend):
         if not model.is_stock:  # whose tensors transformers alone knows
             number, num_bytes = count_parameters(config), weight_bytes(config, model.weight_dtype)
             facts |= {"num_parameters": number, "weight_bytes": num_bytes}
-            read = f"a forward reads {num_bytes / 1e6:,.{2 * (num_bytes < 1e7)}f} MB of them"
+            digits = 0 if num_bytes >= 1e7 else 2
+            read = f"a forward reads {num_bytes / 1e6:,.{digits}f} MB of them"
             unit, size = ("million", 1e6) if number >= 1e5 else ("thousand", 1e3)
             lines.append(f"{number / size:,.1f} {unit} parameters; {read}")
         facts |= {"context": config.max_positions, "has_template": system.has_template}
