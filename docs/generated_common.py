@@ -1,5 +1,6 @@
 """What the makers of tables and of sentences share."""
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ from refusion_eval.results.render import Table, markdown_source
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "embedded"
 GPU_RESULTS = ROOT / "results" / "gpu"
+
+
+def csv_rows(name: str, folder: Path = RESULTS) -> list[dict[str, str]]:
+    with (folder / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[Any]], num_left: int = 1) -> str:

@@ -9,14 +9,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from statistics import fmean, median
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 import yaml
-from generated_common import GPU_RESULTS, RESULTS, ROOT, interval, listed, systems_of, table_of, title
+from generated_common import GPU_RESULTS, RESULTS, ROOT, csv_rows, interval, listed, systems_of, table_of
 from generated_pairs import PAIRED, front
+from generated_real import engines, engines_text, real, small_runs
 from generated_text import FAMILY, means_of
 
 from refusion_eval.bench.checkpoints import SHAPES, config_of
@@ -29,7 +30,7 @@ from refusion_eval.models.checkpoint import parse_model_config
 from refusion_eval.models.device import weight_bytes
 from refusion_eval.paper.tables import paper_table
 from refusion_eval.results.measured import read_measurements
-from refusion_eval.results.metric_list import ACCURACY, METRICS, SCORES
+from refusion_eval.results.metric_list import METRICS
 from refusion_eval.results.published import read_published
 from refusion_eval.results.results_file import read_csv
 from refusion_eval.results.tables import summary, summary_table
@@ -38,7 +39,6 @@ from refusion_eval.sandbox.jail import PROFILES
 from refusion_eval.training.config import read_run_config
 from refusion_eval.training.cost import GB, training_memory
 
-OWN = "this engine"
 NO_GPU = "No result of a GPU is in this repository: every speed and every memory need of one is an estimate.\n"
 BLOCK = re.compile(r"(<!-- (\w+):begin ?([^>]*?) ?-->\n).*?(<!-- \2:end -->\n)", re.DOTALL)
 
@@ -78,137 +78,6 @@ def results(tasks: Sequence[str]) -> str:
     rows = [row for row in read_csv(RESULTS / "results.csv") if not tasks or row.task in tasks or row.is_mean]
     hardware = ", ".join(sorted({row.hardware for row in rows if row.hardware}))
     return f"{summary_table(summary(rows)).markdown().strip()}\n\nMeasured on {hardware}.\n"
-
-
-class _Score(NamedTuple):
-    """A score of the real checkpoint.
-
-    Attributes:
-        heading: what stands in the place of the benchmark's name.
-        metrics: several have a mean without an interval.
-        beside: tasks whose published figures are shown.
-        guessing: percent that guessing gives.
-    """
-
-    task: str
-    heading: str = ""
-    metrics: Sequence[str] = SCORES
-    beside: Sequence[str] = ()
-    guessing: float = 0.0
-
-
-_BY_INSTRUCTION = "accuracy by instruction"
-REAL = (
-    _Score("refusion_ifeval", "IFEval, prompts"),
-    _Score("refusion_ifeval", "IFEval, instructions", (_BY_INSTRUCTION,)),
-    _Score("refusion_ifeval", "IFEval, mean of both", (ACCURACY, _BY_INSTRUCTION), ("ifeval",)),
-    _Score("refusion_arc_challenge_release", beside=("arc_challenge", "arc"), guessing=25.0),
-    _Score("refusion_mmlu_redux_ok", beside=("mmlu",), guessing=25.0),  # of which nothing is published
-    # The mean over its rows of 1 / number of choices, which is 0 for free answers.
-    _Score("refusion_bbh", beside=("bbh",), guessing=26.4),
-    _Score("refusion_gsm8k_release", beside=("gsm8k",)),
-    _Score("refusion_humaneval_release", beside=("humaneval",)),
-)
-NEAR_FLOOR = 2  # points
-
-
-def real(words: Sequence[str]) -> str:
-    """The scores of the real checkpoint beside published ones; with the word "front" a sentence of them."""
-    measured = {(row.task, row.metric): row for row in read_csv(ROOT / "results" / "real" / "smollm2.csv")}
-    published = [row for row in read_published("published.csv") if row["artefact"] == "smollm2"]
-    rows, sentence, floors = [], [], []
-    for entry in REAL:
-        scores = [measured[entry.task, metric] for metric in entry.metrics if (entry.task, metric) in measured]
-        first = scores[0]
-        shown = interval(first.value, first.ci_low, first.ci_high)
-        if len(scores) > 1:
-            shown = f"{fmean(score.value for score in scores):.1f}"
-        elif first.ci_low <= entry.guessing + NEAR_FLOOR:
-            shown += f" (floor: {entry.guessing:g})"
-        beside = [row for name in entry.beside for row in published if row["task"] == name]
-        named = (entry.heading or title(first.benchmark), first.n, shown)
-        of = f" for {beside[0]['task'].upper()}" if beside and beside[0]["task"] != first.benchmark else ""
-        printed = f", published{of}: {beside[0]['value']}" if beside else ""
-        number, is_low = f"{first.n:,} rows{printed}", "floor" in shown
-        told = f"{named[0]} {shown.partition(' (')[0]}" + (printed if len(scores) > 1 else f" ({number})")
-        (floors if is_low else sentence).append(told)
-        shares = [f"{measured[entry.task, metric].value:.0f}" for metric in ("extracted", "cut", "collapsed")]
-        of_others = [f"{row['value']} ({row['task']}; {row['settings'].replace('=', ': ')})" for row in beside]
-        rows.append((*named, *shares, "; ".join(of_others) or "-"))
-    if words == ["front"]:
-        return (
-            f"Accuracy in percent: {'; '.join(sentence)}. Near or below what guessing gives, so that they "
-            f"cannot tell models of this size apart: {'; '.join(floors)}. What is published is of the bfloat16 "
-            "weights, under other protocols.\n"
-        )
-    columns = ("Benchmark", "Rows", "Accuracy %", "Answer found %", "Cut short %", "Collapsed %", "Published %")
-    return table_of(columns, rows)
-
-
-def small_runs(_: Sequence[str]) -> str:
-    """The loss of short trainings from the real checkpoint: the means of the first and of the last quarter of a log."""
-    rows = []
-    for path in sorted((ROOT / "results" / "real" / "small").glob("*.csv")):
-        entries = _csv_rows(f"../real/small/{path.name}")
-        quarter, losses = len(entries) // 4, [float(entry["total"]) for entry in entries]
-        minutes = sum(float(entry["seconds"]) for entry in entries) / 60
-        means = (f"{fmean(part):.2f}" for part in (losses[:quarter], losses[-quarter:]))
-        rows.append((f"`smollm2_{path.stem}`", entries[-1]["step"], *means, f"{minutes:.0f}"))
-    return table_of(("Recipe", "Steps", "Loss, first quarter", "Loss, last quarter", "Minutes"), rows)
-
-
-def engines(words: Sequence[str]) -> str:
-    """Tokens per second of each engine by threads and length, for these types of weights or, with memory, for all."""
-    rows = _csv_rows("../real/engines.csv")
-    places = sorted({(int(row["threads"]), int(row["length"])) for row in rows})
-    by_engine: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for row in rows:
-        if not words or row["weights"] in words:
-            by_engine.setdefault((row["weights"], row["engine"]), []).append(row)
-    kinds = ("F32", "F16", "BF16", "file")
-    lines = []
-    for (weights, engine), own in sorted(by_engine.items(), key=lambda of: (kinds.index(of[0][0]), of[0][1] != OWN)):
-        rates = []
-        for place in places:
-            there = [row for row in own if (int(row["threads"]), int(row["length"])) == place]
-            seconds = sum(float(row["decode_seconds"]) for row in there)
-            rates.append(f"{sum(int(row['tokens']) - 1 for row in there) / seconds:.1f}")
-        memory = [] if words else [max(int(row["peak_mb"]) for row in own)]
-        lines.append((engine, {"file": "Q4_1"}.get(weights, weights), *rates, *memory))
-    sizes = {place: {int(row["prompt_tokens"]) for row in rows if row["length"] == str(place[1])} for place in places}
-    headings = [f"{threads} × {fmean(sizes[threads, length]):.0f}" for threads, length in places]
-    return table_of(("Engine", "Weights", *headings, *([] if words else ["MB"])), lines, 2)
-
-
-def engines_text(_: Sequence[str]) -> str:
-    """How the speeds of `engines` compare with transformers', what bounds them, and where its tokens differ."""
-    rows = _csv_rows("../real/engines.csv")
-
-    def rate(engine: str, place: tuple[str, str]) -> float:
-        wanted = (*place, engine, "F32")
-        found = [row for row in rows if (row["threads"], row["length"], row["engine"], row["weights"]) == wanted]
-        return sum(int(row["tokens"]) - 1 for row in found) / sum(float(row["decode_seconds"]) for row in found)
-
-    places = dict.fromkeys((row["threads"], row["length"]) for row in rows)
-    ratios: dict[str, list[float]] = {}
-    for place in places:
-        ratios.setdefault(place[0], []).append(rate(OWN, place) / rate("transformers", place))
-    one, two = (f"{min(ratios[threads]):.1f} to {max(ratios[threads]):.1f}" for threads in ("1", "2"))
-    first = next(row for row in rows if (row["engine"], row["weights"]) == (OWN, "F32"))
-    share = rate(OWN, next(iter(places))) * float(first["weight_bytes"]) / float(first["copy_gb_per_second"]) / 1e9
-    answers = [row for row in rows if row["engine"] == OWN and row["weights"] in ("F16", "BF16")]
-    leads = [float(row["margin"]) for row in answers if row["margin"]]
-    rounded = (
-        f" {len(answers) - len(leads)} of {len(answers)} answers with 16-bit weights are those of float32; the others "
-        f"leave it where its first choice led by {max(leads):.3f} or less, because the weights were rounded."
-        if leads
-        else ""
-    )
-    return (
-        f"In float32 this engine is {one} times as fast as transformers with one thread, and {two} times with two. "
-        f"With one thread and the shortest prompts it reads its weights at {share:.0%} of the speed of a copy, which "
-        f"bounds it. 16-bit weights stay 16 bits in memory and are computed with in float32.{rounded}\n"
-    )
 
 
 def gpu(_: Sequence[str]) -> str:
@@ -401,14 +270,9 @@ def tiers(_: Sequence[str]) -> str:
     return table_of(("Tier", "Profile", "Layers"), rows, 3)
 
 
-def _csv_rows(name: str) -> list[dict[str, str]]:
-    with (RESULTS / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def scaling(_: Sequence[str]) -> str:
     """Accuracy and speed by training samples."""
-    means = [row for row in _csv_rows("scaling.csv") if row["task"] == "average"]
+    means = [row for row in csv_rows("scaling.csv") if row["task"] == "average"]
     values = {
         (row["samples"], row["metric"]): interval(*(float(row[name]) for name in ("value", "ci_low", "ci_high")))
         for row in means
@@ -446,7 +310,7 @@ def _verifier_block(kind: str) -> Maker:
     """The verifier's token against the paper's rule, by task, on items of a kind and the shipped checkpoint."""
 
     def block(_: Sequence[str]) -> str:
-        rows = [row for row in _csv_rows("verifier.csv") if row["items"] == kind]
+        rows = [row for row in csv_rows("verifier.csv") if row["items"] == kind]
         last = max(int(row["samples"]) for row in rows)
         return _verifier_rows([row for row in rows if int(row["samples"]) == last], {"Task": lambda row: row["task"]})
 
@@ -455,7 +319,7 @@ def _verifier_block(kind: str) -> Maker:
 
 def verifier_courses(_: Sequence[str]) -> str:
     """The same over all tasks, by checkpoint and kind of items."""
-    means = [row for row in _csv_rows("verifier.csv") if row["task"] == "mean"]
+    means = [row for row in csv_rows("verifier.csv") if row["task"] == "mean"]
     return _verifier_rows(
         means, {"Training samples": lambda row: f"{int(row['samples']):,}", "Items": lambda row: row["items"]}
     )
