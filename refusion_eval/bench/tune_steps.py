@@ -66,7 +66,7 @@ class Tuning(NamedTuple):
     """What a step gets.
 
     Attributes:
-        shape: of the timed models; None for that of a rehearsal.
+        shape: name of the shape of the timed models; None for that of a rehearsal.
         until: when it has to end, by `time.monotonic`.
         done: figures of the steps before it.
     """

@@ -58,7 +58,7 @@ def plan_of(options: Mapping[str, Any], name: str = "") -> Plan:
     """The plan of `run` without a protocol, by the names of its options in Python; others have their defaults.
 
     Args:
-        name: of the runs, in messages.
+        name: what messages call the runs.
     """
     turn = Turn.read(options["turn"]) if "turn" in options else None
     if "rounds" in options:

@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 
     Attributes:
         accept: chooses among the masks, at least one of them.
-        quotas: of the first steps; that of the others is 1. With a quota of 0 nothing is read and filled.
+        quotas: how many masks the first steps fill; the others fill one. With a quota of 0 nothing is read and filled.
         fewest: steps that are made even if no mask is left.
     """
 

@@ -32,7 +32,7 @@ class Parity:
     """One prompt by both; of each pair the first is this project's.
 
     Attributes:
-        item: of the task.
+        item: the item of the task that was asked.
         num_tokens, num_forwards: tokens kept, and forwards.
         position: index in the response of the first token that differs; None if none does.
         tokens: the two tokens there, -1 behind the end of a response.

@@ -225,12 +225,12 @@ class Experts:
 
     Attributes:
         num_experts, num_chosen: experts of a layer, and how many a row chooses.
-        width: of the MLP that is an expert.
+        width: inner width of the MLP that is an expert.
         layers: numbers of the layers that have experts, from 0.
         score: what the router makes of its logits.
         normalised: whether the shares of the chosen experts add up to `scale`; always so for "sigmoid".
         num_groups, num_kept_groups: groups of neighbouring experts, and how many of them a row chooses from.
-        shared_width: of the MLP that every row has besides; 0 for none.
+        shared_width: inner width of the MLP that every row has besides; 0 for none.
         packed: whether one tensor of the checkpoint holds the matrices of all experts of a layer.
     """
 

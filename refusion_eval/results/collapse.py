@@ -26,7 +26,7 @@ def signs_of(text: str, tokens: Sequence[int] | None, settings: Mapping[str, Any
     """The signs of one answer, but for its script.
 
     Args:
-        text: of the answer, thoughts included.
+        text: the whole answer, thoughts included.
         tokens: its ids, among which the mask of the settings may be left; None if they are not known.
     """
     holds = {

@@ -20,7 +20,7 @@ class Metric(NamedTuple):
 
     Attributes:
         label: its name on the page, with the unit.
-        unit: of the values; empty for a plain ratio.
+        unit: what the values are counted in; empty for a plain ratio.
         meaning: its definition, for the reference.
         samples: the samples that it is made of; None for a metric with a function of its own in `measured`.
         of: attributes of these samples: two whose sums are divided, or one that is averaged.

@@ -48,7 +48,7 @@ class Answer:
         stopped_by: the stop string or what the server calls it; empty where it does not say.
         seconds: from the request to its last byte.
         facts: what the server told of it, as `Sample.server` documents it; a `refusal` of any length.
-        states: of a stream whose parts replace each other, all of them, with their seconds since the request.
+        states: all parts of a stream whose parts replace each other, with their seconds since the request.
     """
 
     text: str

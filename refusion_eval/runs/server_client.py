@@ -120,8 +120,8 @@ class ServerClient(Place):
         """Whether the request can be sent in another form: with the prompt as text, or without fields.
 
         Args:
-            rejection: of the request with these fields but the dropped ones, and with the prompt as ids or not. Another
-                request may have shown since then what the server does not take.
+            rejection: the server's refusal of the request with these fields but the dropped ones, and with the prompt
+                as ids or not. Another request may have shown since then what the server does not take.
             length_name: by which it had `max_tokens`.
         """
         text = str(rejection)

@@ -25,7 +25,7 @@ class Field(NamedTuple):
     Attributes:
         fact: the name in `Sample.server`.
         place: keys from the top, joined by points; or the name of a header.
-        unit: of the value there.
+        unit: what the value is counted in there.
         told_by: servers that have it.
         diffusion: whether the field counts forwards of a diffusion model (True), of any other (False), or of both.
     """
