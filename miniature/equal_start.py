@@ -97,12 +97,12 @@ def settings_of(name: str, seed: int, start: Path, work_dir: Path) -> list[str]:
     ]
 
 
-def train(family: Family, name: str, seed: int, start: Path, work_dir: Path) -> None:
-    """Carries out one course."""
+def train(family: Family, name: str, seed: int, start: Path, work_dir: Path, changes: Sequence[str] = ()) -> None:
+    """Carries out one course, with changes of its settings as "section.key=value"."""
     work_dir.mkdir(parents=True, exist_ok=True)
     if not (work_dir / ROWS).exists():
         write_rows(family, family.courses[-1], work_dir / ROWS)
-    carry_out(config_of(family, variant_of(name).stage), settings_of(name, seed, start, work_dir))
+    carry_out(config_of(family, variant_of(name).stage), [*settings_of(name, seed, start, work_dir), *changes])
 
 
 def trained(work_dir: Path) -> dict[tuple[str, int], Path]:
@@ -179,6 +179,7 @@ def main() -> None:
         "--start", type=Path, default=embedded_path(START), help="weights that the courses start from (%(default)s)"
     )
     parser.add_argument("--runs", default="", help="train: NAME:SEED of courses, separated by commas")
+    parser.add_argument("--set", action="append", default=[], dest="changes", help="train: a setting of all courses")
     parser.add_argument("--items", type=int, default=100, help="measure: draws of each task to choose on")
     parser.add_argument("--out", type=Path, default=Path("results/embedded/courses"), help="folder of the CSV files")
     given = parser.parse_args()
@@ -196,7 +197,7 @@ def main() -> None:
         if name not in known or not seed.isdecimal():
             parser.error(f"--runs: {name}:{seed} is no course; give NAME:SEED with a name of {', '.join(known)}")
     for name, seed in runs:
-        train(EQUAL_START, name, int(seed), given.start, given.work_dir)
+        train(EQUAL_START, name, int(seed), given.start, given.work_dir, given.changes)
 
 
 if __name__ == "__main__":
