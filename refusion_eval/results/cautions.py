@@ -23,7 +23,7 @@ CARDS_SENTENCE = (
     "measured on another card differs by that too (the command flips shows how far)."
 )
 _CUT = "Cut short: responses that reached the length of the settings, and so may lack their answer."
-_ONE = "One answer: nearly all answers to the choices are the same letter, as of a model that guesses"
+_ONE = "One answer: most answers to the choices are the same letter, as of a model that guesses"
 _COLLAPSED = "Collapsed: answers that are empty, repeat themselves, keep special tokens or are in another script"
 _OTHER_PROMPTS = "Other prompts: neither those of this project nor those of the release."
 _SLOWED = "Speed is lower than need be: "

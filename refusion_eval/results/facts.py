@@ -96,7 +96,7 @@ class Extent(NamedTuple):
         return Conditions.of(self, run_id=run.run_id, command=run.command, task=task)
 
 
-_FEWEST_LETTERS, _MOST_SHARE = 20, 0.8  # answers, and the share of one letter that no set of right answers has
+_FEWEST_LETTERS, _MOST_SHARE = 20, 0.7  # answers, and the share of one letter that no set of right answers has
 UNKNOWN = Extent(0, 0, 0)  # of a task under several settings, whose shares the run does not say
 
 
@@ -209,7 +209,7 @@ class TaskFacts:
 
     @property
     def one_answer(self) -> str:
-        """`96 of 100 are C` where nearly all answers to choices are one letter, as of a model that guesses."""
+        """`96 of 100 are C` where most answers to choices are one letter, as of a model that guesses."""
         letters = [one.verdict.extracted for one in self.samples if one.verdict and one.verdict.extracted]
         if self.kind != "choice" or len(letters) < _FEWEST_LETTERS:
             return ""

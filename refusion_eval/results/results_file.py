@@ -75,7 +75,7 @@ _IN_FILES = {
     "unfinished": "`26 of 40` samples that were asked for are there; empty for all",
     "limited": "`40 of 100` samples of the task were asked for; empty for all",
     "missing": "of a task without rows, and so without samples: what to do",
-    "one_answer": "`96 of 100 are C` where nearly all answers to choices are one letter",
+    "one_answer": "`96 of 100 are C` where most answers to choices are one letter",
     "collapsed": "`12 of 100: 10 repeating, 3 empty` where answers show signs of collapse",
     "counts_encoder": "whether forwards of an encoder are in the figure, which its release leaves out",
     "num_seeds": "seeds, or samples of an item, that the figure is a mean over",

@@ -25,7 +25,7 @@ KINDS = {
     "no rows": ({"missing": "get them"}, "no rows", "no rows of it: get them"),
     "no isolation": ({"isolated": False}, "no isolation", "without isolation"),
     "cut short": ({"num_cut": 7}, "7 cut short", "Cut short: responses"),
-    "one answer": ({"one_answer": "96 of 100 are C"}, "one answer 96 of 100 are C", "One answer: nearly all"),
+    "one answer": ({"one_answer": "96 of 100 are C"}, "one answer 96 of 100 are C", "One answer: most"),
     "collapsed": ({"collapsed": "3 of 9: 3 empty"}, "collapsed 3 of 9", "Collapsed: answers that are empty"),
     "other prompts": ({"prompts": "other"}, "other prompts", "Other prompts: neither"),
 }
