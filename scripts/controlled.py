@@ -61,6 +61,10 @@ SYSTEMS = tuple(
 )
 
 
+# Forwards per second on a GPU that the estimate of --check assumes, of the least and of the most.
+ASSUMED_RATES = (200, 1000)
+
+
 class OutOfTimeError(RefusionEvalError):
     """The seconds of --seconds are over."""
 
@@ -214,6 +218,20 @@ def write_protocol(work: Path, given: argparse.Namespace) -> Path:
     return path
 
 
+def cost_of_decoding(given: argparse.Namespace) -> str:
+    """How many answers are asked for after the trainings, and at an assumed speed how long that takes."""
+    held_out = sum(len(system.grid) for system in SYSTEMS) * given.held_out * len(given.train)
+    tests = len(SYSTEMS) * sum(len(rows_of(task, given.data, "test")[: given.limit]) for task in SOURCES)
+    forwards = (held_out + tests) * given.gen_length
+    fast, slow = sorted(forwards / rate / 60 for rate in ASSUMED_RATES)
+    low, high = ASSUMED_RATES
+    return (
+        f"decoding: {held_out:,} answers to held-out rows and {tests:,} to test rows, each of at most {given.gen_length} "
+        f"tokens and as many forwards; they take at most {fast:.0f} to {slow:.0f} minutes at an assumed {high:,} to "
+        f"{low:,} forwards a second, and less with a smaller --limit, --held-out or --gen-length"
+    )
+
+
 def training_command(recipe: str, given: argparse.Namespace) -> list[str]:
     """The command that trains a system, or continues its training."""
     work = given.work_dir
@@ -359,6 +377,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not given.dry_run:
             given.work_dir.mkdir(parents=True, exist_ok=True)
             write_rows(given.data, given.train, given.held_out, given.seed, given.work_dir)
+        if given.check:
+            print(cost_of_decoding(given), flush=True)
         for command in commands(given):
             if given.dry_run:
                 print(f"refusion-eval {shlex.join(command)}")

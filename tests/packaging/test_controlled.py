@@ -88,6 +88,15 @@ def test_a_split_that_is_missing_or_small_is_refused(script, data, tmp_path):
     assert not (tmp_path / "rows.json").exists()
 
 
+def test_the_time_of_decoding_is_that_of_all_its_answers(script, data):
+    words = ["--data", str(data), "--train", "gsm8k,mbpp", "--held-out", "3", "--limit", "2", "--gen-length", "1000"]
+    held_out, tests = 2 * 3 * (1 + 5 * NUM_EQUAL), 6 * (2 + 1 + 1)
+    forwards = (held_out + tests) * 1000
+    told = script.cost_of_decoding(script.parsed(words))
+    assert told.startswith(f"decoding: {held_out:,} answers to held-out rows and {tests:,} to test rows, each of at most")
+    assert f"at most {forwards / 60_000:.0f} to {forwards / 12_000:.0f} minutes at an assumed 1,000 to 200" in told
+
+
 def test_all_systems_but_ar_sft_have_as_many_settings(script):
     assert {system.name: len(system.grid) for system in script.SYSTEMS if system.name != "AR-SFT"} == dict.fromkeys(
         ("ReFusion", "ReFusion, verifier", "BD3-LM, merged", "I-DLM", "LLaDA w/ Fast-dLLM"), NUM_EQUAL
