@@ -17,6 +17,8 @@ import multiprocessing
 import os
 import platform
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -52,9 +54,28 @@ class Answer(NamedTuple):
 
 
 Decode = Callable[[list[int], int], Answer]
+# llama.cpp's server in a process that imports nothing else, so that its memory is counted alone.
+LLAMA_SERVER = """
+import sys, xllamacpp
+path, port, threads, positions = sys.argv[1:]
+settings = xllamacpp.CommonParams()
+settings.model.path, settings.n_ctx, settings.n_parallel = path, int(positions), 1
+settings.hostnames, settings.port = ["127.0.0.1"], int(port)
+settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
+settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+server = xllamacpp.Server(settings)  # which is there when this returns
+print("ready", flush=True)
+sys.stdin.read()
+"""
 
 
-def own_engine(path: str) -> Decode:
+class Loaded(NamedTuple):
+    decode: Decode
+    process: int  # whose memory is that of the engine
+
+
+def own_engine(path: str, positions: int) -> Loaded:
     from refusion_eval import api
     from refusion_eval.decoders import DECODERS
 
@@ -65,10 +86,10 @@ def own_engine(path: str) -> Decode:
         assert done.prefill_seconds is not None
         return Answer(list(done.tokens), done.prefill_seconds, done.seconds - done.prefill_seconds)
 
-    return decode
+    return Loaded(decode, os.getpid())
 
 
-def stock_engine(path: str) -> Decode:
+def stock_engine(path: str, positions: int) -> Loaded:
     from transformers import AutoModelForCausalLM
 
     folder, _, dtype = path.rpartition("@")
@@ -92,22 +113,17 @@ def stock_engine(path: str) -> Decode:
         made = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :]
         return Answer(made.tolist(), clock.times[1] - start, clock.times[-1] - clock.times[1])
 
-    return decode
+    return Loaded(decode, os.getpid())
 
 
-def llama_engine(path: str) -> Decode:
-    import xllamacpp
-
+def llama_engine(path: str, positions: int) -> Loaded:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = xllamacpp.CommonParams()
-    settings.model.path, settings.n_ctx, settings.n_parallel = path, 4096, 1
-    settings.hostnames, settings.port = ["127.0.0.1"], port
-    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = torch.get_num_threads()
-    settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    server = xllamacpp.Server(settings)
+    words = [sys.executable, "-c", LLAMA_SERVER, path, str(port), str(torch.get_num_threads()), str(positions)]
+    # Its standard input ends with this process, and the server with it.
+    server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None and server.stdout.readline() == "ready\n"
 
     def decode(prompt: list[int], number: int) -> Answer:
         asked: dict[str, Any] = {"prompt": prompt, "n_predict": number, "temperature": 0, "ignore_eos": True}
@@ -116,32 +132,31 @@ def llama_engine(path: str) -> Decode:
         request = urllib.request.Request(f"http://127.0.0.1:{port}/completion", body, kind)
         with urllib.request.urlopen(request, timeout=600) as answer:
             told = json.load(answer)
-        assert server is not None  # which ends with its last reference
         times = told["timings"]
         assert times["prompt_n"] == len(prompt)
         # The first token belongs to the prompt, as in the other engines.
         return Answer(told["tokens"], times["prompt_ms"] / 1000, times["predicted_ms"] / 1000)
 
-    return decode
+    return Loaded(decode, server.pid)
 
 
 ENGINES = {OWN: own_engine, STOCK: stock_engine, LLAMA: llama_engine}
 
 
-def memory(name: str) -> int:
-    """Memory of this process in MB: VmRSS for what it has, VmHWM for the most that it had."""
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) // 1000 for line in lines if line.startswith(name))
+def memory(process: int, name: str) -> int:
+    """Memory of a process in MB: VmRSS for what it has, VmHWM for the most that it had."""
+    with open(f"/proc/{process}/status") as lines:
+        return next(int(line.split()[1]) * 1024 // 10**6 for line in lines if line.startswith(name))
 
 
-def serve(engine: str, path: str, num_threads: int, pipe: Connection) -> None:
+def serve(engine: str, path: str, num_threads: int, positions: int, pipe: Connection) -> None:
     """What the process of an engine does: it loads the model, then answers one prompt after the other."""
     torch.set_num_threads(num_threads)
-    decode = ENGINES[engine](path)
+    decode, process = ENGINES[engine](path, positions)
     decode([1, 2, 3, 4], 4)
-    pipe.send(memory("VmRSS"))
+    pipe.send(memory(process, "VmRSS"))
     while (asked := pipe.recv()) is not None:
-        pipe.send((decode(*asked), memory("VmHWM")))
+        pipe.send((decode(*asked), memory(process, "VmHWM")))
 
 
 def prompts_of(model: LoadedModel, data: Path, length: int, number: int) -> list[list[int]]:
@@ -212,6 +227,7 @@ def measure(
             paths[engine, kind] = str(file)
     prompts = [(length, index, prompt) for length in lengths for index, prompt in
                enumerate(prompts_of(model, data, length, items))]  # fmt: skip
+    positions = max(len(prompt) for _, _, prompt in prompts) + number  # those that llama.cpp's cache has to hold
     hardware, margins = collect_hardware(1), Margins(model.directory)
     ends = {*checkpoint_card(model.name, model.directory).eos_ids, *model.tokenizer.inner.all_special_ids}
     conditions = {"model": model.card.name, "cpu": hardware.cpu, "cores": hardware.cores}
@@ -225,7 +241,7 @@ def measure(
         for key in chosen:
             show_progress(f"{num_threads} threads: loading {' '.join(key)}")
             ours, theirs = spawned.Pipe()
-            process = spawned.Process(target=serve, args=(key[0], paths[key], num_threads, theirs), daemon=True)
+            process = spawned.Process(target=serve, args=(key[0], paths[key], num_threads, positions, theirs), daemon=True)
             process.start()
             theirs.close()  # so that the end of the process ends a wait for it
             loaded[key] = (process, ours, ours.recv())
@@ -260,8 +276,7 @@ def measure(
             yield rows
         for process, pipe, _ in loaded.values():
             pipe.send(None)
-            process.join(10)
-            process.kill()  # llama.cpp's server does not end by itself
+            process.join()
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> str:
