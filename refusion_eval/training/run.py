@@ -69,6 +69,10 @@ def check_run(config: RunConfig, world_size: int) -> str:
             raise ConfigError(f"{setting} needs the package {package}, which is not installed; install it, or {other}")
     if config.attention == "flash" and not torch.cuda.is_available():
         raise ConfigError("attention=flash needs a CUDA device, and there is none; use attention=auto")
+    slow = config.optimisation.compute_dtype == "bfloat16" and not torch.cuda.is_available()
+    if slow and not torch.ops.mkldnn._is_mkldnn_bf16_supported() and os.environ.get("RANK", "0") == "0":
+        advice = "with optimisation.compute_dtype=float32 a step takes a fraction of the time"
+        print(f"warning: this processor has no instructions for bfloat16; {advice}", file=sys.stderr)
     check_rows(config.data.files, on_bad=config.data.on_bad)
     max_filling = max(config.objective.eos_multiple - 1, 0)
     shapes = check_backbone(config.backbone, max_length=config.data.max_length + max_filling)

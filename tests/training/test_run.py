@@ -161,6 +161,17 @@ def test_a_check_passes_and_counts_processes(capsys: pytest.CaptureFixture[str])
     assert "2 forwards cannot be shared evenly by 3 processes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("has_it", [True, False])
+def test_a_processor_without_bfloat16_is_told_that_it_is_slow(
+    has_it: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_it)
+    for dtype, slow in (("bfloat16", not has_it), ("float32", False)):
+        assert main(["--config", "tiny", "--check", "1", "--set", f"optimisation.compute_dtype={dtype}"]) == 0
+        assert ("has no instructions for bfloat16" in capsys.readouterr().err) == slow
+
+
 @pytest.mark.parametrize(
     ("objective", "trained"),
     [
