@@ -1,10 +1,11 @@
-"""Makers of what the pages say of the real checkpoint: its scores, its trainings, and its speed in three engines."""
+"""Makers of what the pages say of the real checkpoint, and of speed by engine and by the length of prompts."""
 
+import json
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from generated_common import ROOT, csv_rows, interval, table_of, title
+from generated_common import ROOT, csv_rows, interval, listed, table_of, title
 
 from refusion_eval.results.metric_list import ACCURACY, SCORES
 from refusion_eval.results.published import read_published
@@ -113,25 +114,37 @@ def engines(words: Sequence[str]) -> str:
         lines.append((engine, {"file": "Q4_1"}.get(weights, weights), *rates, *memory))
     sizes = {place: {int(row["prompt_tokens"]) for row in rows if row["length"] == str(place[1])} for place in places}
     headings = [f"{threads} × {fmean(sizes[threads, length]):.0f}" for threads, length in places]
-    return table_of(("Engine", "Weights", *headings, *([] if words else ["MB"])), lines, 2)
+    items = {length: {row["item"] for row in rows if row["length"] == str(length)} for _, length in places}
+    counts = [f"{len(items[length])} of about {length:,} tokens" for length in sorted(items)]
+    prompts = f"\nPrompts: {listed(counts)}, each decoded once, on {rows[0]['cpu']}.\n"
+    table = table_of(("Engine", "Weights", *headings, *([] if words else ["MB"])), lines, 2)
+    return table if words else table + prompts
 
 
 def engines_text(_: Sequence[str]) -> str:
     """How the speeds of `engines` compare with transformers', what bounds them, and where its tokens differ."""
     rows = csv_rows("engines.csv", REAL_RESULTS)
 
-    def rate(engine: str, place: tuple[str, str]) -> float:
-        wanted = (*place, engine, "F32")
-        found = [row for row in rows if (row["threads"], row["length"], row["engine"], row["weights"]) == wanted]
-        return _rate(found)
+    def of(engine: str, place: tuple[str, str], weights: str = "F32") -> list[dict[str, str]]:
+        wanted = (*place, engine, weights)
+        return [row for row in rows if (row["threads"], row["length"], row["engine"], row["weights"]) == wanted]
+
+    def ratio(place: tuple[str, str], other: str, weights: str = "F32") -> float:
+        return _rate(of(OWN, place, weights)) / _rate(of(other, place, weights))
 
     places = dict.fromkeys((row["threads"], row["length"]) for row in rows)
     ratios: dict[str, list[float]] = {}
     for place in places:
-        ratios.setdefault(place[0], []).append(rate(OWN, place) / rate("transformers", place))
+        ratios.setdefault(place[0], []).append(ratio(place, "transformers"))
+    kinds = dict.fromkeys(row["weights"] for row in rows if row["engine"] == OWN)
+    faster = [ratio(place, "llama.cpp", kind) for place in places for kind in kinds]
     one, two = (f"{min(ratios[threads]):.1f} to {max(ratios[threads]):.1f}" for threads in ("1", "2"))
-    first = next(row for row in rows if (row["engine"], row["weights"]) == (OWN, "F32"))
-    share = rate(OWN, next(iter(places))) * float(first["weight_bytes"]) / float(first["copy_gb_per_second"]) / 1e9
+    shortest, shares = min((length for _, length in places), key=int), []
+    for threads in ratios:
+        own = of(OWN, (threads, shortest))
+        if copied := own[0]["copy_gb_per_second"]:  # nothing disturbed its measurement
+            share = _rate(own) * float(own[0]["weight_bytes"]) / float(copied) / 1e9
+            shares.append(f"{share:.0%} with {threads} thread{'s' * (threads != '1')}")
     answers = [row for row in rows if row["engine"] == OWN and row["weights"] in ("F16", "BF16")]
     leads = [float(row["margin"]) for row in answers if row["margin"]]
     rounded = (
@@ -142,6 +155,26 @@ def engines_text(_: Sequence[str]) -> str:
     )
     return (
         f"In float32 this engine is {one} times as fast as transformers with one thread, and {two} times with two. "
-        f"With one thread and the shortest prompts it reads its weights at {share:.0%} of the speed of a copy, which "
-        f"bounds it. 16-bit weights stay 16 bits in memory and are computed with in float32.{rounded}\n"
+        f"Weights of the same type decode {min(faster):.2f} to {max(faster):.2f} times as fast as in llama.cpp. After the shortest prompts it reads its weights at {listed(shares)} of the speed of a copy by as many "
+        f"threads, which bounds it. 16-bit weights stay 16 bits in memory and are computed with in float32.{rounded}\n"
     )
+
+
+def prompt_lengths(words: Sequence[str]) -> str:
+    """Speed by the length of the prompt (`bench --prompt-lengths`), for each of these files of results/lengths."""
+    lines, sources = [], {}
+    for word in words:
+        measured = json.loads((ROOT / "results" / "lengths" / f"{word}.json").read_text(encoding="utf-8"))
+        conditions = measured["conditions"]
+        for figure in measured["figures"]:
+            first = [1000 * value for value in figure["first_seconds"]]
+            counts = [f"{figure[name]:,.0f}" for name in ("forwards", "rows", "cached_rows")]
+            times = (interval(*first, digits=0), interval(*figure["decode_tps"]), f"{figure['tpf'][0]:.2f}")
+            memory = f"{figure['peak_bytes'] / 1e6:,.0f}"
+            lines.append((word, figure["system"], f"{figure['prompt_tokens']:,.0f}", *times, *counts, memory))
+        machine = next(iter(conditions["systems"].values()))["hardware"]
+        extent = f"{measured['figures'][0]['num_answers']} answers a length in {conditions['num_rounds']} rounds"
+        sources.setdefault(f"{extent} on {machine['cpu']}", []).append(word)
+    columns = ("Model", "System", "Prompt tokens", "First forward, ms", "Tokens/s after it", "TPF", "Forwards")
+    table = table_of((*columns, "New rows", "Cached rows", "MB"), lines, 2)
+    return f"{table}\n{'; '.join(f'{listed(names)}: {extent}' for extent, names in sources.items())}.\n"

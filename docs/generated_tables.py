@@ -17,7 +17,7 @@ import torch
 import yaml
 from generated_common import GPU_RESULTS, RESULTS, ROOT, csv_rows, interval, listed, systems_of, table_of
 from generated_pairs import PAIRED, front
-from generated_real import engines, engines_text, real, small_runs
+from generated_real import engines, engines_text, prompt_lengths, real, small_runs
 from generated_text import FAMILY, means_of
 
 from refusion_eval.bench.checkpoints import SHAPES, config_of
@@ -395,6 +395,7 @@ MAKERS: dict[str, Maker] = {
     "results": results,
     "small_runs": small_runs,
     "engines": engines,
+    "prompt_lengths": prompt_lengths,
     "gpu": gpu,
     "gpu_checks": gpu_checks,
     "gpu_estimate": gpu_estimate,

@@ -4,7 +4,8 @@
     python -m miniature.infilling table --out results/embedded/courses/infilling.csv
 
 `measure` asks every trained model in W whose system fills gaps all tasks `mini_infill_*`, with their controls, and
-continues runs that are there. The CSV has a row for each item, model and task. `table` prints accuracy and forwards
+continues runs that are there. The CSV has a row for each item, model and task; what it has of other systems and seeds
+stays. `table` prints accuracy and forwards
 with the suffix, without it and with a wrong one, and the difference that the suffix makes, over items and seeds.
 """
 
@@ -122,7 +123,12 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.action == "measure":
         if given.courses is None or given.runs is None:
             parser.error("measure needs --courses and --runs")
-        measure(given.courses, given.runs, given.limit).to_csv(given.out, index=False)
+        found = measure(given.courses, given.runs, given.limit)
+        if given.out.exists():
+            former, named = pandas.read_csv(given.out, keep_default_na=False), ["system", "seed"]
+            again = former.set_index(named).index.isin(found.set_index(named).index)
+            found = pandas.concat([former[~again], found], ignore_index=True)
+        found.to_csv(given.out, index=False)
     print(table(pandas.read_csv(given.out, keep_default_na=False)).to_string(index=False, float_format="%.1f"))
 
 

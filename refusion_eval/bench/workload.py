@@ -24,6 +24,7 @@ from refusion_eval.bench.contestants import SIZES, systems_named, systems_on
 from refusion_eval.bench.prompts import CHARACTERS_A_TOKEN, Prompt, Workload
 from refusion_eval.benchmarks import find_task
 from refusion_eval.benchmarks.rows import Turns
+from refusion_eval.decoders import NO_END
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.device import process_memory
 from refusion_eval.paths import EMBEDDED
@@ -334,8 +335,8 @@ def _figure(answers: Sequence[Answer]) -> Figure:
 
     def ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> tuple[float, float, float] | None:
         """Sum over sum, resampled by prompt: its turns and its repetitions in other rounds go together."""
-        if not above or not below or not sum(below):
-            return None
+        if not above or not below or not sum(above) or not sum(below):
+            return None  # such as the speed after the first forward of answers that end with it
         sums = (np.bincount(of_prompt, weights=column) for column in (above, below))
         found = metrics.bootstrap([metrics.ratio_statistic(*sums)])[0].interval()
         return found.value, *found.bounds
@@ -400,6 +401,8 @@ def table(conditions: Mapping[str, Any], figures: Sequence[Figure]) -> str:
         for figure in figures
         if figure.cached_tokens and figure.prompt_tokens
     ]
+    if conditions.get("ignore_eos"):
+        lines.append("End tokens ended no answer (--ignore-eos).")
     if conditions["generated"]:
         lines.append(
             "The text was generated, so the TPF is not that of real questions (synthetic prompts are known to "
@@ -428,6 +431,7 @@ def run_workload(
     arguments: Mapping[str, Any],
     threads: int | None,
     num_rounds: int,
+    ignore_eos: bool,
     path: Path | None,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, Any], str]:
@@ -436,9 +440,11 @@ def run_workload(
     Args:
         settings: of decoders, which take those that they have.
         arguments: model arguments of all systems.
+        ignore_eos: end tokens end no answer, so that all have the same length.
         path: file of the answers, which an interrupted measurement reads.
     """
     choose_threads(threads)
+    settings = {**settings, **(NO_END if ignore_eos else {})}
     with contextlib.ExitStack() as stack:
         if names:
             systems = systems_named(names, model or "", settings, arguments)
@@ -454,5 +460,6 @@ def run_workload(
         conditions, answers = measure(
             systems, workload, num_rounds=num_rounds, checkpoint=name, path=path, progress=progress
         )
+    conditions["ignore_eos"] = ignore_eos
     figures = figures_of(answers)
     return {"conditions": conditions, "figures": list(map(asdict, figures))}, table(conditions, figures)

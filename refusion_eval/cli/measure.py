@@ -66,6 +66,9 @@ def bench(
     system: Annotated[
         str, typer.Option(help="Systems for --prompt-lengths and --suite. The default is the decoders of --model.")
     ] = "",
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="For these two: end tokens end no answer, so all are --gen-length long.")
+    ] = False,
     data: parameters.Data = None,
     out: Annotated[
         Path | None,
@@ -112,11 +115,12 @@ def bench(
             arguments=given,
             threads=threads,
             num_rounds=rounds or 3,
+            ignore_eos=ignore_eos,
             path=None if out is None else out.with_name(f"{out.name}.answers"),
             progress=cli.say,
         )
     else:
-        cli.refuse_unused("--prompt-lengths and --suite", system=system, data=data, split=split)
+        cli.refuse_unused("--prompt-lengths and --suite", system=system, data=data, split=split, ignore_eos=ignore_eos)
         extent = {"num_prompts": prompts, "num_rounds": rounds, "gen_length": gen_length, "with_baseline": baseline}
         report, text = run_bench(
             model or "embedded",

@@ -7,7 +7,7 @@ with `DECODERS = {name: Decoder(...), ...}`. A decoder of a user's own stays whe
 import hashlib
 import os
 import sys
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -154,6 +154,12 @@ def num_within_factor(scores: ProbArray, factor: float) -> int:
 def accepted_prefix(accepted: npt.NDArray[np.bool_]) -> int:
     """Length of the run of accepted entries from the start, 0 to len(accepted)."""
     return int(np.logical_and.accumulate(accepted).sum())
+
+
+# The settings, of those that a decoder has, with which no end token ends a text or is avoided.
+NO_END: Mapping[str, Any] = {
+    "eos_ids": (), "early_stop": False, "logits_eos_inf": False, "confidence_eos_eot_inf": False
+}  # fmt: skip
 
 
 def first_eos(tokens: Sequence[int] | npt.NDArray[np.int64], eos_ids: Container[int]) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from refusion_eval import decoders
-from refusion_eval.decoders import Decoder
+from refusion_eval.decoders import NO_END, Decoder
 from refusion_eval.decoders.gap_length import PUBLISHED, Search, searched_length
 from refusion_eval.decoders.thoughts import has_budget
 from refusion_eval.errors import ConfigError
@@ -121,8 +121,7 @@ def whole_gap(entry: Decoder) -> dict[str, Any]:
     """The settings with which all tokens of a gap are decoded, and none of them ends the text."""
     if entry.reads.masked is None:  # a model that writes from left to right says by it that the gap is full
         return {}
-    off = {"eos_ids": (), "early_stop": False, "logits_eos_inf": False, "confidence_eos_eot_inf": False}
-    return {field.name: off[field.name] for field in fields(entry.Settings) if field.name in off}
+    return {field.name: NO_END[field.name] for field in fields(entry.Settings) if field.name in NO_END}
 
 
 def over_gap(

@@ -13,6 +13,7 @@ from refusion_eval.bench.contestants import systems_named, systems_on
 from refusion_eval.bench.prompts import Prompt, Workload, long_prompts, parse_lengths, speed_bench
 from refusion_eval.bench.workload import Answer, figures_of, measure, table
 from refusion_eval.cli import app
+from refusion_eval.decoders import NO_END
 from refusion_eval.errors import ConfigError, DataError, MissingRowsError
 from refusion_eval.paths import embedded_path
 from tests.server.peers import Peer, serving, stream
@@ -189,6 +190,17 @@ def test_a_server_has_its_first_byte_and_no_forwards():
     assert (figure.decode_tps, figure.tps is None) == (None, False)  # its first bytes may be those of several tokens
 
 
+def test_a_server_is_not_told_to_ignore_end_tokens():
+    with pytest.raises(ConfigError, match="--ignore-eos is for this project's engine, and not for loop=server"):
+        systems_named(["server:http://127.0.0.1:1"], "tiny", NO_END, {})
+
+
+def test_answers_that_end_with_the_first_forward_have_no_speed_after_it():
+    (figure,) = figures_of([Answer("a", "g", "0", 0, 0, 5, 0, 1, 1.0001, 1.0, 0, 1, 5, 0, None, 2**20)])
+    assert figure.decode_tps is None
+    assert figure.first_seconds[0] == 1
+
+
 def test_a_figure_that_one_answer_does_not_tell_is_left_out():
     answer = Answer("a", "g", "0", 0, 0, 5, 0, 10, 2.0, 1.0, 9, 5, 20, 30, 4.0, 2**20)
     (figure,) = figures_of([answer, replace(answer, prompt="1", forwards=None, joules=None)])
@@ -216,6 +228,10 @@ def test_the_command_prints_a_table_and_its_file_is_drawn(tmp_path, monkeypatch)
     stored = json.loads((tmp_path / "x.json").read_text())
     assert [figure["system"] for figure in stored["figures"]] == ["refusion", "refusion, fused", "autoregressive"]
     assert (tmp_path / "x.json.answers").read_text().count('"group": "32"') == 3
+    endless = [*words, "--ignore-eos", "--out", str(tmp_path / "y.json")]
+    done = CliRunner().invoke(app, endless, catch_exceptions=False)
+    assert "End tokens ended no answer" in done.stdout
+    assert (tmp_path / "y.json.answers").read_text().count('"tokens": 8,') == 3
     monkeypatch.setattr(sys, "argv", ["prompt_lengths.py", str(tmp_path / "x.json"), "--out", str(tmp_path / "x.png")])
     runpy.run_path(str(Path(__file__).resolve().parents[2] / "plots" / "prompt_lengths.py"), run_name="__main__")
     assert (tmp_path / "x.png").stat().st_size > 10_000
@@ -224,6 +240,8 @@ def test_the_command_prints_a_table_and_its_file_is_drawn(tmp_path, monkeypatch)
         CliRunner().invoke(app, [*words, "--suite", "speed"], catch_exceptions=False)
     with pytest.raises(ConfigError, match="--system is for --prompt-lengths and --suite"):
         CliRunner().invoke(app, ["bench", "--system", "wedlm"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="--ignore-eos is for --prompt-lengths and --suite"):
+        CliRunner().invoke(app, ["bench", "--ignore-eos"], catch_exceptions=False)
     for unused in ("--profile", "--no-baseline", "--split=throughput_1k"):
         with pytest.raises(ConfigError, match="would change nothing here"):
             CliRunner().invoke(app, [*words, unused], catch_exceptions=False)

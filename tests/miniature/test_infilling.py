@@ -36,6 +36,9 @@ def test_models_are_asked_with_the_controls_that_their_system_can_see(
     before = (tmp_path / "x").read_bytes()
     main(words)  # runs that are there are continued
     assert (tmp_path / "x").read_bytes() == before
+    found.assign(seed=8).to_csv(tmp_path / "x", index=False)
+    main(words)  # what the file has of other seeds stays
+    assert pandas.read_csv(tmp_path / "x").seed.value_counts().to_dict() == {7: len(found), 8: len(found)}
     assert "AR-SFT, prefix only" in capsys.readouterr().out
 
 
