@@ -144,7 +144,7 @@ def engines_text(_: Sequence[str]) -> str:
         own = of(OWN, (threads, shortest))
         if copied := own[0]["copy_gb_per_second"]:  # nothing disturbed its measurement
             share = _rate(own) * float(own[0]["weight_bytes"]) / float(copied) / 1e9
-            shares.append(f"{share:.0%} with {threads} thread{'s' * (threads != '1')}")
+            shares.append(f"{share:.0%} ({threads} thread{'s' * (threads != '1')})")
     answers = [row for row in rows if row["engine"] == OWN and row["weights"] in ("F16", "BF16")]
     leads = [float(row["margin"]) for row in answers if row["margin"]]
     rounded = (
@@ -155,8 +155,9 @@ def engines_text(_: Sequence[str]) -> str:
     )
     return (
         f"In float32 this engine is {one} times as fast as transformers with one thread, and {two} times with two. "
-        f"Weights of the same type decode {min(faster):.2f} to {max(faster):.2f} times as fast as in llama.cpp. After the shortest prompts it reads its weights at {listed(shares)} of the speed of a copy by as many "
-        f"threads, which bounds it. 16-bit weights stay 16 bits in memory and are computed with in float32.{rounded}\n"
+        f"Weights of the same type decode {min(faster):.2f} to {max(faster):.2f} times as fast as in llama.cpp. After "
+        f"the shortest prompts it reads its weights at {listed(shares)} of the speed of a copy by as many threads, "
+        f"which bounds it. 16-bit weights stay 16 bits in memory and are computed with in float32.{rounded}\n"
     )
 
 
@@ -173,8 +174,10 @@ def prompt_lengths(words: Sequence[str]) -> str:
             memory = f"{figure['peak_bytes'] / 1e6:,.0f}"
             lines.append((word, figure["system"], f"{figure['prompt_tokens']:,.0f}", *times, *counts, memory))
         machine = next(iter(conditions["systems"].values()))["hardware"]
-        extent = f"{measured['figures'][0]['num_answers']} answers a length in {conditions['num_rounds']} rounds"
-        sources.setdefault(f"{extent} on {machine['cpu']}", []).append(word)
+        number = conditions["num_rounds"]
+        extent = f"{measured['figures'][0]['num_answers']} answers a length in {number} round{'s' * (number > 1)}"
+        ends = ", each of the full length (`--ignore-eos`)" if conditions.get("ignore_eos") else ""
+        sources.setdefault(f"{extent}{ends}, on {machine['cpu']}", []).append(word)
     columns = ("Model", "System", "Prompt tokens", "First forward, ms", "Tokens/s after it", "TPF", "Forwards")
     table = table_of((*columns, "New rows", "Cached rows", "MB"), lines, 2)
     return f"{table}\n{'; '.join(f'{listed(names)}: {extent}' for extent, names in sources.items())}.\n"

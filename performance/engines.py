@@ -123,7 +123,8 @@ def llama_engine(path: str, positions: int) -> Loaded:
     words = [sys.executable, "-c", LLAMA_SERVER, path, str(port), str(torch.get_num_threads()), str(positions)]
     # Its standard input ends with this process, and the server with it.
     server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None and server.stdout.readline() == "ready\n"
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
 
     def decode(prompt: list[int], number: int) -> Answer:
         asked: dict[str, Any] = {"prompt": prompt, "n_predict": number, "temperature": 0, "ignore_eos": True}
@@ -241,7 +242,8 @@ def measure(
         for key in chosen:
             show_progress(f"{num_threads} threads: loading {' '.join(key)}")
             ours, theirs = spawned.Pipe()
-            process = spawned.Process(target=serve, args=(key[0], paths[key], num_threads, positions, theirs), daemon=True)
+            arguments = (key[0], paths[key], num_threads, positions, theirs)
+            process = spawned.Process(target=serve, args=arguments, daemon=True)
             process.start()
             theirs.close()  # so that the end of the process ends a wait for it
             loaded[key] = (process, ours, ours.recv())

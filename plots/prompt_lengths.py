@@ -48,7 +48,7 @@ def draw(measured: Mapping[str, Any], target: Path) -> None:
 
 def _label(axes: Axes, title: str, lengths: list[int]) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length / 1024:g}k" if length >= 1000 else str(length) for length in lengths])
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
     axes.set_xlabel("Tokens of the prompt")
     axes.set_ylabel(title)
@@ -58,12 +58,13 @@ def _label(axes: Axes, title: str, lengths: list[int]) -> None:
 def _caption(conditions: Mapping[str, Any]) -> str:
     systems = conditions["systems"].values()
     machines = dict.fromkeys(f"{one['hardware']['gpu'] or one['hardware']['cpu']}, {one['dtype']}" for one in systems)
+    endless = " End tokens ended no answer." if conditions.get("ignore_eos") else ""
     generated = " The text was generated, so tokens a forward are not those of real questions."
     return (
         "Left: time to the end of the first forward, which reads the prompt (of a server, to the first byte). Middle: "
         "tokens by seconds after it. Right: tokens by forwards. Bands: 95% interval by prompt. One request at a time, "
-        f"{conditions['num_rounds']} rounds in turns; prompts: {conditions['prompts']}."
-        f"{generated if conditions['generated'] else ''} Measured on {'; '.join(machines)}."
+        f"in turns, rounds: {conditions['num_rounds']}; prompts: {conditions['prompts']}."
+        f"{endless}{generated if conditions['generated'] else ''} Measured on {'; '.join(machines)}."
     )
 
 

@@ -226,9 +226,9 @@ def cost_of_decoding(given: argparse.Namespace) -> str:
     fast, slow = sorted(forwards / rate / 60 for rate in ASSUMED_RATES)
     low, high = ASSUMED_RATES
     return (
-        f"decoding: {held_out:,} answers to held-out rows and {tests:,} to test rows, each of at most {given.gen_length} "
-        f"tokens and as many forwards; they take at most {fast:.0f} to {slow:.0f} minutes at an assumed {high:,} to "
-        f"{low:,} forwards a second, and less with a smaller --limit, --held-out or --gen-length"
+        f"decoding: {held_out:,} answers to held-out rows and {tests:,} to test rows, each of at most "
+        f"{given.gen_length} tokens and as many forwards; they take at most {fast:.0f} to {slow:.0f} minutes at an "
+        f"assumed {high:,} to {low:,} forwards a second, and less with a smaller --limit, --held-out or --gen-length"
     )
 
 

@@ -67,7 +67,7 @@ def bench(
         str, typer.Option(help="Systems for --prompt-lengths and --suite. The default is the decoders of --model.")
     ] = "",
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="For these two: end tokens end no answer, so all are --gen-length long.")
+        bool, typer.Option("--ignore-eos", help="For these two: no token ends an answer, so all are --gen-length long.")
     ] = False,
     data: parameters.Data = None,
     out: Annotated[

@@ -80,7 +80,7 @@ class Tokenizer:
         # it is made to add, unless the text begins with the BOS token already.
         bos = self.inner.bos_token
         adds = plain and not (bos and text.startswith(bos))
-        return list(self.inner.encode(text, add_special_tokens=adds))
+        return list(self.inner.encode(text, add_special_tokens=adds, verbose=False))
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         # Cleaning would remove spaces before punctuation, which are part of a program.

@@ -93,7 +93,7 @@ def test_the_time_of_decoding_is_that_of_all_its_answers(script, data):
     held_out, tests = 2 * 3 * (1 + 5 * NUM_EQUAL), 6 * (2 + 1 + 1)
     forwards = (held_out + tests) * 1000
     told = script.cost_of_decoding(script.parsed(words))
-    assert told.startswith(f"decoding: {held_out:,} answers to held-out rows and {tests:,} to test rows, each of at most")
+    assert told.startswith(f"decoding: {held_out:,} answers to held-out rows and {tests:,} to test rows, each of at")
     assert f"at most {forwards / 60_000:.0f} to {forwards / 12_000:.0f} minutes at an assumed 1,000 to 200" in told
 
 
