@@ -24,7 +24,12 @@ PAGES = {
         if path.parent.name != "settings"  # in a page of the reference
     },
 }
-PICTURES = ("results/embedded/*.png", "results/embedded/artefacts/*.png", "results/embedded/artefacts/*.gif")
+PICTURES = (
+    "results/embedded/*.png",
+    "results/embedded/artefacts/*.png",
+    "results/embedded/artefacts/*.gif",
+    "results/lengths/*.png",
+)
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"\]\(([\w./-]+)((?:#[\w-]+)?)\)")
 
