@@ -13,13 +13,18 @@ import signal
 import xllamacpp
 
 
-def settings_of(model: str, port: int, threads: int, context: int) -> "xllamacpp.CommonParams":
+def settings_of(
+    model: str, port: int, threads: int, context: int, float32_cache: bool = False
+) -> "xllamacpp.CommonParams":
     settings = xllamacpp.CommonParams()
     settings.model.path, settings.n_ctx, settings.n_parallel = model, context, 1
     settings.hostnames, settings.port = ["127.0.0.1"], port
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
     settings.cache_prompt, settings.cache_ram_mib = False, 0
     settings.endpoint_metrics = True
+    if float32_cache:
+        settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     return settings
 
 
@@ -29,7 +34,8 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=int(os.environ.get("PORT", "8000")))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=4096, help="tokens of prompt and answer")
+    parser.add_argument("--float32-cache", action="store_true", help="keys and values in float32, no flash attention")
     given = parser.parse_args()
-    server = xllamacpp.Server(settings_of(given.model, given.port, given.threads, given.context))
+    server = xllamacpp.Server(settings_of(**vars(given)))
     print(server.listening_address, flush=True)
     signal.pause()

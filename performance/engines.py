@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
@@ -54,20 +55,8 @@ class Answer(NamedTuple):
 
 
 Decode = Callable[[list[int], int], Answer]
-# llama.cpp's server in a process that imports nothing else, so that its memory is counted alone.
-LLAMA_SERVER = """
-import sys, xllamacpp
-path, port, threads, positions = sys.argv[1:]
-settings = xllamacpp.CommonParams()
-settings.model.path, settings.n_ctx, settings.n_parallel = path, int(positions), 1
-settings.hostnames, settings.port = ["127.0.0.1"], int(port)
-settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
-settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-server = xllamacpp.Server(settings)  # which is there when this returns
-print("ready", flush=True)
-sys.stdin.read()
-"""
+# It imports nothing else, so that the memory of llama.cpp is counted alone.
+LLAMA_SERVER = Path(__file__).resolve().parents[1] / "examples" / "serve_gguf.py"
 
 
 class Loaded(NamedTuple):
@@ -120,11 +109,11 @@ def llama_engine(path: str, positions: int) -> Loaded:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-c", LLAMA_SERVER, path, str(port), str(torch.get_num_threads()), str(positions)]
-    # Its standard input ends with this process, and the server with it.
-    server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, str(LLAMA_SERVER), path, "--float32-cache", "--port", str(port)]
+    words += ["--threads", str(torch.get_num_threads()), "--context", str(positions)]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    assert server.stdout.readline() == "ready\n"
+    assert server.stdout.readline()  # its address, once it is there
 
     def decode(prompt: list[int], number: int) -> Answer:
         asked: dict[str, Any] = {"prompt": prompt, "n_predict": number, "temperature": 0, "ignore_eos": True}
@@ -153,11 +142,16 @@ def memory(process: int, name: str) -> int:
 def serve(engine: str, path: str, num_threads: int, positions: int, pipe: Connection) -> None:
     """What the process of an engine does: it loads the model, then answers one prompt after the other."""
     torch.set_num_threads(num_threads)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that a server ends, too
     decode, process = ENGINES[engine](path, positions)
-    decode([1, 2, 3, 4], 4)
-    pipe.send(memory(process, "VmRSS"))
-    while (asked := pipe.recv()) is not None:
-        pipe.send((decode(*asked), memory(process, "VmHWM")))
+    try:
+        decode([1, 2, 3, 4], 4)
+        pipe.send(memory(process, "VmRSS"))
+        while (asked := pipe.recv()) is not None:
+            pipe.send((decode(*asked), memory(process, "VmHWM")))
+    finally:
+        if process != os.getpid():
+            os.kill(process, signal.SIGTERM)
 
 
 def prompts_of(model: LoadedModel, data: Path, length: int, number: int) -> list[list[int]]:
