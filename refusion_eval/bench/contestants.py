@@ -5,8 +5,7 @@ from typing import Any
 
 from refusion_eval.api import LoadedModel
 from refusion_eval.config import field_types
-from refusion_eval.decoders import DECODERS, NO_END
-from refusion_eval.errors import ConfigError
+from refusion_eval.decoders import DECODERS
 from refusion_eval.runs.model_args import entry_arguments, parse_model_args, settings_type
 from refusion_eval.runs.system import ModelCache, System
 from refusion_eval.runs.systems import choose_systems
@@ -45,7 +44,4 @@ def systems_named(
 def _system(given: Mapping[str, Any], settings: Mapping[str, Any], cache: ModelCache | None = None) -> System:
     types = field_types(settings_type(given["decoder"], str(given.get("loop"))))
     own = {name: value for name, value in settings.items() if name in types}
-    arguments = parse_model_args({**own, **given})
-    if NO_END.keys() <= settings.keys() and arguments.loop != "engine":
-        raise ConfigError(f"--ignore-eos is for this project's engine, and not for loop={arguments.loop}; leave it out")
-    return System(arguments, cache)
+    return System(parse_model_args({**own, **given}), cache)

@@ -455,6 +455,9 @@ def run_workload(
             dtype = torch.float32 if arguments.get("dtype") == "float32" else torch.bfloat16
             checkpoint = str(stack.enter_context(checkpoint_named(model, dtype, progress)))
             systems = systems_on(checkpoint, {**SIZES, **settings}, arguments)
+        others = sorted({system.args.loop for system in systems.values()} - {"engine"})
+        if ignore_eos and others:
+            raise ConfigError(f"--ignore-eos is for this project's engine, and not for loop={others[0]}; leave it out")
         # The folder of a shape has another name each time.
         name = None if names else model
         conditions, answers = measure(

@@ -13,7 +13,6 @@ from refusion_eval.bench.contestants import systems_named, systems_on
 from refusion_eval.bench.prompts import Prompt, Workload, long_prompts, parse_lengths, speed_bench
 from refusion_eval.bench.workload import Answer, figures_of, measure, table
 from refusion_eval.cli import app
-from refusion_eval.decoders import NO_END
 from refusion_eval.errors import ConfigError, DataError, MissingRowsError
 from refusion_eval.paths import embedded_path
 from tests.server.peers import Peer, serving, stream
@@ -191,8 +190,9 @@ def test_a_server_has_its_first_byte_and_no_forwards():
 
 
 def test_a_server_is_not_told_to_ignore_end_tokens():
+    words = ["bench", "--prompt-lengths", "32", "--system", "server:http://127.0.0.1:1", "--model", "tiny"]
     with pytest.raises(ConfigError, match="--ignore-eos is for this project's engine, and not for loop=server"):
-        systems_named(["server:http://127.0.0.1:1"], "tiny", NO_END, {})
+        CliRunner().invoke(app, [*words, "--ignore-eos"], catch_exceptions=False)
 
 
 def test_answers_that_end_with_the_first_forward_have_no_speed_after_it():
