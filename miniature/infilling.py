@@ -5,8 +5,8 @@
 
 `measure` asks every trained model in W whose system fills gaps all tasks `mini_infill_*`, with their controls, and
 continues runs that are there. The CSV has a row for each item, model and task; what it has of other systems and seeds
-stays. `table` prints accuracy and forwards
-with the suffix, without it and with a wrong one, and the difference that the suffix makes, over items and seeds.
+stays. `table` prints accuracy and forwards with the suffix, without it and with a wrong one, and the difference that
+the suffix makes, over items and seeds.
 """
 
 import argparse

@@ -223,8 +223,8 @@ def cost_of_decoding(given: argparse.Namespace) -> str:
     held_out = sum(len(system.grid) for system in SYSTEMS) * given.held_out * len(given.train)
     tests = len(SYSTEMS) * sum(len(rows_of(task, given.data, "test")[: given.limit]) for task in SOURCES)
     forwards = (held_out + tests) * given.gen_length
-    fast, slow = sorted(forwards / rate / 60 for rate in ASSUMED_RATES)
     low, high = ASSUMED_RATES
+    slow, fast = forwards / low / 60, forwards / high / 60
     return (
         f"decoding: {held_out:,} answers to held-out rows and {tests:,} to test rows, each of at most "
         f"{given.gen_length} tokens and as many forwards; they take at most {fast:.0f} to {slow:.0f} minutes at an "
@@ -377,8 +377,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not given.dry_run:
             given.work_dir.mkdir(parents=True, exist_ok=True)
             write_rows(given.data, given.train, given.held_out, given.seed, given.work_dir)
-        if given.check:
-            print(cost_of_decoding(given), flush=True)
+            if given.check:
+                print(cost_of_decoding(given), flush=True)
         for command in commands(given):
             if given.dry_run:
                 print(f"refusion-eval {shlex.join(command)}")
