@@ -226,16 +226,19 @@ class WarmUp:
 
     def __call__(self, job: Job, decode: Callable[[Job], Sample]) -> Sample | None:
         """Makes ready for a timed decoding; returns the record of one that failed, which leaves the settings cold."""
-        if job.resolved.digest not in self._warm:
+        if (digest := job.resolved.digest) not in self._warm:
+            if not self._number:  # the first request warms up for the others, and is not timed
+                self._warm.add(digest)
+                return None
+            # A long response of a slow model takes minutes, in which nothing else is shown.
+            log.info("%s: the first request is decoded as a warm-up", job.key.task)
             started = time.perf_counter()
             for _ in range(self._number):
                 if (sample := decode(job)).error is not None:
                     return sample
-            self._warm.add(job.resolved.digest)
+            self._warm.add(digest)
             seconds = time.perf_counter() - started
             log.info("%s: %d warm-up decodings, %.1f s", job.key.task, self._number, seconds)
-            if not self._number:
-                return None
         self._timed.add(job.key)
         return None
 

@@ -86,6 +86,18 @@ def test_without_a_warm_up_the_first_time_measures_nothing(run, kind, batch_size
     assert [warm for *_, warm in run(kind(), warmup=0, batch_size=batch_size)] == [False, True, True]
 
 
+def test_a_warm_up_is_said_before_it_takes_its_time(run, caplog):
+    class Noting(Counting):
+        def alone(self, job):
+            said.append(caplog.messages[-1:])
+            return super().alone(job)
+
+    said = []
+    with caplog.at_level("INFO", "refusion_eval"):
+        run(Noting())
+    assert said[0] == ["mini_gsm8k: the first request is decoded as a warm-up"]
+
+
 @pytest.mark.parametrize("kind", [Counting, Together])
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_a_warm_up_that_fails_is_an_error_of_its_item_and_the_next_item_is_warmed_up(run, kind, batch_size):
