@@ -41,7 +41,7 @@ def evaluate(
             YAML files of tasks, one or several; none means all benchmarks. For an embedded model a benchmark's name
             means its mini task.
         include_path: folder with task files of lm-eval, whose tasks may be named.
-        limit: only the first items of every task.
+        limit: only so many items of every task: the first ones, or a spread over rows that are sorted, by subject say.
         run_dir: folder where samples are recorded and found again; None for a folder that is removed at the end.
         data: folder with benchmark rows.
         prompts: what a benchmark's name means: "release" for the prompts of ReFusion's release, as for real checkpoints

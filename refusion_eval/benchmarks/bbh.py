@@ -40,6 +40,7 @@ BENCHMARK = Benchmark(
         configs=_TASKS.split(),
         split="test",
         num_rows=6511,
+        sorted_by="task",
         columns={"input": TEXT, "target": TEXT},
     ),
     gold=lambda row: str(row["target"]),

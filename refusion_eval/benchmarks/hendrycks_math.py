@@ -29,6 +29,7 @@ BENCHMARK = Benchmark(
         configs=SUBJECTS,
         split="test",
         num_rows=5000,
+        sorted_by="subject",
         columns={"problem": TEXT, "level": TEXT, "type": TEXT, "solution": TEXT},
     ),
     gold=_gold,

@@ -348,6 +348,7 @@ def named(name: str) -> Benchmark | None:
             split="+".join(file.name for file in files),
             num_rows=sum(file.num_rows for file in files),
             is_file=True,
+            sorted_by="date",
             longest_row=_LONGEST_ROW,
             columns={
                 "question_id": ID,

@@ -28,6 +28,7 @@ BENCHMARK = Benchmark(
         hub="TIGER-Lab/MMLU-Pro",
         split="test",
         num_rows=12032,
+        sorted_by="category",
         columns={"question_id": ID, "question": TEXT, "options": TEXTS, "answer": TEXT, "category": TEXT},
         labelled=("answer", lambda row: LETTERS[: len(row["options"])]),
     ),

@@ -54,6 +54,7 @@ BENCHMARK = Benchmark(
         configs=_SUBJECTS.split(),
         split="test",
         num_rows=5700,
+        sorted_by="subject",
         columns={"question": TEXT, "choices": TEXTS, "answer": _INDEX, "error_type": TEXT},
     ),
     gold=answer_letter,

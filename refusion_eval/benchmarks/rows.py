@@ -78,6 +78,7 @@ class Source:
         split: the split that is evaluated; or several, as `test+test2`, whose rows are read one after the other.
         is_file: whether a split is a file of JSON lines in the dataset, whose own loading code nobody should run.
         num_rows: rows of that split.
+        sorted_by: what the rows are sorted by, where the first ones are of one subject or of one time.
         columns: columns that every row must have, with their types.
         labelled: the column whose value must be the label of a choice, and a function from a row to these labels.
         package: (module, file inside it) of an installed package that carries the rows.
@@ -94,6 +95,7 @@ class Source:
     package: tuple[str, str] | None = None
     gated: bool = False
     is_file: bool = False
+    sorted_by: str = ""
     longest_row: int = LONGEST_LINE
 
     @property

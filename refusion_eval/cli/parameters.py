@@ -52,7 +52,14 @@ Prompts = Annotated[
         "checkpoints by default, or ours, this project's, as the embedded models were trained on."
     ),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Evaluate only the first items of every task.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Evaluate only so many items of every task: the first ones, or a spread over all rows where rows of one "
+        "subject or time stand together (BBH, LiveCodeBench, MATH, MMLU-Pro, MMLU-Redux).",
+    ),
+]
 Samples = Annotated[
     int | None,
     typer.Option(

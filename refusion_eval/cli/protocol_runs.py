@@ -30,7 +30,7 @@ SUITE_CONTINUES = "what is finished is recorded; run the same command again to c
 
 
 class ProtocolRuns(Runs):
-    """Runs the systems of a protocol, or a part of it: some of its tasks, or the first items of each.
+    """Runs the systems of a protocol, or a part of it: some of its tasks, or fewer items of each.
 
     Args:
         given: options of the command; other tasks and more items than the file's make another protocol.

@@ -32,7 +32,7 @@ def protocol(
     ] = "",
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="Only the first items of every task. More than the file's are another protocol."),
+        typer.Option(min=1, help="Only so many items of every task. More than the file's are another protocol."),
     ] = None,
     data: parameters.Data = None,
     sandbox: parameters.Sandbox = "auto",

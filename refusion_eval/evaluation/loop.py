@@ -21,7 +21,7 @@ from refusion_eval.benchmarks import Item, Task
 from refusion_eval.decoders import find_decoder
 from refusion_eval.decoders.infilling import whole_gap
 from refusion_eval.errors import ConfigError, GaveUpError, MissingRowsError, ScaleOutError, StoreError
-from refusion_eval.evaluation.tasks import find_tasks
+from refusion_eval.evaluation.tasks import find_tasks, limited
 from refusion_eval.evaluation.tracking import Tracking, check_tracker
 from refusion_eval.results.facts import natural_order
 from refusion_eval.runs.job import Job, JobRunner, sample_key
@@ -85,7 +85,7 @@ def evaluate(
         log.warning("%s is left out: %s", name, error)
     missing = {name: error.advice for name, error in errors.items()}
     whole = {task.name: len(of_task) * args.samples for task, of_task in every.items()}
-    items = {task: of_task[:limit] for task, of_task in every.items()}
+    items = {task: limited(task, of_task, limit) for task, of_task in every.items()}
     versions = {task.name: task.benchmark.prompts.version for task in wanted}
     totals = {task.name: len(of_task) * args.samples for task, of_task in items.items()}
     if turn is not None:

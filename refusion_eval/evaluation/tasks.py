@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from refusion_eval.benchmarks import (
     BENCHMARKS,
@@ -25,6 +25,8 @@ from refusion_eval.runs.plan import PlannedRun
 
 # What comes before the name of a task of lm-eval where a task or benchmark of this project has the same name.
 LM_EVAL = "lm_eval:"
+
+_T = TypeVar("_T")
 
 
 def task_names(
@@ -97,3 +99,21 @@ def find_tasks(names: Sequence[str], offered: Sequence[str] = ()) -> list[Task]:
     # `task_names` reads the names of benchmarks, and they are what a user most likely meant to write.
     check_keys(names, tasks, "", what="task", offered=[*PUBLISHED, *tasks, *offered])
     return list(dict.fromkeys(task for name in names for task in tasks[name]))
+
+
+def is_sorted(task: Task) -> bool:
+    """Whether the first rows are not like the others, because rows of one subject or time stand together."""
+    return not task.mini and bool(task.benchmark.source.sorted_by)
+
+
+def limited(task: Task, items: Sequence[_T], limit: int | None) -> list[_T]:
+    """The items that a limit leaves, in their order: the first ones, or as many that are spread over sorted rows.
+
+    A higher limit leaves the items of a lower one and more, so that a run can go on.
+    """
+    if limit is None or not is_sorted(task):
+        return list(items[:limit])
+    # In the order of their binary digits read backwards, numbers come far from those before them.
+    width = len(items).bit_length()
+    numbers = sorted(range(len(items)), key=lambda number: f"{number:0{width}b}"[::-1])
+    return [items[number] for number in sorted(numbers[:limit])]

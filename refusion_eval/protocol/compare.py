@@ -18,8 +18,8 @@ from refusion_eval.store.records import as_json, checking
 from refusion_eval.store.run_files import RUN_JSON
 from refusion_eval.store.run_store import RunReader
 
-# Fields of a protocol that no run records: they are about several runs, or about how their numbers are made.
-_OF_SEVERAL_RUNS = ("schema", "metrics", "baseline", "analysis")
+# Fields of a protocol that no run records: they are about several runs, or about how numbers are made or items chosen.
+_OF_SEVERAL_RUNS = ("schema", "metrics", "baseline", "analysis", "spread")
 _OF_CHECKPOINTS = ("mask_id", "eos_ids", "seed")
 
 
@@ -141,7 +141,7 @@ def check_table(protocol: Protocol, out: Path) -> Table:
     rows.append(("all", "", "", "", f"{sum(cost.samples for cost in costs):,}", total))
     content = protocol.content()
     versions = content["tasks"]
-    limit = "all items" if protocol.limit is None else f"the first {protocol.limit} items"
+    limit = "all items" if protocol.limit is None else f"{protocol.limit} items"
     return Table(
         title=f"Protocol {protocol.label_of(content)}",
         columns=("System", "Checkpoint", "Revision", "Decoder", "Samples", "Hours"),

@@ -20,7 +20,7 @@ from refusion_eval.benchmarks import Task
 from refusion_eval.config import NonNegativeInt, PositiveInt
 from refusion_eval.decoders import name_with_code
 from refusion_eval.errors import ConfigError
-from refusion_eval.evaluation.tasks import find_tasks, task_names
+from refusion_eval.evaluation.tasks import find_tasks, is_sorted, task_names
 from refusion_eval.metrics import RESAMPLES
 from refusion_eval.results.tables import SUMMARY_COLUMNS
 from refusion_eval.runs.model_args import (
@@ -110,7 +110,7 @@ class Protocol:
         return replace(self, **given) if given else self
 
     def part(self, tasks: tuple[str, ...], limit: int | None) -> Self:
-        """Some of the tasks, or the first items of each; another protocol where it has not these tasks or items."""
+        """Some of the tasks, or fewer items of each; another protocol where it has not these tasks or items."""
         asked = self.changed(tasks=tasks, limit=limit)
         is_part = (asked.limit or math.inf) <= (self.limit or math.inf) and all(
             set(asked.tasks_of(system)) <= set(self.tasks_of(system)) for system in self.systems
@@ -159,10 +159,12 @@ class Protocol:
             return self.whole.content()
         systems: dict[str, Any] = {}
         versions: dict[str, str] = {}
+        spread: set[str] = set()
         tables: dict[str, Any] = {}  # read so far
         for system in self.systems:
             tasks = self.tasks_of(system)
             versions |= {task.name: task.benchmark.prompts.version for task in tasks}
+            spread |= {task.name for task in tasks if self.limit and is_sorted(task)}
             args = self.arguments(system)
             systems[system] = {"arguments": _deciding_arguments(args), "settings": self._settings(args, tasks, tables)}
         # With more rounds than items, the suite makes as many rounds as there are items.
@@ -171,6 +173,8 @@ class Protocol:
             {"schema": self.schema, "limit": self.limit, "rounds": rounds, "baseline": self.baseline}
             | {"seeds": sorted(self.seeds), "metrics": sorted(self.metrics), "analysis": asdict(self.analysis)}
             | {"tasks": versions, "systems": systems}
+            # Which items a limit leaves of them; there is no such entry where it leaves the first ones.
+            | ({"spread": sorted(spread)} if spread else {})
         )
 
     def _settings(self, args: ModelArgs, tasks: Iterable[Task], read: dict[str, Any]) -> dict[str, dict[str, Any]]:

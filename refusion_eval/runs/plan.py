@@ -32,7 +32,7 @@ class PlannedRun:
 
     args: ModelArgs  # with the run directory, the folder of rows and, of a protocol, what records say of it
     tasks: tuple[str, ...]  # of this project and of lm-eval
-    limit: int | None = None  # the first items of each task
+    limit: int | None = None  # items of each task
     include_path: Path | None = None  # folder with task files of lm-eval
     sandbox: str = "auto"
     name: str = ""  # in messages

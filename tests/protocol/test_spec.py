@@ -36,6 +36,13 @@ def protocol(tmp_path):
     return read
 
 
+def test_content_names_the_tasks_of_which_a_limit_leaves_spread_rows(protocol):
+    content = protocol(SMALL.replace("[gsm8k, parts]", "[refusion_bbh, refusion_gsm8k]").replace("4", "7")).content()
+    assert (content["limit"], content["spread"]) == (7, ["refusion_bbh"])
+    assert "spread" not in protocol().content()
+    assert "spread" not in protocol(SMALL.replace("[gsm8k, parts]\nlimit: 4", "[refusion_bbh]")).content()
+
+
 def test_the_hash_is_of_the_meaning_of_a_file(protocol):
     reordered = """
 # A comment.
@@ -198,7 +205,7 @@ def test_the_suite_without_options_runs_the_protocol_eval():
 
 def test_check_says_what_would_be_run_and_what_is_not_pinned():
     shown = " ".join(lines_of("protocol", "check", "table1", "--limit", "10"))
-    for part in ("not pinned, adapter not pinned", "70", "630", "refusion_gsm8k_release", "the first 10 items"):
+    for part in ("not pinned, adapter not pinned", "70", "630", "refusion_gsm8k_release", "; 10 items of each"):
         assert part in shown
     assert "pinned (b179c9523d0e)" in " ".join(lines_of("protocol", "check", "smollm2"))
 
