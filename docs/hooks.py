@@ -30,14 +30,16 @@ PICTURES = (
     "results/embedded/artefacts/*.gif",
     "results/lengths/*.png",
 )
+REPORT = "results/embedded/sample-report.html"
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"\]\(([\w./-]+)((?:#[\w-]+)?)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages, and the pictures of results/ under the same path."""
+    """Adds the pages, the pictures of results/ under the same path, and the sample report."""
     pictures = [path.relative_to(ROOT).as_posix() for pattern in PICTURES for path in sorted(ROOT.glob(pattern))]
-    for page, source in (*SOURCES.items(), *zip(pictures, pictures, strict=True)):
+    others = [*zip(pictures, pictures, strict=True), (Path(REPORT).name, REPORT)]
+    for page, source in (*SOURCES.items(), *others):
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     return files
 

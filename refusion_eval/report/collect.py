@@ -247,11 +247,13 @@ class _Collector:
         by_row: dict[RowKey, list[Measurement]] = defaultdict(list)
         for entry in measurements:
             by_row[entry.row].append(entry)
+        label = next((entry.full_label for entry in measurements), facts.run.manifest.system)
         for task in facts.tasks:
             own = by_row[task.row]
             marks = encoded_marks(caution for entry in own for caution in entry.cautions)
             if task.row not in part.rows:
-                yield task.row, page_cell(task=task.task, version=task.task_version, mini=task.mini, marks=marks)
+                known = {"task": task.task, "system": label, "version": task.task_version, "mini": task.mini}
+                yield task.row, page_cell(**known, marks=marks)
                 continue
             rows = sorted(part.rows[task.row], key=lambda row: (natural_order(row["item_id"]), row["number"]))
             self._writer.flush()
@@ -260,6 +262,7 @@ class _Collector:
             settings = dict(task.row.settings) | of_protocol(task.protocol)
             cell = page_cell(
                 **{name: getattr(task, name) for name in ("task", "benchmark", "mini")},
+                system=own[0].full_label if own else label,
                 version=task.task_version,
                 sealed=is_sealed(task.task, task.benchmark),
                 settings=settings,
@@ -312,7 +315,8 @@ def encoded(measurement: Measurement) -> dict[str, Any]:
 
 def page_cell(**facts: Any) -> dict[str, Any]:
     """A task of a run, or a mean over its tasks, as the index of the page holds it."""
-    empty: dict[str, Any] = {"task": "", "version": "", "benchmark": "", "mini": False, "sealed": False, "mean": False}
+    empty: dict[str, Any] = dict.fromkeys(("task", "system", "version", "benchmark"), "")
+    empty |= {"mini": False, "sealed": False, "mean": False}
     empty |= {"settings": {}, "hardware": [], "items": 0, "samples": 0, "marks": [], "metrics": {}, "list": None}
     return empty | facts
 
@@ -326,6 +330,7 @@ def _means(entries: Sequence[Measurement]) -> Iterator[tuple[RowKey, dict[str, A
         own = [entry for entry in means if entry.row == row]
         cell = page_cell(
             task=MEAN_TASK,
+            system=own[0].full_label,
             mini=row.mini,
             mean=True,
             settings=of_protocol(own[0].protocol) | ({"prompts": row.prompts} if several else {}),

@@ -115,6 +115,7 @@ def _point(own: Sequence[Placed]) -> dict[str, Any]:
     }
     return page_cell(
         **{name: getattr(entry, name) for name in ("task", "benchmark", "mini")},
+        system=entry.full_label,
         version=entry.task_version,
         mean=entry.is_mean,
         sealed=is_sealed(entry.task, entry.benchmark),

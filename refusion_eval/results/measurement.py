@@ -252,6 +252,12 @@ class Measurement:
         return self.finished and self.scored and not self.errors
 
     @property
+    def full_label(self) -> str:
+        """The label with the variants that stand beside their system, as views tell systems apart."""
+        holds = {name: name in self.variants for name in BESIDE} | {FUSED: self.decoded_fused}
+        return ", ".join((self.label, *(name for name in BESIDE if holds[name])))
+
+    @property
     def decoded_fused(self) -> bool:
         """Whether forwards verified and planned at once, in a mean those of any task."""
         fuse = self.settings.get("fuse", "false")

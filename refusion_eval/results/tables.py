@@ -15,8 +15,6 @@ from refusion_eval.errors import StoreError
 from refusion_eval.metrics import Interval
 from refusion_eval.results.cautions import FEWER, FEWER_SENTENCE, Caution, extent_sentences, that_hold
 from refusion_eval.results.measurement import (
-    BESIDE,
-    FUSED,
     MEAN_TASK,
     NO_PROTOCOL,
     Measurement,
@@ -181,9 +179,8 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
         if measurement.missing:
             without_rows.setdefault(measurement.task, []).append(measurement)
             continue
-        added = {name: name in measurement.variants for name in BESIDE} | {FUSED: measurement.decoded_fused}
-        added[measurement.protocol or NO_PROTOCOL] = several
-        label = ", ".join((measurement.label, *that_hold(added)))
+        protocol = [measurement.protocol or NO_PROTOCOL] if several else []
+        label = ", ".join((measurement.full_label, *protocol))
         key = (measurement.mini, measurement.is_mean, measurement.task, label, measurement.run_id, measurement.row)
         groups.setdefault(key, {})[measurement.metric] = measurement
         run_ids.setdefault(label, set()).add(measurement.run_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from miniature.pictures import FACTS, PAGE, PICTURES, REPLAY, facts
+from miniature.pictures import FACTS, PAGE, PICTURES, facts
 from miniature.results import choices, main, speeds, tables
 from miniature.train import STAGES, VARIANTS, runs_of
 from refusion_eval.results.results_file import read_csv
@@ -49,12 +49,7 @@ def test_the_scaling_counts_the_samples_of_all_courses(work_dir: Path) -> None:
     assert samples == ["40", "40", "40", "40", "160"]
 
 
-OLDER = pytest.mark.xfail(
-    strict=True, reason="the pictures are older than the weights; `python -m miniature.results` makes them again"
-)
-
-
-@pytest.mark.parametrize("picture", [pytest.param(name, marks=[] if name == REPLAY else [OLDER]) for name in PICTURES])
+@pytest.mark.parametrize("picture", PICTURES)
 def test_a_picture_shows_the_weights_and_figures_that_are_shipped(picture: str) -> None:
     assert facts(picture) == json.loads((ROOT / FACTS).read_text(encoding="utf-8"))[picture]
 

@@ -10,7 +10,9 @@ from refusion_eval.report.assemble import page
 from refusion_eval.report.collect import Asked, collect, metrics_of
 from refusion_eval.report.sample import find_sample
 from refusion_eval.results.cautions import CARDS_SENTENCE
+from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.metric_list import ACCURACY, METRICS, UNSTATED, place_of
+from refusion_eval.results.tables import summary
 from refusion_eval.store.manifest import Hardware
 from refusion_eval.store.run_store import RunStore
 
@@ -235,6 +237,15 @@ def test_programs_without_isolation_are_marked(tmp_path):
     sample = make_sample("1", task="mini_mbpp")
     run = write_run(tmp_path / "run", [sample], [make_score(sample, tier="none")], tasks={"mini_mbpp": "1"})
     assert "no isolation" in marks(collect([run], LetterSources()))
+
+
+def test_systems_have_the_names_of_the_table(tmp_path):
+    settings = {"slot_size": 2, "completion": "verifier", "fuse": False}
+    sample = make_sample("1", settings=settings)
+    tasks = {sample.key.task: "1", "mini_math": "1"}
+    run = write_run(tmp_path / "run", [sample], expected=dict.fromkeys(tasks, 1), tasks=tasks)
+    found = {cell["system"] for cell in collect([run], LetterSources()).index["cells"]}
+    assert found == {"ReFusion, verifier"} <= {line.system for line in summary(run_measurements([run]))}
 
 
 def test_two_versions_of_a_task_are_named(tmp_path):

@@ -9,7 +9,7 @@ const frontier = (() => {
 
   // Runs that differ in settings only are one system here.
   const backbones = new Set(store.index.runs.map((run) => run.backbone));
-  const system = ({ about }) => (backbones.size > 1 ? `${about.system} · ${about.backbone}` : about.system);
+  const system = (cell) => (backbones.size > 1 ? `${cell.system} · ${cell.about.backbone}` : cell.system);
   const systems = [...new Map(store.cells.map((cell) => [system(cell), cell.about]))].reduce((all, [name, { colour, marker, dashes }]) => {
     // Systems of one decoder that have no style of their own get the markers that are left.
     const taken = (shape) => all.some(([, other]) => other.colour === colour && other.marker === shape);

@@ -1,4 +1,4 @@
-// Systems by tasks in one metric, best first: the ranking that a reader looks for.
+// Systems by tasks in one metric, best first.
 const matrix = (() => {
   const MEAN = "mean";
 
@@ -20,7 +20,7 @@ const matrix = (() => {
     return figure && figure.value !== null ? figure : null;
   }
 
-  // The columns in order; the first is the one that the ranking goes by, the mean if there is one. Tasks without any figure come last.
+  // The columns in order; the first is the one that rows are sorted by, the mean if there is one. Tasks without any figure come last.
   function columns(rows, metric) {
     const cells = rows.flatMap(({ byTask }) => [...byTask.values()]);
     const names = [...new Set(cells.map(format.task))].sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
@@ -31,28 +31,12 @@ const matrix = (() => {
     return names.sort((one, other) => place(one) - place(other));
   }
 
-  // The place of each entry in the first column: one more than the number of entries that are clearly better, by whole intervals.
-  // Entries that lack a task that another has have none, nor have speeds of other machines than the entry's a say in it.
-  function ranks(rows, names, metric) {
-    const sign = format.isCost(metric) ? -1 : 1;
-    const has = (row, name) => measured(row.byTask.get(name), metric);
-    const bounds = (row) => {
-      const { value, low, high } = has(row, names[0]);
-      return [sign * (low ?? value), sign * (high ?? value)].sort((one, other) => one - other);
-    };
-    const needed = names.filter((name, column) => column === 0 || rows.some((row) => has(row, name)));
-    const complete = rows.filter((row) => needed.every((name) => has(row, name)));
-    return new Map(complete.map((row) => [row, 1 + complete.filter((other) => bounds(other)[0] > bounds(row)[1]
-      && (!format.isSpeed(metric) || format.machine(other.first) === format.machine(row.first))).length]));
-  }
-
   // `link` gives the address of a figure; `apart` is what tells apart rows of one run, besides settings.
   const toTask = (cell) => (cell.mean ? null : `${router.link("task", cell.task)}?system=${cell.number}`);
   function table(cells, metric, sort, sortBy, link = toTask, apart = () => "") {
     const rows = entries(cells, metric, apart);
     if (!rows.length) return dom.el("p.empty", {}, "Nothing matches: tick a system and a task.");
     const names = columns(rows, metric);
-    const place = ranks(rows, names, metric);
     const [key, direction] = names.includes(sort[0]) || sort[0] === "system" ? sort : [names[0], format.isCost(metric) ? 1 : -1];
     const value = (row) => (key === "system" ? store.title(row.first) : measured(row.byTask.get(key), metric)?.value ?? null);
     rows.sort((one, other) => overview.order(value(one), value(other), direction) || one.first.number - other.first.number);
@@ -63,10 +47,9 @@ const matrix = (() => {
     const head = (name, label, css) => overview.head([name, label], [key, direction], sortBy, css);
     return dom.el("table.figures.matrix", {},
       dom.el("caption.hidden", {}, `${format.metricLabel(metric)} of every system on every task`),
-      dom.el("thead", {}, dom.el("tr", {}, dom.el("th.number", { scope: "col" }, dom.el("span.sort", {}, "Rank")), head("system", "System", "th"),
+      dom.el("thead", {}, dom.el("tr", {}, head("system", "System", "th"),
         names.map((name) => head(name, short(name), "th.number")))),
       dom.el("tbody", {}, rows.map((row) => dom.el("tr", {},
-        dom.el("td.number.rank", { "data-label": "Rank" }, place.get(row) ?? "–"),
         dom.el("th.system", { scope: "row" }, store.title(row.first),
           machines.size > 1 && (format.isSpeed(metric) || apart(row.first)) && dom.el("small", {}, format.machine(row.first))),
         names.map((name) => entry(row.byTask.get(name), name, metric, scales.get(name), link))))));
@@ -92,8 +75,8 @@ const matrix = (() => {
     return dom.el("td.number", attributes, body, overview.marks(cell, format.isSpeed(metric)), figure && overview.whisker(figure, low, high));
   }
 
-  const CAPTION = "Rank: one more than the number of systems whose whole 95% interval is better in the first column; a system that "
-    + "lacks a task of another has none, and speeds rank within one machine. Bars: the interval, on the range of its column.";
+  const CAPTION = "In brackets and as bars, which have the range of their column: 95% intervals. Whether two systems differ is "
+    + "said by `refusion-eval compare`, which takes the differences item by item.";
 
   return { table, MEAN, CAPTION };
 })();

@@ -99,7 +99,7 @@ const overview = (() => {
 
   function exported(cells) {
     return cells.flatMap((cell) => Object.entries(cell.metrics).map(([metric, { value, low, high, unit, n, note }]) => ({
-      run: cell.about.id, system: cell.about.system, settings: store.variant(cell), task: cell.task, version: cell.version, mini: cell.mini,
+      run: cell.about.id, system: cell.system, settings: store.variant(cell), task: cell.task, version: cell.version, mini: cell.mini,
       metric, value, ci_low: low, ci_high: high, unit, n, hardware: format.machine(cell), note,
     })));
   }

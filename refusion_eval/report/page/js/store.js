@@ -61,18 +61,11 @@ const store = (() => {
   }
 
   const cells = index.cells.map((cell, number) => ({ ...cell, number, about: index.runs[cell.run] }));
-  const doubled = new Set();
-  const systems = new Map();
-  for (const run of index.runs) {
-    if (systems.has(run.system)) doubled.add(run.system);
-    systems.set(run.system, run);
-  }
+  const runs = new Map();
+  for (const { system, run } of cells) runs.set(system, new Set(runs.get(system)).add(run));
 
   // A system's name, with the run's where several runs share it.
-  function systemName(cell) {
-    const { system, id } = cell.about;
-    return doubled.has(system) ? `${system} (${id})` : system;
-  }
+  const systemName = ({ system, about }) => (runs.get(system).size > 1 ? `${system} (${about.id})` : system);
 
   // What tells apart the cells of one run and task that were decoded under several settings; empty if there is one.
   function variant(cell) {
