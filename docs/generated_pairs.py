@@ -5,7 +5,9 @@ tasks, with the interval that `refusion-eval compare` prints, and a single task 
 over all tasks leaves its p value below 5 %.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ from miniature.infilling import table
 from miniature.seeds import over_seeds, summary
 from refusion_eval.metrics import Interval, Statistic, bootstrap, mean_of_intervals, paired_difference, scaled
 from refusion_eval.results.compare import holm, mcnemar
+from refusion_eval.training.run import RUN_FILE
 
 AR, AR_SFT = "AR", "AR-SFT"
 LEVEL = 0.05
@@ -155,13 +158,25 @@ def equal_start(words: Sequence[str]) -> str:
     numbers = answers.groupby("task").item.nunique()
     best = found.set_index("system").TPF.loc[systems]
     return (
-        f"Training seeds: {'; '.join(reversed(seeds))}.{f' Not trained yet: {listed(missing)}.' if missing else ''} "
+        f"Training seeds: {'; '.join(reversed(seeds))}.{f' Not trained yet: {listed(missing)}.' if missing else ''}"
+        f"{trained_in(settings[~settings.model.isin(VARIANTS)])} "
         f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, Holm's correction over the systems leaves an "
         f"accuracy below that of {AR_SFT} for {listed(lower)}, and above it for "
         f"{listed([system for system in left if system not in lower])}. {best.idxmax()} has the highest TPF, "
         f"{best.max():.1f}. Intervals are over items and, where a system has several, over training seeds.\n\n"
         f"{table_of(columns, found[columns].to_numpy().tolist())}"
     )
+
+
+def trained_in(settings: pandas.DataFrame, courses: Path = COURSES) -> str:
+    """Which systems had a course that computed in another type than most courses, by the records of the courses."""
+    systems: dict[str, dict[str, None]] = {}
+    for row in settings[["system", "model", "seed"]].drop_duplicates().itertuples():
+        record = json.loads((courses / f"{row.model}_{row.seed}" / RUN_FILE).read_text(encoding="utf-8"))
+        systems.setdefault(record["identity"]["optimisation"]["compute_dtype"], {})[str(row.system)] = None
+    most = max(systems, key=lambda dtype: len(systems[dtype]))
+    others = [f"{listed(list(names))} in {dtype}" for dtype, names in systems.items() if dtype != most]
+    return f" Trained in {most}, but {listed(others)}." if others else ""
 
 
 def _by_task(answers: pandas.DataFrame, systems: Sequence[str]) -> str:

@@ -3,12 +3,14 @@
 import ast
 import csv
 import importlib
+import json
 import re
 import shlex
 import sys
 import tomllib
 from pathlib import Path
 
+import pandas
 import pytest
 import typer
 from packaging.requirements import InvalidRequirement, Requirement
@@ -362,6 +364,19 @@ def test_the_addresses_are_those_of_the_site_and_a_placeholder_is_called_so(
         assert f"git clone https://{host}/project refusion_eval" in made
         assert f"(https://{host}/pages/sample-report.html)" in made
         assert ("does not name yet" in made) == (host == "example.org") == ("badge.svg" not in made)
+
+
+def test_a_course_that_computed_in_another_type_than_most_is_named(site, tmp_path: Path) -> None:
+    pairs = importlib.import_module("generated_pairs")
+    courses = [("A", "a", 1), ("B", "b", 1), ("C", "c", 1), ("C", "c", 2)]
+    settings = pandas.DataFrame(courses, columns=["system", "model", "seed"])
+    for _, model, seed in courses:
+        dtype = "float32" if (model, seed) == ("c", 2) else "bfloat16"
+        (tmp_path / f"{model}_{seed}").mkdir()
+        record = {"identity": {"optimisation": {"compute_dtype": dtype}}}
+        (tmp_path / f"{model}_{seed}/run.json").write_text(json.dumps(record), encoding="utf-8")
+    assert pairs.trained_in(settings, tmp_path) == " Trained in bfloat16, but C in float32."
+    assert pairs.trained_in(settings[settings.seed == 1], tmp_path) == ""
 
 
 def test_a_marker_that_names_no_table_is_an_error(tables) -> None:
