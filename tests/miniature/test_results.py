@@ -6,9 +6,10 @@ import runpy
 import shutil
 from pathlib import Path
 
+import pandas
 import pytest
 
-from miniature.pictures import FACTS, PAGE, PICTURES, facts
+from miniature.pictures import FACTS, PAGE, PICTURES, facts, report_answers
 from miniature.results import choices, main, speeds, tables
 from miniature.train import STAGES, VARIANTS, runs_of
 from refusion_eval.results.results_file import read_csv
@@ -52,6 +53,16 @@ def test_the_scaling_counts_the_samples_of_all_courses(work_dir: Path) -> None:
 @pytest.mark.parametrize("picture", PICTURES)
 def test_a_picture_shows_the_weights_and_figures_that_are_shipped(picture: str) -> None:
     assert facts(picture) == json.loads((ROOT / FACTS).read_text(encoding="utf-8"))[picture]
+
+
+def test_the_answers_in_the_sample_report_are_those_of_the_tables() -> None:
+    names = ["task", "item", "system", "right", "tokens", "forwards"]
+    verdicts = pandas.read_csv(ROOT / "results/embedded/verdicts.csv")[names]
+    shown = report_answers()[names]
+    assert set(shown.system) == {"AR-SFT", "BD3-LM, merged", "ReFusion", "ReFusion, verifier"}
+    expected = verdicts[verdicts.system.isin(set(shown.system))]
+    order = names[:3]
+    assert shown.sort_values(order).values.tolist() == expected.sort_values(order).values.tolist()
 
 
 def test_what_a_picture_shows_is_told_from_what_is_shipped(tmp_path: Path) -> None:
