@@ -75,8 +75,7 @@ const matrix = (() => {
     return dom.el("td.number", attributes, body, overview.marks(cell, format.isSpeed(metric)), figure && overview.whisker(figure, low, high));
   }
 
-  const CAPTION = "In brackets and as bars, which have the range of their column: 95% intervals. Whether two systems differ is "
-    + "said by `refusion-eval compare`, which takes the differences item by item.";
+  const CAPTION = "Brackets and bars: 95% intervals, bars on the range of their column. The command compare says whether two systems differ, item by item.";
 
   return { table, MEAN, CAPTION };
 })();
