@@ -18,6 +18,7 @@ PAGES = {
     "performance/README.md": "project/performance.md",
     "tests/data/README.md": "reference/goldens.md",
     "results/published/README.md": "reference/published.md",
+    "results/embedded/sample-report.html": "sample-report.html",
     **{
         path.relative_to(ROOT).as_posix(): f"reference/tasks/{path.parent.name}.md"
         for path in sorted((ROOT / "tasks").glob("*/README.md"))
@@ -30,16 +31,14 @@ PICTURES = (
     "results/embedded/artefacts/*.gif",
     "results/lengths/*.png",
 )
-REPORT = "results/embedded/sample-report.html"
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"\]\(([\w./-]+)((?:#[\w-]+)?)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages, the pictures of results/ under the same path, and the sample report."""
+    """Adds the pages, and the pictures of results/ under the same path."""
     pictures = [path.relative_to(ROOT).as_posix() for pattern in PICTURES for path in sorted(ROOT.glob(pattern))]
-    others = [*zip(pictures, pictures, strict=True), (Path(REPORT).name, REPORT)]
-    for page, source in (*SOURCES.items(), *others):
+    for page, source in (*SOURCES.items(), *zip(pictures, pictures, strict=True)):
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     return files
 
