@@ -29,9 +29,12 @@ def interval(value: float, low: float, high: float, digits: int = 1) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """One text such as "a, b and c", or "none"."""
+    """One text such as "a, b and c", or "none"; semicolons stand between parts that have commas."""
     *first, last = parts or ["none"]
-    return f"{', '.join(first)} and {last}" if first else last
+    if not first:
+        return last
+    has_commas = any(", " in part for part in parts)
+    return f"{'; '.join(first)}; and {last}" if has_commas else f"{', '.join(first)} and {last}"
 
 
 def systems_of(words: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ from refusion_eval.results.results_file import read_csv
 from refusion_eval.training.run import RUN_FILE
 
 AR, AR_SFT = "AR", "AR-SFT"
+REFUSION, WITH_VERIFIER = "ReFusion", "ReFusion, verifier"
 LEVEL = 0.05
 COURSES = RESULTS / "courses"
 
@@ -141,43 +142,93 @@ def _apart(found: pandas.DataFrame, fewest: str, other: str) -> bool:
     return bootstrap([Statistic(columns, difference)])[0].interval().low > 0
 
 
+def _courses() -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """The answers of all courses, and the settings that were chosen for them."""
+    return pandas.read_csv(COURSES / ANSWERS), pandas.read_csv(COURSES / SETTINGS)
+
+
 def equal_start(words: Sequence[str]) -> str:
     """What systems reach that continue one model on the same samples: all tasks, or with the word "tasks" each task."""
-    answers, settings = (pandas.read_csv(COURSES / file) for file in (ANSWERS, SETTINGS))
+    answers, settings = _courses()
     answers = answers[~answers.model.isin(VARIANTS)]
     systems = [system for system in answers.system.unique() if system != AR_SFT]
     if words == ["tasks"]:
         return _by_task(answers, systems)
     found = summary(answers, settings, AR_SFT)
-    found["million rows trained"] = (found["trained rows"] / 1e6).round(1)
-    columns = ["system", "million rows trained", "accuracy, %", f"minus {AR_SFT}", "TPF", "rows a token"]
     estimates = {system: over_seeds(answers, system, AR_SFT) for system in systems}
     p_values = holm([estimate.p_value() for estimate in estimates.values()])
     left = [system for system, value in zip(systems, p_values, strict=True) if value < LEVEL]
     lower = [system for system in left if estimates[system].value < 0]
-    seeds = [f"{number} of {listed(list(part.system))}" for number, part in found.groupby("seeds")]
+    seeds = [
+        f"There {'are' if number > 1 else 'is'} {number} training seed{'s' * (number > 1)} for "
+        f"{listed(list(part.system))}."
+        for number, part in found.groupby("seeds")
+    ]
     missing = [system.name for system in SYSTEMS if system.name not in set(found.system)]
     numbers = answers.groupby("task").item.nunique()
     best = found.set_index("system").TPF.loc[systems]
     return (
-        f"Training seeds: {'; '.join(reversed(seeds))}.{f' Not trained yet: {listed(missing)}.' if missing else ''}"
+        f"{' '.join(reversed(seeds))}{f' Not trained yet: {listed(missing)}.' if missing else ''}"
         f"{trained_in(settings[~settings.model.isin(VARIANTS)])} "
         f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, Holm's correction over the systems leaves an "
         f"accuracy below that of {AR_SFT} for {listed(lower)}, and above it for "
         f"{listed([system for system in left if system not in lower])}. {best.idxmax()} has the highest TPF, "
         f"{best.max():.1f}. Intervals are over items and, where a system has several, over training seeds.\n\n"
-        f"{table_of(columns, found[columns].to_numpy().tolist())}"
+        f"{_shown(found)}"
+    )
+
+
+def _shown(found: pandas.DataFrame) -> str:
+    """The table of a `summary`."""
+    minus = next(column for column in found.columns if column.startswith("minus "))
+    shown = found.assign(**{"million rows trained": (found["trained rows"] / 1e6).round(1)})
+    shown = shown[["system", "million rows trained", "accuracy, %", minus, "TPF", "rows a token"]]
+    return table_of(list(shown.columns), shown.to_numpy().tolist())
+
+
+def controls(words: Sequence[str]) -> str:
+    """What courses reach that differ from the ordinary one in one thing; the words are names of `VARIANTS`."""
+    answers, settings = _courses()
+    tables = []
+    for name in words:
+        for system in answers[answers.model == name].system.unique():
+            ordinary = system.removesuffix(f", {VARIANTS[name].label}")
+            found = summary(answers[answers.system.isin((ordinary, system))], settings, ordinary)
+            tables.append(found.rename(columns={f"minus {ordinary}": "minus the ordinary course"}))
+    return _shown(pandas.concat(tables))
+
+
+def verifier_control(_: Sequence[str]) -> str:
+    """The gain of the verifier's tokens after the ordinary course, and after one with half-filled slots."""
+    answers, _settings = _courses()
+    variant = "refusion_half_filled"
+    courses = {"the ordinary course": ("refusion", ""), "the control": (variant, f", {VARIANTS[variant].label}")}
+    gains = []
+    for course, (model, label) in courses.items():
+        by_rule = answers[answers.model == model].pivot(
+            index=["model", "seed", "task", "item"], columns="system", values="right"
+        )
+        gain = by_rule[f"{WITH_VERIFIER}{label}"] - by_rule[f"{REFUSION}{label}"]
+        gains.append(gain.rename("right").reset_index().assign(system=course))
+    of = pandas.concat(gains)
+    ordinary, control = (_spelled(over_seeds(of, course).interval()) for course in courses)
+    change = over_seeds(of, "the control", "the ordinary course")
+    return (
+        f"Over all {answers.task.nunique()} tasks the verifier's tokens gain {ordinary} points after the ordinary "
+        f"course and {control} points after the control. The gain changes by {_spelled(change.interval())} points "
+        f"(p = {change.p_value():.2g}).\n"
     )
 
 
 def trained_in(settings: pandas.DataFrame, courses: Path = COURSES) -> str:
     """Which systems had a course that computed in another type than most courses, by the records of the courses."""
-    systems: dict[str, dict[str, None]] = {}
+    systems: dict[str, list[str]] = {}
     for row in settings[["system", "model", "seed"]].drop_duplicates().itertuples():
         record = json.loads((courses / f"{row.model}_{row.seed}" / RUN_FILE).read_text(encoding="utf-8"))
-        systems.setdefault(record["identity"]["optimisation"]["compute_dtype"], {})[str(row.system)] = None
+        name = f"{row.system} (seed {row.seed})"
+        systems.setdefault(record["identity"]["optimisation"]["compute_dtype"], []).append(name)
     most = max(systems, key=lambda dtype: len(systems[dtype]))
-    others = [f"{listed(list(names))} in {dtype}" for dtype, names in systems.items() if dtype != most]
+    others = [f"{listed(names)} in {dtype}" for dtype, names in systems.items() if dtype != most]
     return f" Trained in {most}, but {listed(others)}." if others else ""
 
 
@@ -237,8 +288,8 @@ def verifier_serial(_: Sequence[str]) -> str:
     """The best settings of the verifier beside one token a forward, on the draws."""
     rows = pandas.read_csv(RESULTS / "frontiers.csv")
     of = {
-        "verifier": rows[rows.system == "ReFusion, verifier"],
-        "serial": rows[(rows.system == "ReFusion") & rows.settings.str.contains('"serial": true')],
+        "verifier": rows[rows.system == WITH_VERIFIER],
+        "serial": rows[(rows.system == REFUSION) & rows.settings.str.contains('"serial": true')],
     }
     best = {name: part.groupby("task").accuracy.max().mean() for name, part in of.items()}
     return (
@@ -272,6 +323,8 @@ def processors(_: Sequence[str]) -> str:
 
 PAIRED = {
     "equal_start": equal_start,
+    "controls": controls,
+    "verifier_control": verifier_control,
     "infilling_family": infilling,
     "processors": processors,
     "paired": paired,

@@ -16,6 +16,7 @@ import typer
 from packaging.requirements import InvalidRequirement, Requirement
 from typer.main import get_command
 
+from miniature.equal_start import ANSWER_COLUMNS, ANSWERS, SETTING_COLUMNS, SETTINGS
 from refusion_eval.bench.gpu_report import Check, Result, write_report
 from refusion_eval.cli import COMMANDS, TAKES_ALL_ARGUMENTS, app
 from refusion_eval.cli.evaluate import with_system
@@ -375,8 +376,50 @@ def test_a_course_that_computed_in_another_type_than_most_is_named(site, tmp_pat
         (tmp_path / f"{model}_{seed}").mkdir()
         record = {"identity": {"optimisation": {"compute_dtype": dtype}}}
         (tmp_path / f"{model}_{seed}/run.json").write_text(json.dumps(record), encoding="utf-8")
-    assert pairs.trained_in(settings, tmp_path) == " Trained in bfloat16, but C in float32."
+    assert pairs.trained_in(settings, tmp_path) == " Trained in bfloat16, but C (seed 2) in float32."
     assert pairs.trained_in(settings[settings.seed == 1], tmp_path) == ""
+
+
+def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_becomes(
+    site, tmp_path: Path, monkeypatch
+) -> None:
+    pairs = importlib.import_module("generated_pairs")
+    # Of 40 items, those that are right: the verifier gains 10 after the ordinary course and 2 after the control.
+    right = {
+        ("ReFusion", "refusion"): 20,
+        ("ReFusion, verifier", "refusion"): 30,
+        ("ReFusion, half-filled slots", "refusion_half_filled"): 25,
+        ("ReFusion, verifier, half-filled slots", "refusion_half_filled"): 27,
+    }
+    answers = [
+        (system, model, 1, task, item, int(item < number), 10, 5, 60)
+        for (system, model), number in right.items()
+        for task in ("a", "b")
+        for item in range(40)
+    ]
+    settings = [(*course, 1, task, "{}", 50, 2, 11_300_000) for course in right for task in ("a", "b")]
+    pandas.DataFrame(answers, columns=list(ANSWER_COLUMNS)).to_csv(tmp_path / ANSWERS, index=False)
+    pandas.DataFrame(settings, columns=list(SETTING_COLUMNS)).to_csv(tmp_path / SETTINGS, index=False)
+    monkeypatch.setattr(pairs, "COURSES", tmp_path)
+    lines = pairs.controls(["refusion_half_filled"]).splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert rows[0][3] == "minus the ordinary course"
+    assert [(row[0], row[3].split()[:1]) for row in rows[2:]] == [
+        ("ReFusion", []),
+        ("ReFusion, half-filled slots", ["12.5"]),
+        ("ReFusion, verifier", []),
+        ("ReFusion, verifier, half-filled slots", ["-7.5"]),
+    ]
+    sentence = pairs.verifier_control([])
+    assert re.findall(r"(-?[\d.]+) \[", sentence) == ["25.0", "5.0", "-20.0"]
+    assert "Over all 2 tasks" in sentence
+
+
+def test_parts_with_commas_are_listed_with_semicolons(site) -> None:
+    listed = importlib.import_module("generated_common").listed
+    assert listed(["1,000", "b", "c"]) == "1,000, b and c"
+    assert listed(["a", "b, merged", "c"]) == "a; b, merged; and c"
+    assert (listed(["a, b"]), listed([])) == ("a, b", "none")
 
 
 def test_a_marker_that_names_no_table_is_an_error(tables) -> None:
