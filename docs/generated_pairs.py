@@ -130,7 +130,7 @@ def equal_accuracy(_: Sequence[str]) -> str:
 def _apart(found: pandas.DataFrame, fewest: str, other: str) -> bool:
     """Whether the interval of the difference of forwards a token, resampled by draw, leaves out 0."""
     columns = [
-        found[found.system == system].sort_values("item")[name].to_numpy(dtype=float)
+        found[found.system == system].sort_values(["task", "item"])[name].to_numpy(dtype=float)
         for system in (fewest, other)
         for name in ("forwards", "tokens")
     ]
@@ -167,15 +167,24 @@ def equal_start(words: Sequence[str]) -> str:
     missing = [system.name for system in SYSTEMS if system.name not in set(found.system)]
     numbers = answers.groupby("task").item.nunique()
     best = found.set_index("system").TPF.loc[systems]
+    items = answers.groupby(["system", "task", "item"], as_index=False)[["tokens", "forwards"]].mean()
+    fastest = best.idxmax()
+    near = [system for system in systems if system != fastest and not _apart(items, fastest, system)]
     return (
         f"{' '.join(reversed(seeds))}{f' Not trained yet: {listed(missing)}.' if missing else ''}"
         f"{trained_in(settings[~settings.model.isin(VARIANTS)])} "
         f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, Holm's correction over the systems leaves an "
         f"accuracy below that of {AR_SFT} for {listed(lower)}, and above it for "
-        f"{listed([system for system in left if system not in lower])}. {best.idxmax()} has the highest TPF, "
-        f"{best.max():.1f}. Intervals are over items and, where a system has several, over training seeds.\n\n"
+        f"{listed([system for system in left if system not in lower])}. {fastest} has the highest TPF, "
+        f"{best.max():.1f}{_not_apart(near)}. "
+        "Intervals are over items and, where a system has several, over training seeds.\n\n"
         f"{_shown(found)}"
     )
+
+
+def _not_apart(systems: Sequence[str]) -> str:
+    """The end of a sentence that names the systems which an interval does not tell from the highest."""
+    return f"; the interval of the paired difference does not tell it from that of {listed(systems)}" if systems else ""
 
 
 def _shown(found: pandas.DataFrame) -> str:
@@ -292,9 +301,11 @@ def verifier_serial(_: Sequence[str]) -> str:
         "serial": rows[(rows.system == REFUSION) & rows.settings.str.contains('"serial": true')],
     }
     best = {name: part.groupby("task").accuracy.max().mean() for name, part in of.items()}
+    tried = {name: part.settings.nunique() for name, part in of.items()}
     return (
-        f"On the draws of `results/embedded/frontiers.csv`, the best setting of each task has {best['verifier']:.1f} % "
-        f"in the mean with the verifier's tokens, and {best['serial']:.1f} % token by token (`serial=true`).\n"
+        f"On the draws of `results/embedded/frontiers.csv`, the best of {tried['verifier']} settings of each task has "
+        f"{best['verifier']:.1f} % in the mean with the verifier's tokens, and the best of {tried['serial']} settings "
+        f"{best['serial']:.1f} % token by token (`serial=true`).\n"
     )
 
 

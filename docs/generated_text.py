@@ -11,6 +11,7 @@ from typing import Any
 import pandas
 from generated_common import GPU_RESULTS, RESULTS, interval, listed, systems_of, table_of, title
 
+from miniature.frontier import is_ablation
 from refusion_eval.paths import EMBEDDED_FOLDER
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.results_file import read_csv
@@ -67,8 +68,8 @@ def family(_: Sequence[str]) -> str:
         f"forward on {listed(at_once)}, where it writes most of a response at once.\n\n"
         f"In the mean of the tasks, in percent of right answers, {_ranked(mean_accuracy, 1)}.\n\n"
         f"In tokens per second, {_ranked(mean_tps, 0, bounds=True)}. AR-SFT has the shape and the decoding loop of AR, "
-        f"and {interval(calibration.value, calibration.ci_low, calibration.ci_high, 2)} times its speed: the machine "
-        "alone makes two equal systems differ so much.\n\n"
+        f"and {interval(calibration.value, calibration.ci_low, calibration.ci_high, 2)} times its speed. Of two equal "
+        "systems, such a difference is due to the machine.\n\n"
         f"In tokens per second ReFusion has {interval(mean.value, mean.ci_low, mean.ci_high)} times the speed of its "
         f"autoregressive backbone in the mean. It is faster on {listed(faster)} and slower on {listed(slower)}; on "
         "the other tasks the interval of the factor includes 1. With 3.0 million parameters and responses of "
@@ -118,8 +119,9 @@ def grid(_: Sequence[str]) -> str:
 
 
 def most_accurate(_: Sequence[str]) -> str:
-    """The most accurate setting of each system, by task, and the mean."""
+    """The most accurate setting of each system but its ablations, by task, and the mean."""
     rows = _frontiers()
+    rows = rows[~rows.settings.map(is_ablation)]
     best = rows.groupby(["system", "task"], sort=False).accuracy.max().unstack(sort=False)
     best = best.assign(mean=best.mean(axis=1)).sort_values("mean", ascending=False)
     heads = [*(title(f"mini_{task}") for task in best.columns[:-1]), "mean"]
@@ -154,7 +156,10 @@ def equal_parallelism(words: Sequence[str]) -> str:
         f"{system} is so parallel on {reached[system]} of {len(lines)} tasks and ahead of {reference} on {number}"
         for system, number in ahead.items()
     ]
-    return f"{table_of(columns, lines)}\n{'; '.join(counted)}.\n"
+    return (
+        f"{table_of(columns, lines)}\n{'; '.join(counted)}. These are counts of the higher of two figures on draws, "
+        "without a test of the differences.\n"
+    )
 
 
 def _course_ends() -> list[int]:
