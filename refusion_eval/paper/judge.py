@@ -25,6 +25,7 @@ from refusion_eval.paper.formulas import (
 from refusion_eval.paper.names import task_title
 from refusion_eval.paper.statements import Claim, read_claims
 from refusion_eval.paper.studies import CHOSEN, GRADED, OF_SOME_ITEMS
+from refusion_eval.results.differences import not_in_turns
 from refusion_eval.results.measurement import GENERATE, TASKS, Measurement, MeasurementKey, by_key, problems
 from refusion_eval.results.metric_list import SPEED_METRICS
 from refusion_eval.results.published import published_backbone, published_measurements
@@ -120,8 +121,21 @@ class Evidence:
             return Computed(reason="; ".join([str(error), *excluded]))
         except DataError as error:
             return Computed(reason=str(error))
-        reasons = problems(result.measurements)
+        reasons = problems(result.measurements) + _out_of_turn(result.measurements)
         return Computed(reason="; ".join(reasons)) if reasons else result
+
+
+def _out_of_turn(measurements: Sequence[Measurement]) -> list[str]:
+    """Why a formula must not be computed from speeds of systems that did not take turns; empty if it may."""
+    first: dict[tuple[str, str], Measurement] = {}
+    reasons: dict[str, None] = {}
+    for one in measurements:
+        if one.origin == "measured" and one.metric in SPEED_METRICS:
+            other = first.setdefault((one.benchmark, one.metric), one)
+            # A speed of one round has no direction, which its verdict says.
+            if other is not one and (reason := not_in_turns(one, other, of_sweep=True)):
+                reasons[f"{other.run_id} and {one.run_id}: {reason}"] = None
+    return list(reasons)
 
 
 def judge_all(measured: Sequence[Measurement], margin: float = MARGIN) -> tuple[list[JudgedClaim], list[Average]]:

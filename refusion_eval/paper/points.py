@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from refusion_eval.benchmarks import BENCHMARKS
 from refusion_eval.errors import DataError
-from refusion_eval.metrics import Interval, require_turns
+from refusion_eval.metrics import Interval
 from refusion_eval.paper.formulas import setting_number
 from refusion_eval.paper.names import benchmark_of, system_label, task_title
 from refusion_eval.paper.rows import BASELINE, OPERATING_POINT, REFERENCE, Point, read_records
-from refusion_eval.results.differences import Difference, difference
+from refusion_eval.results.differences import Difference, difference, not_in_turns
 from refusion_eval.results.measured import read_measurements, run_measurements
 from refusion_eval.results.measurement import AVERAGE, Measurement, by_key, require_comparable, speeds_of
 from refusion_eval.results.metric_list import SCORES
@@ -298,18 +298,7 @@ def _deltas(measurements: Sequence[Measurement], baseline: Sequence[Measurement]
 def _not_in_turns(measurements: Sequence[Measurement], baseline: Sequence[Measurement], *, of_sweep: bool) -> str:
     """Why the speeds of a run and of the baseline have no difference; empty if they took turns, as far as is known."""
     speed, base = (next((entry for entry in part if entry.metric == "tps"), None) for part in (measurements, baseline))
-    if speed is None or base is None:
-        return ""  # said elsewhere
-    if speed.by_item is not None and base.by_item is not None:
-        try:
-            require_turns(speed.by_item.timed, base.by_item.timed)
-        except DataError as error:
-            return str(error)
-    # The points of a sweep take turns, so that their file tells it of one round too.
-    elif speed.num_rounds != base.num_rounds or (speed.num_rounds == 1 and not of_sweep):
-        reason = "files of results do not say that the systems took turns, unless each has several rounds, as many"
-        return f"{reason}; name the run directories"
-    return ""
+    return not_in_turns(speed, base, of_sweep=of_sweep) if speed and base else ""  # what is missing is said elsewhere
 
 
 def _without(points: list[Point], left_out: Mapping[str, str]) -> list[Point]:

@@ -14,7 +14,7 @@ from refusion_eval.paper.formulas import MissingMeasurement, compute, mean
 from refusion_eval.paper.names import system_label
 from refusion_eval.paths import tasks_path
 from refusion_eval.results.cautions import that_hold
-from refusion_eval.results.differences import difference
+from refusion_eval.results.differences import difference, not_in_turns
 from refusion_eval.results.measurement import (
     AVERAGE,
     BESIDE,
@@ -30,7 +30,7 @@ from refusion_eval.results.measurement import (
     require_comparable,
     without_protocol,
 )
-from refusion_eval.results.metric_list import PASS_AT_1, SCORES
+from refusion_eval.results.metric_list import PASS_AT_1, SCORES, SPEED_METRICS
 from refusion_eval.results.published import beside_published, published_measurements, read_published
 from refusion_eval.results.render import EMPTY, Emphasis, Section, Table, TableCell, TableRow, markdown_text, text_cells
 from refusion_eval.runs.settings_tables import load_table
@@ -281,6 +281,8 @@ class _Figure(NamedTuple):
             return False
         if self.measurement.origin == "published":
             return float(self.cell.text) > float(other.cell.text)
+        if self.measurement.metric in SPEED_METRICS and not_in_turns(self.measurement, other.measurement):
+            return False
         return difference(other.measurement, self.measurement).interval.low > 0
 
 

@@ -2,12 +2,14 @@
 
 from typing import NamedTuple
 
+from refusion_eval.errors import DataError
 from refusion_eval.metrics import (
     Bootstrap,
     Interval,
     difference_of_intervals,
     mean_of_intervals,
     paired_difference,
+    require_turns,
     scaled,
 )
 from refusion_eval.results.measured import seed_of
@@ -30,3 +32,22 @@ def difference(before: Measurement, after: Measurement) -> Difference:
         return Difference(scaled(mean_of_intervals(tasks), 100), paired=True)
     replicates = b.replicates - a.replicates
     return Difference(Bootstrap(after.value - before.value, replicates, after.n).interval(), paired=True)
+
+
+def not_in_turns(speed: Measurement, baseline: Measurement, *, of_sweep: bool = False) -> str:
+    """Why two speeds have neither ratio nor difference; empty if the systems took turns, as far as is known.
+
+    Args:
+        speed: a speed of one system.
+        baseline: that of the other.
+        of_sweep: whether both are of one sweep, whose points take turns, so that their file tells it of one round too.
+    """
+    if speed.by_item is not None and baseline.by_item is not None:
+        try:
+            require_turns(speed.by_item.timed, baseline.by_item.timed)
+        except DataError as error:
+            return str(error)
+    elif speed.num_rounds != baseline.num_rounds or (speed.num_rounds == 1 and not of_sweep):
+        reason = "files of results do not say that the systems took turns, unless each has several rounds, as many"
+        return f"{reason}; name the run directories"
+    return ""

@@ -225,6 +225,17 @@ def test_mini_tasks_say_no_more_than_a_direction(ours, bounds, verdict):
     assert not judge(CLAIMS["P07"], evidence).mini.is_defined
 
 
+def test_no_ratio_is_computed_of_speeds_of_other_numbers_of_rounds():
+    cells = [
+        cell(system, task, "tps", value, mini=True, backbone="qwen3", num_rounds=rounds)
+        for system, value, rounds in (("refusion", 2.0, 3), ("autoregressive", 1.0, 1))
+        for task in TASKS
+    ]
+    mini = judge(CLAIMS["P03"], Evidence(cells)).mini
+    assert not mini.is_defined
+    assert "do not say that the systems took turns" in mini.reason
+
+
 def test_a_direction_of_speed_takes_several_rounds_and_their_interval():
     def mini(system, value, run_id):
         return [cell(system, task, "tps", value, mini=True, backbone="qwen3", run_id=run_id) for task in TASKS]

@@ -86,8 +86,8 @@ def test_another_benchmark_has_a_column_of_its_own_and_counts_in_the_average(mad
 
 
 def test_best_and_second_best_are_marked_within_an_origin_where_their_difference_is_shown(made):
-    cells = made["system"]("refusion", 80.0, 90.0) + made["system"]("llada", 79.0, 10.0)
-    cells += made["system"]("qwen3", 70.0, 20.0)
+    cells = made["system"]("refusion", 80.0, 90.0, num_rounds=3) + made["system"]("llada", 79.0, 10.0, num_rounds=3)
+    cells += made["system"]("qwen3", 70.0, 20.0, num_rounds=3)
     table = paper_table(1, cells)
     marks = {
         label: [lines_of(table, label)["measured", name][0].emphasis for name in ("score", "TPS")]
@@ -99,6 +99,13 @@ def test_best_and_second_best_are_marked_within_an_origin_where_their_difference
         "Qwen3-8B (AR)": ["", ""],
     }
     assert lines_of(table, "ReFusion")["published", "score"][2].emphasis == "best"  # 84.91 on GSM8K
+
+
+def test_no_speed_is_marked_beside_one_of_another_number_of_rounds(made):
+    cells = made["system"]("refusion", 90.0, 90.0, num_rounds=3) + made["system"]("llada", 79.0, 10.0, num_rounds=1)
+    entry = lines_of(paper_table(1, cells), "ReFusion")
+    marks = [entry["measured", name][0].emphasis for name in ("score", "TPS")]
+    assert marks == ["best", ""]
 
 
 def test_equal_systems_are_both_best_where_the_next_one_is_shown_to_be_below(made):
