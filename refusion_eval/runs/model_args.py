@@ -77,7 +77,7 @@ class ModelArgs(CheckpointOptions):
         decoder: Name of the decoder, or the place of your own: FILE.py:DECODER or MODULE:DECODER.
         preset: Settings table of the decoder: the name of one, where the package has several (the default is the
             first), or FILE.yaml with a table of your own, which has a row for each benchmark.
-        batch_size: Requests decoded together, as far as the KV budget allows, or auto (of a server 1). Speed is
+        batch_size: Requests decoded together, as far as the KV budget allows, or auto (not of a server). Speed is
             measured at 1 only.
         tps_samples: Items of every task that are decoded alone, to measure speed beside a batch.
         samples: Texts of every item, each drawn with a seed of its own. More than one need a temperature.
@@ -101,8 +101,8 @@ class ModelArgs(CheckpointOptions):
             https://NAME/openai/deployments/DEPLOYMENT?api-version=VERSION.
         server_api: What the server is asked by: OpenAI-compatible completions, chat or responses, Ollama's chat, or
             SGLang's generate. The default is what it is known or found to have, completions first.
-        server_name: Name that stands for the server's address, so that a run goes on, and speeds compare, at another
-            address of the same server. It has letters, digits, dots, hyphens and underscores.
+        server_name: Name that stands for the server's address, so that a run goes on, and is compared as the same
+            system, at another address of the same server. It has letters, digits, dots, hyphens and underscores.
         served_model: Name of the model at the server. The default is the only one that the server lists.
         api_key_env: Environment variable that holds the server's key. The key itself is never given as an argument.
         diffusion: The server's model is a diffusion model, so that drafts that a server counts are no saved forwards.
