@@ -220,12 +220,13 @@ def verifier_control(_: Sequence[str]) -> str:
         gain = by_rule[f"{WITH_VERIFIER}{label}"] - by_rule[f"{REFUSION}{label}"]
         gains.append(gain.rename("right").reset_index().assign(system=course))
     of = pandas.concat(gains)
-    ordinary, control = (_spelled(over_seeds(of, course).interval()) for course in courses)
+    ordinary, control = (over_seeds(of, course).interval() for course in courses)
     change = over_seeds(of, "the control", "the ordinary course")
     return (
-        f"Over all {answers.task.nunique()} tasks the verifier's tokens gain {ordinary} points after the ordinary "
-        f"course and {control} points after the control. The gain changes by {_spelled(change.interval())} points "
-        f"(p = {change.p_value():.2g}).\n"
+        f"Over all {answers.task.nunique()} tasks the verifier's tokens gain {_spelled(ordinary)} points after the "
+        f"ordinary course and {_spelled(control)} points after the control. The gain changes by "
+        f"{_spelled(change.interval())} points (p = {change.p_value():.2g}). So after training on half-filled slots "
+        f"{'the gain is still there' if control.low > 0 else 'no gain is shown'}.\n"
     )
 
 

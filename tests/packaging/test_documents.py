@@ -494,3 +494,15 @@ def test_the_example_of_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "The answer is" in printed
     assert re.search(r"\d+ tokens in \d+ forwards", printed)
+
+
+def test_no_page_judges_by_whether_intervals_overlap() -> None:
+    pages = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
+    sentences = [
+        sentence
+        for text in pages.values()
+        for sentence in re.split(r"(?<=[.:;|])\s", " ".join(text.split()))
+        if re.search(r"\binterval", sentence) and re.search(r"\boverlap(s|ping)?\b", sentence)
+    ]
+    assert len(sentences) == 1  # the guide that warns of it
+    assert "do not prove" in sentences[0]
