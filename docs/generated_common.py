@@ -11,6 +11,8 @@ from refusion_eval.results.render import Table, markdown_source
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "embedded"
 GPU_RESULTS = ROOT / "results" / "gpu"
+# Names of systems in the results of the embedded family.
+AR, AR_SFT, BD3LM, REFUSION, WITH_VERIFIER = "AR", "AR-SFT", "BD3-LM", "ReFusion", "ReFusion, verifier"
 
 
 def csv_rows(name: str, folder: Path = RESULTS) -> list[dict[str, str]]:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas
-from generated_common import RESULTS, interval, listed, table_of, title
+import yaml
+from generated_common import AR, AR_SFT, REFUSION, RESULTS, ROOT, WITH_VERIFIER, interval, listed, table_of, title
 
 from miniature.equal_start import ANSWERS, SETTINGS, SYSTEMS, VARIANTS
 from miniature.infilling import table
@@ -23,8 +24,6 @@ from refusion_eval.results.compare import holm, mcnemar
 from refusion_eval.results.results_file import read_csv
 from refusion_eval.training.run import RUN_FILE
 
-AR, AR_SFT = "AR", "AR-SFT"
-REFUSION, WITH_VERIFIER = "ReFusion", "ReFusion, verifier"
 LEVEL = 0.05
 COURSES = RESULTS / "courses"
 
@@ -110,7 +109,7 @@ def equal_accuracy(_: Sequence[str]) -> str:
         totals = found.groupby("system")[["tokens", "forwards", "rows"]].sum()
         needed = totals.forwards / totals.tokens
         fewest = needed.idxmin()
-        near = [system for system in systems if system == fewest or not _apart(found, fewest, system)]
+        near = [fewest, *_ties(found, fewest, systems)]
         best |= {system: best[system] + 1 for system in near}
         cells = [
             f"{'**' if system in near else ''}{needed[system]:.2f}{'**' if system in near else ''} "
@@ -125,6 +124,11 @@ def equal_accuracy(_: Sequence[str]) -> str:
         "prompt. Bold: the fewest forwards, and those that the 95 % interval of the paired difference does not tell "
         f"from them: {listed(counted)} of {len(lines)} tasks.\n"
     )
+
+
+def _ties(found: pandas.DataFrame, fewest: str, systems: Sequence[str]) -> list[str]:
+    """The other systems that are not told from the one with the fewest forwards a token."""
+    return [system for system in systems if system != fewest and not _apart(found, fewest, system)]
 
 
 def _apart(found: pandas.DataFrame, fewest: str, other: str) -> bool:
@@ -169,22 +173,18 @@ def equal_start(words: Sequence[str]) -> str:
     best = found.set_index("system").TPF.loc[systems]
     items = answers.groupby(["system", "task", "item"], as_index=False)[["tokens", "forwards"]].mean()
     fastest = best.idxmax()
-    near = [system for system in systems if system != fastest and not _apart(items, fastest, system)]
+    ties = _ties(items, fastest, systems)
+    tied = f"; the interval of the paired difference does not tell it from that of {listed(ties)}" if ties else ""
     return (
         f"{' '.join(reversed(seeds))}{f' Not trained yet: {listed(missing)}.' if missing else ''}"
         f"{trained_in(settings[~settings.model.isin(VARIANTS)])} "
         f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, Holm's correction over the systems leaves an "
         f"accuracy below that of {AR_SFT} for {listed(lower)}, and above it for "
         f"{listed([system for system in left if system not in lower])}. {fastest} has the highest TPF, "
-        f"{best.max():.1f}{_not_apart(near)}. "
+        f"{best.max():.1f}{tied}. "
         "Intervals are over items and, where a system has several, over training seeds.\n\n"
         f"{_shown(found)}"
     )
-
-
-def _not_apart(systems: Sequence[str]) -> str:
-    """The end of a sentence that names the systems which an interval does not tell from the highest."""
-    return f"; the interval of the paired difference does not tell it from that of {listed(systems)}" if systems else ""
 
 
 def _shown(found: pandas.DataFrame) -> str:
@@ -209,7 +209,7 @@ def controls(words: Sequence[str]) -> str:
 
 def verifier_control(_: Sequence[str]) -> str:
     """The gain of the verifier's tokens after the ordinary course, and after one with half-filled slots."""
-    answers, _settings = _courses()
+    answers = pandas.read_csv(COURSES / ANSWERS)
     variant = "refusion_half_filled"
     courses = {"the ordinary course": ("refusion", ""), "the control": (variant, f", {VARIANTS[variant].label}")}
     gains = []
@@ -310,6 +310,23 @@ def verifier_serial(_: Sequence[str]) -> str:
     )
 
 
+def verifier_choices(_: Sequence[str]) -> str:
+    """On which tasks the settings that were chosen for the verifier have other slots or blocks than the paper's."""
+    paper, own = (
+        yaml.safe_load((ROOT / "tasks" / "settings" / f"{name}.yaml").read_text(encoding="utf-8"))["benchmarks"]
+        for name in ("mini_refusion", "mini_refusion_verifier")
+    )
+    changes = {
+        setting: {task: row[setting] - paper[task][setting] for task, row in own.items()}
+        for setting in ("slot_size", "block_size")
+    }
+    parts = []
+    for setting, by_task in changes.items():
+        larger, smaller = ([title(task) for task, change in by_task.items() if change * sign > 0] for sign in (1, -1))
+        parts.append(f"`{setting}` is larger on {listed(larger)} and smaller on {listed(smaller)}")
+    return f"In the settings that are chosen for the verifier, {'; '.join(parts)}.\n"
+
+
 def processors(_: Sequence[str]) -> str:
     """What changes where the family is decoded as on a processor with fewer instructions."""
     rows = pandas.read_csv(RESULTS / "processors.csv")
@@ -343,4 +360,5 @@ PAIRED = {
     "equal_accuracy": equal_accuracy,
     "verifier_gain": verifier_gain,
     "verifier_serial": verifier_serial,
+    "verifier_choices": verifier_choices,
 }

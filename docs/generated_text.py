@@ -9,15 +9,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas
-from generated_common import GPU_RESULTS, RESULTS, interval, listed, systems_of, table_of, title
+from generated_common import (
+    AR,
+    AR_SFT,
+    BD3LM,
+    GPU_RESULTS,
+    REFUSION,
+    RESULTS,
+    interval,
+    listed,
+    systems_of,
+    table_of,
+    title,
+)
 
 from miniature.frontier import is_ablation
 from refusion_eval.paths import EMBEDDED_FOLDER
 from refusion_eval.results.measurement import Measurement
 from refusion_eval.results.results_file import read_csv
 from refusion_eval.results.tables import SummaryLine, summary
-
-AR, AR_SFT, BD3LM, REFUSION = "AR", "AR-SFT", "BD3-LM", "ReFusion"
 
 Rows = Mapping[str, Mapping[str, Measurement]]  # task -> system -> measurement
 
