@@ -26,6 +26,7 @@ from refusion_eval.training.run import RUN_FILE
 
 LEVEL = 0.05
 COURSES = RESULTS / "courses"
+PROGRAMS = {"humaneval": "HumanEval", "mbpp": "MBPP"}  # by name of the mini task
 
 
 class Pair(NamedTuple):
@@ -152,46 +153,81 @@ def _courses() -> tuple[pandas.DataFrame, pandas.DataFrame]:
 
 
 def equal_start(words: Sequence[str]) -> str:
-    """What systems reach that continue one model on the same samples: all tasks, or with the word "tasks" each task."""
+    """What systems reach that continue one model on the same samples.
+
+    The words are "tasks" for the table by task, "front" for fewer columns, or none.
+    """
     answers, settings = _courses()
     answers = answers[~answers.model.isin(VARIANTS)]
     systems = [system for system in answers.system.unique() if system != AR_SFT]
     if words == ["tasks"]:
         return _by_task(answers, systems)
     found = summary(answers, settings, AR_SFT)
-    estimates = {system: over_seeds(answers, system, AR_SFT) for system in systems}
-    p_values = holm([estimate.p_value() for estimate in estimates.values()])
-    left = [system for system, value in zip(systems, p_values, strict=True) if value < LEVEL]
-    lower = [system for system in left if estimates[system].value < 0]
+    missing = [system.name for system in SYSTEMS if system.name not in set(found.system)]
     seeds = [
         f"There {'are' if number > 1 else 'is'} {number} training seed{'s' * (number > 1)} for "
         f"{listed(list(part.system))}."
         for number, part in found.groupby("seeds")
     ]
-    missing = [system.name for system in SYSTEMS if system.name not in set(found.system)]
+    is_front = words == ["front"]
     numbers = answers.groupby("task").item.nunique()
-    best = found.set_index("system").TPF.loc[systems]
-    items = answers.groupby(["system", "task", "item"], as_index=False)[["tokens", "forwards"]].mean()
-    fastest = best.idxmax()
-    ties = _ties(items, fastest, systems)
-    tied = f"; the interval of the paired difference does not tell it from that of {listed(ties)}" if ties else ""
+    known = answers[~answers.task.isin(PROGRAMS)]
     return (
         f"{' '.join(reversed(seeds))}{f' Not trained yet: {listed(missing)}.' if missing else ''}"
-        f"{trained_in(settings[~settings.model.isin(VARIANTS)])} "
-        f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, Holm's correction over the systems leaves an "
-        f"accuracy below that of {AR_SFT} for {listed(lower)}, and above it for "
-        f"{listed([system for system in left if system not in lower])}. {fastest} has the highest TPF, "
-        f"{best.max():.1f}{tied}. "
+        f"{'' if is_front else trained_in(settings[~settings.model.isin(VARIANTS)])} "
+        f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, {_against_ar_sft(answers, systems)}. Without "
+        f"{listed(list(PROGRAMS.values()))}, whose programs the start cannot write, {_against_ar_sft(known, systems)}. "
+        f"{_fastest(answers, found)} "
         "Intervals are over items and, where a system has several, over training seeds.\n\n"
-        f"{_shown(found)}"
+        f"{_shown(found, with_training=not is_front)}"
     )
 
 
-def _shown(found: pandas.DataFrame) -> str:
-    """The table of a `summary`."""
+def _against_ar_sft(answers: pandas.DataFrame, systems: Sequence[str]) -> str:
+    """The systems whose accuracy Holm's correction leaves below or above that of AR-SFT; of others, the difference."""
+    estimates = {system: over_seeds(answers, system, AR_SFT) for system in systems}
+    p_values = holm([estimate.p_value() for estimate in estimates.values()])
+    left = [system for system, value in zip(systems, p_values, strict=True) if value < LEVEL]
+    below = [system for system in left if estimates[system].value < 0]
+    above = [system for system in left if system not in below]
+    rest = [f"{system} {_spelled(estimates[system].interval())}" for system in systems if system not in left]
+    return (
+        f"Holm's correction over the systems leaves an accuracy below that of {AR_SFT} for "
+        f"{listed(below) if rest or above else 'each of them'}{f', and above it for {listed(above)}' if above else ''}"
+        f"{f'; the differences of the others, in points, are {listed(rest)}' if rest else ''}"
+    )
+
+
+def _fastest(answers: pandas.DataFrame, found: pandas.DataFrame) -> str:
+    """The system with most tokens a forward, and those that are not told from it."""
+    tpf = found.set_index("system").TPF.drop(AR_SFT)
+    items = answers.groupby(["system", "task", "item"], as_index=False)[["tokens", "forwards"]].mean()
+    first = tpf.idxmax()
+    ties = _ties(items, first, list(tpf.index))
+    tied = f"; the interval of the paired difference does not tell it from that of {listed(ties)}" if ties else ""
+    return f"{first} has the highest TPF, {tpf.max():.1f}{tied}."
+
+
+def equal_start_programs(_: Sequence[str]) -> str:
+    """What AR-SFT reaches on the mini programs after the course and before it, and the backbone."""
+    answers, _ = _courses()
+
+    def scores(model: str) -> str:
+        means = 100 * answers[answers.model == model].groupby("task").right.mean()
+        return " and ".join(f"{means[task]:.1f} % on {name}" for task, name in PROGRAMS.items())
+
+    return (
+        f"{AR_SFT} has {scores('autoregressive_sft')} after the course. Before it, {AR_SFT} has {scores('start')}, and "
+        f"the backbone has {scores('backbone')}.\n"
+    )
+
+
+def _shown(found: pandas.DataFrame, *, with_training: bool = True) -> str:
+    """The table of a `summary`, with or without the rows that were trained."""
     minus = next(column for column in found.columns if column.startswith("minus "))
     shown = found.assign(**{"million rows trained": (found["trained rows"] / 1e6).round(1)})
-    shown = shown[["system", "million rows trained", "accuracy, %", minus, "TPF", "rows a token"]]
+    trained = ["million rows trained"] * with_training
+    shown = shown[["system", *trained, "accuracy, %", minus, "TPF", "rows a token"]]
     return table_of(list(shown.columns), shown.to_numpy().tolist())
 
 
@@ -352,6 +388,7 @@ def processors(_: Sequence[str]) -> str:
 
 PAIRED = {
     "equal_start": equal_start,
+    "equal_start_programs": equal_start_programs,
     "controls": controls,
     "verifier_control": verifier_control,
     "infilling_family": infilling,

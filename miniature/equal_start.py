@@ -45,11 +45,15 @@ ROWS = "equal_start.jsonl"
 
 
 class Variant(NamedTuple):
-    """What is trained: the stage, what tables add to the names of its systems, and the settings that differ."""
+    """What is trained: the stage, what tables add to the names of its systems, and the settings that differ.
+
+    `weights` names an embedded model that is measured as it is, without a course.
+    """
 
     stage: str
     label: str = ""
     settings: Sequence[str] = ()
+    weights: str = ""
 
 
 # Further courses beside those of the stages.
@@ -59,6 +63,9 @@ VARIANTS = {
     "bd3lm_equal_rows": Variant("bd3lm", "rows of ReFusion", ("data.share=0.6714",)),
     # Does the gain of the verifier's token vanish where the state that it avoids was trained?
     "refusion_half_filled": Variant("refusion", "half-filled slots", ("objective.half_filled_share=0.5",)),
+    # What the course teaches.
+    "start": Variant(START, "before the course", weights=START),
+    "backbone": Variant(START, "the backbone alone", weights=BACKBONE),
 }
 
 SYSTEMS = equally_tuned(refusion_block=32, llada_blocks=(8, 16))
@@ -116,6 +123,8 @@ def trained(work_dir: Path) -> dict[tuple[str, int], Path]:
 
 def trained_rows(work_dir: Path, name: str, seed: int) -> int:
     """The rows that a course computed: of prompts, of answers with their filling, and of noisy copies of them."""
+    if variant_of(name).weights:
+        return 0
     identity = json.loads((work_dir / f"{name}_{seed}" / RUN_FILE).read_text(encoding="utf-8"))["identity"]
     samples = TokenCache(work_dir / "tokens" / f"{identity['tokens']}.arrow")
     if (share := identity["data"]["share"]) is not None:
@@ -148,14 +157,15 @@ def measure_course(
 
 
 def measure_all(family: Family, work_dir: Path, count: int, out: Path) -> None:
-    """Measures every finished course that the files in `out` lack, and appends its rows at once."""
+    """Measures what `out` lacks of all finished courses and of models without one (seed 0); appends rows at once."""
     files = {ANSWERS: ANSWER_COLUMNS, SETTINGS: SETTING_COLUMNS}
     tables = {
         file: pandas.read_csv(out / file) if (out / file).exists() else pandas.DataFrame(columns=list(columns))
         for file, columns in files.items()
     }
     done = set(tables[SETTINGS][["model", "seed"]].itertuples(index=False, name=None))
-    for (name, seed), weights in trained(work_dir).items():
+    untrained = {(name, 0): embedded_path(variant.weights) for name, variant in VARIANTS.items() if variant.weights}
+    for (name, seed), weights in (trained(work_dir) | untrained).items():
         if (name, seed) in done:
             continue
         for file, added in zip(files, measure_course(family, name, seed, weights, work_dir, count), strict=True):
@@ -191,7 +201,8 @@ def main() -> None:
     if given.action == "measure":
         measure_all(EQUAL_START, given.work_dir, given.items, given.out)
         return
-    known = (*(stage for stage in STAGES if stage != BACKBONE), *VARIANTS)
+    courses = (name for name, variant in VARIANTS.items() if not variant.weights)
+    known = (*(stage for stage in STAGES if stage != BACKBONE), *courses)
     runs = [run.partition(":")[::2] for run in given.runs.split(",")]
     for name, seed in runs:
         if name not in known or not seed.isdecimal():

@@ -210,6 +210,8 @@ READING = {
     "export RUN --out FOLDER/texts.jsonl": 0,
     "export RUN --out FOLDER/csv --format csv": 0,
     "export RUN --out FOLDER/hf --format hf": 0,
+    "export RUN --out FOLDER/lm --format lm-eval": 0,
+    "export RUN --out FOLDER/eee --format every-eval-ever": 0,
     "score --task mini_gsm8k --outputs gold --csv FOLDER/gold.csv": 0,
     "rescore --list-filters": 0,
     "check --system server:http://127.0.0.1:9": 1,

@@ -21,7 +21,14 @@ from refusion_eval.bench import bench
 from refusion_eval.bench.batches import decode_batch, requests_of, speeds_by_way
 from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate
 from refusion_eval.bench.child import in_process
-from refusion_eval.bench.gpu_report import OWN_CONDITIONS, Check, Result, reaches_bounds
+from refusion_eval.bench.gpu_report import (
+    OWN_CONDITIONS,
+    Check,
+    Result,
+    plain_loops_text,
+    reaches_bounds,
+    speed_text,
+)
 from refusion_eval.bench.predict import CARDS, DRIVER_NAMES, expected
 from refusion_eval.bench.profiling import kernels_by_width, microseconds_of, multiply, profile, replay_of
 from refusion_eval.bench.tune_choices import LEAST_SAME
@@ -217,30 +224,23 @@ class GpuCheck:
 
     def speed(self) -> Result:
         """Measures ReFusion and the autoregressive decoder, recorded and launched one by one."""
-        figures, speeds = self._speeds(with_plain_loops=False, num_rounds=2)
-        text = "; ".join(
-            f"{name}: {speeds[name].median:.0f} tokens/s, {1e3 * speeds[name].seconds_a_forward:.2f} ms a forward"
-            for name in ("refusion fused", "autoregressive")
-        )
-        joules = speeds["refusion fused"].joules_per_token
-        return Result(None, text + ("" if joules is None else f"; {joules:.3g} J/token"), figures)
+        figures = self._speeds(with_plain_loops=False, num_rounds=2)
+        return Result(None, speed_text(figures), figures)
 
     def plain_loops(self) -> Result:
         """Measures both decoders in turns with the plain loops on transformers' own model."""
-        figures, _ = self._speeds(with_plain_loops=True, num_rounds=1)
+        figures = self._speeds(with_plain_loops=True, num_rounds=1)
         speed_up = figures["ratios"]["refusion fused / plain baseline"]
-        to_generate = figures["ratios"]["our autoregressive / model.generate"]
-        text = f"refusion fused: {speed_up:.1f} times the plain loop; autoregressive: {to_generate:.1f} times generate"
-        return Result(speed_up >= LEAST_SPEED_UP if self._on_gpu else None, text, figures)
+        return Result(speed_up >= LEAST_SPEED_UP if self._on_gpu else None, plain_loops_text(figures), figures)
 
-    def _speeds(self, with_plain_loops: bool, num_rounds: int) -> tuple[dict[str, Any], Mapping[str, bench.Speed]]:
+    def _speeds(self, with_plain_loops: bool, num_rounds: int) -> dict[str, Any]:
         model = self._model(self._inflated("refusion"), self._dtype)
         settings = REFUSION_SETTINGS | {"gen_length": self._length(128)}
         systems = bench.systems_of(model, settings, with_baseline=with_plain_loops)
         prompts = bench.mini_prompts(model, min(self._num_prompts, NUM_TIMED))
         speeds = bench.compare(systems, prompts, num_rounds, self._progress)
         standings = {name: asdict(speed) for name, speed in speeds.items()}
-        return {"ratios": bench.ratios_of(speeds), "standings": standings}, speeds
+        return {"ratios": bench.ratios_of(speeds), "standings": standings}
 
     def batches(self) -> Result:
         """Measures ReFusion and the autoregressive decoder in batches of 32, overlap too, beside single requests."""

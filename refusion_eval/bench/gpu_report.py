@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from refusion_eval.bench.bench import Speed
 from refusion_eval.bench.predict import DRIVER_NAMES, Measured
 from refusion_eval.errors import ConfigError
 from refusion_eval.runs.hardware import collect_hardware
@@ -57,14 +58,46 @@ def conditions(device: torch.device, shape: str | None) -> dict[str, Any]:
     }
 
 
+def speed_text(figures: Mapping[str, Any]) -> str:
+    """What the check `speed` found: ReFusion by the paper's algorithm, with fused forwards, and the baseline."""
+    texts = []
+    for name in ("refusion", "refusion fused", "autoregressive"):
+        speed = Speed(**figures["standings"][name])
+        joules = "" if speed.joules_per_token is None else f", {speed.joules_per_token:.3g} J/token"
+        texts.append(f"{name}: {speed.median:.0f} tokens/s, {1e3 * speed.seconds_a_forward:.2f} ms a forward{joules}")
+    return "; ".join(texts)
+
+
+def plain_loops_text(figures: Mapping[str, Any]) -> str:
+    """What the check `plain-loops` found, as `speed_text`."""
+    of_plain, fused, to_generate = (
+        figures["ratios"][name]
+        for name in (
+            "refusion unfused / plain baseline",
+            "refusion fused / plain baseline",
+            "our autoregressive / model.generate",
+        )
+    )
+    return (
+        f"refusion: {of_plain:.1f} times the plain loop; refusion fused: {fused:.1f} times; autoregressive: "
+        f"{to_generate:.1f} times generate"
+    )
+
+
+# Checks whose texts are made from their figures, also when an earlier version wrote these.
+_TEXTS = {"speed": speed_text, "plain-loops": plain_loops_text}
+
+
 def read_report(path: Path) -> tuple[dict[str, Any], list[Check]]:
-    """The conditions of a folder of results and its checks; bounds of cards are those of today."""
+    """The conditions of a folder of results and its checks; bounds of cards and texts are those of today."""
     report = json.loads(path.read_text(encoding="utf-8"))
     facts, checks = report["conditions"], []
     for check in report["checks"]:
         result = Result(**check["result"])
         if "recorded" in result.figures.get("seconds", {}) and (mbu := result.figures.get("mbu")):
             result = result._replace(passed=reaches_bounds(facts["device"], facts["shape"], mbu))
+        if result.figures and (text := _TEXTS.get(check["name"])):
+            result = result._replace(text=text(result.figures))
         # Files of earlier versions have some conditions of their last call only, and name no table.
         own = {name: facts.get(name) for name in OWN_CONDITIONS} | check.get("conditions", {})
         checks.append(Check(check["name"], check["seconds"], result, own))

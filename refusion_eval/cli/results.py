@@ -301,7 +301,7 @@ def _write_export(form: str, run_dirs: list[Path], out: Path, data: Path | None,
         return write_files(run_dirs, out, baseline)
     if form == "hf":
         return hub.write(read_exported(run_dirs, baseline=baseline), out)
-    from refusion_eval.cli.sources import FoundSources  # loads torch, for the prompts
+    from refusion_eval.cli.sources import FoundSources
 
     write = every_eval_ever.write if form == "every-eval-ever" else lm_eval.write
     return write(read_exported(run_dirs, FoundSources(data), baseline=baseline), out)

@@ -2,18 +2,22 @@
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from refusion_eval.benchmarks import Row, Task, find_task, is_sealed
+from refusion_eval.benchmarks.rows import Turns
 from refusion_eval.errors import RefusionEvalError
 from refusion_eval.report.collect import Asked
 from refusion_eval.report.replay import Spell
 from refusion_eval.runs.job import prompt_hash
-from refusion_eval.runs.system import System
 from refusion_eval.scoring.rescore import recorded_system, rows_by_hash
 from refusion_eval.store.records import Sample
 from refusion_eval.store.run_store import Run
+
+if TYPE_CHECKING:
+    from refusion_eval.runs.system import System
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +44,20 @@ class FoundSources:
         gold = task.benchmark.gold(row)
         if is_sealed(sample.key.task, sample.benchmark):
             return Asked(None, gold)
-        turns, system = task.benchmark.turns(row), self._system(run)
-        texts = [turns.user] if system is None else [system.render_turns(turns), turns.user]
-        as_sent = next((text for text in texts if prompt_hash(text) == sample.key.prompt_hash), None)
+        turns = task.benchmark.turns(row)
+        texts = (text for text in self._wordings(run, turns) if prompt_hash(text) == sample.key.prompt_hash)
+        as_sent = next(texts, None)
         return Asked(turns.user, gold, TURN_ONLY) if as_sent is None else Asked(as_sent, gold, AS_SENT)
 
     def spell(self, run: Run) -> Spell | None:
         system = self._system(run)
         return None if system is None else system.backend.detokenizer.spelled
+
+    def _wordings(self, run: Run, turns: Turns) -> Iterator[str]:
+        """The prompts that these turns may have been sent as; the chat template, which loads slowly, comes last."""
+        yield turns.user
+        if system := self._system(run):
+            yield system.render_turns(turns)
 
     def _load_rows(self, task: Task | None) -> Mapping[str, Row] | None:
         if task is None:
@@ -58,7 +68,7 @@ class FoundSources:
             log.warning("%s is shown without questions and right answers: %s", task.benchmark.name, problem)
             return None
 
-    def _system(self, run: Run) -> System | None:
+    def _system(self, run: Run) -> "System | None":
         if run.run_id not in self._systems:
             self._systems[run.run_id] = None
             try:

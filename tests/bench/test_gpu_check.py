@@ -35,6 +35,7 @@ from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError
 from refusion_eval.models.choices import NO_CHOICES, Choices
 
+H200 = Path(__file__).parents[2] / "results" / "gpu" / "h200" / "checks.json"
 FEW_PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "tokenizers", "typer", "rich", "pydantic")
 
 
@@ -208,6 +209,18 @@ def test_a_file_of_an_earlier_version_gives_its_conditions_to_each_check(tmp_pat
     write_report(tmp_path, facts, [found])
     assert read_report(tmp_path / "checks.json")[1] == [found]
     assert "| aaaa | 580 | not known | then |" in (tmp_path / "checks.md").read_text()
+
+
+def test_speed_ups_stand_beside_those_of_the_papers_algorithm(tmp_path) -> None:
+    """Also where an earlier version wrote the fused one alone."""
+    checks = {check.name: check.result.text for check in read_report(H200)[1]}
+    stored = {check["name"]: check["result"]["text"] for check in json.loads(H200.read_text())["checks"]}
+    assert stored["speed"].startswith("refusion fused: 1307 tokens/s, 5.66 ms a forward; autoregressive: 207")
+    first, second, third = checks["speed"].split("; ")
+    assert first.startswith("refusion: 798 tokens/s, ")
+    assert second == "refusion fused: 1307 tokens/s, 5.66 ms a forward, 0.417 J/token"
+    assert third.startswith("autoregressive: 207 tokens/s, 4.84 ms a forward, ")
+    assert checks["plain-loops"].startswith("refusion: 6.5 times the plain loop; refusion fused: 10.7 times; ")
 
 
 def test_a_check_names_the_table_with_which_its_forwards_ran(tmp_path, monkeypatch) -> None:

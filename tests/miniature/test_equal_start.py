@@ -123,8 +123,8 @@ def test_each_course_is_measured_once_with_the_settings_chosen_for_it(
     loaded = []
 
     def measure(model: object, decoder: str, benchmark: object, chosen: list, **settings: object) -> Measured:
-        right = settings["slot_size"] == 16 and settings["tau_token"] == 0.4
-        return Measured([Answer(right, 8, 2 if settings["block_size"] == 32 else 4, 30)] * len(chosen))
+        right = settings.get("slot_size") == 16 and settings["tau_token"] == 0.4
+        return Measured([Answer(right, 8, 2 if settings.get("block_size") == 32 else 4, 30)] * len(chosen))
 
     monkeypatch.setattr(equal_start, "measure", measure)
     monkeypatch.setattr("miniature.frontier.measure", measure)
@@ -133,12 +133,19 @@ def test_each_course_is_measured_once_with_the_settings_chosen_for_it(
     measure_all(family, work_dir, 3, out)
     answers = pandas.read_csv(out / ANSWERS)
     assert list(answers.columns) == list(ANSWER_COLUMNS)
-    assert answers.groupby("system").size().to_dict() == {"ReFusion": 100, "ReFusion, verifier": 100}
+    without_course = ["AR-SFT, before the course", "AR-SFT, the backbone alone"]
+    assert answers.groupby("system").size().to_dict() == dict.fromkeys(
+        ("ReFusion", "ReFusion, verifier", *without_course), 100
+    )
     assert set(answers.itertuples(index=False, name=None)) >= {("ReFusion", "refusion", 2515, "gsm8k", 0, 1, 8, 2, 30)}
     settings = pandas.read_csv(out / SETTINGS)
+    is_trained = ~settings.system.isin(without_course)
+    assert not settings[~is_trained].trained_rows.any()
+    settings = settings[is_trained]
     assert set(settings.trained_rows) == {trained_rows(work_dir, "refusion", 2515)}
     assert all('"slot_size": 16, "block_size": 32' in text for text in settings.settings)
-    assert set(loaded) == {str(work_dir / "refusion_2515" / "model")}
+    untrained = {str(embedded_path(name)) for name in ("autoregressive", "autoregressive_sft")}
+    assert set(loaded) == {str(work_dir / "refusion_2515" / "model")} | untrained
     finished(work_dir, "refusion_half_filled", 2514)
     measure_all(family, work_dir, 3, out)
     answers = pandas.read_csv(out / ANSWERS)
@@ -171,7 +178,8 @@ def test_the_table_has_a_row_for_each_system(tmp_path: Path) -> None:
 
 
 def test_an_unknown_course_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr("sys.argv", ["equal_start", "train", "--work-dir", "x", "--runs", "refusion:2514,dream:1"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "dream:1 is no course" in capsys.readouterr().err
+    for run in ("dream:1", "backbone:1"):
+        monkeypatch.setattr("sys.argv", ["equal_start", "train", "--work-dir", "x", "--runs", f"refusion:2514,{run}"])
+        with pytest.raises(SystemExit):
+            main()
+        assert f"{run} is no course" in capsys.readouterr().err

@@ -6,9 +6,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "refusion_eval"
 # A part may have so many lines; the files at the top are one part. Where a part shrinks, its number is lowered.
 # Where it has to grow, its number rises, with the reason behind it. "wanted" is what it could have with all features.
 LINES = {
-    "bench": 3456,  # wanted: 1,050; experts; 628: prompts without answers; ways of a batch; 1,310: tuning; half lines
+    "bench": 3488,  # wanted: 1,050; experts; 628: prompts without answers; ways of a batch; 1,310: tuning; unfused
     "benchmarks": 4665,  # wanted: 3,450; labels, ranges, tables, words, IFEval; 295: infilling, with gaps of its own
-    "cli": 3281,  # wanted: 1,900; `check` prints prompts; recipes; JUnit XML; steps; workloads; memory; refusals; help
+    "cli": 3293,  # wanted: 1,900; `check` prints prompts; recipes; JUnit XML; steps; memory; refusals; help; lazy
     "decoders": 4816,  # wanted: 3,650; 11: prices by load; 462: gaps, p2, DreamOn; LLaDA2's rules; 219: DiffusionGemma
     "embedded": 1,
     "engine": 2170,  # wanted: 1,520; experts; 113: encoder and decoder; 470: launches, overlap, load, long buffers
