@@ -33,9 +33,9 @@ class RefusionSettings:
         verify_independently: begin a completion by verifying every slot on its own, as Eq. 7 is written, instead of
             keeping the prefixes that the global verification found.
         release_compatible: reproduce the defects of the public release (docs/explanations/paper-and-release.md).
-        fuse: let verifications carry likely next plans and predictions: the same tokens in fewer forwards. False is the
-            paper's algorithm, and the default of commands and of Python's interface. None, which `Settings` have where
-            nothing is given, is True, or False with `release_compatible`, which reproduces numbers of forwards.
+        fuse: True lets verifications carry likely next plans and predictions: the same tokens in fewer forwards. False
+            is the paper's algorithm, which commands and Python's functions take by default. None, the default of
+            `Settings`, is True, and False with `release_compatible`, which reproduces the release's forwards.
         free_rows, row_cost: how the time of a forward grows with its rows (see `ForwardCost`), which decides how many
             branches a forward carries; None takes the values shipped for the device, or those that `tune` measured.
         order: how slots are selected: by "confidence" as above, or one at a time, "left_to_right" or at "random"

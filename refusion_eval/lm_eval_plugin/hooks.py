@@ -79,7 +79,7 @@ class _Entry(dict[str, Any]):
 def score_responses(benchmark: Benchmark, resps: Iterable[Sequence[str]], docs: Iterable[Row]) -> Scored:
     """Scores a task's responses: for each document, for each response, the fields of its verdict.
 
-    Code has `tier` too, the isolation that it ran under. A second filter (`strict`, `loose`, `base`) is a field too.
+    Code has `tier` too, the isolation that it ran under. A second filter (`strict`, ...) is one if it judged.
     """
     resps = list(resps)
     items = [(doc, text) for doc, texts in zip(docs, resps, strict=True) for text in texts]
@@ -90,7 +90,8 @@ def score_responses(benchmark: Benchmark, resps: Iterable[Sequence[str]], docs: 
             del entry["tier"]
     if second := benchmark.second_filter:
         for entry, verdict in zip(entries, _judge_guarded(benchmark, items, second), strict=True):
-            entry[second] = verdict.passed
+            if verdict.verdict != UNSCORED:
+                entry[second] = verdict.passed
     remaining = iter(entries)
     return [[next(remaining) for _ in texts] for texts in resps]
 
@@ -100,7 +101,8 @@ def _judge_guarded(bench: Benchmark, items: list[tuple[Row, str]], filter_name: 
         sandbox = os.environ.get(SANDBOX_VARIABLE, "auto")
         return judge_texts(bench, items, filter_name=filter_name, sandbox=sandbox)
     except Exception as problem:  # lm-eval loses every text of a run if a filter raises
-        LOG.exception("%s is not scored; its texts can be scored later with `refusion-eval score`", bench.name)
+        what = " ".join(filter(None, (bench.name, filter_name)))
+        LOG.exception("%s is not scored; its texts can be scored later with `refusion-eval score`", what)
         return [Verdict(None, UNSCORED, f"{type(problem).__name__}: {problem}")] * len(items)
 
 
@@ -120,6 +122,7 @@ def _metrics(metric: str, responses: Sequence[Mapping[str, Any]]) -> dict[str, f
     if scored:
         numbers[metric] = fmean(entry["passed"] for entry in scored)
         numbers["extracted"] = fmean(entry["extracted"] is not None for entry in scored)
-        for second in {"strict", "loose", "base"} & scored[0].keys():
-            numbers[second] = fmean(entry[second] for entry in scored)
+        for second in ("strict", "loose", "base"):
+            if judged := [entry[second] for entry in scored if second in entry]:
+                numbers[second] = fmean(judged)
     return numbers

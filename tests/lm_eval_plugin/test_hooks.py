@@ -145,6 +145,18 @@ def test_a_text_that_no_sandbox_could_judge_counts_as_wrong_as_in_every_command(
     assert task_hooks.code_metrics({}, [responses]) == {"scored": 0.5, "pass@1": 0.5, "extracted": 1.0}
 
 
+def test_a_second_filter_that_judged_nothing_is_absent_and_not_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(*arguments: Any, filter_name: str | None, **options: Any) -> Any:
+        if filter_name:
+            raise SandboxError("no isolation here")
+        return score_module.judge_texts(*arguments, filter_name=filter_name, **options)
+
+    monkeypatch.setattr(task_hooks, "judge_texts", judge)
+    docs = [{"question": "q", "answer": "#### 5"}]
+    (responses,) = task_hooks.score_responses(BENCHMARKS["gsm8k"], [["The answer is 5."]], docs)
+    assert task_hooks.answer_metrics(docs[0], [responses]) == {"scored": 1.0, "acc": 1.0, "extracted": 1.0}
+
+
 def test_several_responses_are_averaged_over_the_document() -> None:
     docs = [{"question": "q", "answer": "#### 5"}]
     scored = task_hooks.score_responses(BENCHMARKS["gsm8k"], [["The answer is 5.", "The answer is 6."]], docs)
