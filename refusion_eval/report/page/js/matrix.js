@@ -55,22 +55,20 @@ const matrix = (() => {
         names.map((name) => entry(row.byTask.get(name), name, metric, scales.get(name), link))))));
   }
 
-  // The range of a column's intervals, and its best value.
+  // The range of a column's intervals.
   function scale(rows, name, metric) {
     const figures = rows.map((row) => measured(row.byTask.get(name), metric)).filter(Boolean);
-    const values = figures.map(({ value }) => value);
     return {
       low: Math.min(...figures.map(({ value, low }) => low ?? value)),
       high: Math.max(...figures.map(({ value, high }) => high ?? value)),
-      best: figures.length > 1 ? (format.isCost(metric) ? Math.min(...values) : Math.max(...values)) : null,
     };
   }
 
-  function entry(cell, name, metric, { low, high, best }, link) {
+  function entry(cell, name, metric, { low, high }, link) {
     const attributes = { "data-label": name };
     if (!cell) return dom.el("td.number", attributes, dom.el("span.none", { title: "not measured" }, "–"));
     const figure = measured(cell, metric);
-    const shown = overview.figure(cell, metric, figure?.value === best);
+    const shown = overview.figure(cell, metric);
     const body = !figure || link(cell) === null ? shown : dom.el("a.plain", { href: link(cell) }, shown);
     return dom.el("td.number", attributes, body, overview.marks(cell, format.isSpeed(metric)), figure && overview.whisker(figure, low, high));
   }

@@ -165,11 +165,11 @@ const overview = (() => {
       metrics.map((metric) => dom.el("td.number", { "data-label": format.metricLabel(metric) }, figure(cell, metric))));
   }
 
-  function figure(cell, metric, isBest = true) {
+  function figure(cell, metric) {
     const found = format.figure(cell, metric);
     if (!found || found.value === null) return dom.el("span.none", { title: "not measured" }, "–");
     const digits = found.unit === "percent" ? 1 : undefined;
-    return [dom.el(isBest ? "b" : "span", { title: found.note || null }, format.number(found.value, digits)),
+    return [dom.el("b", { title: found.note || null }, format.number(found.value, digits)),
       found.low !== null && [" ", dom.el("span.interval", {}, `[${format.number(found.low, digits)}, ${format.number(found.high, digits)}]`)]];
   }
 
