@@ -37,7 +37,10 @@ SYSTEMS = {
     "ReFusion": ("refusion", "refusion", ("fuse=false",)),
     "ReFusion, verifier": ("refusion", "refusion", ("fuse=false", "completion=verifier")),
     "BD3-LM, merged": ("bd3lm", "bd3lm", ("separate_commit=false",)),
+    "BD3-LM": ("bd3lm", "bd3lm", ("separate_commit=true",)),
+    "LLaDA w/ Fast-dLLM": ("llada", "fast_dllm_llada", ()),
     "I-DLM": ("idlm", "idlm", ()),
+    "WeDLM": ("wedlm", "wedlm", ()),
     "AR-SFT": ("autoregressive_sft", "autoregressive", ()),
 }
 

@@ -415,6 +415,24 @@ def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_beco
     assert "Over all 2 tasks" in sentence
 
 
+def test_systems_that_are_not_told_from_ar_sft_stand_with_their_difference(site) -> None:
+    pairs = importlib.import_module("generated_pairs")
+
+    def answers(**wrong: int) -> pandas.DataFrame:
+        rows = [
+            (system.replace("_", "-"), "m", 1, task, item, int(item >= number))
+            for system, number in {"AR_SFT": 0, **wrong}.items()
+            for task in ("a", "b")
+            for item in range(50)
+        ]
+        return pandas.DataFrame(rows, columns=["system", "model", "seed", "task", "item", "right"])
+
+    both = pairs._against_ar_sft(answers(X=20, Y=30), ["X", "Y"])
+    assert both == "Holm's correction over the systems leaves an accuracy below that of AR-SFT for each of them"
+    one = pairs._against_ar_sft(answers(X=20, Y=1), ["X", "Y"])
+    assert re.search(r"AR-SFT for X; the differences of the others, in points, are Y -2\.0 \[-\d\.\d, \d\.\d\]$", one)
+
+
 def test_parts_with_commas_are_listed_with_semicolons(site) -> None:
     listed = importlib.import_module("generated_common").listed
     assert listed(["1,000", "b", "c"]) == "1,000, b and c"
