@@ -26,6 +26,7 @@ from refusion_eval.training.run import RUN_FILE
 
 LEVEL = 0.05
 COURSES = RESULTS / "courses"
+TWO_SEEDS = "; two seeds leave one degree of freedom, so that they are wide where the seeds differ"
 PROGRAMS = {"humaneval": "HumanEval", "mbpp": "MBPP"}  # by name of the mini task
 
 
@@ -186,7 +187,8 @@ def equal_start(words: Sequence[str]) -> str:
         f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, {_against_ar_sft(answers, systems)}. Without "
         f"{listed(list(PROGRAMS.values()))}, whose programs the start cannot write, {_against_ar_sft(known, systems)}. "
         f"{_fastest(answers, found)} "
-        "Intervals are over items and, where a system has several, over training seeds.\n\n"
+        "Intervals are over items and, where a system has several, over training seeds"
+        f"{TWO_SEEDS if found.seeds.max() == 2 else ''}.\n\n"
         f"{_shown(found, with_training=not is_front)}"
     )
 
