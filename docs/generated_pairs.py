@@ -27,7 +27,7 @@ from refusion_eval.training.run import RUN_FILE
 LEVEL = 0.05
 COURSES = RESULTS / "courses"
 TWO_SEEDS = "; two seeds leave one degree of freedom, so that they are wide where the seeds differ"
-PROGRAMS = {"humaneval": "HumanEval", "mbpp": "MBPP"}  # by name of the mini task
+PROGRAMS = ("humaneval", "mbpp")
 
 
 class Pair(NamedTuple):
@@ -185,7 +185,8 @@ def equal_start(words: Sequence[str]) -> str:
         f"{' '.join(reversed(seeds))}{f' Not trained yet: {listed(missing)}.' if missing else ''}"
         f"{'' if is_front else trained_in(settings[~settings.model.isin(VARIANTS)])} "
         f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, {_against_ar_sft(answers, systems)}. Without "
-        f"{listed(list(PROGRAMS.values()))}, whose programs the start cannot write, {_against_ar_sft(known, systems)}. "
+        f"{listed([title(f'mini_{task}') for task in PROGRAMS])}, whose programs the start cannot write, "
+        f"{_against_ar_sft(known, systems)}. "
         f"{_fastest(answers, found)} "
         "Intervals are over items and, where a system has several, over training seeds"
         f"{TWO_SEEDS if found.seeds.max() == 2 else ''}.\n\n"
@@ -224,7 +225,7 @@ def equal_start_programs(_: Sequence[str]) -> str:
 
     def scores(model: str) -> str:
         means = 100 * answers[answers.model == model].groupby("task").right.mean()
-        return " and ".join(f"{means[task]:.1f} % on {name}" for task, name in PROGRAMS.items())
+        return " and ".join(f"{means[task]:.1f} % on {title(f'mini_{task}')}" for task in PROGRAMS)
 
     return (
         f"{AR_SFT} has {scores('autoregressive_sft')} after the course. Before it, {AR_SFT} has {scores('start')}, and "

@@ -82,8 +82,9 @@ def family(_: Sequence[str]) -> str:
         "systems, such a difference is due to the machine.\n\n"
         f"In tokens per second ReFusion has {interval(mean.value, mean.ci_low, mean.ci_high)} times the speed of its "
         f"autoregressive backbone in the mean. The interval of the factor lies above 1 on {listed(faster)} and below 1 "
-        f"on {listed(slower)}; on the other tasks it includes 1. These intervals are over items and three rounds, and "
-        "[three rounds say little about other states of the machine](explanations/what-is-measured.md#intervals). With "
+        f"on {listed(slower)}; on the other tasks it includes 1. These intervals are over items and {mean.num_rounds} "
+        "rounds, and [so few rounds say little about other states of the machine]"
+        "(explanations/what-is-measured.md#intervals). With "
         f"3.0 million parameters and responses of {lengths[0]:.0f} to {lengths[-1]:.0f} tokens this says nothing about "
         "the methods at their own size.\n"
     )
