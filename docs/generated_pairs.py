@@ -17,11 +17,9 @@ from generated_common import AR, AR_SFT, REFUSION, RESULTS, ROOT, WITH_VERIFIER,
 
 from miniature.equal_start import ANSWERS, SETTINGS, SYSTEMS, VARIANTS
 from miniature.infilling import table
-from miniature.pictures import report_answers
 from miniature.seeds import over_seeds, summary
 from refusion_eval.metrics import Interval, Statistic, bootstrap, mean_of_intervals, paired_difference, scaled
 from refusion_eval.results.compare import holm, mcnemar
-from refusion_eval.results.results_file import read_csv
 from refusion_eval.training.run import RUN_FILE
 
 LEVEL = 0.05
@@ -379,11 +377,11 @@ def processors(_: Sequence[str]) -> str:
     rows = pandas.read_csv(RESULTS / "processors.csv")
     totals = rows.groupby("variant", sort=False)[["items", "changed"]].sum()
     lesser = totals.drop(index="own")
-    # The report was made on another machine than the tables, from the same weights and settings.
-    report = report_answers().merge(verdicts(), on=["task", "item", "system"], suffixes=("", "_of_tables"))
+    elsewhere = pandas.read_csv(RESULTS / "verdicts_elsewhere.csv", dtype={"item": str})
+    both = elsewhere.merge(verdicts(), on=["task", "item", "system"], suffixes=("", "_of_tables"))
     counts = ("right", "tokens", "forwards")
-    others = sum(report[count] != report[f"{count}_of_tables"] for count in counts).astype(bool).sum()
-    machines = sorted({row.hardware for row in read_csv(RESULTS / "family.csv") if row.hardware})
+    num_changed = sum(both[count] != both[f"{count}_of_tables"] for count in counts).astype(bool).sum()
+    machines, others = (listed(list(both[name].unique())) for name in ("hardware_of_tables", "hardware"))
     changed = [
         f"{changed:,} of {items:,} responses under `{variant}`" for variant, items, changed in lesser.itertuples()
     ]
@@ -392,8 +390,9 @@ def processors(_: Sequence[str]) -> str:
         f"{listed(list(rows.system.unique()))} once more, with the kernels, the compiled code and the order of sums of "
         "a processor with fewer instructions. "
         f"Other tokens or forwards come out for {listed(changed)} (`results/embedded/processors.csv`).\n\n"
-        f"The systems of the sample report were decoded on {listed(sorted(set(report.hardware)))}, and the tables on "
-        f"{listed(machines)}: {others:,} of {len(report):,} responses differ in verdict, tokens or forwards.\n"
+        f"The tables were measured on {machines}. On {others}, {num_changed:,} of {len(both):,} responses of "
+        f"{listed(list(both.system.unique()))} differ in verdict, tokens or forwards "
+        "(`results/embedded/verdicts_elsewhere.csv`).\n"
     )
 
 

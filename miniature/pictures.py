@@ -4,15 +4,10 @@
 that a picture which is older than they are is found.
 """
 
-import base64
-import gzip
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
-
-import pandas
 
 from refusion_eval.paper.names import system_label
 from refusion_eval.paths import embedded_path
@@ -46,21 +41,6 @@ def facts(picture: str, root: Path = ROOT) -> dict[str, Any]:
         if row.run_id in runs and row.metric in SCORES:
             accuracy.setdefault(system_label(row), {})[row.task] = row.value
     return {"sha256": _sha256(root / picture), "weights": weights, **({ACCURACY: accuracy} if accuracy else {})}
-
-
-def report_answers(path: Path = ROOT / PAGE) -> pandas.DataFrame:
-    """The answers in a report page with the columns of `verdicts.csv` but the rows, and with `hardware`."""
-    texts = dict(re.findall(r'<script type="[\w/]+" id="(\w+)">(.*?)</script>', path.read_text(encoding="utf-8"), re.S))
-    index = json.loads(texts["index"])
-    answers = []
-    for cell in index["cells"]:
-        if cell["list"]:
-            (columns,) = json.loads(gzip.decompress(base64.b64decode(texts[cell["list"]])))
-            found = pandas.DataFrame(columns).rename(columns={"item_id": "item"})[["item", "tokens", "forwards"]]
-            right = [int(state == "right") for state in columns["state"]]
-            of_cell = {"task": cell["task"], "system": cell["system"], "hardware": ", ".join(cell["hardware"])}
-            answers.append(found.assign(right=right, **of_cell))
-    return pandas.concat(answers, ignore_index=True)
 
 
 def _sha256(path: Path) -> str:

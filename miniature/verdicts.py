@@ -3,7 +3,7 @@
     python -m miniature.verdicts RUN... --out results/embedded/verdicts.csv
 
 One row for each item and system, named as in the table of the same runs: whether the answer is right, its tokens, its
-forwards and the query rows of all its forwards. None of these depends on the speed of the machine.
+forwards and the query rows of all its forwards, none of which depends on the speed of the machine, and the machine.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from refusion_eval.results.tables import summary
 from refusion_eval.store.records import PASSED
 from refusion_eval.store.run_store import RunReader
 
-COLUMNS = ("task", "item", "system", "right", "tokens", "forwards", "rows")
+COLUMNS = ("task", "item", "system", "right", "tokens", "forwards", "rows", "hardware")
 
 
 def verdicts(run_dirs: Sequence[Path]) -> pandas.DataFrame:
@@ -36,7 +36,8 @@ def verdicts(run_dirs: Sequence[Path]) -> pandas.DataFrame:
             for sample in reader.samples():
                 right = int(scores[sample.key][PASSED].value > 0)
                 counts = (sample.num_tokens, sample.num_forwards, num_rows(sample.events()))
-                found.append((sample.key.task, sample.item_id, systems[reader.run.run_id], right, *counts))
+                machine = reader.run.hardware(sample.process_id).label()
+                found.append((sample.key.task, sample.item_id, systems[reader.run.run_id], right, *counts, machine))
     return pandas.DataFrame(sorted(found, key=lambda row: (row[0], str(row[1]), row[2])), columns=list(COLUMNS))
 
 
