@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import torch
 import yaml
 from generated_common import GPU_RESULTS, RESULTS, ROOT, csv_rows, interval, listed, systems_of, table_of
+from generated_courses import OF_COURSES
 from generated_pairs import PAIRED, front
 from generated_real import engines, engines_text, prompt_lengths, real, small_runs
 from generated_text import FAMILY, means_of
@@ -348,7 +349,15 @@ def training_memory_table(_: Sequence[str]) -> str:
 
 
 # What makes sentences, some of them with a table.
-TEXTS: dict[str, Maker] = {**FAMILY, **PAIRED, "recordings": recordings, "engines_text": engines_text, "real": real}
+TEXTS: dict[str, Maker] = {
+    **FAMILY,
+    **PAIRED,
+    **OF_COURSES,
+    "recordings": recordings,
+    "engines_text": engines_text,
+    "real": real,
+}
+
 # --- Answers ---
 
 

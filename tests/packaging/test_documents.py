@@ -368,22 +368,22 @@ def test_the_addresses_are_those_of_the_site_and_a_placeholder_is_called_so(
 
 
 def test_a_course_that_computed_in_another_type_than_most_is_named(site, tmp_path: Path) -> None:
-    pairs = importlib.import_module("generated_pairs")
-    courses = [("A", "a", 1), ("B", "b", 1), ("C", "c", 1), ("C", "c", 2)]
-    settings = pandas.DataFrame(courses, columns=["system", "model", "seed"])
-    for _, model, seed in courses:
+    courses = importlib.import_module("generated_courses")
+    trained = [("A", "a", 1), ("B", "b", 1), ("C", "c", 1), ("C", "c", 2)]
+    settings = pandas.DataFrame(trained, columns=["system", "model", "seed"])
+    for _, model, seed in trained:
         dtype = "float32" if (model, seed) == ("c", 2) else "bfloat16"
         (tmp_path / f"{model}_{seed}").mkdir()
         record = {"identity": {"optimisation": {"compute_dtype": dtype}}}
         (tmp_path / f"{model}_{seed}/run.json").write_text(json.dumps(record), encoding="utf-8")
-    assert pairs.trained_in(settings, tmp_path) == " Trained in bfloat16, but C (seed 2) in float32."
-    assert pairs.trained_in(settings[settings.seed == 1], tmp_path) == ""
+    assert courses.trained_in(settings, tmp_path) == " Trained in bfloat16, but C (seed 2) in float32."
+    assert courses.trained_in(settings[settings.seed == 1], tmp_path) == ""
 
 
 def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_becomes(
     site, tmp_path: Path, monkeypatch
 ) -> None:
-    pairs = importlib.import_module("generated_pairs")
+    courses = importlib.import_module("generated_courses")
     # Of 40 items, those that are right: the verifier gains 10 after the ordinary course and 2 after the control.
     right = {
         ("ReFusion", "refusion"): 20,
@@ -400,8 +400,8 @@ def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_beco
     settings = [(*course, 1, task, "{}", 50, 2, 11_300_000) for course in right for task in ("a", "b")]
     pandas.DataFrame(answers, columns=list(ANSWER_COLUMNS)).to_csv(tmp_path / ANSWERS, index=False)
     pandas.DataFrame(settings, columns=list(SETTING_COLUMNS)).to_csv(tmp_path / SETTINGS, index=False)
-    monkeypatch.setattr(pairs, "COURSES", tmp_path)
-    lines = pairs.controls(["refusion_half_filled"]).splitlines()
+    monkeypatch.setattr(courses, "COURSES", tmp_path)
+    lines = courses.controls(["refusion_half_filled"]).splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert rows[0][3] == "minus the ordinary course"
     assert [(row[0], row[3].split()[:1]) for row in rows[2:]] == [
@@ -410,13 +410,13 @@ def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_beco
         ("ReFusion, verifier", []),
         ("ReFusion, verifier, half-filled slots", ["-7.5"]),
     ]
-    sentence = pairs.verifier_control([])
+    sentence = courses.verifier_control([])
     assert re.findall(r"(-?[\d.]+) \[", sentence) == ["25.0", "5.0", "-20.0"]
     assert "Over all 2 tasks" in sentence
 
 
 def test_systems_that_are_not_told_from_ar_sft_stand_with_their_difference(site) -> None:
-    pairs = importlib.import_module("generated_pairs")
+    courses = importlib.import_module("generated_courses")
 
     def answers(**wrong: int) -> pandas.DataFrame:
         rows = [
@@ -427,9 +427,9 @@ def test_systems_that_are_not_told_from_ar_sft_stand_with_their_difference(site)
         ]
         return pandas.DataFrame(rows, columns=["system", "model", "seed", "task", "item", "right"])
 
-    both = pairs._against_ar_sft(answers(X=20, Y=30), ["X", "Y"])
+    both = courses._against_ar_sft(answers(X=20, Y=30), ["X", "Y"])
     assert both == "Holm's correction over the systems leaves an accuracy below that of AR-SFT for each of them"
-    one = pairs._against_ar_sft(answers(X=20, Y=1), ["X", "Y"])
+    one = courses._against_ar_sft(answers(X=20, Y=1), ["X", "Y"])
     assert re.search(r"AR-SFT for X; the differences of the others, in points, are Y -2\.0 \[-\d\.\d, \d\.\d\]$", one)
 
 
