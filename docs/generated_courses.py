@@ -50,7 +50,7 @@ def equal_start(words: Sequence[str]) -> str:
     known = answers[~answers.task.isin(PROGRAMS)]
     return (
         f"{' '.join(reversed(seeds))}{f' Not trained yet: {listed(missing)}.' if missing else ''}"
-        f"{'' if is_front else trained_in(settings[~settings.model.isin(VARIANTS)])} "
+        f"{trained_in(settings[~settings.model.isin(VARIANTS)], by_system=not is_front)} "
         f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, {_against_ar_sft(answers, systems)}. Without "
         f"{listed([title(f'mini_{task}') for task in PROGRAMS])}, whose programs the start cannot write, "
         f"{_against_ar_sft(known, systems)}. "
@@ -82,8 +82,8 @@ def _fastest(answers: pandas.DataFrame, found: pandas.DataFrame) -> str:
     items = answers.groupby(["system", "task", "item"], as_index=False)[["tokens", "forwards"]].mean()
     first = tpf.idxmax()
     near = ties(items, first, list(tpf.index))
-    tied = f"; the interval of the paired difference does not tell it from that of {listed(near)}" if near else ""
-    return f"{first} has the highest TPF, {tpf.max():.1f}{tied}."
+    untold = "; the interval of the paired difference, over items alone, does not tell it from that of"
+    return f"{first} has the highest TPF, {tpf.max():.1f}{f'{untold} {listed(near)}' if near else ''}."
 
 
 def equal_start_programs(_: Sequence[str]) -> str:
@@ -122,7 +122,7 @@ def controls(words: Sequence[str]) -> str:
 
 def verifier_control(_: Sequence[str]) -> str:
     """The gain of the verifier's tokens after the ordinary course, and after one with half-filled slots."""
-    answers = pandas.read_csv(COURSES / ANSWERS)
+    answers, settings = _courses()
     variant = "refusion_half_filled"
     courses = {"the ordinary course": ("refusion", ""), "the control": (variant, f", {VARIANTS[variant].label}")}
     gains = []
@@ -135,24 +135,33 @@ def verifier_control(_: Sequence[str]) -> str:
     of = pandas.concat(gains)
     ordinary, control = (over_seeds(of, course).interval() for course in courses)
     change = over_seeds(of, "the control", "the ordinary course")
+    seeds = of.groupby("system").seed.nunique()
+    numbers = [f"{seeds[course]} training seed{'s' * int(seeds[course] > 1)} for {course}" for course in courses]
+    trained = settings[settings.model.isin(["refusion", variant]) & ~settings.system.str.contains(WITH_VERIFIER)]
+    left = f"{'most' if control.value > ordinary.value / 2 else 'a part'} of the gain is still there"
     return (
         f"Over all {answers.task.nunique()} tasks the verifier's tokens gain {spelled(ordinary)} points after the "
         f"ordinary course and {spelled(control)} points after the control. The gain changes by "
-        f"{spelled(change.interval())} points (p = {change.p_value():.2g}). So after training on half-filled slots "
-        f"{'the gain is still there' if control.low > 0 else 'no gain is shown'}.\n"
+        f"{spelled(change.interval())} points (p = {change.p_value():.2g}). There are "
+        f"{listed(numbers)}.{trained_in(trained, COURSES)} So after training on half-filled slots "
+        f"{f'{left}, and this state does not explain it' if control.low > 0 else 'no gain is shown'}.\n"
     )
 
 
-def trained_in(settings: pandas.DataFrame, courses: Path = COURSES) -> str:
-    """Which systems had a course that computed in another type than most courses, by the records of the courses."""
+def trained_in(settings: pandas.DataFrame, courses: Path = COURSES, *, by_system: bool = True) -> str:
+    """The types in which courses computed, by the records of the courses, where they are not one type."""
     systems: dict[str, list[str]] = {}
     for row in settings[["system", "model", "seed"]].drop_duplicates().itertuples():
         record = json.loads((courses / f"{row.model}_{row.seed}" / RUN_FILE).read_text(encoding="utf-8"))
         name = f"{row.system} (seed {row.seed})"
         systems.setdefault(record["identity"]["optimisation"]["compute_dtype"], []).append(name)
+    if len(systems) == 1:
+        return ""
+    if not by_system:
+        return f" The courses computed in {' or '.join(sorted(systems))}."
     most = max(systems, key=lambda dtype: len(systems[dtype]))
     others = [f"{listed(names)} in {dtype}" for dtype, names in systems.items() if dtype != most]
-    return f" Trained in {most}, but {listed(others)}." if others else ""
+    return f" Trained in {most}, but {listed(others)}."
 
 
 def _by_task(answers: pandas.DataFrame, systems: Sequence[str]) -> str:

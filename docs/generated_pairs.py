@@ -93,7 +93,7 @@ def _alike(answers: pandas.DataFrame) -> str:
     tasks = [title(task) for task, row in right.iterrows() if abs(row[AR_SFT] - row[AR]) <= 1]
     return (
         f"On {listed(tasks)} the backbone has the accuracy of AR-SFT within one point, although AR-SFT was trained for "
-        "four courses more. These tasks do not tell a better model from a good one."
+        "four courses more. These tasks do not show that one model is better than another."
     )
 
 
@@ -173,8 +173,8 @@ def verifier_gain(_: Sequence[str]) -> str:
     return (
         "On the test items of the shipped checkpoint, Holm's correction over the tasks leaves "
         f"{listed(named)}. Without {title(f'mini_{story}')} the gain over the other tasks is as follows: "
-        f"{'; '.join(f'{name}: {gain}' for name, gain in others.items())}. The gain over all tasks changes with "
-        f"training, from the first checkpoint to the last: {'; '.join(falls)}.\n"
+        f"{'; '.join(f'{name}: {gain}' for name, gain in others.items())}. The gain over all tasks, from the first "
+        f"checkpoint to the last, is {'; '.join(falls)}; whether it changes was not tested.\n"
     )
 
 

@@ -13,6 +13,7 @@ from refusion_eval.results.results_file import read_csv
 
 REAL_RESULTS = ROOT / "results" / "real"
 OWN = "this engine"
+FEWEST = 5  # answers over which an interval of the bootstrap stands without a caution
 
 
 class _Score(NamedTuple):
@@ -163,7 +164,7 @@ def engines_text(_: Sequence[str]) -> str:
 
 def prompt_lengths(words: Sequence[str]) -> str:
     """Speed by the length of the prompt (`bench --prompt-lengths`), for each of these files of results/lengths."""
-    lines, sources = [], {}
+    lines, sources, numbers = [], {}, set()
     for word in words:
         measured = json.loads((ROOT / "results" / "lengths" / f"{word}.json").read_text(encoding="utf-8"))
         conditions = measured["conditions"]
@@ -175,9 +176,15 @@ def prompt_lengths(words: Sequence[str]) -> str:
             lines.append((word, figure["system"], f"{figure['prompt_tokens']:,.0f}", *times, *counts, memory))
         machine = next(iter(conditions["systems"].values()))["hardware"]
         number = conditions["num_rounds"]
+        numbers.add(measured["figures"][0]["num_answers"])
         extent = f"{measured['figures'][0]['num_answers']} answers a length in {number} round{'s' * (number > 1)}"
         ends = ", each of the full length (`--ignore-eos`)" if conditions.get("ignore_eos") else ""
         sources.setdefault(f"{extent}{ends}, on {machine['cpu']}", []).append(word)
     columns = ("Model", "System", "Prompt tokens", "First forward, ms", "Tokens/s after it", "TPF", "Forwards")
     table = table_of((*columns, "New rows", "Cached rows", "MB"), lines, 2)
-    return f"{table}\n{'; '.join(f'{listed(names)}: {extent}' for extent, names in sources.items())}.\n"
+    conditions_of = "; ".join(f"{listed(names)}: {extent}" for extent, names in sources.items())
+    few = min(numbers)
+    spread = (
+        f" An interval over {few} answers shows their spread, and holds the true value in fewer than 95 % of cases."
+    )
+    return f"{table}\n{conditions_of}.{spread if few < FEWEST else ''}\n"

@@ -4,7 +4,7 @@
     python -m miniature.equal_start measure --work-dir W --out results/embedded/courses
     python -m miniature.equal_start table --out results/embedded/courses
 
-The start is the embedded AR-SFT (300,536 samples), whose weights are in the package, so that anyone can repeat a
+The start is the embedded AR-SFT (300,512 samples), whose weights are in the package, so that anyone can repeat a
 course. Every system then has one course more: the same 75,000 samples (`EQUAL_START`), steps, batch, learning rate and
 optimiser, with the objective and the EOS filling of its own configuration. No recipe is tuned. Each system is measured
 with `SYSTEMS`' settings, as many for each, of which one is chosen for each task on held-out draws by the rule of

@@ -43,10 +43,10 @@ PRODUCT_START, STREAMED = 4e-6, 3.15 / 3.35
 KERNEL, ATTENTION, ENDS = 2.3e-6, 6e-6, 30e-6
 ROUTING_KERNELS = 12  # of a layer with experts: choosing them, sorting rows by expert, and their sum
 NUM_KERNELS = 5  # of a layer beside products and attention: two norms, rotation, the join of attention, SwiGLU
-# The other estimate, of one row: the time of a copy, and a boundary for each kernel. On an H200 a boundary took 2.7 us
-# (results/gpu/h200: 4.80 ms, of which the weights take 3.54, in 438 kernels). Public kernels reach 2.16 us there
-# where they are launched early (msaroufim/megakernels-vs-cuda-graphs, Llama 1B).
-BOUNDARY, EARLY_BOUNDARY = 2.7e-6, 2.16e-6
+# The other estimate, of one row: the time of a copy, and a boundary for each kernel, as on an H200 (results/gpu/h200:
+# 208.4 forwards/s, where a copy of the weights gives 282.2, in 438 kernels). Public kernels reach 2.16 us there where
+# they are launched early (msaroufim/megakernels-vs-cuda-graphs, Llama 1B).
+BOUNDARY, EARLY_BOUNDARY = (1 / 208.4 - 1 / 282.2) / 438, 2.16e-6
 KERNELS_OF_ENDS = 6  # embedding, first norm, head, readout, and a copy
 A_LAYER = {"12 kernels a layer, as without a table": 12, "7 kernels a layer, with all switches": 7}
 

@@ -53,12 +53,12 @@ COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 # What a command does before its first line, which is said if it takes long.
 LOADING, _READING = "loading PyTorch and the checkpoint", "reading the records of the runs"
-_TOKENIZERS = "loading the tokenizers of their checkpoints"
 _BEFORE_FIRST_LINE = {
-    **dict.fromkeys(("run", "sweep", "rerun", "replay", "bench", "flips", "locality", "gpu-check", "convert"), LOADING),
+    **dict.fromkeys(("run", "sweep", "rerun"), f"{LOADING}, or asking the server"),
+    **dict.fromkeys(("replay", "bench", "flips", "locality", "gpu-check", "convert"), LOADING),
     **dict.fromkeys(("table", "compare", "speed", "leaderboard", "paper-table", "plot", "claims"), _READING),
-    "export": f"{_READING}; for the prompts of lm-eval and every-eval-ever, {_TOKENIZERS}",
-    "report": f"{_READING}, and {_TOKENIZERS}",
+    "export": f"{_READING}; for the prompts of lm-eval and every-eval-ever, loading their tokenizers",
+    "report": f"{_READING}, and loading their tokenizers",
     "score": "judging the texts",
     "rescore": f"{_READING}, and loading what the filter needs",
     "train": "loading PyTorch",

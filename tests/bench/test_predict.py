@@ -45,7 +45,7 @@ def test_the_estimate_by_kernels_meets_the_h200_and_falls_with_them() -> None:
     checks = json.loads((ROOT / "results" / "gpu" / "h200" / "checks.json").read_text())["checks"]
     (curve,) = (check["result"]["figures"]["seconds"] for check in checks if check["name"] == "width-curve")
     now, fewer, early = predict.by_kernels(CARDS["H200"], CONFIG).values()
-    assert now == pytest.approx(curve["recorded"]["1"], rel=0.03)
+    assert now == pytest.approx(curve["recorded"]["1"], rel=0.01)
     assert now - fewer == pytest.approx(36 * 5 * predict.BOUNDARY)
     assert early < fewer
     assert len(predict.by_kernels(CARDS["A100"], CONFIG)) == 2  # where no kernel is launched early

@@ -377,20 +377,12 @@ def test_a_course_that_computed_in_another_type_than_most_is_named(site, tmp_pat
         record = {"identity": {"optimisation": {"compute_dtype": dtype}}}
         (tmp_path / f"{model}_{seed}/run.json").write_text(json.dumps(record), encoding="utf-8")
     assert courses.trained_in(settings, tmp_path) == " Trained in bfloat16, but C (seed 2) in float32."
+    assert courses.trained_in(settings, tmp_path, by_system=False) == " The courses computed in bfloat16 or float32."
     assert courses.trained_in(settings[settings.seed == 1], tmp_path) == ""
 
 
-def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_becomes(
-    site, tmp_path: Path, monkeypatch
-) -> None:
-    courses = importlib.import_module("generated_courses")
-    # Of 40 items, those that are right: the verifier gains 10 after the ordinary course and 2 after the control.
-    right = {
-        ("ReFusion", "refusion"): 20,
-        ("ReFusion, verifier", "refusion"): 30,
-        ("ReFusion, half-filled slots", "refusion_half_filled"): 25,
-        ("ReFusion, verifier, half-filled slots", "refusion_half_filled"): 27,
-    }
+def store_courses(right: dict[tuple[str, str], int], folder: Path) -> None:
+    """Answers to 40 items of two tasks, of which so many are right, by system and model, and the settings."""
     answers = [
         (system, model, 1, task, item, int(item < number), 10, 5, 60)
         for (system, model), number in right.items()
@@ -398,9 +390,23 @@ def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_beco
         for item in range(40)
     ]
     settings = [(*course, 1, task, "{}", 50, 2, 11_300_000) for course in right for task in ("a", "b")]
-    pandas.DataFrame(answers, columns=list(ANSWER_COLUMNS)).to_csv(tmp_path / ANSWERS, index=False)
-    pandas.DataFrame(settings, columns=list(SETTING_COLUMNS)).to_csv(tmp_path / SETTINGS, index=False)
+    pandas.DataFrame(answers, columns=list(ANSWER_COLUMNS)).to_csv(folder / ANSWERS, index=False)
+    pandas.DataFrame(settings, columns=list(SETTING_COLUMNS)).to_csv(folder / SETTINGS, index=False)
+
+
+def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_becomes(
+    site, tmp_path: Path, monkeypatch
+) -> None:
+    courses = importlib.import_module("generated_courses")
     monkeypatch.setattr(courses, "COURSES", tmp_path)
+    # The verifier gains 10 items after the ordinary course and 2 after the control.
+    right = {
+        ("ReFusion", "refusion"): 20,
+        ("ReFusion, verifier", "refusion"): 30,
+        ("ReFusion, half-filled slots", "refusion_half_filled"): 25,
+        ("ReFusion, verifier, half-filled slots", "refusion_half_filled"): 27,
+    }
+    store_courses(right, tmp_path)
     lines = courses.controls(["refusion_half_filled"]).splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert rows[0][3] == "minus the ordinary course"
@@ -410,9 +416,14 @@ def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_beco
         ("ReFusion, verifier", []),
         ("ReFusion, verifier, half-filled slots", ["-7.5"]),
     ]
+    for name in ("refusion_1", "refusion_half_filled_1"):
+        (tmp_path / name).mkdir()
+        record = {"identity": {"optimisation": {"compute_dtype": "float32"}}}
+        (tmp_path / name / "run.json").write_text(json.dumps(record), encoding="utf-8")
     sentence = courses.verifier_control([])
     assert re.findall(r"(-?[\d.]+) \[", sentence) == ["25.0", "5.0", "-20.0"]
     assert "Over all 2 tasks" in sentence
+    assert "1 training seed for the ordinary course and 1 training seed for the control" in sentence
 
 
 def test_systems_that_are_not_told_from_ar_sft_stand_with_their_difference(site) -> None:
