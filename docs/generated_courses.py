@@ -120,6 +120,21 @@ def controls(words: Sequence[str]) -> str:
     return _shown(pandas.concat(tables), "the ordinary course")
 
 
+def equal_rows(words: Sequence[str]) -> str:
+    """Systems that trained about as many rows, and what fewer rows change; the words are names of `VARIANTS`."""
+    answers, settings = _courses()
+    changes = {}
+    for name in words:
+        for system in answers[answers.model == name].system.unique():
+            changes[system] = over_seeds(answers, system, system.removesuffix(f", {VARIANTS[name].label}")).interval()
+    shown = answers[answers.system.isin((AR_SFT, REFUSION, WITH_VERIFIER, *changes))]
+    parts = [f"{system} {spelled(change)}" for system, change in changes.items()]
+    return (
+        f"The accuracies differ from those of the ordinary courses, in points, as follows: {listed(parts)}.\n\n"
+        f"{_shown(summary(shown, settings, AR_SFT), AR_SFT)}"
+    )
+
+
 def verifier_control(_: Sequence[str]) -> str:
     """The gain of the verifier's tokens after the ordinary course, and after one with half-filled slots."""
     answers, settings = _courses()
@@ -187,6 +202,7 @@ OF_COURSES = {
     "equal_start": equal_start,
     "equal_start_programs": equal_start_programs,
     "controls": controls,
+    "equal_rows": equal_rows,
     "verifier_control": verifier_control,
     "infilling_family": infilling,
 }

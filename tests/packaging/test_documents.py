@@ -426,6 +426,27 @@ def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_beco
     assert "1 training seed for the ordinary course and 1 training seed for the control" in sentence
 
 
+def test_courses_of_fewer_rows_stand_beside_those_of_as_many_rows(site, tmp_path: Path, monkeypatch) -> None:
+    courses = importlib.import_module("generated_courses")
+    monkeypatch.setattr(courses, "COURSES", tmp_path)
+    right = {
+        ("AR-SFT", "autoregressive_sft"): 40,
+        ("ReFusion", "refusion"): 20,
+        ("I-DLM", "idlm"): 36,
+        ("I-DLM, rows of ReFusion", "idlm_equal_rows"): 32,
+    }
+    store_courses(right, tmp_path)
+    sentence, _, table = courses.equal_rows(["idlm_equal_rows"]).partition("\n\n")
+    assert re.search(r"in points, as follows: I-DLM, rows of ReFusion -10\.0 \[-\d+\.\d, -\d\.\d\]\.$", sentence)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    assert (rows[0][1], rows[0][3]) == ("million rows trained", "minus AR-SFT")
+    assert [(row[0], row[3].split()[:1]) for row in rows[2:]] == [
+        ("AR-SFT", []),
+        ("ReFusion", ["-50.0"]),
+        ("I-DLM, rows of ReFusion", ["-20.0"]),
+    ]
+
+
 def test_systems_that_are_not_told_from_ar_sft_stand_with_their_difference(site) -> None:
     courses = importlib.import_module("generated_courses")
 
