@@ -15,6 +15,8 @@ import pytest
 from miniature.pictures import FACTS, PAGE, PICTURES, facts
 from miniature.results import choices, main, speeds, tables
 from miniature.train import STAGES, VARIANTS, runs_of
+from refusion_eval.paper.names import system_label
+from refusion_eval.results.metric_list import SCORES
 from refusion_eval.results.results_file import read_csv
 
 ROOT = Path(__file__).parents[2]
@@ -74,13 +76,21 @@ def test_a_picture_shows_the_weights_and_figures_that_are_shipped(picture: str) 
 
 
 def test_the_answers_in_the_sample_report_are_those_of_the_tables() -> None:
-    names = ["task", "item", "system", "right", "tokens", "forwards"]
+    names = ["task", "item", "system", "right", "tokens", "forwards", "hardware"]
     verdicts = pandas.read_csv(ROOT / "results/embedded/verdicts.csv")[names]
     shown = answers_of(ROOT / PAGE)[names]
     assert set(shown.system) == {"AR-SFT", "BD3-LM, merged", "ReFusion", "ReFusion, verifier"}
     expected = verdicts[verdicts.system.isin(set(shown.system))]
     order = names[:3]
     assert shown.sort_values(order).values.tolist() == expected.sort_values(order).values.tolist()
+
+
+def test_the_single_verdicts_are_those_of_the_table() -> None:
+    verdicts = pandas.read_csv(ROOT / "results/embedded/verdicts.csv")
+    accuracy = 100 * verdicts.groupby(["task", "system"]).right.mean()
+    rows = [row for row in read_csv(ROOT / "results/embedded/family.csv") if row.metric in SCORES and not row.is_mean]
+    assert {(row.task, system_label(row)): row.value for row in rows} == pytest.approx(accuracy.to_dict())
+    assert set(verdicts.hardware) == {row.hardware for row in rows}
 
 
 def test_what_a_picture_shows_is_told_from_what_is_shipped(tmp_path: Path) -> None:
