@@ -334,12 +334,21 @@ def sweet_spot(
     return values[low], values[high]
 
 
+def widened(low: float, high: float, values: Sequence[float], *, is_size: bool) -> tuple[float, float]:
+    """The bounds of the shade of a range, which has an area if it is a single value, and covers no value beyond it."""
+    if is_size:  # sizes are powers of 2
+        return low / 2**0.25, high * 2**0.25
+    return (
+        max([low - 0.02, *((value + low) / 2 for value in values if value < low)]),
+        min([high + 0.02, *((value + high) / 2 for value in values if value > high)]),
+    )
+
+
 def _draw_sweet_spot(axes: Axes, panel: str, points: Sequence[Point], margin: float) -> None:
     """Shades the measured sweet spot, and marks the bounds of the published one beside real benchmarks."""
     for undecided in (True, False):  # what is shown covers the rest
         if spot := sweet_spot(points, panel, _main_series(points), margin, undecided=undecided):
-            low, high = spot  # widened, so that a range of a single value has an area
-            low, high = (low / 2**0.25, high * 2**0.25) if panel in _SIZES else (low - 0.02, high + 0.02)
+            low, high = widened(*spot, [point.x for point in points if point.panel == panel], is_size=panel in _SIZES)
             axes.axvspan(low, high, zorder=0, **(_UNDECIDED if undecided else _SPOT))
     claim = _SETTINGS.get(panel, ("", ""))[1]
     text = next((row["published"] for row in read_published("claims.csv") if row["id"] == claim), "")

@@ -19,7 +19,7 @@ from refusion_eval.cli import app
 from refusion_eval.errors import ConfigError, DataError, StoreError
 from refusion_eval.metrics import paired_difference
 from refusion_eval.paper.draw_baseline import Label, draw_against_baseline, place_labels
-from refusion_eval.paper.draw_curves import draw_swept, sweet_spot, unbeaten
+from refusion_eval.paper.draw_curves import draw_swept, sweet_spot, unbeaten, widened
 from refusion_eval.paper.draw_text import lay_out
 from refusion_eval.paper.figures import FIGURES, rows_of, write_figure
 from refusion_eval.paper.formulas import MARGIN
@@ -256,6 +256,12 @@ def delta(x, score, tps, mark=""):
     common = {**POINT, "series": "refusion", "x": x, "mark": mark}
     yield Point(**{**common, "y": score, "y_low": score - 1, "y_high": score + 1})
     yield Point(**{**common, "metric": "delta_tps", "y": tps, "y_low": tps - 1, "y_high": tps + 1})
+
+
+def test_the_shade_of_a_sweet_spot_covers_no_value_beyond_it():
+    assert widened(0.05, 0.99, [0.05, 0.99, 1.0], is_size=False) == pytest.approx((0.03, 0.995))
+    assert widened(0.5, 0.5, [0.49, 0.5, 0.9], is_size=False) == pytest.approx((0.495, 0.52))
+    assert widened(8, 8, [4, 8, 16], is_size=True) == pytest.approx((6.727, 9.514), abs=1e-3)
 
 
 @pytest.mark.parametrize(
