@@ -6,7 +6,6 @@ seeds (`miniature.seeds`).
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas
 from generated_common import AR_SFT, REFUSION, RESULTS, WITH_VERIFIER, listed, table_of, title
@@ -41,8 +40,7 @@ def equal_start(words: Sequence[str]) -> str:
     found = summary(answers, settings, AR_SFT)
     missing = [system.name for system in SYSTEMS if system.name not in set(found.system)]
     seeds = [
-        f"There {'are' if number > 1 else 'is'} {number} training seed{'s' * (number > 1)} for "
-        f"{listed(list(part.system))}."
+        f"There {'are' if number > 1 else 'is'} {_seeds(number, listed(list(part.system)))}."
         for number, part in found.groupby("seeds")
     ]
     is_front = words == ["front"]
@@ -108,27 +106,35 @@ def _shown(found: pandas.DataFrame, reference: str, *, with_training: bool = Tru
     return table_of(list(shown.columns), shown.to_numpy().tolist())
 
 
+def _ordinary(answers: pandas.DataFrame, names: Sequence[str]) -> dict[str, str]:
+    """Each system of these variants -> the same system after its ordinary course."""
+    return {
+        system: system.removesuffix(f", {VARIANTS[name].label}")
+        for name in names
+        for system in answers[answers.model == name].system.unique()
+    }
+
+
+def _seeds(number: int, of: str) -> str:
+    return f"{number} training seed{'s' if number > 1 else ''} for {of}"
+
+
 def controls(words: Sequence[str]) -> str:
     """What courses reach that differ from the ordinary one in one thing; the words are names of `VARIANTS`."""
     answers, settings = _courses()
     tables = []
-    for name in words:
-        for system in answers[answers.model == name].system.unique():
-            ordinary = system.removesuffix(f", {VARIANTS[name].label}")
-            found = summary(answers[answers.system.isin((ordinary, system))], settings, ordinary)
-            tables.append(found.rename(columns={f"minus {ordinary}": "minus the ordinary course"}))
+    for system, ordinary in _ordinary(answers, words).items():
+        found = summary(answers[answers.system.isin((ordinary, system))], settings, ordinary)
+        tables.append(found.rename(columns={f"minus {ordinary}": "minus the ordinary course"}))
     return _shown(pandas.concat(tables), "the ordinary course")
 
 
 def equal_rows(words: Sequence[str]) -> str:
     """Systems that trained about as many rows, and what fewer rows change; the words are names of `VARIANTS`."""
     answers, settings = _courses()
-    changes = {}
-    for name in words:
-        for system in answers[answers.model == name].system.unique():
-            changes[system] = over_seeds(answers, system, system.removesuffix(f", {VARIANTS[name].label}")).interval()
-    shown = answers[answers.system.isin((AR_SFT, REFUSION, WITH_VERIFIER, *changes))]
-    parts = [f"{system} {spelled(change)}" for system, change in changes.items()]
+    pairs = _ordinary(answers, words)
+    shown = answers[answers.system.isin((AR_SFT, REFUSION, WITH_VERIFIER, *pairs))]
+    parts = [f"{pair[0]} {spelled(over_seeds(answers, *pair).interval())}" for pair in pairs.items()]
     return (
         f"The accuracies differ from those of the ordinary courses, in points, as follows: {listed(parts)}.\n\n"
         f"{_shown(summary(shown, settings, AR_SFT), AR_SFT)}"
@@ -151,23 +157,23 @@ def verifier_control(_: Sequence[str]) -> str:
     ordinary, control = (over_seeds(of, course).interval() for course in courses)
     change = over_seeds(of, "the control", "the ordinary course")
     seeds = of.groupby("system").seed.nunique()
-    numbers = [f"{seeds[course]} training seed{'s' * int(seeds[course] > 1)} for {course}" for course in courses]
+    numbers = [_seeds(seeds[course], course) for course in courses]
     trained = settings[settings.model.isin(["refusion", variant]) & ~settings.system.str.contains(WITH_VERIFIER)]
     left = f"{'most' if control.value > ordinary.value / 2 else 'a part'} of the gain is still there"
     return (
         f"Over all {answers.task.nunique()} tasks the verifier's tokens gain {spelled(ordinary)} points after the "
         f"ordinary course and {spelled(control)} points after the control. The gain changes by "
         f"{spelled(change.interval())} points (p = {change.p_value():.2g}). There are "
-        f"{listed(numbers)}.{trained_in(trained, COURSES)} So after training on half-filled slots "
+        f"{listed(numbers)}.{trained_in(trained)} So after training on half-filled slots "
         f"{f'{left}, and this state does not explain it' if control.low > 0 else 'no gain is shown'}.\n"
     )
 
 
-def trained_in(settings: pandas.DataFrame, courses: Path = COURSES, *, by_system: bool = True) -> str:
+def trained_in(settings: pandas.DataFrame, *, by_system: bool = True) -> str:
     """The types in which courses computed, by the records of the courses, where they are not one type."""
     systems: dict[str, list[str]] = {}
     for row in settings[["system", "model", "seed"]].drop_duplicates().itertuples():
-        record = json.loads((courses / f"{row.model}_{row.seed}" / RUN_FILE).read_text(encoding="utf-8"))
+        record = json.loads((COURSES / f"{row.model}_{row.seed}" / RUN_FILE).read_text(encoding="utf-8"))
         name = f"{row.system} (seed {row.seed})"
         systems.setdefault(record["identity"]["optimisation"]["compute_dtype"], []).append(name)
     if len(systems) == 1:

@@ -176,8 +176,9 @@ def prompt_lengths(words: Sequence[str]) -> str:
             lines.append((word, figure["system"], f"{figure['prompt_tokens']:,.0f}", *times, *counts, memory))
         machine = next(iter(conditions["systems"].values()))["hardware"]
         number = conditions["num_rounds"]
-        numbers.add(measured["figures"][0]["num_answers"])
-        extent = f"{measured['figures'][0]['num_answers']} answers a length in {number} round{'s' * (number > 1)}"
+        num_answers = measured["figures"][0]["num_answers"]
+        numbers.add(num_answers)
+        extent = f"{num_answers} answers a length in {number} round{'s' * (number > 1)}"
         ends = ", each of the full length (`--ignore-eos`)" if conditions.get("ignore_eos") else ""
         sources.setdefault(f"{extent}{ends}, on {machine['cpu']}", []).append(word)
     columns = ("Model", "System", "Prompt tokens", "First forward, ms", "Tokens/s after it", "TPF", "Forwards")

@@ -336,11 +336,11 @@ def sweet_spot(
 
 def widened(low: float, high: float, values: Sequence[float], *, is_size: bool) -> tuple[float, float]:
     """The bounds of the shade of a range, which has an area if it is a single value, and covers no value beyond it."""
-    if is_size:  # sizes are powers of 2
-        return low / 2**0.25, high * 2**0.25
+    margin, scaled, back = (0.25, math.log2, math.exp2) if is_size else (0.02, float, float)  # sizes: a log axis
+    first, last, others = scaled(low), scaled(high), [scaled(value) for value in values]
     return (
-        max([low - 0.02, *((value + low) / 2 for value in values if value < low)]),
-        min([high + 0.02, *((value + high) / 2 for value in values if value > high)]),
+        back(max([first - margin, *((other + first) / 2 for other in others if other < first)])),
+        back(min([last + margin, *((other + last) / 2 for other in others if other > last)])),
     )
 
 

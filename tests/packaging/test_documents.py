@@ -367,18 +367,27 @@ def test_the_addresses_are_those_of_the_site_and_a_placeholder_is_called_so(
         assert ("does not name yet" in made) == (host == "example.org") == ("badge.svg" not in made)
 
 
-def test_a_course_that_computed_in_another_type_than_most_is_named(site, tmp_path: Path) -> None:
+def store_type(folder: Path, dtype: str) -> None:
+    """The record of a course that computed in this type."""
+    folder.mkdir()
+    record = {"identity": {"optimisation": {"compute_dtype": dtype}}}
+    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def cells_of(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+
+
+def test_a_course_that_computed_in_another_type_than_most_is_named(site, tmp_path: Path, monkeypatch) -> None:
     courses = importlib.import_module("generated_courses")
+    monkeypatch.setattr(courses, "COURSES", tmp_path)
     trained = [("A", "a", 1), ("B", "b", 1), ("C", "c", 1), ("C", "c", 2)]
     settings = pandas.DataFrame(trained, columns=["system", "model", "seed"])
     for _, model, seed in trained:
-        dtype = "float32" if (model, seed) == ("c", 2) else "bfloat16"
-        (tmp_path / f"{model}_{seed}").mkdir()
-        record = {"identity": {"optimisation": {"compute_dtype": dtype}}}
-        (tmp_path / f"{model}_{seed}/run.json").write_text(json.dumps(record), encoding="utf-8")
-    assert courses.trained_in(settings, tmp_path) == " Trained in bfloat16, but C (seed 2) in float32."
-    assert courses.trained_in(settings, tmp_path, by_system=False) == " The courses computed in bfloat16 or float32."
-    assert courses.trained_in(settings[settings.seed == 1], tmp_path) == ""
+        store_type(tmp_path / f"{model}_{seed}", "float32" if (model, seed) == ("c", 2) else "bfloat16")
+    assert courses.trained_in(settings) == " Trained in bfloat16, but C (seed 2) in float32."
+    assert courses.trained_in(settings, by_system=False) == " The courses computed in bfloat16 or float32."
+    assert courses.trained_in(settings[settings.seed == 1]) == ""
 
 
 def store_courses(right: dict[tuple[str, str], int], folder: Path) -> None:
@@ -407,8 +416,7 @@ def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_beco
         ("ReFusion, verifier, half-filled slots", "refusion_half_filled"): 27,
     }
     store_courses(right, tmp_path)
-    lines = courses.controls(["refusion_half_filled"]).splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = cells_of(courses.controls(["refusion_half_filled"]))
     assert rows[0][3] == "minus the ordinary course"
     assert [(row[0], row[3].split()[:1]) for row in rows[2:]] == [
         ("ReFusion", []),
@@ -417,9 +425,7 @@ def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_beco
         ("ReFusion, verifier, half-filled slots", ["-7.5"]),
     ]
     for name in ("refusion_1", "refusion_half_filled_1"):
-        (tmp_path / name).mkdir()
-        record = {"identity": {"optimisation": {"compute_dtype": "float32"}}}
-        (tmp_path / name / "run.json").write_text(json.dumps(record), encoding="utf-8")
+        store_type(tmp_path / name, "float32")
     sentence = courses.verifier_control([])
     assert re.findall(r"(-?[\d.]+) \[", sentence) == ["25.0", "5.0", "-20.0"]
     assert "Over all 2 tasks" in sentence
@@ -438,7 +444,7 @@ def test_courses_of_fewer_rows_stand_beside_those_of_as_many_rows(site, tmp_path
     store_courses(right, tmp_path)
     sentence, _, table = courses.equal_rows(["idlm_equal_rows"]).partition("\n\n")
     assert re.search(r"in points, as follows: I-DLM, rows of ReFusion -10\.0 \[-\d+\.\d, -\d\.\d\]\.$", sentence)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    rows = cells_of(table)
     assert (rows[0][1], rows[0][3]) == ("million rows trained", "minus AR-SFT")
     assert [(row[0], row[3].split()[:1]) for row in rows[2:]] == [
         ("AR-SFT", []),

@@ -262,6 +262,7 @@ def test_the_shade_of_a_sweet_spot_covers_no_value_beyond_it():
     assert widened(0.05, 0.99, [0.05, 0.99, 1.0], is_size=False) == pytest.approx((0.03, 0.995))
     assert widened(0.5, 0.5, [0.49, 0.5, 0.9], is_size=False) == pytest.approx((0.495, 0.52))
     assert widened(8, 8, [4, 8, 16], is_size=True) == pytest.approx((6.727, 9.514), abs=1e-3)
+    assert widened(8, 32, [8, 32, 36], is_size=True) == pytest.approx((6.727, 33.941), abs=1e-3)
 
 
 @pytest.mark.parametrize(
