@@ -24,4 +24,4 @@ def test_the_table_has_rates_ratios_and_what_differs():
     rows[-1] |= {"differs_at": 4, "margin": 0.0123}
     *_, own, other = table_of(rows).splitlines()
     assert own == "| 1 | 60 | this engine | F16 | 6.7 |  | 30 | 67 % | 500 |  |"
-    assert other == "| 1 | 60 | llama.cpp | F16 | 3.3 | 2.00 [2.00, 2.00] | 30 | 33 % | 500 | item 1 at 4 (0.012) |"
+    assert other == "| 1 | 60 | llama.cpp | F16 | 3.3 | 2.00 | 30 | 33 % | 500 | item 1 at 4 (0.012) |"
