@@ -43,8 +43,8 @@ count() { # ends with the script, which may fail meanwhile
     while sleep "$seconds_between" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
         found=$(grep -c '^Collecting ' "$venv/setup.log") || true
         there=$(find "$venv" -maxdepth 5 -name '*.dist-info' 2>/dev/null | wc -l)
-        if [ "$there" -lt "$found" ]; then echo "  $found of about 100 libraries found"; else
-            echo "  $((there)) of about 100 libraries installed"
+        if [ "$there" -lt "$found" ]; then echo "  $found of about 110 libraries found"; else
+            echo "  $((there)) of about 110 libraries installed"
         fi
     done
 }
@@ -68,7 +68,7 @@ choose_index() { # TORCH==VERSION: says what will be installed; sets index, empt
         size="$size; with CUDA $large"
         echo "  $cpu_index cannot be used from here, so PyTorch comes from the default index."
     fi
-    echo "  About 100 libraries ($size) in 2 to 10 minutes; what is in the cache of $installer is not downloaded."
+    echo "  About 110 libraries ($size) in 2 to 10 minutes; what is in the cache of $installer is not downloaded."
 }
 
 has_torch() { # INDEX TORCH==VERSION: whether the index answers within seconds and has this build for this Python
