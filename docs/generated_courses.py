@@ -14,12 +14,15 @@ from generated_pairs import LEVEL, spelled, ties
 from miniature.equal_start import ANSWERS, SETTINGS, SYSTEMS, VARIANTS
 from miniature.infilling import table
 from miniature.seeds import over_seeds, summary
+from refusion_eval.metrics import Interval
 from refusion_eval.results.compare import holm
 from refusion_eval.training.run import RUN_FILE
 
 COURSES = RESULTS / "courses"
 TWO_SEEDS = "; two seeds leave one degree of freedom, so that they are wide where the seeds differ"
 PROGRAMS = ("humaneval", "mbpp")
+_PROGRAM_TASKS = listed([title(f"mini_{task}") for task in PROGRAMS])
+_WITHOUT_PROGRAMS = f"Without {_PROGRAM_TASKS}, whose programs the start cannot write"
 
 
 def _courses() -> tuple[pandas.DataFrame, pandas.DataFrame]:
@@ -49,9 +52,8 @@ def equal_start(words: Sequence[str]) -> str:
     return (
         f"{' '.join(reversed(seeds))}{f' Not trained yet: {listed(missing)}.' if missing else ''}"
         f"{trained_in(settings[~settings.model.isin(VARIANTS)], by_system=not is_front)} "
-        f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, {_against_ar_sft(answers, systems)}. Without "
-        f"{listed([title(f'mini_{task}') for task in PROGRAMS])}, whose programs the start cannot write, "
-        f"{_against_ar_sft(known, systems)}. "
+        f"Over {len(numbers)} tasks with {numbers.sum():,} items in all, {_against_ar_sft(answers, systems)}. "
+        f"{_WITHOUT_PROGRAMS}, {_against_ar_sft(known, systems)}. "
         f"{_fastest(answers, found)} "
         "Intervals are over items and, where a system has several, over training seeds"
         f"{TWO_SEEDS if found.seeds.max() == 2 else ''}.\n\n"
@@ -67,11 +69,15 @@ def _against_ar_sft(answers: pandas.DataFrame, systems: Sequence[str]) -> str:
     below = [system for system in left if estimates[system].value < 0]
     above = [system for system in left if system not in below]
     rest = [f"{system} {spelled(estimates[system].interval())}" for system in systems if system not in left]
-    return (
-        f"Holm's correction over the systems leaves an accuracy below that of {AR_SFT} for "
-        f"{listed(below) if rest or above else 'each of them'}{f', and above it for {listed(above)}' if above else ''}"
-        f"{f'; the differences of the others, in points, are {listed(rest)}' if rest else ''}"
+    corrected = f"after Holm's correction for {len(systems)} comparisons"
+    if len(below) == len(systems):
+        return f"every other system is less accurate than {AR_SFT} {corrected}"
+    parts = (
+        (f"the systems that are less accurate than {AR_SFT} {corrected} are", below),
+        ("those that are more accurate are", above),
+        ("the differences of the others, in points, are", rest),
     )
+    return "; ".join(f"{words} {listed(names)}" for words, names in parts if names)
 
 
 def _fastest(answers: pandas.DataFrame, found: pandas.DataFrame) -> str:
@@ -80,7 +86,7 @@ def _fastest(answers: pandas.DataFrame, found: pandas.DataFrame) -> str:
     items = answers.groupby(["system", "task", "item"], as_index=False)[["tokens", "forwards"]].mean()
     first = tpf.idxmax()
     near = ties(items, first, list(tpf.index))
-    untold = "; the interval of the paired difference, over items alone, does not tell it from that of"
+    untold = "; the interval of its paired difference, over items alone, includes 0 for"
     return f"{first} has the highest TPF, {tpf.max():.1f}{f'{untold} {listed(near)}' if near else ''}."
 
 
@@ -145,27 +151,45 @@ def verifier_control(_: Sequence[str]) -> str:
     """The gain of the verifier's tokens after the ordinary course, and after one with half-filled slots."""
     answers, settings = _courses()
     variant = "refusion_half_filled"
-    courses = {"the ordinary course": ("refusion", ""), "the control": (variant, f", {VARIANTS[variant].label}")}
+    ordinary, control = "the ordinary course", "the control"
     gains = []
-    for course, (model, label) in courses.items():
+    for course, model, label in ((ordinary, "refusion", ""), (control, variant, f", {VARIANTS[variant].label}")):
         by_rule = answers[answers.model == model].pivot(
             index=["model", "seed", "task", "item"], columns="system", values="right"
         )
         gain = by_rule[f"{WITH_VERIFIER}{label}"] - by_rule[f"{REFUSION}{label}"]
         gains.append(gain.rename("right").reset_index().assign(system=course))
     of = pandas.concat(gains)
-    ordinary, control = (over_seeds(of, course).interval() for course in courses)
-    change = over_seeds(of, "the control", "the ordinary course")
     seeds = of.groupby("system").seed.nunique()
-    numbers = [_seeds(seeds[course], course) for course in courses]
+    numbers = [_seeds(seeds[course], course) for course in (ordinary, control)]
     trained = settings[settings.model.isin(["refusion", variant]) & ~settings.system.str.contains(WITH_VERIFIER)]
-    left = f"{'most' if control.value > ordinary.value / 2 else 'a part'} of the gain is still there"
+
+    def intervals(rows: pandas.DataFrame) -> list[Interval]:
+        return [over_seeds(rows, *pair).interval() for pair in ((ordinary,), (control,), (control, ordinary))]
+
+    def said(rows: pandas.DataFrame) -> str:
+        before, after, change = map(spelled, intervals(rows))
+        value = over_seeds(rows, control, ordinary).p_value()
+        return (
+            f"the verifier's tokens gain {before} points after {ordinary} and {after} points after {control}, "
+            f"a change by {change} points (p = {value:.2g})"
+        )
+
+    known = of[~of.task.isin(PROGRAMS)]
+    tasks = {title(f"mini_{task}"): of[of.task == task] for task in answers.task.unique()}
+    p_values = holm([over_seeds(part, control, ordinary).p_value() for part in tasks.values()])
+    changed = [task for task, value in zip(tasks, p_values, strict=True) if value < LEVEL]
+    is_smaller = intervals(of)[2].high < 0
     return (
-        f"Over all {answers.task.nunique()} tasks the verifier's tokens gain {spelled(ordinary)} points after the "
-        f"ordinary course and {spelled(control)} points after the control. The gain changes by "
-        f"{spelled(change.interval())} points (p = {change.p_value():.2g}). There are "
-        f"{listed(numbers)}.{trained_in(trained)} So after training on half-filled slots "
-        f"{f'{left}, and this state does not explain it' if control.low > 0 else 'no gain is shown'}.\n"
+        f"Over all {len(tasks)} tasks {said(of)}. {_WITHOUT_PROGRAMS}, {said(known)}. There are {listed(numbers)}."
+        f"{trained_in(trained)} Over all tasks, {'a gain is left' if intervals(of)[1].low > 0 else 'no gain is shown'} "
+        "after training on half-filled slots, and the interval of the change "
+        f"{'shows that it is smaller' if is_smaller else 'includes 0'}. "
+        f"By task, Holm's correction leaves {f'a change on {listed(changed)}' if changed else 'no change'}:\n\n"
+        + table_of(
+            ("Task", f"gain after {ordinary}, points", f"gain after {control}, points", "change, points"),
+            [(task, *map(spelled, intervals(part))) for task, part in tasks.items()],
+        )
     )
 
 

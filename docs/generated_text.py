@@ -69,8 +69,13 @@ def family(_: Sequence[str]) -> str:
     speedups, mean_speedup = _by_task("speedup")
     tokens, _ = _by_task("tokens_mean")
     at_once = [f"{title(task)} ({rows[REFUSION].value:.1f})" for task, rows in tpf.items() if rows[REFUSION].value > 10]
-    faster = [f"{title(t)} ({r[REFUSION].value:.1f})" for t, r in speedups.items() if r[REFUSION].ci_low > 1]
-    slower = [f"{title(t)} ({r[REFUSION].value:.1f})" for t, r in speedups.items() if r[REFUSION].ci_high < 1]
+    factors = {f"{title(task)} ({rows[REFUSION].value:.1f})": rows[REFUSION] for task, rows in speedups.items()}
+    sides = {
+        "lies above 1 on": [task for task, row in factors.items() if row.ci_low > 1],
+        "lies below 1 on": [task for task, row in factors.items() if row.ci_high < 1],
+        "includes 1 on": [task for task, row in factors.items() if row.ci_low <= 1 <= row.ci_high],
+    }
+    where = [f"{side} {listed(tasks)}" for side, tasks in sides.items() if tasks]
     lengths = sorted(rows[REFUSION].value for rows in tokens.values())
     mean, calibration = mean_speedup[REFUSION], mean_speedup[AR_SFT]
     return (
@@ -78,12 +83,11 @@ def family(_: Sequence[str]) -> str:
         f"forward on {listed(at_once)}, where it writes most of a response at once.\n\n"
         f"In the mean of the tasks, in percent of right answers, {_ranked(mean_accuracy, 1)}.\n\n"
         f"In tokens per second, {_ranked(mean_tps, 0, bounds=True)}. AR-SFT has the shape and the decoding loop of AR, "
-        f"and {interval(calibration.value, calibration.ci_low, calibration.ci_high, 2)} times its speed. Of two equal "
-        "systems, such a difference is due to the machine.\n\n"
+        f"and {interval(calibration.value, calibration.ci_low, calibration.ci_high, 2)} times its speed, so that a "
+        "ratio within this interval may be due to the machine alone.\n\n"
         f"In tokens per second ReFusion has {interval(mean.value, mean.ci_low, mean.ci_high)} times the speed of its "
-        f"autoregressive backbone in the mean. The interval of the factor lies above 1 on {listed(faster)} and below 1 "
-        f"on {listed(slower)}; on the other tasks it includes 1. These intervals are over items and {mean.num_rounds} "
-        "rounds, and [so few rounds say little about other states of the machine]"
+        f"autoregressive backbone in the mean. The interval of the factor {'; it '.join(where)}. These intervals are "
+        f"over items and {mean.num_rounds} rounds, and [so few rounds say little about other states of the machine]"
         "(explanations/what-is-measured.md#intervals). With "
         f"3.0 million parameters and responses of {lengths[0]:.0f} to {lengths[-1]:.0f} tokens this says nothing about "
         "the methods at their own size.\n"
@@ -226,18 +230,18 @@ def orders(_: Sequence[str]) -> str:
     gains = (in_order - certain).sort_values(ascending=False)
     better = [f"{task.removeprefix('mini ')} ({gain:.0f})" for task, gain in gains.items() if gain > 3]
     ratios, of_recomputed = tpf.iloc[2] / tpf.iloc[0], tpf.iloc[1] / tpf.iloc[0]
-    worse = int((at_random < in_order).sum())
-    tasks = "every task" if worse == len(in_order) else f"{worse} of {len(in_order)} tasks"
+    lost = (in_order - at_random).sort_values(ascending=False)
+    large = [f"{task.removeprefix('mini ')} ({points:.0f})" for task, points in lost.items() if points > 10]
     changed = (recomputed - certain).abs().max()
     return (
         "One slot at a time from left to right makes more answers right than slots by certainty, by points, on "
         f"{listed(better)}; on the other tasks the two differ by at most {(gains[gains <= 3]).abs().max():.0f}. It "
         f"writes {ratios.min():.2f} to {ratios.max():.2f} times the tokens per forward. This changes both the order "
-        "and the number of slots at a time. The order matters by itself: one slot at a time in a random order is "
-        f"worse than from left to right on {tasks}. One token per forward has {serial.mean():.1f} % in the mean of "
-        f"the tasks, slots from left to right {in_order.mean():.1f} %, and slots by certainty {certain.mean():.1f} %. "
-        "Recomputation "
-        f"changes the accuracy of a task by at most {changed:.0f} points, at {of_recomputed.min():.2f} to "
+        "and the number of slots at a time. One slot at a time in a random order makes fewer answers right than from "
+        f"left to right, by points, on {listed(large)}; on the other tasks by at most {lost[lost <= 10].max():.0f}. "
+        f"One token per forward has {serial.mean():.1f} % in the mean of the tasks, slots from left to right "
+        f"{in_order.mean():.1f} %, and slots by certainty {certain.mean():.1f} %. Recomputation changes the "
+        f"accuracy of a task by at most {changed:.0f} points, at {of_recomputed.min():.2f} to "
         f"{of_recomputed.max():.2f} times the tokens per forward; in the paper it costs 0.4 points on MMLU-Pro.\n"
     )
 

@@ -426,9 +426,15 @@ def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_beco
     ]
     for name in ("refusion_1", "refusion_half_filled_1"):
         store_type(tmp_path / name, "float32")
-    sentence = courses.verifier_control([])
-    assert re.findall(r"(-?[\d.]+) \[", sentence) == ["25.0", "5.0", "-20.0"]
+    sentence, _, by_task = courses.verifier_control([]).partition("\n\n")
+    assert re.findall(r"(-?[\d.]+) \[", sentence) == ["25.0", "5.0", "-20.0"] * 2
     assert "Over all 2 tasks" in sentence
+    assert "the interval of the change shows that it is smaller" in sentence
+    assert "Holm's correction leaves a change on a and b:" in sentence
+    assert [[cell.split()[0] for cell in row] for row in cells_of(by_task)[2:]] == [
+        ["a", "25.0", "5.0", "-20.0"],
+        ["b", "25.0", "5.0", "-20.0"],
+    ]
     assert "1 training seed for the ordinary course and 1 training seed for the control" in sentence
 
 
@@ -466,9 +472,27 @@ def test_systems_that_are_not_told_from_ar_sft_stand_with_their_difference(site)
         return pandas.DataFrame(rows, columns=["system", "model", "seed", "task", "item", "right"])
 
     both = courses._against_ar_sft(answers(X=20, Y=30), ["X", "Y"])
-    assert both == "Holm's correction over the systems leaves an accuracy below that of AR-SFT for each of them"
+    assert both == "every other system is less accurate than AR-SFT after Holm's correction for 2 comparisons"
     one = courses._against_ar_sft(answers(X=20, Y=1), ["X", "Y"])
-    assert re.search(r"AR-SFT for X; the differences of the others, in points, are Y -2\.0 \[-\d\.\d, \d\.\d\]$", one)
+    assert one.startswith(
+        "the systems that are less accurate than AR-SFT after Holm's correction for 2 comparisons are X"
+    )
+    assert re.search(r" X; the differences of the others, in points, are Y -2\.0 \[-\d\.\d, \d\.\d\]$", one)
+
+
+def test_a_system_that_is_worse_is_named_where_the_backbone_is_as_good_as_ar_sft(site, monkeypatch) -> None:
+    pairs = importlib.import_module("generated_pairs")
+    wrong = {"AR": (0, 20), "AR-SFT": (0, 0), "I-DLM": (1, 0), "LLaDA": (20, 20)}  # of 50, by task
+    rows = [
+        (task, item, system, int(item >= numbers[place]))
+        for system, numbers in wrong.items()
+        for place, task in enumerate(("mbpp", "parts"))
+        for item in range(50)
+    ]
+    monkeypatch.setattr(pairs, "verdicts", lambda: pandas.DataFrame(rows, columns=["task", "item", "system", "right"]))
+    said = pairs.tasks_alike([])
+    assert said.startswith("On MBPP the backbone")
+    assert "tells LLaDA alone from AR-SFT" in said
 
 
 def test_parts_with_commas_are_listed_with_semicolons(site) -> None:
