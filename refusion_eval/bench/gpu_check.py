@@ -22,9 +22,11 @@ from refusion_eval.bench.batches import decode_batch, requests_of, speeds_by_way
 from refusion_eval.bench.checkpoints import SHAPES, Shape, config_of, inflate
 from refusion_eval.bench.child import in_process
 from refusion_eval.bench.gpu_report import (
+    BATCH_SIZE,
     OWN_CONDITIONS,
     Check,
     Result,
+    batches_text,
     plain_loops_text,
     reaches_bounds,
     speed_text,
@@ -57,7 +59,6 @@ PROFILED_WIDTHS = (1, 8, 40)
 # Targets as ratios of systems in one run.
 LEAST_SPEED_UP = 5.0
 LEAST_BATCH_GAIN = 12.0
-BATCH_SIZE = 32
 NUM_TIMED = 5  # prompts where every one takes seconds, and where more show nothing new
 PRODUCT_WIDTHS = (1, 2, 8, 16, 40, 64)
 MAX_SECONDS = 1800.0  # of all checks together
@@ -264,17 +265,7 @@ class GpuCheck:
             speeds = speeds_by_way(model, requests, BATCH_SIZE)
             gain = speeds[f"batch {BATCH_SIZE}"].tokens_per_second / speeds["batch 1"].tokens_per_second
             figures[decoder] = {"gain": gain} | {way: speed._asdict() for way, speed in speeds.items()}
-        texts = []
-        for name, found in figures.items():
-            batch = found[f"batch {BATCH_SIZE}"]
-            texts.append(
-                f"{name} {found['batch 1']['tokens_per_second']:.0f} tokens/s, {found['gain']:.1f} times as many "
-                f"in batches ({batch['requests_a_step']:.1f} requests and {batch['rows_a_step']:.0f} rows in each of "
-                f"{batch['steps']} calls, {batch['host_share']:.0%} of the time on the host)"
-            )
-            ways = {way.partition(", ")[2]: speed["tokens_per_second"] for way, speed in found.items() if ", " in way}
-            texts += [f"{name}, {way}: {speed:.0f} tokens/s" for way, speed in ways.items()]
-        return Result(None, "; ".join(texts), figures)
+        return Result(None, batches_text(figures), figures)
 
     def bfloat16_tokens(self) -> Result:
         """Compares recorded forwards and batches with single forwards that are launched one by one."""

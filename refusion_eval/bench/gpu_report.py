@@ -18,6 +18,7 @@ from refusion_eval.store.atomic_write import write_atomically
 from refusion_eval.store.manifest import git_commit
 
 RESULTS = "checks.json"
+BATCH_SIZE = 32  # requests at a time of the checks that measure batches
 # What a check keeps of the call that made it; the rest of `conditions` is the same for all checks of a folder.
 OWN_CONDITIONS = ("commit", "driver", "hardware", "started")
 # The least shares of the measured copy bandwidth that recorded forwards of the shape reach, by card and width.
@@ -84,8 +85,32 @@ def plain_loops_text(figures: Mapping[str, Any]) -> str:
     )
 
 
+def batches_text(figures: Mapping[str, Any]) -> str:
+    """What the checks `batches` and `masked-diffusion` found, as `speed_text`; ReFusion's forwards are fused there."""
+    texts = []
+    for decoder, found in figures.items():
+        name = "refusion fused" if decoder == "refusion" else decoder
+        single, batch = found["batch 1"], found[f"batch {BATCH_SIZE}"]
+        steps = ""
+        if "steps" in batch:  # an earlier version did not count them
+            steps = (
+                f" ({batch['requests_a_step']:.1f} requests and {batch['rows_a_step']:.0f} rows in each of "
+                f"{batch['steps']} calls, {batch['host_share']:.0%} of the time on the host)"
+            )
+        rate = single["tokens_per_second"]
+        texts.append(f"{name} {rate:.0f} tokens/s, {found['gain']:.1f} times as many in batches{steps}")
+        ways = {way.partition(", ")[2]: speed["tokens_per_second"] for way, speed in found.items() if ", " in way}
+        texts += [f"{name}, {way}: {speed:.0f} tokens/s" for way, speed in ways.items()]
+    return "; ".join(texts)
+
+
 # Checks whose texts are made from their figures, also when an earlier version wrote these.
-_TEXTS = {"speed": speed_text, "plain-loops": plain_loops_text}
+_TEXTS = {
+    "speed": speed_text,
+    "plain-loops": plain_loops_text,
+    "batches": batches_text,
+    "masked-diffusion": batches_text,
+}
 
 
 def read_report(path: Path) -> tuple[dict[str, Any], list[Check]]:
@@ -135,7 +160,7 @@ def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -
         "| check | verdict | what was found | seconds | commit | driver | table of kernels | began |",
         "|---|---|---|--:|---|---|---|---|",
         *(
-            f"| {name} | {result.verdict} | {result.text} | {seconds:.0f} | {str(own.get('commit'))[:12]} | "
+            f"| {name} | {result.verdict} | {result.text} | {seconds:.0f} | {_short(str(own.get('commit')))} | "
             f"{own.get('driver')} | {own.get('choices', 'not known') or 'none'} | {own.get('started')} |"
             for name, seconds, result, own in checks
         ),
@@ -145,6 +170,12 @@ def write_report(out: Path, facts: Mapping[str, Any], checks: Sequence[Check]) -
         if "mbu" in check.result.figures:
             with suppress(ImportError):  # without matplotlib, the figures are in the other files
                 _draw_roofline(out / "roofline.png", facts["device"], check.result.figures)
+
+
+def _short(commit: str) -> str:
+    """The first digits of a commit, and the mark of a changed working tree."""
+    digits, dash, mark = commit.partition("-")
+    return f"{digits[:12]}{dash}{mark}"
 
 
 def results_rows(folder: Path) -> list[list[str]]:

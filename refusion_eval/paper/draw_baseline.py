@@ -50,9 +50,9 @@ def draw_against_baseline(points: Sequence[Point], width: style.Width | None = N
             labels = [Label(point.label + ("\u2020" if point.note else ""), point.x, point.y) for point in group]
             lines = [line.get_window_extent() for line in axes.get_lines() if line.get_label() == "baseline"]
             # The collections of error bars know no extent of their own.
-            bars = [ends for bar in axes.collections if isinstance(bar, LineCollection) for ends in bar.get_segments()]
-            lines += [Bbox(axes.transData.transform(ends)) for ends in bars if len(ends)]
-            place_labels(axes, labels, size=6.5, lines=lines)
+            ends = [ends for bar in axes.collections if isinstance(bar, LineCollection) for ends in bar.get_segments()]
+            bars = [Bbox(axes.transData.transform(of_bar)) for of_bar in ends if len(of_bar)]
+            place_labels(axes, labels, size=6.5, lines=lines, bars=bars)
     return style.drawing(figure, [_plotted(measured), mini_sentence(measured), _note(published), *caption(measured)])
 
 
@@ -130,15 +130,28 @@ _PLACES = [
 ]
 
 
-def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Sequence[Bbox] = ()) -> None:
-    """Writes each label at the cheapest of a fixed set of places near its point; a line leads to a far point."""
+def place_labels(
+    axes: Axes, labels: Sequence[Label], *, size: float, lines: Sequence[Bbox] = (), bars: Sequence[Bbox] = ()
+) -> None:
+    """Writes each label at the cheapest of a fixed set of places near its point.
+
+    A line leads to its point where a label is far from it, near another one or on the bar of another one.
+
+    Args:
+        axes: in their final layout.
+        labels: what to write, and the points.
+        size: of the letters, in printer's points.
+        lines: lines that labels had better not cross, in pixels.
+        bars: error bars, in pixels.
+    """
     figure = axes.get_figure()
     assert figure is not None
     pixel = figure.dpi / _POINTS
     frame = np.array([axes.get_window_extent().padded(-_ROOM * pixel).extents])
     points = axes.transData.transform([(label.x, label.y) for label in labels])
     marks = np.hstack([points - _ROOM * pixel, points + _ROOM * pixel])
-    crossed = np.array([line.padded(2 * pixel).extents for line in lines]).reshape(-1, 4)
+    padded_bars = np.array([bar.padded(2 * pixel).extents for bar in bars]).reshape(-1, 4)
+    crossed = np.vstack([np.array([line.padded(2 * pixel).extents for line in lines]).reshape(-1, 4), padded_bars])
     written = np.array([text.get_window_extent().extents for text in axes.texts]).reshape(-1, 4)
     for number in sorted(range(len(labels)), key=lambda number: (-labels[number].y, labels[number].x)):
         own = points[number]
@@ -156,7 +169,8 @@ def place_labels(axes: Axes, labels: Sequence[Label], *, size: float, lines: Seq
         area = extent.width * extent.height
         nearest = np.clip(own, boxes[:, :2], boxes[:, 2:])
         in_the_way = np.vstack([marks[(points != own).any(axis=1)], written])
-        misleading = _is_misleading(boxes, own, points)
+        other_bars = padded_bars[~((padded_bars[:, :2] <= own) & (own <= padded_bars[:, 2:])).all(axis=1)]
+        misleading = _is_misleading(boxes, own, points) | (_shared(boxes, other_bars) > 0).any(axis=1)
         across = _are_joined_across(nearest, own, in_the_way)
         hidden = _shared(boxes, np.vstack([marks, written])).sum(axis=1) / area
         outside = 1 - _shared(boxes, frame)[:, 0] / area

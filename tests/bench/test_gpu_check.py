@@ -202,13 +202,14 @@ def test_a_check_that_is_made_again_gives_the_others_neither_its_commit_nor_its_
 def test_a_file_of_an_earlier_version_gives_its_conditions_to_each_check(tmp_path) -> None:
     check = {"name": "speed", "seconds": 1.0, "result": {"passed": None, "text": "", "figures": {}}}
     facts = {"device": "NVIDIA H200", "shape": "8B", "torch": "2", "cuda": "13"}
-    own = {"commit": "aaaa", "driver": "580", "started": "then", "hardware": {"gpu_detail": {"clocks.sm": "345 MHz"}}}
+    own = {"commit": f"{40 * 'a'}-dirty", "driver": "580", "started": "then"}
+    own |= {"hardware": {"gpu_detail": {"clocks.sm": "345 MHz"}}}
     (tmp_path / "checks.json").write_text(json.dumps({"conditions": facts | own, "checks": [check]}))
     (found,) = read_report(tmp_path / "checks.json")[1]
     assert found.conditions == own
     write_report(tmp_path, facts, [found])
     assert read_report(tmp_path / "checks.json")[1] == [found]
-    assert "| aaaa | 580 | not known | then |" in (tmp_path / "checks.md").read_text()
+    assert "| aaaaaaaaaaaa-dirty | 580 | not known | then |" in (tmp_path / "checks.md").read_text()
 
 
 def test_speed_ups_stand_beside_those_of_the_papers_algorithm(tmp_path) -> None:
@@ -221,6 +222,8 @@ def test_speed_ups_stand_beside_those_of_the_papers_algorithm(tmp_path) -> None:
     assert second == "refusion fused: 1307 tokens/s, 5.66 ms a forward, 0.417 J/token"
     assert third.startswith("autoregressive: 207 tokens/s, 4.84 ms a forward, ")
     assert checks["plain-loops"].startswith("refusion: 6.5 times the plain loop; refusion fused: 10.7 times; ")
+    assert checks["batches"].endswith("; refusion fused 1447 tokens/s, 3.0 times as many in batches")
+    assert checks["masked-diffusion"] == stored["masked-diffusion"]
 
 
 def test_a_check_names_the_table_with_which_its_forwards_ran(tmp_path, monkeypatch) -> None:

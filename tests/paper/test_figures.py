@@ -236,6 +236,20 @@ def test_a_name_without_room_beside_its_point_gets_a_line_to_it():
     plt.close("all")
 
 
+def test_a_name_keeps_off_the_error_bar_of_another_point():
+    _, axes = plt.subplots(figsize=(4, 2))
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    labels = [Label("first", 0.1, 0.5), Label("second", 0.6, 0.5)]
+    bar = Bbox(axes.transData.transform([(0.65, 0.5), (0.95, 0.5)]))  # where the second name would stand
+    for bars, is_beside in (([], True), ([bar], False)):
+        place_labels(axes, labels, size=6, bars=bars)
+        _, second = (text.get_window_extent() for text in axes.texts)
+        assert second.overlaps(bar) == is_beside
+        for text in list(axes.texts):
+            text.remove()
+    plt.close("all")
+
+
 def test_figures_may_have_more_panels_than_those_of_the_paper():
     axes = new_figure(2, 2).subplots()
     assert [panel_title(axes, number, "GSM8K").get_text() for number in (0, 12)] == ["(a) GSM8K", "(m) GSM8K"]
