@@ -62,7 +62,8 @@ def test_a_sweet_spot_names_its_share_against_every_autoregressive_run(tmp_path,
     _, figures = sort_sources([folder])
     judged = judge(CLAIMS["P15"], Evidence([replace(figure, num_rounds=2) for figure in figures]))
     assert (judged.mini.interval.value, judged.mini_verdict) == (100, AGREES)  # the claim is about the backbone
-    assert judged.beside == f"On mini MBPP 100 % of the values are shown to be in the sweet spot {text}"
+    swept = "of the swept values of tau_slot from 0.5 to 1, the paper's range,"
+    assert judged.beside == f"On mini MBPP 100 % {swept} are shown to be in the sweet spot {text}"
     chosen = [replace(figure, num_rounds=2, benchmark=GRADED) for figure in figures]
     assert judge(CLAIMS["P15"], Evidence(chosen)).beside.endswith(CHOSEN)
     assert f"P15: {judged.beside}" in claims_table([judged]).markdown()
