@@ -191,8 +191,9 @@ def _beside(claim: Claim, evidence: Evidence, against_backbone: Computed, *, min
     baselines = evidence.baselines(setting, mini=mini)
     against_all = evidence.compute(in_sweet_spot(claim.id, " ".join(baselines)), mini=mini)
     benchmark = against_backbone.measurements[0].benchmark
-    text = f"On {task_title(benchmark, mini)} {_share(against_backbone)} of the swept values of {setting} from {low:g} to "
-    text += f"{high:g}, the paper's range, are shown to be in the sweet spot against {baselines['qwen3']}, and "
+    swept = f"of the swept values of {setting} from {low:g} to {high:g}, the paper's range,"
+    text = f"On {task_title(benchmark, mini)} {_share(against_backbone)} {swept} are shown to be in the sweet spot "
+    text += f"against {baselines['qwen3']}, and "
     if against_all.is_defined and len(baselines) > 1:
         text += f"{_share(against_all)} against each of {', '.join(dict.fromkeys(baselines.values()))}."
     else:
