@@ -254,8 +254,11 @@ def resolve(
         if name in table.benchmarks:
             row = table.benchmarks[name]
             layers.append((f"{table.label}:{name}", row))
-            if name != benchmark.name and row.get("gen_length", benchmark.gen_length) < benchmark.gen_length:
-                layers.append((f"benchmark {benchmark.name}", {"gen_length": benchmark.gen_length}))
+            length = row.get("gen_length", benchmark.gen_length)
+            if name != benchmark.name and length < benchmark.gen_length:
+                # A response that is one block stays one.
+                keys = ("gen_length", *(["block_length"] if row.get("block_length") == length else []))
+                layers.append((f"benchmark {benchmark.name}", dict.fromkeys(keys, benchmark.gen_length)))
         elif table.is_own:
             raise ConfigError(
                 f"{table.label}: has no row for {name}; add it under benchmarks, or leave out task {task}"

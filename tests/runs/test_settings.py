@@ -192,6 +192,23 @@ def test_answers_of_ifeval_may_have_the_length_of_lm_evals_task(tmp_path):
     assert length(gsm8k={"gen_length": 512}, ifeval={"gen_length": 256}) == (256, "ifeval")
 
 
+@pytest.mark.parametrize(("decoder", "mini", "preset"), [table for table in TABLES if not table[1]])
+def test_every_benchmark_can_be_decoded_with_every_shipped_table(decoder, mini, preset):
+    table, settings_type = shipped(decoder, mini, preset), DECODERS[decoder].Settings
+    checkpoint = {key: value for key, value in CHECKPOINT.items() if key in settings_type.__dataclass_fields__}
+    common = {"model_args": {}, "generation": NOTHING, "checkpoint": checkpoint, "table": table}
+    for benchmark in BENCHMARKS.values():
+        if benchmark.source is not None:
+            resolve(f"refusion_{benchmark.name}", settings_type, **common)
+
+
+def test_a_response_of_one_block_stays_one_where_a_benchmark_makes_it_longer():
+    common = {"model_args": {}, "generation": NOTHING, "checkpoint": {"mask_id": 299, "eos_ids": (297,)}}
+    resolved = resolve("refusion_ifeval", DECODERS["llada"].Settings, table=shipped("llada", False), **common)
+    assert (resolved.settings.gen_length, resolved.settings.block_length) == (1280, 1280)
+    assert resolved.sources["block_length"] == "benchmark ifeval"
+
+
 def test_digest_changes_with_settings_and_with_stop_strings(tmp_path):
     def digest(gen_length, until):
         generation = Generation({"gen_length": gen_length}, until)
