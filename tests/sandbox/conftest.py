@@ -1,6 +1,7 @@
 import functools
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -38,10 +39,16 @@ _storms: dict[Caller, Storm] = {}
 
 
 def run_as(uid: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run Python with the project, as root or as an ordinary user; skips where that user has no interpreter."""
+    """Run Python with the project, as root or as an ordinary user.
+
+    It skips where that user has no interpreter or cannot enter the checkout, as that of root in its home.
+    """
     other = uid != os.geteuid()
     if other and not Path(SYSTEM_PYTHON).exists():
         pytest.skip(f"needs {SYSTEM_PYTHON}, which every user may run")
+    closed = [folder for folder in (ROOT, *ROOT.parents) if not folder.stat().st_mode & stat.S_IXOTH]
+    if other and closed:
+        pytest.skip(f"needs a checkout that every user may enter, and {closed[-1]} lets its owner in alone")
     return subprocess.run(
         [SYSTEM_PYTHON if other else sys.executable, "-B", *arguments],
         env={"PYTHONPATH": str(ROOT), "HOME": "/nonexistent" if other else os.path.expanduser("~")},
