@@ -195,7 +195,7 @@ def collect(
         run = run_facts.run
         own = [measurement for measurement in measurements if measurement.run_id == run.run_id]
         placed += [(row, {**cell, "run": number}) for row, cell in collector.cells(run_facts, own)]
-        key = system_key(run.manifest.system, run.manifest.backbone, {}, loop="")
+        key = own[0].system if own else system_key(run.manifest.system, run.manifest.backbone, {}, loop="")
         runs.append(collector.about(run) | look(key, run.manifest.decoder))
     mark_fewer(placed)
     cells = [cell for _, cell in placed]

@@ -20,7 +20,7 @@ from refusion_eval.report.collect import (
 from refusion_eval.results.measured import read_measurements
 from refusion_eval.results.measurement import Measurement, notes_of
 from refusion_eval.results.metric_list import SCORES
-from refusion_eval.results.published import read_published, system_key
+from refusion_eval.results.published import read_published
 
 # Published figures that are shown.
 _PUBLISHED = ("score", "tps", "tpf")
@@ -72,7 +72,7 @@ def leaderboard(placed: Sequence[Placed], *, look: Look = no_look) -> dict[str, 
         run = {name: getattr(entry, name) for name in ("backbone", "dtype", "device", "attention")}
         run |= {"id": entry.run_id, "system": entry.label, "decoder": entry.decoded_by}
         key = tuple(run.values())
-        shown = look(system_key(entry.label, entry.backbone, {}, loop=""), entry.decoded_by)
+        shown = look(entry.system, entry.decoded_by)
         runs.setdefault(key, {**run, "hardware": [], **shown, "number": len(runs)})
         placed_cells.append((entry.row, _point(own) | {"run": runs[key]["number"]}))
     mark_fewer(placed_cells)

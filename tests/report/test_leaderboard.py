@@ -7,7 +7,8 @@ from refusion_eval.decoders import DECODERS
 from refusion_eval.errors import StoreError
 from refusion_eval.exports import every_eval_ever
 from refusion_eval.exports.source import read_exported
-from refusion_eval.paper.style import page_look
+from refusion_eval.paper.style import page_look, style_of
+from refusion_eval.report.collect import collect
 from refusion_eval.report.leaderboard import differing, leaderboard, published_figures, read_placed
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.render import csv_text
@@ -50,6 +51,17 @@ def test_a_point_has_its_figures_its_settings_and_the_hash_of_its_records(tmp_pa
         "marker": look.marker,
         "dashes": [],
     }
+
+
+def test_a_variant_has_its_own_look_on_the_leaderboard_and_on_the_report(tmp_path):
+    settings = {"plain": {"slot_size": 2}, "verifier": {"slot_size": 2, "completion": "verifier"}}
+    runs = [write_run(tmp_path / name, [make_sample("1", settings=of)]) for name, of in settings.items()]
+    for index in (
+        leaderboard(read_placed(runs), look=page_look),
+        collect(runs, LetterSources(), look=page_look).index,
+    ):
+        markers = [index["runs"][cell["run"]]["marker"] for cell in index["cells"]]
+        assert markers == [style_of("refusion").marker, style_of("refusion+verifier").marker]
 
 
 def test_a_point_names_its_protocol(tmp_path):
