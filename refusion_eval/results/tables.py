@@ -300,6 +300,7 @@ class SpeedRow(NamedTuple):
     of: Measurement
     measurements: dict[str, Measurement]  # those that have a column, by metric
     fewer: bool
+    apart: list[str]  # what tells it from other rows of its task and run
 
 
 def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
@@ -327,7 +328,8 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     for mini in (False, True):
         require_one_machine(entry for entry in entries if entry.mini == mini)
     fewer = have_fewer((of[key].row.source, of[key].n) for key in shown)
-    rows = [SpeedRow(of[key], groups[key], has_fewer) for key, has_fewer in zip(shown, fewer, strict=True)]
+    told = _told_apart([((of[key].mini, of[key].benchmark, of[key].run_id), of[key]) for key in shown])
+    rows = [SpeedRow(of[key], groups[key], less, apart) for key, less, apart in zip(shown, fewer, told, strict=True)]
     return sorted(rows, key=lambda row: (row.of.mini, row.of.is_mean, row.of.benchmark))
 
 
@@ -341,12 +343,11 @@ def _columns(rows: Sequence[SpeedRow]) -> tuple[Column, ...]:
 
 def speed_table(rows: Sequence[SpeedRow]) -> Table:
     lines, columns = [], _columns(rows)
-    told = _told_apart([((row.of.mini, row.of.benchmark, row.of.run_id), row.of) for row in rows])
-    for row, apart in zip(rows, told, strict=True):
+    for row in rows:
         of = row.of
         marks = {
             of.run_id: any(other.of.label == of.label and other.of.run_id != of.run_id for other in rows),
-            **dict.fromkeys(apart, True),
+            **dict.fromkeys(row.apart, True),
             **_labels(of.cautions),
             FEWER: row.fewer,
             "fused": of.fused,
@@ -375,6 +376,7 @@ def speed_cells(rows: Sequence[SpeedRow]) -> tuple[list[str], list[list[Any]]]:
     for row in rows:
         of = row.of
         line: dict[str, Any] = {"run_id": of.run_id, "system": of.label, "task": of.benchmark, "mini": of.mini}
+        line["told_apart_by"] = ", ".join(row.apart)
         line |= {name: getattr(of, name) for name in ("complete", "unfinished", "limited", "n")}
         line |= {"fewer": row.fewer, "fused": of.fused, "hardware": of.hardware, "num_rounds": of.num_rounds}
         line["slowed_by"] = of.slowed_by

@@ -3,6 +3,7 @@
 The hard runs have both kinds of prompts, two machines, two seeds with refused prompts, or texts that nothing judged.
 """
 
+import csv
 import json
 from collections import Counter
 
@@ -134,6 +135,18 @@ def test_the_printed_tables_tell_the_means_of_both_prompts_apart(hard):
         text = command(words, hard["prompts"])
         assert "prompts=ours" in text
         assert "prompts=release" in text
+
+
+def test_every_form_of_the_table_of_speeds_tells_both_prompts_apart(hard, tmp_path):
+    command("speed", hard["prompts"], "--csv", tmp_path / "speed.csv")
+    with (tmp_path / "speed.csv").open(newline="", encoding="utf-8") as stream:
+        of_file = list(csv.DictReader(stream))
+    for rows in (rows_of("speed", hard["prompts"]), of_file):
+        marks = [(row["task"], row["told_apart_by"]) for row in rows]
+        assert sorted(marks) == [
+            (task, f"prompts={prompts}") for task in ("average", *TASKS) for prompts in ("ours", "release")
+        ]
+    assert {row["told_apart_by"] for row in rows_of("speed", hard["seed1"])} == {""}
 
 
 def test_compare_has_the_means_that_the_table_has(hard):
