@@ -17,7 +17,8 @@ from refusion_eval.results.cautions import SERVERS_TEMPLATE, UNTEMPLATED, Condit
 from refusion_eval.results.collapse import IN_WORDS, SCRIPT, SIGNS, scripts_of, signs_of
 from refusion_eval.results.measurement import RowKey, hash_of_protocol
 from refusion_eval.runs.server_facts import as_dict, own_seconds
-from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, SERVER, Sample, SampleKey, ScoreRow
+from refusion_eval.store.manifest import restricted_to_tasks, without_seed
+from refusion_eval.store.records import NO_ISOLATION, PASSED, REFUSED, SERVER, Sample, SampleKey, ScoreRow, dump
 from refusion_eval.store.run_store import Run, RunReader
 from refusion_eval.types import ENCODE, ForwardDone, Trace, num_of_first
 
@@ -129,6 +130,7 @@ class TaskFacts:
     server_notes: set[str] = field(default_factory=set)  # what a reader must know of a server's answers
     records: str = ""  # SHA-256 of the records of the task, in whatever rows; empty if they were not hashed
     items: str = ""  # digest of the items of the good samples, equal across runs on the same items
+    all_but_seed: str = ""  # digest of all that decides the texts of the good samples, but the seed
     protocols: set[str] = field(default_factory=set)  # as NAME@HASH, of one hash; several if its file was renamed
     asked: set[str] = field(default_factory=set)  # hashes of the items of all samples, failed ones included
 
@@ -278,6 +280,7 @@ def read_facts(run_dir: str | os.PathLike[str], visit: Visit | None = None, *, h
     for row, task in tasks.items():
         task.records = digests.get(task.task, "")
         task.items = digest(str(sample.item) for sample in task.samples)
+        task.all_but_seed = _all_but_seed(run, task)
         task.extent = extents[row]
         task.samples = _with_scripts(task.samples, scripts.get(row, ()))
     return RunFacts(run, [tasks[row] for row in sorted(tasks, key=lambda row: row.names)])
@@ -309,12 +312,23 @@ def on_common_items(runs: Sequence[RunFacts]) -> list[RunFacts]:
     for task in (task for facts in runs for task in facts.tasks):
         judged = {sample.item for sample in task.samples if sample.verdict is not None}
         common[task.task] = common.get(task.task, judged) & judged
-    return [facts._replace(tasks=[_restricted(task, common[task.task]) for task in facts.tasks]) for facts in runs]
+    return [
+        facts._replace(tasks=[_restricted(facts.run, task, common[task.task]) for task in facts.tasks])
+        for facts in runs
+    ]
 
 
-def _restricted(task: TaskFacts, items: Container[Hashable]) -> TaskFacts:
+def _restricted(run: Run, task: TaskFacts, items: Container[Hashable]) -> TaskFacts:
     samples = [sample for sample in task.samples if sample.item in items]
-    return replace(task, samples=samples, items=digest(str(sample.item) for sample in samples))
+    restricted = replace(task, samples=samples, items=digest(str(sample.item) for sample in samples))
+    restricted.all_but_seed = _all_but_seed(run, restricted)
+    return restricted
+
+
+def _all_but_seed(run: Run, task: TaskFacts) -> str:
+    """Digest of the system as a run that goes on has to have it again, without its seed, and of items and prompts."""
+    decided = without_seed(restricted_to_tasks(run.manifest.fingerprint(), [(task.task, task.benchmark)]))
+    return digest([dump(decided), *(f"{sample.item} {sample.prompt_hash}" for sample in task.samples)])
 
 
 def extents_of(reader: RunReader) -> dict[RowKey, Extent]:

@@ -221,6 +221,7 @@ def _measurement(
         settings=settings,
         run_id=run.run_id,
         items=digest(task.items for task in tasks),
+        all_but_seed=digest(task.all_but_seed for task in tasks),
         records=digest(hashes) if is_mean and any(hashes) else hashes[0],
         settings_hash="" if is_mean else tasks[0].row.settings_hash,
         by_item=_by_item(tasks, measures, combined) if measures[0].metric in _COMPARED else None,

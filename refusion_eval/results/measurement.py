@@ -173,6 +173,8 @@ class Measurement:
     settings_hash: str = field(default="", compare=False)  # empty for a mean, and if published or read from a file
     protocol: str = ""  # NAME@HASH of the protocol of the samples; several joined by `|`; empty for none
     items: str = field(default="", compare=False)  # digest of the items; empty if published or read from a file
+    # Digest of all that decides its texts but the seed; empty if published or read from a file.
+    all_but_seed: str = field(default="", compare=False)
     command: str = field(default="", compare=False)  # that continues the run; empty if published or read from a file
     by_item: ByItem | None = field(default=None, compare=False, repr=False)  # None where no item is at hand
 

@@ -7,39 +7,51 @@ from statistics import fmean, stdev
 from typing import Any
 
 from refusion_eval.results.cautions import Conditions
-from refusion_eval.results.measurement import Measurement
+from refusion_eval.results.measurement import Measurement, RowKey
 from refusion_eval.results.metric_list import SPEED_METRICS
 
 _NUMBERS = ("samples", "num_unscored", "tokens", "forwards")
-_SAME = ("label", "backbone", "decoder", "dtype", "device", "attention", "batch_size", "items")
 
 
 def means_over_seeds(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The mean of every metric over runs of one system on the same items and samples of each, one for each seed."""
+    """The mean of every metric over runs whose texts nothing but the seed made differ, one run for each seed.
+
+    Args:
+        measurements: of runs; those of files, which do not say all that decided the texts, have no mean.
+    """
     groups: dict[tuple, dict[str, Measurement]] = {}
     repeated: set[tuple] = set()
     for entry in measurements:
-        if math.isnan(entry.value):
-            continue  # nothing could be computed, for example because all samples failed
-        settings = tuple((name, value) for name, value in entry.row.settings if name != "seed")
-        row = entry.row._replace(settings=settings, settings_hash="")
-        same = tuple(getattr(entry, name) for name in _SAME)
+        # NaN where nothing could be computed, for example because all samples failed.
+        if math.isnan(entry.value) or not entry.all_but_seed:
+            continue
         of_item = math.ceil(entry.samples / entry.n) if entry.n else 0  # samples; scores of more have a smaller spread
         machine = entry.hardware if entry.metric in SPEED_METRICS else ""  # speeds of two machines have no mean
-        key = (*same, row, entry.metric, of_item, machine)
+        key = (entry.all_but_seed, entry.batch_size, _row(entry), entry.metric, of_item, machine)
         if groups.setdefault(key, {}).setdefault(entry.settings.get("seed", ""), entry) is not entry:
             repeated.add(key)  # a run of the same seed again, so that not only seeds differ
-    return [
-        _mean(of_seeds)
+    averaged = [
+        of_seeds
         for key, of_seeds in groups.items()
-        if len(of_seeds) > 1 and key not in repeated and len({one.run_id for one in of_seeds.values()}) == len(of_seeds)
+        if len(of_seeds) > 1 and key not in repeated and len(set(_runs(of_seeds))) == len(of_seeds)
     ]
+    return [_mean(of_seeds) for of_seeds in averaged]
+
+
+def _row(entry: Measurement) -> RowKey:
+    """The row that the mean over the seeds stands in."""
+    settings = tuple((name, value) for name, value in entry.row.settings if name != "seed")
+    return entry.row._replace(settings=settings, settings_hash="")
+
+
+def _runs(of_seeds: dict[str, Measurement]) -> tuple[str, ...]:
+    return tuple(entry.run_id for entry in of_seeds.values())
 
 
 def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
     entries = list(of_seeds.values())
     values = [entry.value for entry in entries]
-    first, runs = entries[0], ", ".join(entry.run_id for entry in entries)
+    first, runs = entries[0], ", ".join(_runs(of_seeds))
     shared = [note for note in first.notes if all(note in entry.notes for entry in entries)]
     own = [f"{entry.run_id}: {note}" for entry in entries for note in entry.notes if note not in shared]
     numbers = {name: [getattr(entry, name) for entry in entries] for name in _NUMBERS}
@@ -56,6 +68,7 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
         seed_sd=stdev(values),
         by_item=None,
         settings={name: value for name, value in first.settings.items() if name != "seed"},
+        settings_hash="",
         scored=all(entry.scored for entry in entries),
         seconds=math.fsum(entry.seconds for entry in entries),
         same_decode_as="",

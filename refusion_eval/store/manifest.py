@@ -206,6 +206,14 @@ def restricted_to_tasks(fingerprint: Mapping[str, Any], tasks: Iterable[tuple[st
     return {**fingerprint, "settings": {**settings, "tables": tables}}
 
 
+def without_seed(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint that all runs share which differ in their seed only."""
+    settings = fingerprint["settings"]
+    given = {name: value for name, value in (settings.get("model_args") or {}).items() if name != "seed"}
+    rest = {name: value for name, value in fingerprint.items() if name != "seed"}
+    return {**rest, "settings": {**settings, "model_args": given}}
+
+
 def differences(
     stored: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, str] = ("recorded", "now")
 ) -> list[str]:

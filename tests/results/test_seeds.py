@@ -13,14 +13,17 @@ from refusion_eval.results.results_file import read_csv, write_csv
 from refusion_eval.results.seeds import means_over_seeds
 from tests.results.conftest import sample
 
+SERVED = {"address": "localhost:8000", "name": "vLLM", "version": "1", "model": "m1"}
+
 
 @pytest.fixture
 def of_seeds(write_run):
     """Writes a run of ten items with a seed, of which the first ones are right."""
 
-    def write(name, seed, num_right, **settings):
-        samples = [sample(item, settings={"seed": seed, **settings}) for item in range(10)]
-        return write_run(name, samples, right={str(item) for item in range(num_right)})
+    def write(name, seed, num_right, *, prompt="prompt", seconds=0.5, run=None, **settings):
+        in_force = {"seed": seed, **settings}
+        samples = [sample(item, settings=in_force, prompt=f"{prompt}-{item}", seconds=seconds) for item in range(10)]
+        return write_run(name, samples, right={str(item) for item in range(num_right)}, **(run or {}))
 
     return write
 
@@ -77,3 +80,37 @@ def test_the_table_has_a_line_of_the_mean_in_every_form(of_seeds, tmp_path):
     read = read_csv(tmp_path / "t.csv")
     write_csv(read, tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "t.csv").read_bytes()
+
+
+def of_revision(revision):
+    return {"run": {"checkpoint_hash": "", "checkpoint_revision": revision}}
+
+
+def with_settings(**settings):
+    return {"run": {"settings": settings}}
+
+
+@pytest.mark.parametrize(
+    ("of_one", "of_other"),
+    [
+        ({}, {"run": {"checkpoint_hash": "another"}}),
+        (of_revision("v1"), of_revision("v2")),
+        (with_settings(server=SERVED), with_settings(server={**SERVED, "model": "m2"})),
+        (with_settings(enable_thinking=False), with_settings(enable_thinking=True)),
+        ({}, {"prompt": "thinking"}),
+    ],
+    ids=["weights", "revision", "served model", "thinking", "prompts"],
+)
+def test_runs_of_other_weights_or_prompts_have_no_mean(of_seeds, of_one, of_other):
+    runs = [of_seeds("one", 1, 2, **of_one), of_seeds("other", 2, 6, **of_other)]
+    assert means_over_seeds(run_measurements(runs)) == []
+    again = of_seeds("again", 3, 4, **of_one)
+    assert {one.num_seeds for one in means_over_seeds(run_measurements([*runs, again]))} == {2}
+
+
+def test_the_seed_of_the_command_line_is_no_other_difference(of_seeds):
+    runs = [
+        of_seeds(f"r{seed}", seed, 4, run={"seed": seed, "settings": {"model_args": {"seed": seed, "gen_length": 64}}})
+        for seed in (1, 2)
+    ]
+    assert {one.run_id for one in means_over_seeds(run_measurements(runs))} == {"mean of 2 seeds"}
