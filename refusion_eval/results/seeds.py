@@ -1,7 +1,7 @@
 """Means over runs that differ in their seed only, with the spread over the seeds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
@@ -35,7 +35,8 @@ def means_over_seeds(measurements: Sequence[Measurement]) -> list[Measurement]:
         for key, of_seeds in groups.items()
         if len(of_seeds) > 1 and key not in repeated and len(set(_runs(of_seeds))) == len(of_seeds)
     ]
-    return [_mean(of_seeds) for of_seeds in averaged]
+    names = _names(averaged)
+    return [_mean(of_seeds, names[_runs(of_seeds)]) for of_seeds in averaged]
 
 
 def _row(entry: Measurement) -> RowKey:
@@ -48,7 +49,18 @@ def _runs(of_seeds: dict[str, Measurement]) -> tuple[str, ...]:
     return tuple(entry.run_id for entry in of_seeds.values())
 
 
-def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
+def _names(averaged: Iterable[dict[str, Measurement]]) -> dict[tuple[str, ...], str]:
+    """What stands for the run id of the mean of some runs: it names them where other runs have a mean in its row."""
+    in_row: dict[tuple, set[tuple[str, ...]]] = {}
+    for of_seeds in averaged:
+        first = next(iter(of_seeds.values()))
+        in_row.setdefault((first.label, _row(first), len(of_seeds)), set()).add(_runs(of_seeds))
+    names = {runs: f"mean of {len(runs)} seeds" for of_row in in_row.values() for runs in of_row}
+    alike = {runs for of_row in in_row.values() if len(of_row) > 1 for runs in of_row}
+    return names | {runs: f"{names[runs]}: {', '.join(runs)}" for runs in alike}
+
+
+def _mean(of_seeds: dict[str, Measurement], run_id: str) -> Measurement:
     entries = list(of_seeds.values())
     values = [entry.value for entry in entries]
     first, runs = entries[0], ", ".join(_runs(of_seeds))
@@ -60,7 +72,7 @@ def _mean(of_seeds: dict[str, Measurement]) -> Measurement:
         first,
         **Conditions.joined(entries),
         **totals,
-        run_id=f"mean of {len(entries)} seeds",
+        run_id=run_id,
         value=fmean(values),
         ci_low=math.nan,
         ci_high=math.nan,

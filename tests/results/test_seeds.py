@@ -1,6 +1,7 @@
 """Means over runs that differ in their seed only."""
 
 import csv
+import json
 import math
 from statistics import stdev
 
@@ -8,9 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
+from refusion_eval.report.leaderboard import leaderboard, read_placed
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.results_file import read_csv, write_csv
 from refusion_eval.results.seeds import means_over_seeds
+from refusion_eval.store.manifest import Hardware
 from tests.results.conftest import sample
 
 SERVED = {"address": "localhost:8000", "name": "vLLM", "version": "1", "model": "m1"}
@@ -26,6 +29,22 @@ def of_seeds(write_run):
         return write_run(name, samples, right={str(item) for item in range(num_right)}, **(run or {}))
 
     return write
+
+
+def command(*words):
+    done = CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture
+def of_two_types(of_seeds):
+    """Runs of one system with the seeds 1 and 2 in either type: 20 % in float32, in bfloat16 60 % at half the speed."""
+    return [
+        of_seeds(f"{dtype}_{seed}", seed, num_right, seconds=seconds, run={"dtype": dtype})
+        for dtype, num_right, seconds in (("float32", 2, 0.5), ("bfloat16", 6, 1.0))
+        for seed in (1, 2)
+    ]
 
 
 def test_runs_of_several_seeds_have_a_mean_and_its_spread(of_seeds):
@@ -80,6 +99,48 @@ def test_the_table_has_a_line_of_the_mean_in_every_form(of_seeds, tmp_path):
     read = read_csv(tmp_path / "t.csv")
     write_csv(read, tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "t.csv").read_bytes()
+
+
+OF_FLOAT32, OF_BFLOAT16 = (f"mean of 2 seeds: {dtype}_1, {dtype}_2" for dtype in ("float32", "bfloat16"))
+
+
+def test_two_means_of_one_system_stand_in_the_table_and_name_their_runs(of_two_types):
+    lines = [line for line in command("table", *of_two_types).splitlines() if "(mean of" in line]
+    accuracies = {name: "20.0" in line for name in (OF_FLOAT32, OF_BFLOAT16) for line in lines if f"({name})" in line}
+    assert (len(lines), accuracies) == (2, {OF_FLOAT32: True, OF_BFLOAT16: False})
+    rows = json.loads(command("table", *of_two_types, "--json"))
+    scores = {row["run_id"]: row["value"] for row in rows if row["metric"] == "accuracy" and "mean of" in row["run_id"]}
+    assert scores == pytest.approx({OF_FLOAT32: 20, OF_BFLOAT16: 60})
+
+
+def test_two_means_of_one_system_are_read_from_their_file_again(of_two_types, tmp_path):
+    command("table", *of_two_types, "--csv", tmp_path / "t.csv")
+    speeds = {row["run_id"]: row["tps"] for row in json.loads(command("speed", tmp_path / "t.csv", "--json"))}
+    assert (speeds[OF_FLOAT32], speeds[OF_BFLOAT16]) == pytest.approx((12, 6))
+    text = command("speed", tmp_path / "t.csv")
+    assert all(f"ReFusion [{name}]" in text for name in (OF_FLOAT32, OF_BFLOAT16))
+    board = leaderboard(read_placed([tmp_path / "t.csv"]))
+    of_runs = {run["id"]: run["number"] for run in board["runs"]}
+    scores = {cell["run"]: cell["metrics"]["accuracy"]["value"] for cell in board["cells"]}
+    assert (scores[of_runs[OF_FLOAT32]], scores[of_runs[OF_BFLOAT16]]) == pytest.approx((20, 60))
+
+
+def test_the_mean_speeds_of_two_machines_both_stand_in_the_table(of_seeds):
+    there = Hardware(cpu="Other CPU", cores=2, threads=1)
+    runs = [of_seeds(f"here_{seed}", seed, 4) for seed in (1, 2)]
+    runs += [of_seeds(f"there_{seed}", seed, 4, seconds=1.0, run={"hardware": there}) for seed in (3, 4)]
+    means = means_over_seeds(run_measurements(runs))
+    speeds = {one.run_id: one.value for one in means if one.metric == "tps"}
+    assert speeds == {"mean of 2 seeds: here_1, here_2": 12, "mean of 2 seeds: there_3, there_4": 6}
+    assert {one.run_id for one in means if one.metric == "accuracy"} == {"mean of 4 seeds"}
+    text = command("table", *runs)
+    assert all(f"ReFusion ({name})" in text for name in speeds)
+
+
+def test_means_under_other_settings_are_told_apart_by_these(of_seeds):
+    runs = [of_seeds(f"r{seed}_{tau}", seed, 4, tau_slot=tau) for seed in (1, 2) for tau in (0.5, 0.9)]
+    text = command("table", *runs)
+    assert all(f"ReFusion (mean of 2 seeds, tau_slot={tau})" in text for tau in (0.5, 0.9))
 
 
 def of_revision(revision):
