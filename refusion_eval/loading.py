@@ -137,11 +137,26 @@ class LoadedModel:
     def check_files(self) -> bool:
         """Refuses weights in a folder that do not fit its config.json; whether there are any, but for the hub's."""
         folder = self._location.directory
-        if self.revision is not None or (self.is_stock and not self._is_gemma):
+        if self.revision is not None:
             return True
-        if (has_weights := any(folder.glob(f"*{SAFETENSORS}"))) and not self.is_stock:
+        if not any(folder.glob(f"*{SAFETENSORS}")):
+            return False
+        if self.is_stock:
+            self._stock_class.check_files(folder)
+        else:
             check_weights(folder, self.config)
-        return has_weights
+        return True
+
+    @property
+    def _stock_class(self) -> Any:
+        """What computes the forwards where transformers does, which loads slowly and which few runs need."""
+        if self._is_gemma:
+            from refusion_eval.models.diffusion_gemma import EncoderDecoder
+
+            return EncoderDecoder
+        from refusion_eval.models.stock import StockModel
+
+        return StockModel
 
     @cached_property
     def transformer(self) -> Transformer:
@@ -160,18 +175,15 @@ class LoadedModel:
         """The engine over the checkpoint's weights."""
         budget_gib = self.options.kv_budget_gib
         kv_budget = None if budget_gib is None else int(budget_gib * 2**30)
-        # transformers' models load slowly, and few runs need them.
-        if self._is_gemma:
-            from refusion_eval.engine.encoder_decoder import EncoderDecoderEngine
-            from refusion_eval.models.diffusion_gemma import EncoderDecoder
-
-            halves = EncoderDecoder(self.directory, self.config, self.dtype, self.device)
-            return EncoderDecoderEngine(halves, kv_budget)
         if self.is_stock:
-            from refusion_eval.engine.full_context import FullContextEngine
-            from refusion_eval.models.stock import StockModel
+            model = self._stock_class(self.directory, self.config, self.dtype, self.device)
+            if self._is_gemma:
+                from refusion_eval.engine.encoder_decoder import EncoderDecoderEngine
 
-            return FullContextEngine(StockModel(self.directory, self.config, self.dtype, self.device))
+                return EncoderDecoderEngine(model, kv_budget)
+            from refusion_eval.engine.full_context import FullContextEngine
+
+            return FullContextEngine(model)
         record = recorder(self.device) if self.cuda_graphs else None
         return Engine(self.transformer, self.attention, kv_budget, record, self._imposed_threads)
 

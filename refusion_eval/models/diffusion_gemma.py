@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from refusion_eval.errors import CheckpointError
 from refusion_eval.models.checkpoint import ModelConfig
-from refusion_eval.models.stock import stock_config
+from refusion_eval.models.stock import check_stock, load_stock, stock_config
 
 OLDEST = (5, 24)  # of transformers: earlier ones lack the model, or call its arguments by other names
 
@@ -40,25 +40,13 @@ class EncoderDecoder:
     """Both halves over the weights of a checkpoint; those of a vision tower are not loaded."""
 
     def __init__(self, directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        try:
-            self._module, told = _text_model().from_pretrained(
-                directory,
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # which are told below
-            )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise CheckpointError(f"{directory}: transformers cannot load it ({error})") from error
-        for problem in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-            if found := sorted(map(str, told.get(problem, ()))):
-                what = problem.replace("_", " ")
-                raise CheckpointError(
-                    f"{directory}: {len(found)} {what} in the weights, such as {found[0]}; download it again"
-                )
-        self._module = self._module.to(device).eval()
+        self._module = load_stock(_text_model(), directory, dtype, device, refuses_others=True)
         self.config, self.device, self.dtype = config, self._module.device, self._module.dtype
+
+    @staticmethod
+    def check_files(directory: Path) -> None:
+        """Refuses a checkpoint whose tensors do not fit; only their names and shapes are read."""
+        check_stock(_text_model(), directory, refuses_others=True)
 
     def new_cache(self) -> Any:
         """An empty cache that grows; transformers' static one gives other logits from the sliding window on."""

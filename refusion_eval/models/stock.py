@@ -3,6 +3,8 @@
 Shapes: N rows of a text, V vocabulary.
 """
 
+import logging
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models.card import is_masked_model
 from refusion_eval.models.checkpoint import ModelConfig, read_json
+from refusion_eval.models.weights import CheckpointFiles
+
+log = logging.getLogger(__name__)
 
 # Largest difference of logits, relative to the largest logit, that rounding explains.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# What `check_loaded` reads, with tensors of other shapes, which are else an error of their own.
+_TELLING = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 _OF_LAYERS = ("num_key_value_heads", "head_dim")
 
 
@@ -49,15 +56,68 @@ def stock_config(directory: Path) -> ModelConfig:
         raise CheckpointError(f"{directory}: {failure}; give an architecture that transformers has") from error
 
 
-def load_stock(kind: Any, directory: Path, dtype: torch.dtype, device: torch.device, purpose: str = "") -> Any:
-    """A checkpoint under a class of transformers, from safetensors and without code of the checkpoint."""
+def load_stock(
+    kind: Any,
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    purpose: str = "",
+    *,
+    refuses_others: bool = False,
+) -> Any:
+    """A checkpoint under a class of transformers, from safetensors and without code of the checkpoint.
+
+    Raises CheckpointError if it cannot be loaded, and as `check_loaded` does.
+    """
     options = {"trust_remote_code": False, "use_safetensors": True, "local_files_only": True}
     try:
-        module = kind.from_pretrained(directory, dtype=dtype, **options)
+        module, told = kind.from_pretrained(directory, dtype=dtype, **options, **_TELLING)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         what = f"transformers cannot load it {purpose}".strip()
         raise CheckpointError(f"{directory}: {what} ({error})") from error
+    check_loaded(directory, told, refuses_others=refuses_others)
     return module.to(device).eval()
+
+
+def check_stock(kind: Any, directory: Path, *, refuses_others: bool = False) -> None:
+    """Refuses a checkpoint whose tensors `load_stock` would refuse; only their names and shapes are read."""
+    # Transformers loads tensors without entries here, because it alone knows which of them its class renames, merges,
+    # ties or does without. Quantised ones it converts by their entries.
+    config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    outlines = CheckpointFiles(directory).outlines()
+    try:
+        if not issubclass(kind, PreTrainedModel):  # but chooses a class by the config
+            with torch.device("meta"):
+                kind = type(kind.from_config(config, trust_remote_code=False))
+        _, told = kind.from_pretrained(None, config=config, state_dict=outlines, device_map="meta", **_TELLING)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{directory}: transformers cannot load it ({error})") from error
+    check_loaded(directory, told, refuses_others=refuses_others)
+
+
+def check_loaded(directory: Path, told: Mapping[str, Any], *, refuses_others: bool) -> None:
+    """Refuses a checkpoint in the place of whose tensors transformers has put random numbers.
+
+    Args:
+        told: what `from_pretrained` tells with `output_loading_info`.
+        refuses_others: whether tensors that the class does not have are refused too.
+    """
+    for problem in ("missing_keys", "mismatched_keys", "error_msgs", "unexpected_keys"):
+        # A mismatch has both shapes beside the name. Tables of the rotary embedding are computed.
+        names = {one if isinstance(one, str) else one[0] for one in told.get(problem, ())}
+        found = sorted(name for name in names if not name.endswith("rotary_emb.inv_freq"))
+        if not found:
+            continue
+        listed = f"{len(found)} {problem.replace('_', ' ')} in the weights, such as {', '.join(found[:3])}"
+        if problem != "unexpected_keys" or refuses_others:
+            raise CheckpointError(f"{directory}: {listed}; they do not fit its config.json: download both again")
+        log.warning("%s: %s; they are not used", directory, listed)
+
+
+def _kind(directory: Path) -> Any:
+    return AutoModelForMaskedLM if is_masked_model(read_json(directory / "config.json")) else AutoModelForCausalLM
 
 
 class StockModel:
@@ -65,9 +125,13 @@ class StockModel:
 
     def __init__(self, directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._is_causal = not is_masked_model(read_json(directory / "config.json"))
-        auto: Any = AutoModelForCausalLM if self._is_causal else AutoModelForMaskedLM
-        self._module: PreTrainedModel = load_stock(auto, directory, dtype, device)
+        self._module: PreTrainedModel = load_stock(_kind(directory), directory, dtype, device)
         self.config, self.device, self.dtype = config, self._module.device, self._module.dtype
+
+    @staticmethod
+    def check_files(directory: Path) -> None:
+        """Refuses a checkpoint whose tensors do not fit; only their names and shapes are read."""
+        check_stock(_kind(directory), directory)
 
     @torch.inference_mode()
     def logits(self, tokens: list[int], positions: list[int], visible_NN: npt.NDArray[np.bool_]) -> Tensor:

@@ -95,6 +95,14 @@ class CheckpointFiles:
         if (dtype := header[:0].dtype) not in UNQUANTISED:
             raise CheckpointError(f"{place} is {dtype}; only unquantised checkpoints are read")
 
+    def outlines(self) -> dict[str, Tensor]:
+        """Every tensor by its name in the files, with its shape and without entries, which are not read."""
+        shapes: dict[str, list[int]] = {}
+        for path in dict.fromkeys(self._shard_of.values()):
+            header = open_tensors(path)
+            shapes |= {name: header.get_slice(name).get_shape() for name in header.keys()}  # noqa: SIM118
+        return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
     def dtype_of(self, name: str) -> torch.dtype | None:
         """The dtype in which a tensor is saved; None if it is not there."""
         stored = self._stored(name)

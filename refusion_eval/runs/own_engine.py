@@ -62,7 +62,7 @@ class OwnEngine(Backend):
     def describe(self, system: Opener) -> Description:
         """Layout, sizes, context, chat template and device of the checkpoint, and whether its folder has weights."""
         model, name, decoder = self.model, self.args.pretrained, self.args.decoder
-        has_weights, config, settings = model.check_files(), model.config, system.checkpoint_settings
+        has_weights, config, settings = self._check_files(), model.config, system.checkpoint_settings
         facts: dict[str, Any] = {"model": name, "decoder": decoder, "family": config.family}
         facts |= {"num_layers": config.num_layers, "weights": model.card.display_name}
         brought = "".join(f", {key}={value}" for key, value in settings.items())
@@ -83,6 +83,10 @@ class OwnEngine(Backend):
         if begins := system.beginning:
             lines.append(TEMPLATE_BEGINS.format(json.dumps(begins, ensure_ascii=False)))
         return Description(facts, [f"{name}: {line}" for line in lines])
+
+    def _check_files(self) -> bool:
+        """Refuses tensors of a folder that no forward could use; whether there are any, but for the hub's."""
+        return self.model.check_files()
 
     @property
     def decoder(self) -> str:

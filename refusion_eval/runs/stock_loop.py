@@ -21,7 +21,7 @@ from refusion_eval.models.card import checkpoint_card
 from refusion_eval.models.checkpoint import is_diffusion_gemma, read_json
 from refusion_eval.models.device import choose_device, cpu_threads, synchronize
 from refusion_eval.models.location import fetch_weights, locate
-from refusion_eval.models.stock import load_stock
+from refusion_eval.models.stock import check_stock, load_stock
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.runs.backend import Backend, Description, Opener
 from refusion_eval.runs.canvas_loop import CanvasLoop
@@ -204,6 +204,12 @@ class StockBackend(OwnEngine):
     def _loop(self) -> Any:
         place = (self.model.directory, self.model.dtype, self.model.device)
         return StockLoop(load_stock(AutoModelForCausalLM, *place, "for the stock loop"))
+
+    def _check_files(self) -> bool:
+        has_weights = super()._check_files()
+        if has_weights and self.model.revision is None:
+            check_stock(AutoModelForCausalLM, self.model.directory)
+        return has_weights
 
     def _run(self, job: Job) -> Decoded:
         with cpu_threads(self.model.num_threads):

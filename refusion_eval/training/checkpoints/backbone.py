@@ -19,6 +19,7 @@ from refusion_eval.errors import CheckpointError, ConfigError
 from refusion_eval.models import checkpoint
 from refusion_eval.models.checkpoint import ModelConfig, parse_model_config, read_json
 from refusion_eval.models.location import fetch_weights, locate
+from refusion_eval.models.stock import check_loaded
 from refusion_eval.models.tokenizer import Tokenizer
 from refusion_eval.models.weights import CheckpointFiles
 from refusion_eval.training.config import BackboneConfig, LoraSettings
@@ -266,10 +267,7 @@ def _load(config: BackboneConfig) -> PreTrainedModel:
         attn_implementation="sdpa",
         output_loading_info=True,
     )
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if names := sorted(str(name) for name in report[kind] if not str(name).endswith("rotary_emb.inv_freq")):
-            listed = f"{len(names)} {kind.replace('_', ' ')} ({', '.join(names[:3])})"
-            raise CheckpointError(f"{location.directory} has {listed}: the weights do not fit its config.json")
+    check_loaded(location.directory, report, refuses_others=True)
     return model
 
 
