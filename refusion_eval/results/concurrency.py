@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refusion_eval.results.facts import natural_order
+from refusion_eval.results.facts import natural_order, told_apart
 from refusion_eval.results.render import Table
 from refusion_eval.store.records import Sample, checking, moment
 from refusion_eval.store.run_files import DATABASE_NAME
@@ -74,18 +74,20 @@ def load_points(places: Iterable[Path]) -> list[LoadPoint]:
     Raises:
         StoreError: there is no run at a place, or one that cannot be read.
     """
-    points = []
+    runs, timed = [], []
     for run_dir in (run_dir for place in places for run_dir in _runs_at(place)):
         with RunReader.open(run_dir) as reader:
-            run = reader.run
+            runs.append(run := reader.run)
             groups: dict[tuple[str, int], list[Sample]] = defaultdict(list)
             for sample in reader.samples(traces=False):
                 if sample.error is None and sample.seconds and sample.created:
                     groups[run.hardware(sample.process_id).label(), sample.batch_size].append(sample)
-        points += [
-            _point((run.run_id, run.manifest.system, where, concurrency), samples)
-            for (where, concurrency), samples in groups.items()
-        ]
+        timed.append(groups)
+    points = [
+        _point((run.run_id, run.manifest.system, where, concurrency), samples)
+        for run, groups in zip(told_apart(runs), timed, strict=True)
+        for (where, concurrency), samples in groups.items()
+    ]
     return sorted(points, key=lambda point: (point.where, point.system, point.concurrency))
 
 

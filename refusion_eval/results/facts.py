@@ -306,6 +306,26 @@ def read_each(
     return runs
 
 
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs; those of one server by other models, or at other paths of it, have these in the names of systems."""
+    # A run alone keeps the name that it was recorded with.
+    known: dict[tuple[str, str], set[str]] = {}
+    told = []
+    for run in runs:
+        server = as_dict(run.manifest.settings.get("server"))
+        path = str(server.get("address", "")).partition("/")[2]
+        told.append({"path": f"/{path}" if path else "", "model": f" {server['model']}" if "model" in server else ""})
+        for part, text in told[-1].items():
+            known.setdefault((run.manifest.system, part), set()).add(text)
+    named = []
+    for run, own in zip(runs, told, strict=True):
+        system = run.manifest.system
+        differing = "".join(text for part, text in own.items() if len(known[system, part]) > 1)
+        head, bracket, table = system.partition(" (")  # in which a name ends with its settings table
+        named.append(replace(run, manifest=replace(run.manifest, system=f"{head}{differing}{bracket}{table}")))
+    return named
+
+
 def on_common_items(runs: Sequence[RunFacts]) -> list[RunFacts]:
     """The runs with those items of each task only that every run with the task has judged."""
     common: dict[str, set[Hashable]] = {}

@@ -22,11 +22,13 @@ from refusion_eval.paths import embedded_path, tasks_path
 from refusion_eval.protocol.spec import read_protocol
 from refusion_eval.results.cautions import Conditions, sentences
 from refusion_eval.results.compare import compare_runs
+from refusion_eval.results.concurrency import load_points
 from refusion_eval.results.data_frames import load
 from refusion_eval.results.facts import read_facts
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.measurement import by_key
 from refusion_eval.results.results_file import read_csv, write_csv
+from refusion_eval.results.seeds import means_over_seeds
 from refusion_eval.results.tables import speed_rows, speed_table, summary, summary_table
 from refusion_eval.runs.model_args import parse_model_args
 from refusion_eval.runs.server import _NoTokenizer
@@ -613,3 +615,19 @@ def test_lm_eval_takes_a_server_as_model_args(tmp_path):
         )
     assert "mini_gsm8k" in results["results"]
     assert [sample.tokens for sample in samples(tmp_path / "a")] == [list(IDS)] * 2
+
+
+def test_two_models_of_one_server_are_two_systems_in_one_view_and_have_no_mean_over_seeds(tmp_path):
+    with serving(Peer(answer)) as peer:
+        listed = [{"id": name, "owned_by": "x"} for name in ("m1", "m2")]
+        peer.facts = {**peer.facts, "/v1/models": {"data": listed}}
+        for seed, name in enumerate(("m1", "m2")):
+            more = ("--served-model", name, "--set", "temperature=0.7", "--seed", str(seed))
+            assert run(peer, tmp_path / name, *more, limit=2).exit_code == 0
+        label = f"server {peer.url[7:]}"
+    figures = run_measurements([tmp_path / "m1", tmp_path / "m2"])
+    assert {figure.label for figure in figures} == {f"{label} m1", f"{label} m2"}
+    assert len(by_key(figures)) == len(figures)
+    assert not means_over_seeds(figures)
+    assert {point.system for point in load_points([tmp_path / "m1", tmp_path / "m2"])} == {f"{label} m1", f"{label} m2"}
+    assert {figure.label for figure in run_measurements([tmp_path / "m1"])} == {label}  # nothing to tell it from
