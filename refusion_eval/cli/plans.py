@@ -20,7 +20,7 @@ from refusion_eval.results.gate import Condition, Verdict, failed, junit, verdic
 from refusion_eval.results.measured import run_measurements
 from refusion_eval.results.results_file import measurement_cells
 from refusion_eval.results.tables import summary, summary_table
-from refusion_eval.runs.model_args import LOOPS, OF_SERVERS, RELEASE, server_place
+from refusion_eval.runs.model_args import LOOPS, OF_SERVERS, RELEASE, server_folder
 from refusion_eval.runs.plan import Plan, PlannedRun, Turn
 from refusion_eval.runs.systems import system_arguments
 from refusion_eval.runs.terminal import Interruption, resume_hint
@@ -48,7 +48,7 @@ def with_system(system: str | None, given: dict[str, Any]) -> dict[str, Any]:
         return {"pretrained": "embedded", **ours, **given}
     if "decoder" in given:
         raise ConfigError(f"--system {system} brings its decoder; leave out --decoder {given['decoder']}")
-    published = system_arguments(system, given.get("pretrained")) | given
+    published = system_arguments(system, given.get("pretrained"), given) | given
     if given.get("loop") == RELEASE and "preset" not in given:
         published.pop("preset", None)  # no settings table has the names of the release's own loop
     return published
@@ -97,7 +97,7 @@ def _default_folder(run: PlannedRun, arguments: Mapping[str, Any]) -> Path:
         name.endswith(f"_{RELEASE_PROMPTS}") for name in run.tasks if name not in given
     )
     # Servers of one model are several runs.
-    served = f"{SERVER}-{server_place(arguments.get('base_url'), arguments.get('server_name'))}"
+    served = server_folder(arguments.get("base_url"), arguments.get("server_name"))
     system, loop = options.get("system"), run.args.loop
     parts = (
         Path(run.args.pretrained).name,

@@ -23,7 +23,7 @@ from refusion_eval.models.packaged import MODELS
 from refusion_eval.paths import EMBEDDED, embedded_systems
 from refusion_eval.protocol.spec import DEFAULT, read_protocol
 from refusion_eval.results.measured import AUTOREGRESSIVE
-from refusion_eval.runs.model_args import TO_SERVERS, ModelArgs, server_place
+from refusion_eval.runs.model_args import TO_SERVERS, ModelArgs, server_folder
 from refusion_eval.runs.plan import Plan, PlannedRun, Turn, turns
 from refusion_eval.runs.settings_tables import check_preset, own_table
 from refusion_eval.runs.systems import choose_systems, decoder_of_system, published_systems
@@ -278,6 +278,10 @@ class Suite(Runs):
             raise ConfigError(f"--{next(iter(of_servers)).replace('_', '-')} is for --system server")
         if given.server_name and len(servers) > 1:
             raise ConfigError(f"--server-name names one server, and --system has {len(servers)}: {', '.join(servers)}")
+        places: dict[str, str] = {}
+        for name in (name for name in servers if name not in published_systems()):
+            if (other := places.setdefault(server_folder(name.partition(":")[2]), name)) != name:
+                raise ConfigError(f"--system: {other} and {name} would share one folder; leave one of them out")
         if given.baseline and given.no_baseline:
             raise ConfigError("--baseline and --no-baseline exclude each other; leave one of them out")
         for option, variants in BESIDE.items():
@@ -358,8 +362,7 @@ class Suite(Runs):
             model = {"model": str(published.pretrained), **({} if published.enable_thinking else NO_THINKING)}
         options = {"system": name, **model, **self.values(*TO_SERVERS)}
         # Several servers may run one model, so a folder says which of them it is.
-        address = server_place(name.partition(":")[2] or self.given.base_url, self.given.server_name)
-        place = f"{SERVER}-{address.replace(':', '-')}"
+        place = server_folder(name.partition(":")[2] or self.given.base_url, self.given.server_name)
         folder = name if published_server else place
         folder = folder if self.model == ALL_PUBLISHED else f"{Path(self.model).name}-{folder}"
         return self._with_preset(folder, options, AUTOREGRESSIVE, "" if self.model == EMBEDDED else name)

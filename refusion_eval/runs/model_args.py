@@ -275,6 +275,14 @@ def server_place(base_url: str | None, server_name: str | None = None) -> str:
     return server_name or re.split("[/?#]", (base_url or "").partition("//")[2])[0]
 
 
+def server_folder(base_url: str | None, server_name: str | None = None) -> str:
+    """What the folder of a server's run says of it: its name, else HOST-PORT and what the address has behind them."""
+    if server_name:
+        return f"{SERVER}-{server_name}"
+    _, _, address = (base_url or "").partition("?")[0].partition("://")
+    return re.sub(r"[^\w.\[\]-]", "-", f"{SERVER}-{address.rstrip('/').removesuffix('/v1')}")
+
+
 def parse_model_args(given: Mapping[str, Any], additional: Mapping[str, Any] | None = None) -> ModelArgs:
     """Separates the decoder's settings from the other arguments, and checks all; `given` outranks `additional`."""
     where = "model_args"
@@ -316,7 +324,7 @@ def entry_arguments(
     """
     given = dict(arguments)
     if "system" in given and "pretrained" not in given and "decoder" not in given:
-        given = system_arguments(given.pop("system"), given.pop("model", None)) | given
+        given = system_arguments(given.pop("system"), given.pop("model", None), given) | given
     if SERVER in (given.get("decoder"), given.get("loop")):
         given |= of_servers or {}
     try:

@@ -79,13 +79,21 @@ def _systems_in(content: bytes, file: str) -> Mapping[str, PublishedSystem]:
     return systems
 
 
-def system_arguments(name: str, model: str | None) -> dict[str, str | bool | None]:
+def system_arguments(
+    name: str, model: str | None, beside: Mapping[str, object] | None = None
+) -> dict[str, str | bool | None]:
     """The model arguments of a published system; on a checkpoint of the user's, without the published adapter.
 
     `server` and `server:URL` stand for the model of a server, of which `model` has the tokenizer.
+
+    Args:
+        beside: other arguments that the user gives. They must not hold another address than that of the name.
     """
     kind, _, address = name.partition(":")
     if kind == SERVER:
+        if address and (beside or {}).get("base_url"):
+            given = f"system {name} names its server, and base_url={(beside or {})['base_url']} names one too"
+            raise ConfigError(f"{given}; leave out one of the two addresses")
         named: dict[str, str | bool | None] = {"base_url": address} if address else {}
         return {**_BY_A_SERVER, "pretrained": model or NO_FILES, **named}
     systems = published_systems()

@@ -579,3 +579,19 @@ def test_figures_mix_no_settings(given, option):
     done = suite("--dry-run", "--artefacts", *given, *option)
     assert done.exit_code == 2
     assert option[0] == "--preset" or f"leave {option[0]} out, or leave --artefacts out" in done.stderr
+
+
+def test_addresses_that_differ_behind_the_port_have_folders_of_their_own():
+    systems = "server:http://h:1/v1,server:http://h:1/a,server:http://h:1/b/v1/"
+    folders = [run.removeprefix("--run-dir ").split()[0].rpartition("/")[2] for run in runs_of("--system", systems)]
+    assert folders == [f"server-h-1{path}-paper_implied" for path in ("", "-a", "-b")]
+    for other in ("http://h:1/", "https://h:1/v1"):
+        done = suite("--system", f"server:http://h:1,server:{other}", "--dry-run")
+        assert "would share one folder; leave one of them out" in done.output
+
+
+@pytest.mark.parametrize("words", [["suite", "--dry-run"], ["run", "--tasks", "mini_gsm8k"], ["check"]])
+def test_an_address_that_is_given_twice_is_refused(words):
+    done = CliRunner().invoke(app, [*words, "--system", "server:http://a:1", "--base-url", "http://c:1"])
+    assert isinstance(done.exception, ConfigError)
+    assert "system server:http://a:1 names its server, and base_url=http://c:1 names one too" in str(done.exception)
