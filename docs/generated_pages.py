@@ -99,7 +99,12 @@ EXIT_STATUSES = (
     ),
     (3, "`rerun`", "At least one sample is not as recorded, or could not be made again."),
     (3, "`gpu-check`, `suite --gpu-check`", "At least one check failed."),
-    (4, "`run`, `compare`", "A condition of `--fail-if` holds, or its figure is absent; 3 goes before 4."),
+    (
+        4,
+        "`run`, `compare`",
+        "A condition of `--fail-if` holds, or its figure is absent, also because one of two runs lacks a task; 3 goes "
+        "before 4.",
+    ),
     (4, "`check`", "With `--against-release`: tokens or forwards differ from those of the release."),
     ("130, 143", "all", "SIGINT or SIGTERM stopped it. The same command continues what records its samples."),
 )

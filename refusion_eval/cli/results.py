@@ -99,7 +99,7 @@ def compare(
     cli.prepare(csv, items, markdown, latex, junit)
     comparison = comparing.compare_runs(before, after, common_items=common_items, filter_name=filter_name)
     shown, cells = comparing.comparison_table(comparison), comparing.comparison_cells(comparison)
-    verdicts = gate.verdicts_of_comparison(conditions, cli.objects(*cells))
+    verdicts = gate.verdicts_of_comparison(conditions, cli.objects(*cells), comparison.not_compared)
     failures = gate.failed(verdicts) if fail_if else None
     if junit is not None:
         write_output(junit, gate.junit(verdicts))

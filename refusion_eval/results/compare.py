@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -13,9 +13,17 @@ from numpy.typing import ArrayLike
 from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import Z_95, Interval, by_item, mean_of_intervals, paired_difference, scaled, speedup
 from refusion_eval.results.cautions import MINI_NOTE, sentences, that_hold
-from refusion_eval.results.facts import Extent, RunFacts, SampleFacts, TaskFacts, natural_order, read_facts
+from refusion_eval.results.facts import (
+    Extent,
+    RunFacts,
+    SampleFacts,
+    TaskFacts,
+    natural_order,
+    read_facts,
+    setting_text,
+)
 from refusion_eval.results.measured import seed_of
-from refusion_eval.results.measurement import MEAN_TASK
+from refusion_eval.results.measurement import MEAN_TASK, NO_PROTOCOL, told_apart
 from refusion_eval.results.render import Table, interval_cells, interval_text, markdown_prose
 from refusion_eval.store.manifest import differences
 from refusion_eval.store.records import BY_FILTER, PASSED, as_json
@@ -55,7 +63,12 @@ class TaskComparison:
     speed: Interval | None = None  # TPS of B over TPS of A on the same items; None if there is no such ratio
     no_speed: str = ""
     parts: "Sequence[TaskComparison]" = ()
+    mark: str = ""  # what tells a mean from others of the comparison, such as `prompts=ours`
     by_sample: Sequence[Sequence[float]] = ((), ())  # of A and of B: accuracy of each sample number in percent
+
+    @property
+    def label(self) -> str:
+        return f"{self.task} ({self.mark})" if self.mark else self.task
 
     @property
     def accuracies(self) -> tuple[float, float]:
@@ -85,7 +98,7 @@ class TaskComparison:
 
 
 class Comparison(NamedTuple):
-    """Two runs, A (`before`) and B (`after`), by their ids; `lines` ends with the mean where tasks have one."""
+    """Two runs, A (`before`) and B (`after`), by their ids; `lines` ends with the means where tasks have any."""
 
     before: str
     after: str
@@ -93,7 +106,7 @@ class Comparison(NamedTuple):
     settings: Sequence[str]
     tasks: Sequence[TaskComparison]
     lines: Sequence[TaskComparison]
-    only_in_one: Sequence[str]
+    not_compared: Sequence[str]  # tasks that a run was not asked, or of which it has no sample yet
     notes: Sequence[str]  # what the records know of missing samples, limits and speeds
 
     @property
@@ -118,26 +131,25 @@ def compare_runs(
         of_a, of_b = (", ".join(sorted(tasks)) or "no sample yet" for tasks in (tasks_a, tasks_b))
         both = f"{run_a.run.run_id} ({of_a}) and {run_b.run.run_id} ({of_b})"
         raise StoreError(f"{both} have no task in common; run both on the same tasks")
+    wanted = {task.task for facts in (run_a, run_b) for task in facts.tasks}
     if filter_name is not None:  # it may apply to some of the tasks only
-        names = [name for name in names if _scored(tasks_a[name], metric) and _scored(tasks_b[name], metric)]
+        judged_a, judged_b = (
+            {name for name, task in tasks.items() if _scored(task, metric)} for tasks in (tasks_a, tasks_b)
+        )
+        names, wanted = sorted(judged_a & judged_b), judged_a | judged_b
         if not names:
             both = f"{run_a.run.run_id} and {run_b.run.run_id}"
             advice = f"rescore both runs with --filter {filter_name}"
             raise StoreError(f"{both} have no scores by the filter {filter_name} in common; {advice}")
     tasks = [_compare_task(tasks_a[name], tasks_b[name], common_items, metric) for name in names]
-    kinds = [(tasks_a[name].row.kind, tasks_b[name].row.kind) for name in names]
-    of_kinds = (
-        [task for task, of in zip(tasks, kinds, strict=True) if of == kind and not tasks_a[task.task].is_control]
-        for kind in dict.fromkeys(kinds)
-    )
     return Comparison(
         before=run_a.run.run_id,
         after=run_b.run.run_id,
         systems=(run_a.run.manifest.system, run_b.run.manifest.system),
         settings=differences(_described(run_a), _described(run_b), ("A", "B")),
         tasks=tasks,
-        lines=[*tasks, *(_mean_of_tasks(of_kind) for of_kind in of_kinds if len(of_kind) > 1)],
-        only_in_one=sorted({task.task for task in run_a.tasks} ^ {task.task for task in run_b.tasks}),
+        lines=[*tasks, *_means(tasks, tasks_a, tasks_b)],
+        not_compared=sorted(wanted.difference(names)),
         notes=sentences(
             task.conditions(facts.run, is_speed=task.task in names and any(entry.speed for entry in tasks))
             for facts in (run_a, run_b)
@@ -239,7 +251,31 @@ def _detectable(items: Sequence[ItemChange], difference: Interval) -> float:
     return max(100 * detectable_difference([item.after - item.before for item in items]), by_interval)
 
 
-def _mean_of_tasks(tasks: Sequence[TaskComparison]) -> TaskComparison:
+def _means(
+    tasks: Sequence[TaskComparison], tasks_a: Mapping[str, TaskFacts], tasks_b: Mapping[str, TaskFacts]
+) -> list[TaskComparison]:
+    """The mean of each kind of task, with what tells several from each other; controls are in none."""
+    of_kinds: dict[Hashable, list[TaskComparison]] = {}
+    for task in tasks:
+        if not tasks_a[task.task].is_control:
+            of_kinds.setdefault((tasks_a[task.task].row.kind, tasks_b[task.task].row.kind), []).append(task)
+    groups = [of_kind for of_kind in of_kinds.values() if len(of_kind) > 1]
+    both = ([of_run[task.task] for of_run in (tasks_a, tasks_b) for task in group] for group in groups)
+    marks = told_apart([(MEAN_TASK, _shared(facts)) for facts in both])
+    return [_mean_of_tasks(group, ", ".join(mark)) for group, mark in zip(groups, marks, strict=True)]
+
+
+def _shared(tasks: Sequence[TaskFacts]) -> dict[str, str]:
+    """What makes the kind of tasks, by name; where A and B differ in it, first that of A."""
+    values = {
+        "mini": [setting_text(task.mini) for task in tasks],
+        "prompts": [task.row.prompts for task in tasks],
+        "protocol": [task.protocol or NO_PROTOCOL for task in tasks],
+    }
+    return {name: "|".join(dict.fromkeys(texts)) for name, texts in values.items()}
+
+
+def _mean_of_tasks(tasks: Sequence[TaskComparison], mark: str) -> TaskComparison:
     return TaskComparison(
         task=MEAN_TASK,
         mini=tasks[0].mini,
@@ -248,6 +284,7 @@ def _mean_of_tasks(tasks: Sequence[TaskComparison]) -> TaskComparison:
         difference=mean_of_intervals([task.difference for task in tasks]),
         detectable=math.hypot(*(task.detectable for task in tasks)) / len(tasks),
         parts=tasks,
+        mark=mark,
     )
 
 
@@ -291,14 +328,14 @@ MOST_SHOWN = 8  # item ids in a line of text; the CSV has all
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One line for each task, and one for their mean. Other prompts have a column if there are any."""
+    """One line for each task and one for each mean. Other prompts have a column if there are any."""
     counted = ["gained", "lost"]
     if any(task.flips["other prompts"] for task in comparison.lines):
         counted.append("other prompts")
     several = len(comparison.tasks) > 1
     rows = [
         (
-            task.task,
+            task.label,
             str(len(task.items)),
             *(
                 f"{accuracy:.1f}" if math.isnan(spread) else f"{accuracy:.1f} ± {spread:.1f}"
@@ -343,8 +380,8 @@ def details(comparison: Comparison) -> list[str]:
     """The differences, line by line: settings, prompts, flipped items, and what could not be compared."""
     below = " but the tasks' settings below" if any(task.settings for task in comparison.tasks) else ""
     lines = [f"differs: {line}" for line in comparison.settings] or [f"differs: nothing{below}"]
-    if comparison.only_in_one:
-        lines.append(f"in one run only: {', '.join(comparison.only_in_one)}")
+    if comparison.not_compared:
+        lines.append(f"not in both runs: {', '.join(comparison.not_compared)}")
     for line in dict.fromkeys(line for task in comparison.tasks for line in task.settings):
         tasks = [task.task for task in comparison.tasks if line in task.settings]
         lines.append(f"{'all tasks' if len(tasks) == len(comparison.tasks) else ', '.join(tasks)}: {line}")
@@ -372,6 +409,7 @@ COMPARISON_COLUMNS = {
     "before": "run A",
     "after": "run B",
     "task": f"the task; `{MEAN_TASK}` for the mean over tasks",
+    "mark": "what tells a mean from the other means, such as `prompts=release`; empty where there is one",
     "mini": f"whether the task is a {MINI_NOTE}",
     "n": "items that are compared",
     "left_out": "items that are in one run only, and in no figure",
@@ -400,11 +438,12 @@ COMPARISON_COLUMNS = {
 
 
 def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]]:
-    """Column names, and the values of every task in their order, and of their mean."""
+    """Column names, and the values of every task in their order, and of their means."""
     rows = []
     for task, adjusted in zip(comparison.lines, comparison.adjusted, strict=True):
         before, after = task.accuracies
-        row = {"before": comparison.before, "after": comparison.after, "task": task.task, "mini": task.mini}
+        row: dict[str, Any] = {"before": comparison.before, "after": comparison.after}
+        row |= {"task": task.task, "mark": task.mark, "mini": task.mini}
         row |= {"n": len(task.items), "left_out": task.left_out, "accuracy_before": before, "accuracy_after": after}
         row |= dict(zip(("sd_before", "sd_after"), task.spreads, strict=True))
         row |= interval_cells("difference", task.difference) | {"detectable": task.detectable}

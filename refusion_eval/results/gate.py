@@ -24,7 +24,7 @@ _CONDITION = re.compile(
 _DIFFERENCE = "difference"
 # Short names of columns of two runs.
 _OF_TWO_RUNS = {ACCURACY: _DIFFERENCE, "speed": "speed_ratio"}
-_NO_NUMBERS = ("before", "after", "task", "mini", "no_speed")
+_NO_NUMBERS = ("before", "after", "task", "mark", "mini", "no_speed")
 _COLUMNS = [
     name for name in COMPARISON_COLUMNS if name not in _NO_NUMBERS and not name.startswith(("unfinished", "limited"))
 ]
@@ -117,22 +117,33 @@ def verdicts_of_run(conditions: Sequence[Condition], figures: Sequence[Measureme
     return verdicts
 
 
-def verdicts_of_comparison(conditions: Sequence[Condition], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """As `verdicts_of_run`, of the rows of two runs, which have the columns `COMPARISON_COLUMNS`."""
-    by_task = {str(row["task"]): row for row in rows}
+def verdicts_of_comparison(
+    conditions: Sequence[Condition], rows: Sequence[Mapping[str, Any]], not_compared: Collection[str] = ()
+) -> list[Verdict]:
+    """As `verdicts_of_run`, of two runs: there is a verdict for every row, of which several may be means.
+
+    Args:
+        rows: with the columns `COMPARISON_COLUMNS`.
+        not_compared: tasks that have no row, because not both runs have them. They fail every condition but one that
+            names other tasks.
+    """
+    tasks = dict.fromkeys(str(row["task"]) for row in rows)
     verdicts = []
     for condition in conditions:
-        for task in _tasks(condition, by_task):
-            row, reason = by_task[task], ""
-            value = row[condition.metric]
+        about = _tasks(condition, tasks)
+        for row in rows:
+            if (task := str(row["task"])) not in about:
+                continue
+            value, reason = row[condition.metric], ""
             if value is None or value != value:
                 why = row["no_speed"] if condition.metric.startswith("speed_ratio") else ""
                 value, reason = None, f"{condition.metric} was not measured" + (f" ({why})" if why else "")
             elif condition.holds(value) and (condition.p is None or row["p_holm"] < condition.p):
                 p = "" if condition.p is None else f", p (Holm) {row['p_holm']:.3g}"
                 reason = f"{condition.metric} is {value:.6g}{p}"
-            verdicts.append(Verdict(condition.text, task, value, reason))
-        verdicts += _absent(condition, by_task)
+            mark = f" ({row['mark']})" if reason and row["mark"] else ""
+            verdicts.append(Verdict(condition.text, task, value, reason + mark))
+        verdicts += _absent(condition, tasks, not_compared)
     return verdicts
 
 
@@ -165,8 +176,12 @@ def _tasks(condition: Condition, tasks: Collection[str]) -> list[str]:
     ]
 
 
-def _absent(condition: Condition, tasks: Collection[str]) -> Iterator[Verdict]:
-    if not _tasks(condition, tasks):
-        there = ", ".join(tasks) or "none"
-        what = f"there is no task {condition.task}" if condition.task else "there is no task"
-        yield Verdict(condition.text, condition.task, None, f"{what} (there are {there})")
+def _absent(condition: Condition, tasks: Collection[str], lacking: Collection[str] = ()) -> Iterator[Verdict]:
+    """Verdicts on the tasks that a condition is about and that have no figure; a mean is about all tasks."""
+    absent = list(lacking) if condition.task == MEAN_TASK else _tasks(condition, lacking)
+    if not absent and not _tasks(condition, tasks):
+        absent = [condition.task]
+    there = ", ".join(tasks) or "none"
+    for task in absent:
+        what = f"there is no task {task}" if task else "there is no task"
+        yield Verdict(condition.text, task, None, f"{what} (there are {there})")

@@ -103,6 +103,17 @@ def have_fewer(lines: Iterable[tuple[Hashable, int]]) -> list[bool]:
     return [0 < num_items < most[source] for source, num_items in lines]
 
 
+def told_apart(rows: Sequence[tuple[Hashable, Mapping[str, str]]]) -> list[list[str]]:
+    """For each row, by its group and what may differ, by name: that in which rows of its group differ, `NAME=TEXT`."""
+    always: dict[Hashable, set[tuple[str, str]]] = {}
+    for group, values in rows:
+        always[group] = always.get(group, set(values.items())) & set(values.items())
+    return [
+        [f"{name}={text}" for name, text in sorted(values.items()) if (name, text) not in always[group]]
+        for group, values in rows
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class ByItem:
     """What a measurement of a run rests on item by item, so that it is compared with others on the same items."""

@@ -6,7 +6,7 @@
 # speed-up over transformers' `generate` has both gains together.
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from refusion_eval.results.measurement import (
     notes_of,
     require_comparable,
     require_one_machine,
+    told_apart,
 )
 from refusion_eval.results.metric_list import ACCURACY, AVG_AT, OF_SAMPLES, PASS_AT_1, SPEED_METRICS, UNSTATED
 from refusion_eval.results.render import Table, TableRow, interval_cells, interval_text, text_cells
@@ -185,8 +186,8 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
         groups.setdefault(key, {})[measurement.metric] = measurement
         run_ids.setdefault(label, set()).add(measurement.run_id)
     lines, ordered = [], sorted(groups)
-    rows = [(key[:-1], next(iter(groups[key].values()))) for key in ordered]
-    for key, apart in zip(ordered, _told_apart(rows), strict=True):
+    rows = [(key[:-1], _what_differs(next(iter(groups[key].values())))) for key in ordered]
+    for key, apart in zip(ordered, told_apart(rows), strict=True):
         *_, task, label, run_id, _ = key
         marks = [*([run_id] if len(run_ids[label]) > 1 else []), *apart]
         system = f"{label} ({', '.join(marks)})" if marks else label
@@ -197,14 +198,9 @@ def summary(measurements: Iterable[Measurement]) -> list[SummaryLine]:
     return lines
 
 
-def _told_apart(rows: Sequence[tuple[Hashable, Measurement]]) -> list[list[str]]:
-    """For each row, by its group and a number of its: the settings and the like in which rows of its group differ."""
-    told, always = [], dict[Hashable, set[tuple[str, str]]]()
-    for group, of in rows:
-        values = {**of.settings, "prompts": of.prompts, "protocol": of.protocol, "version": of.row.version}
-        told.append((group, sorted(values.items())))
-        always[group] = always.get(group, set(values.items())) & set(values.items())
-    return [[f"{name}={text}" for name, text in own if (name, text) not in always[group]] for group, own in told]
+def _what_differs(of: Measurement) -> dict[str, str]:
+    """The settings and the like by which the row of a number is told from others."""
+    return {**of.settings, "prompts": of.prompts, "protocol": of.protocol, "version": of.row.version}
 
 
 def summary_table(lines: Sequence[SummaryLine], metrics: Sequence[str] = ()) -> Table:
@@ -328,7 +324,8 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     for mini in (False, True):
         require_one_machine(entry for entry in entries if entry.mini == mini)
     fewer = have_fewer((of[key].row.source, of[key].n) for key in shown)
-    told = _told_apart([((of[key].mini, of[key].benchmark, of[key].run_id), of[key]) for key in shown])
+    groups_of = [(of[key].mini, of[key].benchmark, of[key].run_id) for key in shown]
+    told = told_apart([(group, _what_differs(of[key])) for group, key in zip(groups_of, shown, strict=True)])
     rows = [SpeedRow(of[key], groups[key], less, apart) for key, less, apart in zip(shown, fewer, told, strict=True)]
     return sorted(rows, key=lambda row: (row.of.mini, row.of.is_mean, row.of.benchmark))
 

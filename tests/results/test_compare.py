@@ -90,7 +90,7 @@ def test_other_versions_tasks_and_two_settings_are_refused(write_run):
     ):
         compare_runs(a, write_run("d", [*ten(), *ten(version="2")]))
     both = compare_runs(a, write_run("e", [*ten(), *ten(task="mini_math")]))
-    assert both.only_in_one == ["mini_math"]
+    assert both.not_compared == ["mini_math"]
 
 
 def test_speed_of_two_machines_is_no_ratio(write_run):

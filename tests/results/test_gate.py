@@ -1,5 +1,6 @@
 """Conditions for continuous integration: what is understood, what fails, and that no absent figure passes."""
 
+import itertools
 import json
 import math
 from xml.etree import ElementTree
@@ -17,11 +18,14 @@ from refusion_eval.results.gate import (
     verdicts_of_run,
 )
 from refusion_eval.results.measured import run_measurements
+from refusion_eval.store.records import BY_FILTER, ScoreRow
+from refusion_eval.store.run_store import RunStore
 from tests.results.conftest import cell, sample
+from tests.results.test_hard_runs import of_both_prompts
 
 
 def rows(*values, metric="difference", **more):
-    return [{"task": task, metric: value, "p_holm": p, "no_speed": "", **more} for task, value, p in values]
+    return [{"task": task, metric: value, "p_holm": p, "no_speed": "", "mark": "", **more} for task, value, p in values]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +139,62 @@ def test_conditions_stand_in_junit_xml_one_for_each_task(write_run, tmp_path):
     assert found["accuracy < -2"] == ("mini_gsm8k", ["difference is -50"])
     assert found["gained > 0"] == ("mini_gsm8k", [])
     assert found["math: lost > 3"] == ("math", ["there is no task math (there are mini_gsm8k)"])
+
+
+def test_the_worst_of_several_means_decides_and_marks_tell_them_apart(write_run):
+    samples = list(of_both_prompts())
+    wrong = [one for one in samples if one.prompts == "ours"]
+    a, b = write_run("a", samples, right=set("012")), write_run("b", samples, right=set("012"))
+    with RunStore.open(b) as store:
+        store.append_scores([ScoreRow(key=one.key, item_id=one.item_id, scorer="test", value=0.0) for one in wrong])
+    words = ["compare", str(a), str(b), "--fail-if", "mean: accuracy < -50"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == EXIT_FAILED
+    assert "failed: mean: accuracy < -50: mean: difference is -100 (prompts=ours)" in done.stderr.splitlines()
+    assert "mean (prompts=release)" in done.stdout
+    rows = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["results"]
+    assert [(row["mark"], row["difference"]) for row in rows if row["task"] == "mean"] == [
+        ("prompts=ours", -100),
+        ("prompts=release", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "absent"),
+    [
+        ("accuracy < -2", ["mini_mbpp"]),
+        ("mini_mbpp: accuracy < -2", ["mini_mbpp"]),
+        ("mbpp: accuracy < -2", ["mini_mbpp"]),
+        ("mean: accuracy < -2", ["mini_mbpp"]),
+        ("gsm8k: accuracy < -2", []),
+    ],
+)
+@pytest.mark.parametrize("expected", [None, {"mini_mbpp": 20}])
+def test_a_task_that_a_run_lacks_passes_no_condition_but_one_on_other_tasks(write_run, condition, absent, expected):
+    of_tasks = [[sample(n, task=f"mini_{name}") for n in range(20)] for name in ("gsm8k", "math", "mbpp")]
+    a = write_run("a", itertools.chain(*of_tasks), scored=list(itertools.chain(*of_tasks)))
+    there = list(itertools.chain(*of_tasks[:2]))
+    b = write_run("b", there, expected=expected, tasks=dict.fromkeys(expected or (), "1"))
+    for runs in ((a, b), (b, a)):
+        done = CliRunner().invoke(app, ["compare", *map(str, runs), "--fail-if", condition, "--json"])
+        failures = [(entry["task"], entry["reason"]) for entry in json.loads(done.stdout)["failed"]]
+        reason = "there is no task mini_mbpp (there are mini_gsm8k, mini_math, mean)"
+        assert failures == [(task, reason) for task in absent]
+        assert done.exit_code == (EXIT_FAILED if absent else 0)
+
+
+def test_a_task_that_a_filter_judged_in_neither_run_fails_no_condition(write_run):
+    samples = [sample(number, task=f"mini_{name}") for name in ("gsm8k", "mbpp") for number in range(5)]
+    runs = [write_run(name, samples) for name in "ab"]
+    judged = {"scorer": "test", "metric": f"{BY_FILTER}last", "value": 1.0}
+    words, statuses = ["compare", *map(str, runs), "--filter", "last", "--fail-if", "accuracy < -2"], []
+    for tasks in (("mini_gsm8k",), ("mini_mbpp",)):
+        for run in runs:
+            with RunStore.open(run) as store:
+                of_tasks = [one for one in samples if one.key.task in tasks]
+                store.append_scores([ScoreRow(key=one.key, item_id=one.item_id, **judged) for one in of_tasks])
+            statuses.append(CliRunner().invoke(app, words).exit_code)
+    assert statuses == [1, 0, EXIT_FAILED, 0]
 
 
 def test_a_comparison_that_passes_ends_with_0_and_has_no_failures(write_run):
