@@ -92,7 +92,8 @@ def _figure(task: ExportedTask, entry: Measurement) -> dict[str, Any]:
         bounds = {"lower": entry.ci_low, "upper": entry.ci_high, "confidence_level": 0.95}
         uncertainty |= {"confidence_interval": bounds, "num_bootstrap_samples": RESAMPLES}
     is_share = entry.unit == "percent"
-    arguments: dict[str, Any] = {"execution_command": plain(task.run.command)} if task.run.command else {}
+    command = task.run.command_for(task.facts.task)
+    arguments: dict[str, Any] = {"execution_command": plain(command)} if command else {}
     # The format has fixed names for these; the other settings stand beside them.
     for name, setting in {"temperature": "temperature", "max_tokens": "gen_length"}.items():
         if isinstance(value := task.facts.settings.get(setting), int | float):

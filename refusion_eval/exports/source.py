@@ -89,7 +89,7 @@ class ExportedTask(NamedTuple):
             "run": self.run.run_id,
             "protocol": self.facts.protocol.replace("|", ", "),
             "records": self.facts.records,
-            "command": self.run.command,
+            "command": self.run.command_for(self.facts.task),
             "limited": extent.limited,
             "unfinished": extent.unfinished,
             "notes": " ".join(notes_of(self.measurements)),

@@ -110,13 +110,14 @@ class Questions:
 
 
 def encoded_marks(cautions: Iterable[Caution]) -> list[dict[str, Any]]:
-    """Cautions as the page reads them: the mark of a row, the sentence behind it, and whether it is of speeds only."""
+    """Cautions as the page reads them: the mark of a row, the sentence and advice, and whether it is of speeds only."""
     return [
         {
             "kind": caution.kind,
             "label": caution.label,
             "amount": caution.amount,
             "sentence": caution.sentence + (f" To continue it: {caution.advice}" if caution.advice else ""),
+            "advice": caution.advice,
             "of_speed": caution.scope == "speed",
         }
         for caution in dict.fromkeys(cautions)

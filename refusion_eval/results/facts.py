@@ -94,7 +94,7 @@ class Extent(NamedTuple):
 
     def conditions(self, run: Run, task: str) -> Conditions:
         """What the extent of a task tells of its numbers."""
-        return Conditions.of(self, run_id=run.run_id, command=run.command, task=task)
+        return Conditions.of(self, run_id=run.run_id, command=run.command_for(task), task=task)
 
 
 _FEWEST_LETTERS, _MOST_SHARE = 20, 0.7  # answers, and the share of one letter that no set of right answers has

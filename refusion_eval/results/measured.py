@@ -217,7 +217,7 @@ def _measurement(
         samples=len(samples),
         **together,
         missing="" if is_mean else tasks[0].extent.missing,
-        command=run.command,
+        command=run.command_for(next((task for task in tasks if task.extent.unfinished), tasks[0]).task),
         scored=not any(task.num_unscored for task in tasks),
         counts_encoder=measures[0].metric in ("tpf", "forwards_mean")
         and any(sample.decoder_forwards is not None for task in tasks for sample in task.samples),

@@ -52,9 +52,10 @@ from refusion_eval.store.run_files import (
 from refusion_eval.untrusted import parse_json
 
 # Prefixes of keys in the meta table: measured facts that decide how the run goes (run.json calls them settled), and
-# by task the samples asked for and those that the whole task has.
+# by task the samples asked for, the process that asked for them, and the samples that the whole task has.
 MEASURED = "settled:"
 EXPECTED = "expected:"
+ASKED_BY = "asked_by:"
 WHOLE = "whole:"
 
 _Record = TypeVar("_Record", Sample, ScoreRow)
@@ -68,13 +69,19 @@ class Run:
     measured: Mapping[str, Any]
     expected: Mapping[str, int] = field(default_factory=dict)
     whole: Mapping[str, int] = field(default_factory=dict)
+    asked_by: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
-        """The command that continues the run: that of the last process that worked on it."""
+        """The command of the last process that worked on the run."""
+        return self.command_for("")
+
+    def command_for(self, task: str) -> str:
+        """The command that continues a task: that which asked for its samples; the last one where none is recorded."""
         every = (process.get("command") for process in self.processes.values())  # workers of a run have none
         *_, last = ((), self.manifest.command, *filter(None, every))
-        program, *words = last or ("",)
+        asked = self.processes.get(self.asked_by.get(task, ""), {}).get("command")
+        program, *words = asked or last or ("",)
         name = "refusion-eval" if program.endswith("__main__.py") else Path(program).name
         return shlex.join([*(("python", program) if name.endswith(".py") else (name,)), *words]) if name else ""
 
@@ -124,6 +131,7 @@ class Run:
             "settled": dict(self.measured),
             "expected": dict(self.expected),
             "whole": dict(self.whole),
+            "asked_by": dict(self.asked_by),
         }
 
 
@@ -153,11 +161,15 @@ class RunDatabase:
             tasks = dict(manifest.tasks)
             for process in processes.values():
                 tasks |= process.get("tasks", {})
-            measured, expected, whole = (_with_prefix(rows, prefix) for prefix in (MEASURED, EXPECTED, WHOLE))
+            prefixes = (MEASURED, EXPECTED, WHOLE, ASKED_BY)
+            measured, expected, whole, asked_by = (_with_prefix(rows, prefix) for prefix in prefixes)
             totals = (*expected.values(), *whole.values())
             if not all(type(total) is int and 0 <= total <= records.MOST for total in totals):
                 raise ValueError("a number of expected samples is not a whole number")
-        return Run(self.directory.resolve().name, replace(manifest, tasks=tasks), processes, measured, expected, whole)
+            if not all(isinstance(process_id, str) for process_id in asked_by.values()):
+                raise ValueError("a process that asked for samples is not a text")
+        run_id, manifest = self.directory.resolve().name, replace(manifest, tasks=tasks)
+        return Run(run_id, manifest, processes, measured, expected, whole, asked_by)
 
     def other_machines(self, hardware: Hardware) -> list[str]:
         """Labels of the machines of recorded samples whose speeds are not comparable with those of this machine."""
@@ -386,8 +398,11 @@ class RunStore(RunDatabase):
     def expect(self, totals: Mapping[str, int], whole: Mapping[str, int] | None = None) -> None:
         """Records how many samples of each task are asked for, and how many the whole task has where that is known."""
         run = self.read_run()
-        # A run that is resumed with a smaller --limit still has all the samples that it was first asked for.
-        rows = [(EXPECTED + task, dump(total)) for task, total in totals.items() if total > run.expected.get(task, 0)]
+        # A run that is resumed with a smaller --limit still has all the samples that it was first asked for, and is
+        # continued by the command that asked for them.
+        most = {task: total for task, total in totals.items() if total and total >= run.expected.get(task, 0)}
+        rows = [(EXPECTED + task, dump(total)) for task, total in most.items() if total != run.expected.get(task)]
+        rows += [(ASKED_BY + task, dump(self.process_id)) for task in most if run.asked_by.get(task) != self.process_id]
         rows += [(WHOLE + task, dump(total)) for task, total in (whole or {}).items() if total != run.whole.get(task)]
         if rows:
             with self._describing() as connection:

@@ -7,7 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
+from refusion_eval.report.collect import collect
 from refusion_eval.store.records import NO_CACHE, STOCK_GENERATE
+from tests.report.conftest import NoSources
 from tests.results.conftest import sample
 
 WHOLE = {"mini_mbpp": 5, "mini_gsm8k": 5}
@@ -53,6 +55,24 @@ def assert_all(text):
     assert "limited 3 of 5" in text or "mini_mbpp 3 of 5" in text
     assert "mini_gsm8k 0 of 4" in text
     assert CONTINUES in text
+
+
+def test_each_task_is_continued_by_the_command_that_asked_for_its_samples(write_run):
+    sizes = {"gsm8k": (2, 5), "math": (1, 1), "mbpp": (1, 2)}
+    commands = {name: f"refusion-eval run --tasks {name} --limit {asked}" for name, (_, asked) in sizes.items()}
+    for name, (there, asked) in sizes.items():
+        samples = [sample(item, task=f"mini_{name}") for item in range(there)]
+        run = write_run("cut", samples, expected={f"mini_{name}": asked}, command=commands[name].split())
+    for words in (("table", run), ("speed", run), ("compare", run, run)):
+        shown = output(*words)
+        for name, extent in {"gsm8k": "2 of 5", "mbpp": "1 of 2"}.items():
+            advice = f"(to continue it: {commands[name]})."
+            assert f"cut is unfinished: mini_{name} {extent} samples are there {advice}" in shown
+        assert commands["math"] not in shown
+    cells = collect([run], NoSources()).index["cells"]
+    assert {
+        (cell["task"], mark["advice"]) for cell in cells for mark in cell["marks"] if mark["kind"] == "unfinished"
+    } == {("mini_gsm8k", commands["gsm8k"]), ("mini_mbpp", commands["mbpp"]), ("mean", commands["gsm8k"])}
 
 
 def test_the_table_has_a_row_for_each_task_with_its_extent(runs, tmp_path):

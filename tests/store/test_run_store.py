@@ -240,6 +240,20 @@ def test_a_run_is_continued_by_the_command_that_worked_on_it_last(tmp_path, make
         assert reader.run.command == "refusion-eval run --limit 40"
 
 
+def test_a_task_is_continued_by_the_command_that_asked_for_most_of_its_samples(tmp_path, make_manifest):
+    asked = [(60, "gsm8k"), (1, "gsm8k"), (2, "mbpp"), (3, "math")]
+    for number, (limit, task) in enumerate(asked):
+        command = ["refusion-eval", "run", "--tasks", task, "--limit", str(limit)]
+        with RunStore.open(tmp_path, make_manifest(command=command)) as store:
+            store.register_process(Hardware())  # a worker, whose command nobody gave
+            if number < 3:  # the last one is killed before it says how much it wants
+                store.expect({f"mini_{task}": limit})
+    with RunReader.open(tmp_path) as reader:
+        limits = {task: reader.run.command_for(f"mini_{task}").partition("--tasks ")[2] for _, task in asked}
+    assert limits == {"gsm8k": "gsm8k --limit 60", "mbpp": "mbpp --limit 2", "math": "math --limit 3"}
+    assert json.loads((tmp_path / "run.json").read_text())["asked_by"].keys() == {"mini_gsm8k", "mini_mbpp"}
+
+
 def test_a_run_that_was_stopped_before_its_records_says_what_to_do(tmp_path):
     (tmp_path / "run.lock").write_text("pid 1 on here\n")
     said = "no sample yet, the run was stopped before it began; run its command again"

@@ -30,13 +30,17 @@ const runs = (() => {
     return dom.el("div.command", {}, code, copy);
   }
 
-  // A note about each run that lacks samples, with the command that continues it.
+  // A note about each run that lacks samples, for each command that continues some of its tasks.
   function unfinished() {
-    const lacking = (number) => store.cells.filter((cell) => cell.run === number && !cell.mean).flatMap((cell) =>
-      cell.marks.filter(({ kind }) => kind === "unfinished").map(({ amount }) => `${format.task(cell)} ${amount}`));
-    return store.index.runs.map((run, number) => lacking(number).length > 0 && [
-      `${run.id} is unfinished: ${lacking(number).join(", ")} samples are there. To continue it${run.command ? ":" : ", run it again."}`,
-      run.command && command(run.command)]).filter(Boolean);
+    return store.index.runs.flatMap((run, number) => {
+      const tasks = new Map();
+      for (const cell of store.cells.filter((one) => one.run === number && !one.mean))
+        for (const { amount, advice } of cell.marks.filter(({ kind }) => kind === "unfinished"))
+          tasks.set(advice, [...(tasks.get(advice) ?? []), `${format.task(cell)} ${amount}`]);
+      return [...tasks].map(([advice, lacking]) => [
+        `${run.id} is unfinished: ${lacking.join(", ")} samples are there. To continue it${advice ? ":" : ", run it again."}`,
+        advice && command(advice)]);
+    });
   }
 
   function section() {
