@@ -1,6 +1,8 @@
 """A system at work: what it records, what it finds again, and in which process it may be."""
 
 import itertools
+import time
+import uuid
 from contextlib import closing
 from dataclasses import replace
 
@@ -84,6 +86,44 @@ def test_a_run_gives_up_after_five_items_that_fail_for_one_reason_and_continues(
     with closing(Session(args)) as session:
         session.run(jobs_of(session, *prompts), lambda job, sample: seen.append(sample))
         assert [sample.stop for sample in session.failed] == [REFUSED] * 2
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        lambda: f"the server had an error (request ID req_{uuid.uuid4().hex})",
+        lambda: f"no connection, request {uuid.uuid4()}, at {time.time():.3f}",
+    ],
+)
+def test_an_id_of_letters_and_digits_makes_no_other_reason(checkpoint, tmp_path, reason):
+    class Failing:
+        def run(self, jobs):
+            yield from (record_error(job, reason(), batch_size=1) for job in jobs)
+
+        def close(self):
+            pass
+
+    with closing(Session(arguments(checkpoint, tmp_path))) as session:
+        session._runner = Failing()
+        with pytest.raises(GaveUpError, match="5 items in a row failed for one reason"):
+            session.run(jobs_of(session, *([5, number] for number in range(8))), lambda job, sample: None)
+    assert len(session.failed) == 5
+
+
+def test_an_answer_between_failures_is_no_failure_whose_message_has_digits_alone(checkpoint, tmp_path):
+    class EveryOther:
+        def run(self, jobs):
+            for number, job in enumerate(jobs):
+                error = record_error(job, "500", batch_size=1)
+                yield error if number % 2 else replace(error, error=None)
+
+        def close(self):
+            pass
+
+    with closing(Session(arguments(checkpoint, tmp_path))) as session:
+        session._runner = EveryOther()
+        session.run(jobs_of(session, *([5, number] for number in range(12))), lambda job, sample: None)
+    assert len(session.failed) == 6
 
 
 @pytest.mark.parametrize("reasons", [["one", "one", "one", "one", "another"] * 2, ["one"] * 5])
