@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refusion_eval.results.facts import natural_order, told_apart
+from refusion_eval.results.facts import natural_order, with_models_named
 from refusion_eval.results.render import Table
 from refusion_eval.store.records import Sample, checking, moment
 from refusion_eval.store.run_files import DATABASE_NAME
@@ -85,7 +85,7 @@ def load_points(places: Iterable[Path]) -> list[LoadPoint]:
         timed.append(groups)
     points = [
         _point((run.run_id, run.manifest.system, where, concurrency), samples)
-        for run, groups in zip(told_apart(runs), timed, strict=True)
+        for run, groups in zip(with_models_named(runs), timed, strict=True)
         for (where, concurrency), samples in groups.items()
     ]
     return sorted(points, key=lambda point: (point.where, point.system, point.concurrency))

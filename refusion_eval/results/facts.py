@@ -306,7 +306,7 @@ def read_each(
     return runs
 
 
-def told_apart(runs: Sequence[Run]) -> list[Run]:
+def with_models_named(runs: Sequence[Run]) -> list[Run]:
     """The runs; those of one server by other models, or at other paths of it, have these in the names of systems."""
     # A run alone keeps the name that it was recorded with.
     known: dict[tuple[str, str], set[str]] = {}

@@ -25,7 +25,7 @@ from refusion_eval.results.facts import (
     digest,
     on_common_items,
     read_each,
-    told_apart,
+    with_models_named,
 )
 from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, OF_LOOPS, VARIES, ByItem, Measurement
 from refusion_eval.results.metric_list import (
@@ -108,7 +108,7 @@ def measurements_of(runs: Sequence[RunFacts], *, baseline: str | None = None) ->
     if baseline is not None and baseline not in names:
         listed = ", ".join(sorted(names))
         raise StoreError(f"the baseline {baseline!r} is none of the runs ({listed}); add it or pick one")
-    named = told_apart([facts.run for facts in runs])
+    named = with_models_named([facts.run for facts in runs])
     runs = [facts._replace(run=run) for facts, run in zip(runs, named, strict=True)]
     measurements = [entry for facts in runs for entry in _measurements_of_run(facts, runs, baseline)]
     return sorted(measurements, key=_sort_key)
