@@ -148,7 +148,7 @@ def test_the_worst_of_several_means_decides_and_marks_tell_them_apart(write_run)
     with RunStore.open(b) as store:
         store.append_scores([ScoreRow(key=one.key, item_id=one.item_id, scorer="test", value=0.0) for one in wrong])
     words = ["compare", str(a), str(b), "--fail-if", "mean: accuracy < -50"]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})  # no name is wrapped
     assert done.exit_code == EXIT_FAILED
     assert "failed: mean: accuracy < -50: mean: difference is -100 (prompts=ours)" in done.stderr.splitlines()
     assert "mean (prompts=release)" in done.stdout
