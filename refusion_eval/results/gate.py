@@ -10,7 +10,7 @@ from refusion_eval.benchmarks import find_task
 from refusion_eval.config import check_keys
 from refusion_eval.errors import ConfigError
 from refusion_eval.results.compare import COMPARISON_COLUMNS
-from refusion_eval.results.measurement import MEAN_TASK, Measurement
+from refusion_eval.results.measurement import MEAN_TASK, Measurement, RowKey
 from refusion_eval.results.metric_list import ACCURACY, BY_NAME, OF_SAMPLES, SCORES
 from refusion_eval.store.records import BY_FILTER
 
@@ -96,23 +96,25 @@ def _read(text: str) -> Condition:
 
 
 def verdicts_of_run(conditions: Sequence[Condition], figures: Sequence[Measurement]) -> list[Verdict]:
-    """A run fails by a figure of which a condition holds, and by one that a condition names and that is absent."""
-    tasks = dict.fromkeys(figure.task for figure in figures)
+    """A run fails by a figure of which a condition holds, and by a row that lacks the figure of a condition."""
+    rows: dict[RowKey, list[Measurement]] = {}
+    for figure in figures:
+        rows.setdefault(figure.row, []).append(figure)
+    tasks = dict.fromkeys(row.task for row in rows)
     verdicts = []
     for condition in conditions:
         wanted = SCORES if condition.metric == ACCURACY else (condition.metric,)
-        for task in _tasks(condition, tasks):
-            of_task = [figure for figure in figures if figure.task == task]
-            found = [figure.value for figure in of_task if figure.metric in wanted and figure.value == figure.value]
+        about = _tasks(condition, tasks)
+        for task, of_row in ((row.task, of_row) for row, of_row in rows.items() if row.task in about):
+            there = {figure.metric: figure.value for figure in of_row if figure.value == figure.value}
+            found = [value for metric, value in there.items() if metric in wanted]
             for value in found:
                 reason = f"{condition.metric} is {value:.6g}" if condition.holds(value) else ""
                 verdicts.append(Verdict(condition.text, task, value, reason))
-            if found:
-                continue
-            missing = next((figure.missing for figure in of_task if figure.missing), "")
-            there = ", ".join(dict.fromkeys(figure.metric for figure in of_task if figure.value == figure.value))
-            why = missing or f"there are {there or 'no figures'}"
-            verdicts.append(Verdict(condition.text, task, None, f"{condition.metric} was not measured ({why})"))
+            if not found:
+                missing = next((figure.missing for figure in of_row if figure.missing), "")
+                why = missing or f"there are {', '.join(there) or 'no figures'}"
+                verdicts.append(Verdict(condition.text, task, None, f"{condition.metric} was not measured ({why})"))
         verdicts += _absent(condition, tasks)
     return verdicts
 

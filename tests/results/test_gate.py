@@ -91,6 +91,12 @@ def test_a_figure_that_is_absent_fails_with_its_reason():
     ]
 
 
+def test_a_row_without_the_figure_fails_although_another_row_of_its_task_has_it():
+    figures = [cell(settings={"slot_size": "4"}), cell(settings={"slot_size": "8"}, metric="accuracy", value=70.0)]
+    (failure,) = failed(verdicts_of_run(run_conditions(["tps < 1"]), figures))
+    assert (failure.task, failure.reason) == ("gsm8k", "tps was not measured (there are accuracy)")
+
+
 def test_accuracy_is_that_of_programs_too_and_a_benchmark_names_its_task():
     figures = [
         cell(task="mini_mbpp", metric="pass@1", value=50.0),
