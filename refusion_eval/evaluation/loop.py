@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import length_hint
@@ -160,16 +161,17 @@ def job_of(system: System, task: Task, item: Item, version: str, sample: int) ->
 
 def _common(causes: Sequence[str]) -> str:
     """The reason for which so many samples in a row failed; empty without one."""
-    are_alike = len(causes) == _MOST_ALIKE and all(causes) and len(set(map(_kind, causes))) == 1
+    are_alike = len(causes) == _MOST_ALIKE and all(causes) and len(set(map(_without_ids, causes))) == 1
     return causes[-1] if are_alike else ""
 
 
-def _kind(cause: str) -> str:
+def _without_ids(cause: str) -> str:
     """The words of a message without those that have a digit: sizes, addresses and the ids that servers give requests.
 
-    The whole word is left out, because the letters of an id differ too from one request to the next.
+    The whole word is left out, because the letters of an id differ too from one request to the next. JSON without
+    blanks has several words.
     """
-    return " ".join(word for word in cause.split() if not any(map(str.isdigit, word)))
+    return " ".join(word for word in re.split(r"[\s{}\[\]\",:=]+", cause) if not any(map(str.isdigit, word)))
 
 
 def _cause(sample: Sample) -> str:

@@ -80,7 +80,10 @@ def load_stock(
 
 
 def check_stock(kind: Any, directory: Path, *, refuses_others: bool = False) -> None:
-    """Refuses a checkpoint whose tensors `load_stock` would refuse; only their names and shapes are read."""
+    """Refuses an unquantised checkpoint whose tensors `load_stock` would refuse; only their names and shapes are read.
+
+    Raises CheckpointError as `check_loaded` does.
+    """
     # Transformers loads tensors without entries here, because it alone knows which of them its class renames, merges,
     # ties or does without. Quantised ones it converts by their entries.
     config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False)
@@ -90,9 +93,10 @@ def check_stock(kind: Any, directory: Path, *, refuses_others: bool = False) -> 
     try:
         if not issubclass(kind, PreTrainedModel):  # but chooses a class by the config
             with torch.device("meta"):
-                kind = type(kind.from_config(config, trust_remote_code=False))
+                module = kind.from_config(config, trust_remote_code=False)
+            kind, config = type(module), module.config  # of a model for texts and images, the part for texts
         _, told = kind.from_pretrained(None, config=config, state_dict=outlines, device_map="meta", **_TELLING)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{directory}: transformers cannot load it ({error})") from error
     check_loaded(directory, told, refuses_others=refuses_others)
 
@@ -112,7 +116,7 @@ def check_loaded(directory: Path, told: Mapping[str, Any], *, refuses_others: bo
             continue
         listed = f"{len(found)} {problem.replace('_', ' ')} in the weights, such as {', '.join(found[:3])}"
         if problem != "unexpected_keys" or refuses_others:
-            raise CheckpointError(f"{directory}: {listed}; they do not fit its config.json: download both again")
+            raise CheckpointError(f"{directory}: {listed}; take them and config.json from one checkpoint")
         log.warning("%s: %s; they are not used", directory, listed)
 
 

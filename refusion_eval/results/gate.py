@@ -179,8 +179,9 @@ def _tasks(condition: Condition, tasks: Collection[str]) -> list[str]:
 
 
 def _absent(condition: Condition, tasks: Collection[str], lacking: Collection[str] = ()) -> Iterator[Verdict]:
-    """Verdicts on the tasks that a condition is about and that have no figure; a mean is about all tasks."""
-    absent = list(lacking) if condition.task == MEAN_TASK else _tasks(condition, lacking)
+    """Verdicts on the tasks that a condition is about and that have no figure; a mean is about all but controls."""
+    of_mean = [task for task in lacking if not ((known := find_task(task)) and known.benchmark.is_control)]
+    absent = of_mean if condition.task == MEAN_TASK else _tasks(condition, lacking)
     if not absent and not _tasks(condition, tasks):
         absent = [condition.task]
     there = ", ".join(tasks) or "none"

@@ -279,7 +279,7 @@ def server_folder(base_url: str | None, server_name: str | None = None) -> str:
     """What the folder of a server's run says of it: its name, else HOST-PORT and what the address has behind them."""
     if server_name:
         return f"{SERVER}-{server_name}"
-    _, _, address = (base_url or "").partition("?")[0].partition("://")
+    _, _, address = re.split("[?#]", base_url or "")[0].partition("://")
     return re.sub(r"[^\w.\[\]-]", "-", f"{SERVER}-{address.rstrip('/').removesuffix('/v1')}")
 
 

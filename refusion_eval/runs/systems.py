@@ -87,12 +87,15 @@ def system_arguments(
     `server` and `server:URL` stand for the model of a server, of which `model` has the tokenizer.
 
     Args:
-        beside: other arguments that the user gives. They must not hold another address than that of the name.
+        beside: other arguments that the user gives, without a `base_url` if the name has an address.
+
+    Raises:
+        ConfigError: there are two addresses, or no such system or checkpoint.
     """
     kind, _, address = name.partition(":")
     if kind == SERVER:
-        if address and (beside or {}).get("base_url"):
-            given = f"system {name} names its server, and base_url={(beside or {})['base_url']} names one too"
+        if address and (other := (beside or {}).get("base_url")):
+            given = f"system {name} names its server, and base_url={other} names one too"
             raise ConfigError(f"{given}; leave out one of the two addresses")
         named: dict[str, str | bool | None] = {"base_url": address} if address else {}
         return {**_BY_A_SERVER, "pretrained": model or NO_FILES, **named}

@@ -126,7 +126,11 @@ def test_an_answer_between_failures_is_no_failure_whose_message_has_digits_alone
     assert len(session.failed) == 6
 
 
-@pytest.mark.parametrize("reasons", [["one", "one", "one", "one", "another"] * 2, ["one"] * 5])
+_CODES = ((400, "bad"), (500, "lost"))
+_OF_JSON = [f'the server answered {code}:{{"code":{code},"message":"{word}"}}' for code, word in _CODES]
+
+
+@pytest.mark.parametrize("reasons", [["one", "one", "one", "one", "another"] * 2, ["one"] * 5, _OF_JSON * 5])
 def test_a_run_goes_on_while_reasons_differ_and_ends_as_usual_where_nothing_is_left(
     checkpoint, tmp_path, monkeypatch, reasons
 ):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from refusion_eval.cli import app
@@ -53,6 +53,17 @@ def test_a_whole_checkpoint_fits_with_a_head_of_its_own_and_with_a_tied_one(tmp_
     for is_tied in (False, True):
         folder = checkpoint(tmp_path / str(is_tied), family=family, tie_word_embeddings=is_tied)
         assert asked("check", folder, *loop).exit_code == 0
+
+
+def test_of_a_model_for_texts_and_images_the_part_for_texts_is_checked(tmp_path):
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = AutoConfig.for_model("qwen3_5", text_config=sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    config.save_pretrained(tmp_path)
+    check_stock(AutoModelForCausalLM, tmp_path)
+    with pytest.raises(CheckpointError, match="missing keys"):
+        check_stock(AutoModelForCausalLM, without(tmp_path, "layers.1.mlp.down_proj"))
 
 
 def test_what_is_seen_of_tensors_by_their_names_is_what_loading_tells(tmp_path):

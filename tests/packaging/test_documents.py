@@ -429,8 +429,8 @@ def test_a_control_stands_beside_the_ordinary_course_and_says_what_the_gain_beco
     sentence, _, by_task = courses.verifier_control([]).partition("\n\n")
     assert re.findall(r"(-?[\d.]+) \[", sentence) == ["25.0", "5.0", "-20.0"] * 2
     assert "Over all 2 tasks" in sentence
-    assert "the interval of the change shows that it is smaller" in sentence
-    assert "Holm's correction leaves a change on a and b:" in sentence
+    assert "the interval of the change shows a smaller gain" in sentence
+    assert "Holm's correction leaves a change on a and b; the intervals are not adjusted:" in sentence
     assert [[cell.split()[0] for cell in row] for row in cells_of(by_task)[2:]] == [
         ["a", "25.0", "5.0", "-20.0"],
         ["b", "25.0", "5.0", "-20.0"],

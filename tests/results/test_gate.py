@@ -189,6 +189,14 @@ def test_a_task_that_a_run_lacks_passes_no_condition_but_one_on_other_tasks(writ
         assert done.exit_code == (EXIT_FAILED if absent else 0)
 
 
+def test_a_control_that_a_run_lacks_is_in_no_mean():
+    control = "refusion_humaneval_infilling_single_line_oracle_wrong_suffix"
+    compared_rows = rows(("mini_gsm8k", 0.0, 1.0), ("mean", 0.0, 1.0))
+    conditions = comparison_conditions(["mean: accuracy < -2", "accuracy < -2"])
+    failures = failed(verdicts_of_comparison(conditions, compared_rows, [control]))
+    assert [failure.condition for failure in failures] == ["accuracy < -2"]
+
+
 def test_a_task_that_a_filter_judged_in_neither_run_fails_no_condition(write_run):
     samples = [sample(number, task=f"mini_{name}") for name in ("gsm8k", "mbpp") for number in range(5)]
     runs = [write_run(name, samples) for name in "ab"]
