@@ -409,7 +409,7 @@ COMPARISON_COLUMNS = {
     "before": "run A",
     "after": "run B",
     "task": f"the task; `{MEAN_TASK}` for the mean over tasks",
-    "mark": "what tells a mean from the other means, such as `prompts=release`; empty where there is one",
+    "told_apart_by": "what tells a mean from the other means, such as `prompts=release`; empty where there is one",
     "mini": f"whether the task is a {MINI_NOTE}",
     "n": "items that are compared",
     "left_out": "items that are in one run only, and in no figure",
@@ -443,7 +443,7 @@ def comparison_cells(comparison: Comparison) -> tuple[list[str], list[list[Any]]
     for task, adjusted in zip(comparison.lines, comparison.adjusted, strict=True):
         before, after = task.accuracies
         row: dict[str, Any] = {"before": comparison.before, "after": comparison.after}
-        row |= {"task": task.task, "mark": task.mark, "mini": task.mini}
+        row |= {"task": task.task, "told_apart_by": task.mark, "mini": task.mini}
         row |= {"n": len(task.items), "left_out": task.left_out, "accuracy_before": before, "accuracy_after": after}
         row |= dict(zip(("sd_before", "sd_after"), task.spreads, strict=True))
         row |= interval_cells("difference", task.difference) | {"detectable": task.detectable}

@@ -24,7 +24,7 @@ _CONDITION = re.compile(
 _DIFFERENCE = "difference"
 # Short names of columns of two runs.
 _OF_TWO_RUNS = {ACCURACY: _DIFFERENCE, "speed": "speed_ratio"}
-_NO_NUMBERS = ("before", "after", "task", "mark", "mini", "no_speed")
+_NO_NUMBERS = ("before", "after", "task", "told_apart_by", "mini", "no_speed")
 _COLUMNS = [
     name for name in COMPARISON_COLUMNS if name not in _NO_NUMBERS and not name.startswith(("unfinished", "limited"))
 ]
@@ -143,7 +143,7 @@ def verdicts_of_comparison(
             elif condition.holds(value) and (condition.p is None or row["p_holm"] < condition.p):
                 p = "" if condition.p is None else f", p (Holm) {row['p_holm']:.3g}"
                 reason = f"{condition.metric} is {value:.6g}{p}"
-            mark = f" ({row['mark']})" if reason and row["mark"] else ""
+            mark = f" ({row['told_apart_by']})" if reason and row["told_apart_by"] else ""
             verdicts.append(Verdict(condition.text, task, value, reason + mark))
         verdicts += _absent(condition, tasks, not_compared)
     return verdicts

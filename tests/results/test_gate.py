@@ -25,7 +25,10 @@ from tests.results.test_hard_runs import of_both_prompts
 
 
 def rows(*values, metric="difference", **more):
-    return [{"task": task, metric: value, "p_holm": p, "no_speed": "", "mark": "", **more} for task, value, p in values]
+    return [
+        {"task": task, metric: value, "p_holm": p, "no_speed": "", "told_apart_by": "", **more}
+        for task, value, p in values
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ def test_the_worst_of_several_means_decides_and_marks_tell_them_apart(write_run)
     assert "failed: mean: accuracy < -50: mean: difference is -100 (prompts=ours)" in done.stderr.splitlines()
     assert "mean (prompts=release)" in done.stdout
     rows = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["results"]
-    assert [(row["mark"], row["difference"]) for row in rows if row["task"] == "mean"] == [
+    assert [(row["told_apart_by"], row["difference"]) for row in rows if row["task"] == "mean"] == [
         ("prompts=ours", -100),
         ("prompts=release", 0),
     ]
