@@ -5,7 +5,7 @@ seeds (`miniature.seeds`).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas
 from generated_common import AR_SFT, REFUSION, RESULTS, WITH_VERIFIER, listed, table_of, title
@@ -13,8 +13,7 @@ from generated_pairs import LEVEL, spelled, ties
 
 from miniature.equal_start import ANSWERS, SETTINGS, SYSTEMS, VARIANTS
 from miniature.infilling import table
-from miniature.seeds import over_seeds, summary
-from refusion_eval.metrics import Interval
+from miniature.seeds import Estimate, over_seeds, summary
 from refusion_eval.results.compare import holm
 from refusion_eval.training.run import RUN_FILE
 
@@ -64,8 +63,7 @@ def equal_start(words: Sequence[str]) -> str:
 def _against_ar_sft(answers: pandas.DataFrame, systems: Sequence[str]) -> str:
     """The systems whose accuracy Holm's correction leaves below or above that of AR-SFT; of others, the difference."""
     estimates = {system: over_seeds(answers, system, AR_SFT) for system in systems}
-    p_values = holm([estimate.p_value() for estimate in estimates.values()])
-    left = [system for system, value in zip(systems, p_values, strict=True) if value < LEVEL]
+    left = _left(estimates)
     below = [system for system in left if estimates[system].value < 0]
     above = [system for system in left if system not in below]
     rest = [f"{system} {spelled(estimates[system].interval())}" for system in systems if system not in left]
@@ -78,6 +76,12 @@ def _against_ar_sft(answers: pandas.DataFrame, systems: Sequence[str]) -> str:
         ("the differences of the others, in points, are", rest),
     )
     return "; ".join(f"{words} {listed(names)}" for words, names in parts if names)
+
+
+def _left(estimates: Mapping[str, Estimate]) -> list[str]:
+    """The names of the differences that Holm's correction leaves."""
+    p_values = holm([estimate.p_value() for estimate in estimates.values()])
+    return [name for name, value in zip(estimates, p_values, strict=True) if value < LEVEL]
 
 
 def _fastest(answers: pandas.DataFrame, found: pandas.DataFrame) -> str:
@@ -164,33 +168,31 @@ def verifier_control(_: Sequence[str]) -> str:
     numbers = [_seeds(seeds[course], course) for course in (ordinary, control)]
     trained = settings[settings.model.isin(["refusion", variant]) & ~settings.system.str.contains(WITH_VERIFIER)]
 
-    def intervals(rows: pandas.DataFrame) -> list[Interval]:
-        return [over_seeds(rows, *pair).interval() for pair in ((ordinary,), (control,), (control, ordinary))]
+    def estimates(rows: pandas.DataFrame) -> list[Estimate]:
+        return [over_seeds(rows, *pair) for pair in ((ordinary,), (control,), (control, ordinary))]
 
-    def said(rows: pandas.DataFrame) -> str:
-        before, after, change = map(spelled, intervals(rows))
-        value = over_seeds(rows, control, ordinary).p_value()
+    def said(found: list[Estimate]) -> str:
+        before, after, change = (spelled(estimate.interval()) for estimate in found)
         return (
             f"the verifier's tokens gain {before} points after {ordinary} and {after} points after {control}, "
-            f"a change by {change} points (p = {value:.2g})"
+            f"a change by {change} points (p = {found[-1].p_value():.2g})"
         )
 
-    known = of[~of.task.isin(PROGRAMS)]
-    tasks = {title(f"mini_{task}"): of[of.task == task] for task in answers.task.unique()}
-    p_values = holm([over_seeds(part, control, ordinary).p_value() for part in tasks.values()])
-    changed = [task for task, value in zip(tasks, p_values, strict=True) if value < LEVEL]
-    change = intervals(of)[2]
+    overall = estimates(of)
+    tasks = {title(f"mini_{task}"): estimates(of[of.task == task]) for task in answers.task.unique()}
+    changed = _left({task: found[-1] for task, found in tasks.items()})
+    after, change = (estimate.interval() for estimate in overall[1:])
     size = "smaller" if change.high < 0 else "larger"
     shown = "includes 0" if change.low <= 0 <= change.high else f"shows a {size} gain"
     return (
-        f"Over all {len(tasks)} tasks {said(of)}. {_WITHOUT_PROGRAMS}, {said(known)}. There are {listed(numbers)}."
-        f"{trained_in(trained)} Over all tasks, {'a gain is left' if intervals(of)[1].low > 0 else 'no gain is shown'} "
-        f"after training on half-filled slots, and the interval of the change {shown}. "
-        f"By task, Holm's correction leaves {f'a change on {listed(changed)}' if changed else 'no change'}; the "
-        "intervals are not adjusted:\n\n"
+        f"Over all {len(tasks)} tasks {said(overall)}. {_WITHOUT_PROGRAMS}, "
+        f"{said(estimates(of[~of.task.isin(PROGRAMS)]))}. There are {listed(numbers)}.{trained_in(trained)} Over all "
+        f"tasks, {'a gain is left' if after.low > 0 else 'no gain is shown'} after training on half-filled slots, and "
+        f"the interval of the change {shown}. By task, Holm's correction leaves "
+        f"{f'a change on {listed(changed)}' if changed else 'no change'}; the intervals are not adjusted:\n\n"
         + table_of(
             ("Task", f"gain after {ordinary}, points", f"gain after {control}, points", "change, points"),
-            [(task, *map(spelled, intervals(part))) for task, part in tasks.items()],
+            [(task, *(spelled(estimate.interval()) for estimate in found)) for task, found in tasks.items()],
         )
     )
 

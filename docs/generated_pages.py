@@ -102,8 +102,8 @@ EXIT_STATUSES = (
     (
         4,
         "`run`, `compare`",
-        "A condition of `--fail-if` holds, or its figure is absent, also because one of two runs lacks a task; 3 goes "
-        "before 4.",
+        "A condition of `--fail-if` holds, or its figure is absent, for example because one of two runs lacks a task; "
+        "3 goes before 4.",
     ),
     (4, "`check`", "With `--against-release`: tokens or forwards differ from those of the release."),
     ("130, 143", "all", "SIGINT or SIGTERM stopped it. The same command continues what records its samples."),

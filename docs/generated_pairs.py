@@ -6,7 +6,7 @@ over all tasks leaves its p value below 5 %.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -37,13 +37,18 @@ def compared(answers: pandas.DataFrame, system: str, reference: str) -> Pair:
     tables = answers.pivot(index=["task", "item"], columns="system", values="right")[[reference, system]].dropna()
     tasks = {task: (part[reference].to_numpy(), part[system].to_numpy()) for task, part in tables.groupby("task")}
     changes = {task: after - before for task, (before, after) in tasks.items()}
-    values = [mcnemar(int((each > 0).sum()), int((each < 0).sum())) for each in changes.values()]
-    left = [task for task, value in zip(changes, holm(values), strict=True) if value < LEVEL]
+    left = _left(changes)
     return Pair(
         scaled(mean_of_intervals([paired_difference(*each) for each in tasks.values()]), 100),
         [title(task) for task in left if changes[task].sum() < 0],
         [title(task) for task in left if changes[task].sum() > 0],
     )
+
+
+def _left(changes: Mapping[str, Any]) -> list[str]:
+    """The names of the paired changes of verdicts that Holm's correction of McNemar's p values leaves."""
+    values = [mcnemar(int((each > 0).sum()), int((each < 0).sum())) for each in changes.values()]
+    return [name for name, value in zip(changes, holm(values), strict=True) if value < LEVEL]
 
 
 def spelled(value: Interval) -> str:
@@ -91,26 +96,16 @@ def _alike(answers: pandas.DataFrame) -> str:
     """The tasks on which the backbone is as good as AR-SFT, and the systems that are told from AR-SFT there."""
     right = answers.pivot_table(index="task", columns="system", values="right", aggfunc="mean") * 100
     tasks = [task for task, row in right.iterrows() if abs(row[AR_SFT] - row[AR]) <= 1]
-    others = [system for system in right.columns if system != AR_SFT]
-    told = {
-        system
-        for task in tasks
-        for system, value in zip(others, _p_values(answers[answers.task == task], others), strict=True)
-        if value < LEVEL
-    }
+    told = set[str]()
+    for task in tasks:
+        by_system = answers[answers.task == task].pivot(index="item", columns="system", values="right")
+        told |= set(_left({name: by_system[name] - by_system[AR_SFT] for name in by_system if name != AR_SFT}))
     found = f"{listed(sorted(told))} alone" if told else "no other system"
     return (
         f"On {listed([title(task) for task in tasks])} the backbone has the accuracy of AR-SFT within one point, "
         "although AR-SFT was trained for four courses more, and Holm's correction over the systems tells "
         f"{found} from AR-SFT. These tasks do not show which of the others is better."
     )
-
-
-def _p_values(answers: pandas.DataFrame, systems: Sequence[str]) -> list[float]:
-    """Of one task: McNemar's p values of systems against AR-SFT, after Holm's correction."""
-    right = answers.pivot(index="item", columns="system", values="right")
-    changes = [right[system] - right[AR_SFT] for system in systems]
-    return list(holm([mcnemar(int((each > 0).sum()), int((each < 0).sum())) for each in changes]))
 
 
 def tasks_alike(_: Sequence[str]) -> str:

@@ -128,8 +128,8 @@ class StockModel:
     """A checkpoint under its class in transformers."""
 
     def __init__(self, directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._is_causal = not is_masked_model(read_json(directory / "config.json"))
-        self._module: PreTrainedModel = load_stock(_kind(directory), directory, dtype, device)
+        self._is_causal = (kind := _kind(directory)) is AutoModelForCausalLM
+        self._module: PreTrainedModel = load_stock(kind, directory, dtype, device)
         self.config, self.device, self.dtype = config, self._module.device, self._module.dtype
 
     @staticmethod

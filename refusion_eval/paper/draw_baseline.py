@@ -150,8 +150,8 @@ def place_labels(
     frame = np.array([axes.get_window_extent().padded(-_ROOM * pixel).extents])
     points = axes.transData.transform([(label.x, label.y) for label in labels])
     marks = np.hstack([points - _ROOM * pixel, points + _ROOM * pixel])
-    padded_bars = np.array([bar.padded(2 * pixel).extents for bar in bars]).reshape(-1, 4)
-    crossed = np.vstack([np.array([line.padded(2 * pixel).extents for line in lines]).reshape(-1, 4), padded_bars])
+    crossed = np.array([box.padded(2 * pixel).extents for box in (*lines, *bars)]).reshape(-1, 4)
+    padded_bars = crossed[len(lines) :]
     written = np.array([text.get_window_extent().extents for text in axes.texts]).reshape(-1, 4)
     for number in sorted(range(len(labels)), key=lambda number: (-labels[number].y, labels[number].x)):
         own = points[number]

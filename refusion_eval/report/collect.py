@@ -13,7 +13,7 @@ from refusion_eval.report.frames import LOOKS
 from refusion_eval.report.replay import Spell, Speller
 from refusion_eval.report.sample import body, list_row, rounded
 from refusion_eval.results.cautions import FEWER, FEWER_SENTENCE, Caution, that_hold
-from refusion_eval.results.facts import RunFacts, natural_order, read_each, with_models_named
+from refusion_eval.results.facts import RunFacts, natural_order, read_each
 from refusion_eval.results.measured import measurements_of
 from refusion_eval.results.measurement import MEAN_TASK, Measurement, RowKey, have_fewer, notes_of
 from refusion_eval.results.metric_list import BY_NAME, SPEED_METRICS, is_cost, place_of
@@ -192,7 +192,8 @@ def collect(
     log.info("computing the figures and their intervals ...")
     measurements = measurements_of(facts, baseline=baseline)
     runs, placed = [], list[tuple[RowKey, dict[str, Any]]]()
-    for number, (run_facts, run) in enumerate(zip(facts, with_models_named([one.run for one in facts]), strict=True)):
+    for number, run_facts in enumerate(facts):
+        run = run_facts.run
         own = [measurement for measurement in measurements if measurement.run_id == run.run_id]
         placed += [(row, {**cell, "run": number}) for row, cell in collector.cells(run_facts, own)]
         key = own[0].system if own else system_key(run.manifest.system, run.manifest.backbone, {}, loop="")

@@ -303,7 +303,8 @@ def read_each(
         if len(places) > 1:
             log.info("reading run %d of %d: %s", number, len(places), run_dir)
         runs.append(read_facts(run_dir, visit, hash_records=hash_records))
-    return runs
+    named = with_models_named([facts.run for facts in runs])
+    return [facts._replace(run=run) for facts, run in zip(runs, named, strict=True)]
 
 
 def with_models_named(runs: Sequence[Run]) -> list[Run]:

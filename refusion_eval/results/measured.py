@@ -18,15 +18,7 @@ from refusion_eval.errors import DataError, StoreError
 from refusion_eval.metrics import RESAMPLES, Bootstrap
 from refusion_eval.results.cautions import Conditions, that_hold
 from refusion_eval.results.collapse import SIGNS
-from refusion_eval.results.facts import (
-    RunFacts,
-    SampleFacts,
-    TaskFacts,
-    digest,
-    on_common_items,
-    read_each,
-    with_models_named,
-)
+from refusion_eval.results.facts import RunFacts, SampleFacts, TaskFacts, digest, on_common_items, read_each
 from refusion_eval.results.measurement import AVERAGE, MEAN_TASK, OF_LOOPS, VARIES, ByItem, Measurement
 from refusion_eval.results.metric_list import (
     ACCURACY,
@@ -108,8 +100,6 @@ def measurements_of(runs: Sequence[RunFacts], *, baseline: str | None = None) ->
     if baseline is not None and baseline not in names:
         listed = ", ".join(sorted(names))
         raise StoreError(f"the baseline {baseline!r} is none of the runs ({listed}); add it or pick one")
-    named = with_models_named([facts.run for facts in runs])
-    runs = [facts._replace(run=run) for facts, run in zip(runs, named, strict=True)]
     measurements = [entry for facts in runs for entry in _measurements_of_run(facts, runs, baseline)]
     return sorted(measurements, key=_sort_key)
 

@@ -324,8 +324,8 @@ def speed_rows(measurements: Sequence[Measurement]) -> list[SpeedRow]:
     for mini in (False, True):
         require_one_machine(entry for entry in entries if entry.mini == mini)
     fewer = have_fewer((of[key].row.source, of[key].n) for key in shown)
-    groups_of = [(of[key].mini, of[key].benchmark, of[key].run_id) for key in shown]
-    told = told_apart([(group, _what_differs(of[key])) for group, key in zip(groups_of, shown, strict=True)])
+    ordered = [of[key] for key in shown]
+    told = told_apart([((one.mini, one.benchmark, one.run_id), _what_differs(one)) for one in ordered])
     rows = [SpeedRow(of[key], groups[key], less, apart) for key, less, apart in zip(shown, fewer, told, strict=True)]
     return sorted(rows, key=lambda row: (row.of.mini, row.of.is_mean, row.of.benchmark))
 
